@@ -1,0 +1,53 @@
+# Mainspring. `make` alone lists what there is to do; every target does its own set-up.
+.DEFAULT_GOAL := help
+.PHONY: help install serve test check bench fmt lock clean
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+PYTHON ?= python3
+BIN    := .venv/bin
+STAMP  := .venv/.installed
+ARGS   ?=
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' \
+	  | while IFS='|' read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
+	@echo '  ARGS="…" is handed on, e.g. make test ARGS="-k cancel" or make serve ARGS="--port 9000"'
+
+install: $(STAMP) ## create .venv with everything pinned (redone only when pins change)
+
+# The stamp is written last, so an install cut short is done again from the start.
+$(STAMP): pyproject.toml requirements/dev.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: Python 3.11 or newer is needed" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@echo "installing into .venv"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+serve: install ## run a scheduler with its own embedded server on port 8000
+	@exec $(BIN)/mainspring serve $(ARGS)
+
+test: install ## run all tests on real servers (fetches redis-server where it can)
+	@tools/install-parts
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: install ## lint, format, strict types, layer direction
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: install ## print the figures of the README
+	@exec $(BIN)/mainspring bench $(or $(ARGS),all)
+
+fmt: install ## format and repair what can be repaired
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+lock: ## pin anew after a change of pyproject.toml (ARGS=--upgrade for newer versions)
+	@tools/lock $(ARGS)
+
+clean: ## remove .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,285 @@
+"""What applications call: put tasks, look at them, cancel and move them."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import Any, Final, Self
+
+from .model.clock import Clock
+from .model.errors import InvalidInput, MainspringError
+from .model.ids import check_name
+from .model.limits import MAX_PAYLOAD_BYTES
+from .model.task import CancelOutcome, Count, Handle, OnConflict, Page, PutSummary, Task, TaskInfo
+from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
+from .store import query
+from .store.durable import Durability, check_durability
+from .store.find import Finder, Reference
+from .store.intake import Intake, Named, Plain
+from .store.link import LinkOptions
+from .store.named import NamedPuts
+from .store.put import Places, Widths, address_at, put_rows
+from .store.store import Store
+
+BATCH: Final = 8_192
+"""Tasks that travel together in a bulk put."""
+
+Progress = Callable[[int], None]
+"""Called with the number of tasks stored so far."""
+
+_CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
+
+
+class Client:
+    """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
+
+    `wait_s` is how long calls wait for a server that is away; 0 means that they fail at once.
+    """
+
+    def __init__(
+        self,
+        url: str = "redis://localhost:6379",
+        *,
+        namespace: str = "main",
+        partitions: int | None = None,
+        wait_s: float = 0.0,
+        dedupe_window: Delay = "1h",
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        clock: Clock | None = None,
+        options: LinkOptions | None = None,
+    ) -> None:
+        self._open_store = lambda: Store.open(
+            url, namespace=namespace, partitions=partitions, clock=clock, options=options
+        )
+        self._wait_s = wait_s
+        self._dedupe_ms = delay_ms(dedupe_window, field="dedupe_window")
+        self._max_payload_bytes = max_payload_bytes
+        self._widths = Widths()
+        self._parts: tuple[Store, Intake, NamedPuts, Finder] | None = None
+
+    @classmethod
+    def over(cls, store: Store, *, dedupe_window: Delay = "1h", wait_s: float = 0.0) -> "Client":
+        """A client on a store that is open already (and that stays open when the client closes)."""
+        client = cls(wait_s=wait_s, dedupe_window=dedupe_window)
+        client._use(store)
+        return client
+
+    async def open(self) -> None:
+        if self._parts is None:
+            self._use(await self._open_store())
+
+    def _use(self, store: Store) -> None:
+        intake = Intake(store.keys, self._widths, max_payload_bytes=self._max_payload_bytes)
+        named = NamedPuts(store, intake, self._widths, dedupe_ms=self._dedupe_ms)
+        self._parts = (store, intake, named, Finder(store))
+
+    async def aclose(self) -> None:
+        if self._parts is not None:
+            await self._parts[0].aclose()
+            self._parts = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def store(self) -> Store:
+        if self._parts is None:
+            raise MainspringError("the client is not open; use 'async with Client(…)' or await client.open()")
+        return self._parts[0]
+
+    # -- put ---------------------------------------------------------------------------------------------
+
+    async def put(
+        self,
+        target: str,
+        payload: Any = None,
+        *,
+        at: When | None = None,
+        after: Delay | None = None,
+        id: str | None = None,
+        lane: str | None = None,
+        expires: When | Delay | None = None,
+        on_conflict: OnConflict = "keep",
+        durability: str = "server",
+    ) -> Handle:
+        """Schedule one task. With an `id` a repeated call is one task; `on_conflict` says which one wins."""
+        task = Task(target, payload, at, after, id, lane, expires)
+        summary = await self.put_many([task], on_conflict=on_conflict, durability=durability, handles=True)
+        assert summary.handles is not None
+        return summary.handles[0]
+
+    async def put_many(
+        self,
+        tasks: Iterable[Task] | AsyncIterable[Task],
+        *,
+        on_conflict: OnConflict = "keep",
+        durability: str = "server",
+        progress: Progress | None = None,
+        handles: bool = False,
+    ) -> PutSummary:
+        """Schedule any number of tasks in bulk. A wrong task stops the call; batches before it are stored."""
+        if on_conflict not in _CONFLICTS:
+            raise InvalidInput(f"on_conflict {on_conflict!r}: use one of {', '.join(_CONFLICTS)}")
+        level = check_durability(durability)
+        kept: list[Handle] | None = [] if handles else None
+        tally = {"created": 0, "kept": 0, "replaced": 0}
+        accepted = 0
+        async for some in _batches(tasks):
+            await self._put_batch(some, on_conflict, level, tally, kept)
+            accepted += len(some)
+            if progress is not None:
+                progress(accepted)
+        return PutSummary(accepted, tally["created"], tally["kept"], tally["replaced"], level.text, kept)
+
+    async def _put_batch(
+        self,
+        tasks: Sequence[Task],
+        on_conflict: OnConflict,
+        level: Durability,
+        tally: dict[str, int],
+        handles: list[Handle] | None,
+    ) -> None:
+        store, intake, named, _ = self._ready()
+        now_ms = store.clock.now_ms()
+        batch = intake.take(tasks, now_ms)
+        with_ids = (
+            [item for item in batch.items if isinstance(item, Named)] if batch.rows.size < len(tasks) else []
+        )
+        places: Places = {}
+        if batch.rows.size:
+            places = await put_rows(
+                store, batch.rows, self._widths, now_ms=now_ms, wait_s=self._wait_s, durability=level
+            )
+            tally["created"] += batch.rows.size
+        answers = iter(
+            await named.put(with_ids, on_conflict, now_ms, level, wait_s=self._wait_s) if with_ids else ()
+        )
+        if handles is None:
+            for answer in answers:
+                tally[answer.outcome] += 1
+            return
+        for item in batch.items:
+            if isinstance(item, Plain):
+                task_id = f"{item.idh.hex()}~{address_at(places, item.where).text()}"
+                handles.append(Handle(task_id, item.due_ms, "created", item.past, level.text))
+            else:
+                handle = next(answers)
+                tally[handle.outcome] += 1
+                handles.append(handle)
+
+    # -- one task ------------------------------------------------------------------------------------------
+
+    async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
+        """What is known of a task; `state` is "unknown" for an id nobody has heard of."""
+        _, _, _, finder = self._ready()
+        found = await finder.find(self._reference(id, lane))
+        if found is None:
+            return TaskInfo(id, "unknown")
+        return query.describe(id, found.entry)
+
+    async def cancel(self, id: str, *, lane: str | None = None) -> CancelOutcome:
+        """Cancel before it fires. After "cancelled" it never fires; "too late" means it has begun."""
+        [outcome] = await self.cancel_many([id], lane=lane)
+        return outcome
+
+    async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[CancelOutcome]:
+        """Cancel in bulk; one answer per id, in order."""
+        _, _, _, finder = self._ready()
+        outcomes: list[CancelOutcome] = []
+        rest = iter(ids)
+        while some := list(islice(rest, BATCH)):
+            outcomes += await finder.cancel([self._reference(id, lane) for id in some])
+        return outcomes
+
+    async def reschedule(
+        self, id: str, *, at: When | None = None, after: Delay | None = None, lane: str | None = None
+    ) -> Handle:
+        """Move a pending task to another time, in one step. Raises if it is not pending any more."""
+        store, intake, _, finder = self._ready()
+        if (at is None) == (after is None):
+            raise InvalidInput("give either at or after")
+        now_ms = store.clock.now_ms()
+        due_ms = instant_ms(at) if at is not None else now_ms + delay_ms(after or "0s")
+        check_horizon(due_ms, now_ms)
+        reference = self._reference(id, lane)
+        address = await finder.move(reference, intake, due_ms, now_ms)
+        moved_id = id if reference.task_id is not None else f"{reference.idh.hex()}~{address.text()}"
+        return Handle(moved_id, due_ms, "replaced", due_ms < now_ms)
+
+    # -- many tasks ------------------------------------------------------------------------------------------
+
+    async def list(
+        self,
+        *,
+        after: When | None = None,
+        before: When | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page:
+        """Pending tasks in due order, `limit` at a time; pass `page.next` as cursor for the next page."""
+        if not 1 <= limit <= 1000:
+            raise InvalidInput(f"limit is {limit}; it must lie between 1 and 1000")
+        from_ms, to_ms = _range(after, before)
+        place = None
+        if cursor is not None:
+            try:
+                place = query.parse_place(cursor)
+            except ValueError:
+                raise InvalidInput(f"cursor {cursor[:80]!r} is not one that list returned") from None
+            from_ms = max(from_ms, place[0])
+        return await query.page(self.store, from_ms=from_ms, to_ms=to_ms, after=place, limit=limit)
+
+    async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
+        """How many tasks are pending, in all or due in a range (there the edges may be estimates)."""
+        if after is None and before is None:
+            return await query.count_all(self.store)
+        return await query.count_between(self.store, *_range(after, before))
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> tuple[Store, Intake, NamedPuts, Finder]:
+        if self._parts is None:
+            raise MainspringError("the client is not open; use 'async with Client(…)' or await client.open()")
+        return self._parts
+
+    def _reference(self, id: str, lane: str | None) -> Reference:
+        return Reference.parse(check_name(id, "id"), lane, len(self.store.keys))
+
+
+async def _batches(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[list[Task]]:
+    if isinstance(tasks, Iterable):
+        rest = iter(tasks)
+        while some := list(islice(rest, BATCH)):
+            yield _checked(some)
+        return
+    some = []
+    async for task in tasks:
+        some.append(task)
+        if len(some) == BATCH:
+            yield _checked(some)
+            some = []
+    if some:
+        yield _checked(some)
+
+
+def _checked(tasks: list[Task]) -> list[Task]:
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise InvalidInput(f"put_many takes Task objects; this is a {type(task).__name__}")
+    return tasks
+
+
+_FOREVER_MS: Final = 1 << 45
+
+
+def _range(after: When | None, before: When | None) -> tuple[int, int]:
+    from_ms = 0 if after is None else instant_ms(after, field="after")
+    to_ms = _FOREVER_MS if before is None else instant_ms(before, field="before")
+    if to_ms <= from_ms:
+        raise InvalidInput("the range is empty: before must be later than after")
+    return from_ms, to_ms

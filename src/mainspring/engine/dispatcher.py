@@ -1,0 +1,316 @@
+"""Fires what is due: begin at the server, hand to the sinks, commit what they answer."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from ..model.clock import steady_s
+from ..model.errors import StoreError
+from ..model.outcome import DONE, Dead, Done, Outcome, Retry
+from ..model.retry import RetryPolicy
+from ..sinks.base import Sink
+from ..store import fire
+from ..store.store import Store
+from .flight import Flight
+from .outcomes import Outcomes
+from .partition import Begun, Partition
+
+log = logging.getLogger("mainspring.engine")
+
+TICK_TASKS: Final = 8_192
+"""Tasks a tick begins at most, over all partitions: their handling blocks the loop for some milliseconds."""
+
+COMMIT_WAIT_S: Final = 0.02
+"""Commits ride with the next begin; when nothing comes due they go alone after this long."""
+
+
+class Pace:
+    """How long to wait between ticks: the busier, the longer, so that each call has more to carry."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._last = time.monotonic()
+
+    def ticked(self, tasks: int) -> None:
+        now = time.monotonic()
+        elapsed = max(now - self._last, 1e-4)
+        self._last = now
+        weight = min(1.0, elapsed / 0.5)
+        self._rate += (tasks / elapsed - self._rate) * weight
+
+    def wait_s(self) -> float:
+        """Counted from the last tick."""
+        gap = (
+            0.001
+            if self._rate < 2_000
+            else 0.002
+            if self._rate < 30_000
+            else 0.005
+            if self._rate < 150_000
+            else 0.01
+        )
+        return max(0.0, self._last + gap - time.monotonic())
+
+
+class Dispatcher:
+    """One tick after the other; deliveries run beside them."""
+
+    def __init__(
+        self,
+        store: Store,
+        owned: dict[int, Partition],
+        sinks: Mapping[str, Sink],
+        *,
+        retry: RetryPolicy,
+        lost: Callable[[Partition, str], None],
+        wake: Callable[[], None],
+        read_again: Callable[[], None],
+        max_in_flight: int = 100_000,
+    ) -> None:
+        self._store = store
+        self._owned = owned
+        self._sinks = sinks
+        self._lost = lost
+        self._wake = wake
+        self._read_again = read_again
+        self._outcomes = Outcomes(retry, store.clock)
+        self._running: set[asyncio.Task[Sequence[Outcome]]] = set()
+        self._max_in_flight = max_in_flight
+        self._commit_at: float | None = None
+        self.in_flight = 0
+        self.delivered = 0
+        self.pace = Pace()
+
+    # -- one tick ----------------------------------------------------------------------------------
+
+    async def step(self) -> float:
+        await self._resend()
+        await self._commit_outcomes()
+        fired = await self._tick()
+        return self._next_wait(fired)
+
+    def _next_wait(self, fired: int) -> float:
+        """Seconds until something is due, or a commit has waited long enough."""
+        if fired >= TICK_TASKS // 2:
+            return 0.0
+        wait_s = 1.0
+        next_due = [ms for one in self._owned.values() if (ms := one.next_due_ms()) is not None]
+        if any(one.ready or one.has_outcomes for one in self._owned.values()):
+            wait_s = 0.0
+        elif next_due and self.in_flight < self._max_in_flight:
+            wait_s = (min(next_due) - self._store.clock.now_ms()) / 1000
+        if self._commit_at is not None:
+            wait_s = min(wait_s, self._commit_at - time.monotonic())
+        return max(wait_s, self.pace.wait_s())
+
+    async def _tick(self) -> int:
+        now_ms = self._store.clock.now_ms()
+        room = min(TICK_TASKS, self._max_in_flight - self.in_flight)
+        ready = [one for one in self._owned.values() if one.unanswered is None]
+        share = max(room // max(1, len(ready)), 1 if room > 0 else 0)
+        all_begun: list[tuple[Partition, Begun]] = []
+        flush = self._commit_at is not None and time.monotonic() >= self._commit_at
+        for partition in ready:
+            due = partition.next_due_ms()
+            if not (partition.ready or flush or (due is not None and due <= now_ms)):
+                continue
+            begun = partition.begin(now_ms, share)
+            self._bury_damaged(partition)
+            if begun is not None:
+                all_begun.append((partition, begun))
+        if flush:
+            self._commit_at = None
+        if not all_begun:
+            return 0
+        answers = await fire.tick(self._store, [begun.section for _, begun in all_begun])
+        flights = self._take_answers(all_begun, answers)
+        self.pace.ticked(len(flights))
+        self._deliver(flights)
+        return len(flights)
+
+    def _take_answers(
+        self, all_begun: list[tuple[Partition, Begun]], answers: Sequence[fire.Answer | StoreError]
+    ) -> list[Flight]:
+        flights: list[Flight] = []
+        failure: StoreError | None = None
+        for (partition, begun), answer in zip(all_begun, answers, strict=True):
+            if isinstance(answer, StoreError):
+                partition.unanswered = begun
+                failure = answer
+            else:
+                flights += self._take_answer(partition, begun, answer)
+        if failure is not None:
+            self._deliver(flights)
+            raise failure
+        return flights
+
+    def _take_answer(self, partition: Partition, begun: Begun, answer: fire.Answer) -> Sequence[Flight]:
+        match answer.status:
+            case "ok":
+                leaving = partition.begun(begun, answer.x)
+                if steady_s() >= partition.lease_until:
+                    # Fired, but the lease ran out while we waited: the next owner delivers these.
+                    self._lost(partition, "its lease ran out before the send")
+                    return ()
+                return leaving
+            case "early":
+                partition.take_back(begun)
+            case "more":
+                partition.take_back(begun)
+                partition.needs_listing = True
+                self._read_again()
+            case "stale":
+                for live in begun.touched:
+                    partition.forget(live)
+                self._read_again()
+                log.warning(
+                    "partition %d: a slice is not the one that was read; reading again", partition.number
+                )
+            case status:
+                self._lost(partition, status)
+        return ()
+
+    async def _resend(self) -> None:
+        """Repeat, unchanged, what was sent and never answered: the server knows by its number if it was done."""
+        for partition in list(self._owned.values()):
+            sent = partition.unanswered
+            if isinstance(sent, Begun):
+                [answer] = await fire.tick(self._store, [sent.section])
+                if isinstance(answer, StoreError):
+                    raise answer
+                partition.unanswered = None
+                self._deliver(list(self._take_answer(partition, sent, answer)))
+            elif sent is not None:
+                await self._send_commit(partition, sent)
+
+    # -- deliveries ---------------------------------------------------------------------------------
+
+    def _deliver(self, flights: list[Flight]) -> None:
+        by_target: dict[str, list[Flight]] = {}
+        now_ms = self._store.clock.now_ms()
+        for flight in flights:
+            body = flight.body
+            if body.expires_ms is not None and body.expires_ms < now_ms:
+                self._settle_one(flight, Dead("expired"))
+                continue
+            group = by_target.get(body.target)
+            if group is None:
+                group = by_target[body.target] = []
+            group.append(flight)
+        for target, group in by_target.items():
+            sink = self._sinks.get(target.partition(":")[0])
+            self.in_flight += len(group)
+            if sink is None:
+                self._settle(
+                    group, [Retry(f"no sink for {target.partition(':')[0]}: on this node")] * len(group)
+                )
+                continue
+            task: asyncio.Task[Sequence[Outcome]] = asyncio.ensure_future(sink.deliver(group))
+            self._running.add(task)
+            task.add_done_callback(lambda task, group=group: self._delivered(task, group))  # type: ignore[misc]
+
+    def _delivered(self, task: "asyncio.Task[Sequence[Outcome]]", group: list[Flight]) -> None:
+        self._running.discard(task)
+        if task.cancelled():
+            self.in_flight -= len(group)  # stopping: what was not answered is delivered again later
+            return
+        error = task.exception()
+        if error is None and len(task.result()) == len(group):
+            self._settle(group, task.result())
+            return
+        reason = (
+            f"{type(error).__name__}: {error}" if error else "the sink answered for another number of tasks"
+        )
+        log.error("delivery to %s failed: %s", group[0].body.target, reason, exc_info=error)
+        self._settle(group, [Retry(reason)] * len(group))
+
+    def _settle(self, group: list[Flight], outcomes: Sequence[Outcome]) -> None:
+        self.in_flight -= len(group)
+        for flight, outcome in zip(group, outcomes, strict=True):
+            if outcome is DONE and flight.body.lane is None:
+                live = flight.live
+                live.settle(flight.index)
+                live.finished += 1
+            else:
+                self._settle_one(flight, outcome)
+        self.delivered += len(group)
+        if self._commit_at is None:
+            self._commit_at = time.monotonic() + COMMIT_WAIT_S
+            self._wake()
+
+    def _settle_one(self, flight: Flight, outcome: Outcome) -> None:
+        partition = self._owned.get(flight.live.partition)
+        if partition is None or flight.live.forgotten:
+            return  # another owner has it, or it is read anew: not ours to finish
+        match outcome:
+            case Done():
+                flight.live.finished += 1
+            case Retry() | Dead():
+                self._outcomes.apply(partition, flight, outcome)
+        flight.live.settle(flight.index)
+        if not (isinstance(outcome, Retry) and partition.retries and partition.retries[-1].idh == flight.idh):
+            partition.lane_goes_on(flight)
+        self._wake()
+
+    def _bury_damaged(self, partition: Partition) -> None:
+        for damaged in partition.damaged:
+            self._outcomes.bury_damaged(partition, damaged)
+            damaged.live.settle(damaged.index)
+            log.error(
+                "partition %d: an entry cannot be read (%s); see the dead letters",
+                partition.number,
+                damaged.reason,
+            )
+        partition.damaged = []
+
+    # -- commits -------------------------------------------------------------------------------------
+
+    async def _commit_outcomes(self) -> None:
+        for partition in list(self._owned.values()):
+            while partition.has_outcomes and partition.unanswered is None:
+                await self._send_commit(partition, partition.commit())
+
+    async def _send_commit(self, partition: Partition, work: fire.Commit) -> None:
+        partition.unanswered = work
+        status = await fire.commit(self._store, work)
+        partition.unanswered = None
+        if status == "ok":
+            partition.seq = work.seq
+            if work.retries:
+                partition.needs_listing = True
+                self._read_again()
+        elif status == "stale":
+            touched = {touch.slice for touch in work.touches}
+            for live in [live for place, live in partition.slices.items() if place in touched]:
+                partition.forget(live)
+            self._read_again()
+        else:
+            self._lost(partition, status)
+
+    # -- stopping ---------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Wait for what is in flight and commit it. Nothing new begins: the caller stopped the loop before."""
+        while self._running:
+            await asyncio.wait(self._running)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Commit everything that is finished."""
+        await self._resend()
+        await self._commit_outcomes()
+        sections = []
+        for partition in self._owned.values():
+            begun = partition.begin(0, 0) if partition.unanswered is None and not partition.ready else None
+            if begun is not None:
+                sections.append((partition, begun))
+        if sections:
+            answers = await fire.tick(self._store, [begun.section for _, begun in sections])
+            self._take_answers(sections, answers)
+
+    def cancel(self) -> None:
+        """Give up what is in flight; the next owner delivers it again."""
+        for task in self._running:
+            task.cancel()

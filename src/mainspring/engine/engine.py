@@ -1,0 +1,142 @@
+"""The engine of one node: its roles, started and stopped together, or stepped by hand."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..model.errors import StoreError
+from ..model.retry import RetryPolicy
+from ..sinks.base import Sink
+from ..store.links import Subscription
+from ..store.store import Store
+from .dispatcher import Dispatcher
+from .keeper import Keeper
+from .lookahead import LookAhead, Reach
+from .loop import Loop
+from .partition import Partition
+from .sweeper import Sweeper
+
+log = logging.getLogger("mainspring.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    node: str = "node"
+    lease_s: float = 5.0
+    reach: Reach = field(default_factory=Reach)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    dedupe_window_s: float = 3600.0
+    shutdown_timeout_s: float = 25.0
+
+
+class Engine:
+    """Keeper, look-ahead, dispatcher and sweeper over one set of owned partitions."""
+
+    def __init__(self, store: Store, sinks: Mapping[str, Sink], options: EngineOptions | None = None) -> None:
+        self.options = options = options or EngineOptions()
+        self.store = store
+        self.owned: dict[int, Partition] = {}
+        self.keeper = Keeper(
+            store, self.owned, node=options.node, lease_s=options.lease_s, changed=self._ownership_changed
+        )
+        self.lookahead = LookAhead(store, self.owned, options.reach, self._something_to_fire)
+        self.dispatcher = Dispatcher(
+            store,
+            self.owned,
+            sinks,
+            retry=options.retry,
+            lost=self.keeper.lose,
+            wake=self._something_to_fire,
+            read_again=self._something_to_read,
+        )
+        self.sweeper = Sweeper(store, self.owned, dedupe_window_ms=int(options.dedupe_window_s * 1000))
+        self._keep = Loop("keeper", self.keeper.step)
+        self._read = Loop("lookahead", self.lookahead.step)
+        self._fire = Loop("dispatcher", self.dispatcher.step)
+        self._sweep = Loop("sweeper", self.sweeper.step)
+        self._loops = (self._keep, self._read, self._fire, self._sweep)
+        self._subscription: Subscription | None = None
+
+    # -- running by itself -------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Acquire the partitions and run until stop."""
+        await self.keeper.step()
+        channels = {keys.wake: keys.number for keys in self.store.keys.partitions}
+        self._subscription = await self.store.links.all()[0].subscribe(
+            list(channels),
+            on_message=lambda channel: self._woken(channels[channel]),
+            on_connect=self._reconnected,
+        )
+        for loop in self._loops:
+            loop.start()
+
+    async def stop(self) -> bool:
+        """Finish what is in flight, hand the partitions back. True when nothing had to be given up."""
+        await self._read.stop()
+        await self._fire.stop()
+        await self._sweep.stop()
+        clean = True
+        try:
+            async with asyncio.timeout(self.options.shutdown_timeout_s):
+                await self.dispatcher.drain()
+        except (TimeoutError, StoreError) as error:
+            clean = False
+            log.warning(
+                "stopping with %d tasks in flight (%s); they go out again", self.dispatcher.in_flight, error
+            )
+            self.dispatcher.cancel()
+        await self._keep.stop()
+        try:
+            await self.keeper.release()
+        except StoreError as error:
+            log.warning("partitions could not be handed back (%s); they fall free with their leases", error)
+        if self._subscription is not None:
+            await self._subscription.close()
+        return clean
+
+    @property
+    def crashed(self) -> BaseException | None:
+        return next((error for loop in self._loops if (error := loop.crashed) is not None), None)
+
+    @property
+    def healthy(self) -> bool:
+        return self.crashed is None and not any(loop.failures for loop in self._loops)
+
+    def _woken(self, partition: int) -> None:
+        self.lookahead.woken(partition)
+        self._read.wake()
+
+    def _reconnected(self) -> None:
+        self.lookahead.reconnected()
+        self._read.wake()
+
+    def _something_to_fire(self) -> None:
+        self._fire.wake()
+
+    def _something_to_read(self) -> None:
+        self._read.wake()
+
+    def _ownership_changed(self) -> None:
+        self._read.wake()
+        self._keep.wake()
+
+    # -- by hand --------------------------------------------------------------------------------------
+
+    async def turn(self) -> int:
+        """One turn of every role with the clock as it stands; for tests. Returns deliveries settled so far."""
+        await self.keeper.step()
+        self.lookahead.reconnected()
+        while await self.lookahead.step() == 0.0:
+            pass
+        while True:
+            before = self.dispatcher.delivered
+            await self.dispatcher.step()
+            await self.dispatcher.drain()
+            while await self.lookahead.step() == 0.0:
+                pass
+            if self.dispatcher.delivered == before and not any(one.ready for one in self.owned.values()):
+                break
+        await self.sweeper.drop_finished()
+        return self.dispatcher.delivered

@@ -1,0 +1,300 @@
+"""A slice as its owner holds it: the entries still to fire, and the bitmaps."""
+
+from bisect import bisect_left, insort
+from typing import Final
+
+from ..store.codec import HEADER_BYTES, LANE, RESENT, TOMB, TOMB_BYTES, header
+from ..store.fire import Touch
+from ..store.keys import HOUR_MS, Slice
+
+_MASK: Final = tuple(0x80 >> bit for bit in range(8))
+_END: Final = 1 << 63
+_FEW: Final = 32
+
+
+class LiveSlice:
+    """Rows are kept only while they wait; a slice too large to hold is read in windows of its earliest rows.
+
+    A row's key is `offset << 32 | index`: sorting keys sorts by millisecond, then by arrival.
+    """
+
+    __slots__ = (
+        "at",
+        "cursor",
+        "dedupe",
+        "deferred",
+        "dirty",
+        "done",
+        "done_count",
+        "due",
+        "finished",
+        "fired",
+        "first_of",
+        "forgotten",
+        "g",
+        "has_lanes",
+        "held",
+        "high",
+        "lost",
+        "low",
+        "partition",
+        "redo",
+        "rows",
+        "seen",
+        "sift",
+        "slice",
+        "tail",
+        "tail_index",
+        "unread",
+    )  # fmt: skip
+
+    def __init__(self, partition: int, place: Slice, g: float) -> None:
+        self.partition = partition
+        self.slice = place
+        self.g = g
+        self.forgotten = False
+        self.has_lanes = False
+        self.held: set[int] = set()
+        """Rows that lanes hold, or that left through one: another pass over the list must not take them again."""
+        self.dedupe = False
+        self.unread = True
+        """There may be rows on the server that were not read."""
+        self.finished = 0
+        """Tasks delivered since the last commit, for the counter."""
+        self.lost = 0
+        """Repeats of one put that were dropped since the last commit."""
+        self.fired = bytearray()
+        self.done = bytearray()
+        self.redo = bytearray()
+        """Fired by a former owner and not done: to be delivered again."""
+        self.done_count = 0
+        self.dirty: list[int] = []
+        self.sift = False
+        """Some rows were fired before this pass over the list: look at each."""
+        self.tail, self.tail_index = b"", -1
+        """The last row ever read: as long as it stands there, everything before it is what was read."""
+        self.low, self.high = 0, _END
+        self._start_pass(0)
+
+    def _start_pass(self, seen: int) -> None:
+        self.seen = seen
+        self.cursor = 0
+        self.deferred = 0
+        self.rows: list[bytes | None] = []
+        self.due: list[int] = []
+        self.at = 0
+        self.first_of: dict[bytes, int] = {}
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def load_bitmaps(self, fired: bytes, done: bytes) -> None:
+        """Take over from a former owner: what was fired and is not done goes out again."""
+        self.fired, self.done = bytearray(fired), bytearray(done)
+        self.done_count = int.from_bytes(done, "big").bit_count()
+        kept = int.from_bytes(fired, "little") & ~int.from_bytes(done.ljust(len(fired), b"\0"), "little")
+        self.redo = bytearray(kept.to_bytes(max(len(fired), len(done)), "little"))
+        self.sift = bool(fired or done)
+
+    def absorb(self, rows: list[bytes]) -> int:
+        """Take in the next rows of the list; return how many now wait to fire."""
+        first = self.cursor
+        waiting = len(self.due) - self.at
+        self.cursor += len(rows)
+        if rows and self.cursor > self.tail_index:
+            self.tail, self.tail_index = header(rows[-1]), self.cursor - 1
+        self._grow()
+        flags = bytes([row[4] if len(row) >= HEADER_BYTES else TOMB for row in rows])
+        plain = not self.sift and not self.dedupe and not flags.strip(b"\0\1\2\3")
+        offsets = [int.from_bytes(row[:4], "big") for row in rows]
+        if not self.dedupe and any(flag & RESENT for flag in flags):
+            self.restart(dedupe=True)
+            return -waiting
+        self.has_lanes = self.has_lanes or any(flag & LANE for flag in flags)
+        if plain and max(offsets, default=0) < self.slice.width_ms:
+            keys = [(offset << 32) | i for i, offset in enumerate(offsets, first)]
+            self.rows += rows
+        else:
+            keys = self._sift(rows, offsets, first)
+        if self.high != _END:
+            keys = self._within_window(keys)
+        self._merge(keys)
+        return len(self.due) - self.at - waiting
+
+    def _sift(self, rows: list[bytes], offsets: list[int], first: int) -> list[int]:
+        """Keys of the rows that still have to fire; the rest is marked done or skipped."""
+        keys = []
+        for i, row in enumerate(rows, first):
+            self.rows.append(row)
+            if (
+                self._bit(self.done, i)
+                or (self._bit(self.fired, i) and not self._bit(self.redo, i))
+                or i in self.held
+            ):
+                self.rows[i] = None
+            elif len(row) == TOMB_BYTES or (len(row) >= HEADER_BYTES and row[4] & TOMB):
+                self.settle(i)
+            elif self.dedupe and self._is_repeat(row, i):
+                self.lost += 1
+                self.settle(i)
+            else:
+                offset = offsets[i - first]
+                # A damaged entry has no time of its own; it goes out at once, to the dead letters.
+                damaged = len(row) < HEADER_BYTES or offset >= self.slice.width_ms
+                key = i if damaged else (offset << 32) | i
+                if i < self.seen and key < self.low:
+                    self.rows[i] = None  # had its turn in an earlier window
+                else:
+                    keys.append(key)
+        return keys
+
+    def _is_repeat(self, row: bytes, index: int) -> bool:
+        return self.first_of.setdefault(row[5:HEADER_BYTES], index) != index
+
+    def _within_window(self, keys: list[int]) -> list[int]:
+        kept = [key for key in keys if key < self.high]
+        if len(kept) < len(keys):
+            self.deferred += len(keys) - len(kept)
+            for key in keys:
+                if key >= self.high:
+                    self.rows[key & 0xFFFFFFFF] = None
+        return kept
+
+    def _merge(self, keys: list[int]) -> None:
+        if self.at:
+            del self.due[: self.at]
+            self.at = 0
+        if len(keys) <= _FEW and self.due:
+            for key in keys:
+                insort(self.due, key)
+        else:
+            self.due += keys
+            self.due.sort()
+
+    def trim(self, keep: int) -> int:
+        """Hold only the earliest rows; the others are read again in a later pass. Returns how many were let go."""
+        cut = self.at + max(keep, 1)
+        if cut >= len(self.due):
+            return 0
+        self.high = self.due[cut]
+        gone = self.due[cut:]
+        del self.due[cut:]
+        for key in gone:
+            self.rows[key & 0xFFFFFFFF] = None
+        self.deferred += len(gone)
+        return len(gone)
+
+    def open_window(self, until_ms: int) -> None:
+        """Of a wide slice hold only what is due before a time."""
+        if self.slice.width_ms >= HOUR_MS and self.high == _END:
+            self.high = max(0, until_ms - self.slice.start_ms) << 32
+
+    def needs_next_window(self, now_ms: int, ahead_ms: int) -> bool:
+        """True when rows were left out whose time comes near."""
+        if not self.deferred or self.unread:
+            return False
+        return self.at >= len(self.due) or self.slice.start_ms + (self.high >> 32) <= now_ms + ahead_ms
+
+    def next_window(self, until_ms: int) -> int:
+        """Start another pass over the list for the rows from the last window's end on. Returns rows let go."""
+        let_go = len(self.due) - self.at
+        self.low = self.due[self.at] if let_go else self.high
+        seen = self.cursor
+        self._start_pass(seen)
+        self.sift = True
+        self.high = _END
+        self.open_window(until_ms)
+        self.unread = True
+        return let_go
+
+    def restart(self, *, dedupe: bool = False) -> None:
+        """Read the list again from its start; what this owner fired is skipped."""
+        self.dedupe = self.dedupe or dedupe
+        self.low, self.high = 0, _END
+        self.sift = True
+        self._start_pass(0)
+        self.unread = True
+
+    # -- firing ------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        return len(self.due) - self.at
+
+    def next_due_ms(self) -> int | None:
+        if self.at >= len(self.due):
+            return None
+        return self.slice.start_ms + (self.due[self.at] >> 32)
+
+    def take_due(self, now_ms: int, limit: int) -> list[int]:
+        """Keys of rows due by now, in due order; they no longer wait."""
+        bound = (now_ms - self.slice.start_ms + 1) << 32
+        end = bisect_left(self.due, bound, self.at, min(len(self.due), self.at + limit))
+        taken = self.due[self.at : end]
+        self.at = end
+        return taken
+
+    def put_back(self, keys: list[int]) -> None:
+        self._merge(keys)
+
+    def mark_fired(self, indexes: list[int]) -> tuple[int, bytes]:
+        """Set the fired bits; return the byte range that changed."""
+        fired, redo = self.fired, self.redo
+        for i in indexes:
+            fired[i >> 3] |= _MASK[i & 7]
+        if redo:
+            for i in indexes:
+                if i >> 3 < len(redo):
+                    redo[i >> 3] &= ~_MASK[i & 7] & 0xFF
+        low, high = min(indexes) >> 3, max(indexes) >> 3
+        return low, bytes(fired[low : high + 1])
+
+    def unmark_fired(self, indexes: list[int]) -> None:
+        for i in indexes:
+            self.fired[i >> 3] &= ~_MASK[i & 7] & 0xFF
+
+    def settle(self, index: int) -> None:
+        """Nothing is left to do for this row."""
+        byte, mask = index >> 3, _MASK[index & 7]
+        if not self.done[byte] & mask:
+            self.done[byte] |= mask
+            self.done_count += 1
+            self.dirty.append(index)
+        if index < len(self.rows):
+            self.rows[index] = None
+
+    def take_dirty(self) -> tuple[int, bytes]:
+        """The range of done bytes to commit."""
+        if not self.dirty:
+            return 0, b""
+        low, high = min(self.dirty) >> 3, max(self.dirty) >> 3
+        self.dirty = []
+        return low, bytes(self.done[low : high + 1])
+
+    def touch(self, begun: list[int]) -> Touch:
+        """Mark rows as fired and hand over what has to be written: those bits and the done bits since last time."""
+        f_at, f = self.mark_fired(begun) if begun else (0, b"")
+        d_at, d = self.take_dirty()
+        return Touch(self.slice, self.g, self.tail_index, self.tail, f_at, f, d_at, d)
+
+    @property
+    def all_done(self) -> bool:
+        return not self.unread and not self.dirty and self.done_count >= self.cursor and not self.deferred
+
+    def _grow(self) -> None:
+        missing = (self.cursor + 7 >> 3) - len(self.fired)
+        if missing > 0:
+            self.fired += bytes(missing)
+        missing = (self.cursor + 7 >> 3) - len(self.done)
+        if missing > 0:
+            self.done += bytes(missing)
+
+    @staticmethod
+    def _bit(bits: bytearray, index: int) -> bool:
+        byte = index >> 3
+        return byte < len(bits) and bits[byte] & _MASK[index & 7] != 0
+
+
+def is_set(bits: bytes, first_byte: int, index: int) -> bool:
+    """A bit of a byte range that starts at `first_byte`; bytes beyond its end count as zero."""
+    at = (index >> 3) - first_byte
+    return 0 <= at < len(bits) and bits[at] & _MASK[index & 7] != 0

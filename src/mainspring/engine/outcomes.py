@@ -1,0 +1,79 @@
+"""Turns failures into what commit writes: retries and dead letters."""
+
+import msgspec
+
+from ..model.clock import Clock
+from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
+from ..model.outcome import Dead, Retry
+from ..model.retry import RetryPolicy
+from ..store.codec import INDEXED, LANE, entry
+from ..store.dead import DeadLetter
+from ..store.fire import Death, NewPlace
+from ..store.keys import SECOND_MS, Slice
+from .flight import Flight
+from .partition import Damaged, Partition
+
+
+class Outcomes:
+    """Applies the retry policy."""
+
+    def __init__(self, retry: RetryPolicy, clock: Clock) -> None:
+        self._retry = retry
+        self._clock = clock
+
+    def apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> None:
+        reason = outcome.reason[:MAX_ERROR_CHARS]
+        wait_ms = self._retry.wait_ms(flight.body.attempt) if isinstance(outcome, Retry) else None
+        if wait_ms is None:
+            self._bury(partition, flight, reason)
+            return
+        if isinstance(outcome, Retry) and outcome.after_ms is not None:
+            wait_ms = outcome.after_ms
+        self._retry_later(partition, flight, wait_ms, reason)
+
+    def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> None:
+        due_ms = self._clock.now_ms() + wait_ms
+        place = Slice.at(due_ms, SECOND_MS)
+        body = msgspec.structs.replace(
+            flight.body,
+            due_ms=None,
+            original_due_ms=flight.original_due_ms,
+            attempt=flight.body.attempt + 1,
+            errors=(*flight.body.errors, reason)[-MAX_ERRORS_KEPT:],
+        )
+        flags = INDEXED | (LANE if body.lane is not None else 0)
+        row = entry(due_ms - place.start_ms, flags, flight.idh, body)
+        partition.retries.append(NewPlace(flight.idh, place, row))
+        if body.lane is not None:
+            # The lane waits for this task. Kept on the server too: a new owner must know it.
+            partition.lanes.hold(body.lane, flight.idh)
+            partition.holds.append((body.lane, flight.idh))
+
+    def _bury(self, partition: Partition, flight: Flight, reason: str) -> None:
+        now_ms = self._clock.now_ms()
+        letter = DeadLetter(
+            id=flight.id,
+            reason=reason,
+            died_ms=now_ms,
+            due_ms=flight.original_due_ms,
+            target=flight.body.target,
+            payload=flight.body.payload,
+            raw=flight.body.raw,
+            lane=flight.body.lane,
+            attempts=flight.body.attempt,
+            errors=(*flight.body.errors, reason)[-MAX_ERRORS_KEPT:],
+        )
+        partition.deaths.append(Death(flight.idh, letter.encode(), now_ms))
+
+    def bury_damaged(self, partition: Partition, damaged: Damaged) -> None:
+        """An entry nobody can read keeps its bytes, so that a person can."""
+        now_ms = self._clock.now_ms()
+        idh = damaged.row[5:21].ljust(16, b"\0") if len(damaged.row) >= 5 else damaged.row.ljust(16, b"\0")
+        letter = DeadLetter(
+            id=idh.hex(),
+            reason=f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS],
+            died_ms=now_ms,
+            due_ms=damaged.live.slice.start_ms,
+            entry=damaged.row,
+        )
+        partition.deaths.append(Death(idh, letter.encode(), now_ms))

@@ -1,0 +1,79 @@
+"""Clears away what is finished: slices all of whose tasks are done, ids past the dedupe window."""
+
+from typing import Final
+
+from ..model.errors import StoreError
+from ..store import fire, index
+from ..store.keys import BUCKETS
+from ..store.store import Store
+from .partition import Partition
+
+GRACE_MS: Final = 2_000
+BUCKETS_AT_ONCE: Final = 16
+
+
+class Sweeper:
+    """Drops slices and forgets ids, a little at a time."""
+
+    def __init__(self, store: Store, owned: dict[int, Partition], *, dedupe_window_ms: int) -> None:
+        self._store = store
+        self._owned = owned
+        self._window_ms = dedupe_window_ms
+        self._at = 0
+        self.dropped = 0
+
+    async def step(self) -> float:
+        busy = await self.drop_finished()
+        removed = await self._forget_ids()
+        return 0.1 if busy or removed else 0.5
+
+    async def drop_finished(self) -> bool:
+        """Drop slices that are done and past their grace. True when there may be more."""
+        now_ms = self._store.clock.now_ms()
+        finished = [
+            fire.Finished(partition.number, partition.token, place, live.g)
+            for partition in self._owned.values()
+            for place, live in partition.slices.items()
+            if place.end_ms + GRACE_MS < now_ms and live.all_done and partition.unanswered is None
+        ][:256]
+        if not finished:
+            return False
+        failure = None
+        for slice_, status in zip(finished, await fire.drop(self._store, finished), strict=True):
+            if isinstance(status, StoreError):
+                failure = status
+            else:
+                self._dropped(slice_, status)
+        if failure is not None:
+            raise failure
+        return len(finished) == 256
+
+    def _dropped(self, finished: fire.Finished, status: fire.Status) -> None:
+        partition = self._owned.get(finished.partition)
+        live = partition.slices.get(finished.slice) if partition is not None else None
+        if partition is None or live is None or live.g != finished.g:
+            return
+        if status in ("ok", "stale"):
+            live.forgotten = True
+            del partition.slices[finished.slice]
+            self.dropped += status == "ok"
+        elif status == "refused":
+            # Something was appended since we looked.
+            live.unread = partition.needs_listing = True
+
+    async def _forget_ids(self) -> bool:
+        """One stretch of the index of one partition; over time all of them."""
+        numbers = sorted(self._owned)
+        if not numbers:
+            return False
+        stretches = BUCKETS // BUCKETS_AT_ONCE
+        number = numbers[(self._at // stretches) % len(numbers)]
+        first = self._at % stretches * BUCKETS_AT_ONCE
+        self._at += 1
+        removed, _ = await index.sweep(
+            self._store,
+            number,
+            range(first, first + BUCKETS_AT_ONCE),
+            before_ms=self._store.clock.now_ms() - self._window_ms,
+        )
+        return removed > 0

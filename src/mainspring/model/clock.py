@@ -1,0 +1,76 @@
+"""Clocks. The server's time decides; a node only estimates it, always a little behind, never ahead."""
+
+import time
+from typing import Final, Protocol
+
+DRIFT: Final = 200e-6
+"""Two clocks may drift apart by 200 ppm: the estimate gives that away so that it never runs ahead."""
+
+
+class Clock(Protocol):
+    """The server's time in whole milliseconds, as this process knows it."""
+
+    @property
+    def manual(self) -> bool:
+        """True when time only moves by hand; scripts then take their time from the caller."""
+        ...
+
+    def now_ms(self) -> int: ...
+
+    def sample(self, server_us: int) -> None:
+        """Take in the server's time as it stood in a reply received just now."""
+        ...
+
+
+class ServerClock:
+    """Counts on from the last known server time with this machine's monotonic clock."""
+
+    manual = False
+
+    def __init__(self) -> None:
+        self._base_us = int(time.time() * 1e6)
+        self._at = time.monotonic()
+        self._sampled = False
+
+    def _estimate_us(self) -> float:
+        return self._base_us + (time.monotonic() - self._at) * 1e6 * (1 - DRIFT)
+
+    def now_ms(self) -> int:
+        return int(self._estimate_us() // 1000)
+
+    def sample(self, server_us: int) -> None:
+        # A reply is older than its arrival, so every sample lies behind the truth: the largest is the best. Only
+        # a sample far behind (the server's clock was set back, another server took over) replaces a larger one.
+        behind_us = self._estimate_us() - server_us
+        if self._sampled and 0 <= behind_us < 250_000:
+            return
+        self._base_us, self._at, self._sampled = server_us, time.monotonic(), True
+
+
+class ManualClock:
+    """A clock for tests: it stands still until it is told to move."""
+
+    manual = True
+
+    def __init__(self, start_ms: int = 1_800_000_000_000) -> None:
+        self._now_ms = start_ms
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def advance(self, *, ms: int = 0, seconds: float = 0) -> int:
+        """Move forward (or, with negative numbers, back) and return the new time."""
+        self._now_ms += ms + round(seconds * 1000)
+        return self._now_ms
+
+    def set(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+
+    def sample(self, server_us: int) -> None:
+        """Nothing to learn: the server is told the time, not asked."""
+
+
+def steady_s() -> float:
+    """Seconds that also pass while the machine sleeps: a suspended owner must wake up without its lease."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)

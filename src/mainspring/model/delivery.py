@@ -1,0 +1,67 @@
+"""A task on its way to its target, as sinks see it."""
+
+from typing import Any
+
+import msgspec
+
+from .ids import idempotency_key
+
+
+class Body(msgspec.Struct, array_like=True, frozen=True):
+    """What an entry says of its task. Readers accept two fields or more and ignore fields they do not know."""
+
+    target: str
+    payload: bytes
+    id: str | None = None
+    lane: str | None = None
+    due_ms: int | None = None
+    """Only where it is not the slice's start plus the offset: a due time that had passed at put."""
+    original_due_ms: int | None = None
+    """Only where it differs from the due time: in retries. Part of the idempotency key."""
+    attempt: int = 1
+    expires_ms: int | None = None
+    raw: bool = False
+    """The payload is the caller's bytes; otherwise it is JSON."""
+    errors: tuple[str, ...] = ()
+
+
+class Delivery(msgspec.Struct, weakref=False):
+    """One attempt at one task. The idempotency key is the same for every attempt."""
+
+    namespace: str
+    idh: bytes
+    body: Body
+    due_ms: int
+
+    @property
+    def id(self) -> str:
+        return self.body.id or self.idh.hex()
+
+    @property
+    def target(self) -> str:
+        return self.body.target
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes to send: JSON, or the caller's own."""
+        return self.body.payload
+
+    @property
+    def attempt(self) -> int:
+        return self.body.attempt
+
+    @property
+    def lane(self) -> str | None:
+        return self.body.lane
+
+    @property
+    def original_due_ms(self) -> int:
+        return self.body.original_due_ms if self.body.original_due_ms is not None else self.due_ms
+
+    @property
+    def idempotency_key(self) -> str:
+        return idempotency_key(self.namespace, self.id, self.original_due_ms)
+
+    def value(self) -> Any:
+        """The payload as the caller gave it."""
+        return self.body.payload if self.body.raw else msgspec.json.decode(self.body.payload)

@@ -1,0 +1,46 @@
+"""Identity of tasks: ids, their hashes, and the key receivers use to drop repeats."""
+
+import hashlib
+import re
+from typing import Final
+from urllib.parse import quote
+
+from .errors import InvalidInput
+from .limits import MAX_NAME_BYTES
+
+IDH_BYTES: Final = 16
+GENERATED: Final = re.compile(r"([0-9a-f]{32})(?:~([0-9a-z]+(?:\.[0-9a-z]+){4}))?")
+"""Form of generated ids: 32 hex digits, then `~` and the address where the task was put."""
+
+
+def idh_of(task_id: str) -> bytes:
+    """The 16 bytes that stand for a caller-given id."""
+    return hashlib.blake2b(task_id.encode(), digest_size=IDH_BYTES).digest()
+
+
+def check_name(value: object, field: str) -> str:
+    """An id or a lane: any text of 1 to 256 bytes."""
+    if not isinstance(value, str):
+        raise InvalidInput(f"{field} is a {type(value).__name__}; give a text")
+    if not value:
+        raise InvalidInput(f"{field} is empty; leave it out or give 1 to {MAX_NAME_BYTES} bytes")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{field} is not valid Unicode (a lone surrogate); give plain text") from None
+    if size > MAX_NAME_BYTES:
+        raise InvalidInput(f"{field} has {size} bytes; at most {MAX_NAME_BYTES} are allowed")
+    return value
+
+
+def check_id(value: object) -> str:
+    """A caller-given id; the form of generated ids is reserved."""
+    name = check_name(value, "id")
+    if GENERATED.fullmatch(name):
+        raise InvalidInput(f"id {name!r} has the form of a generated id (32 hex digits); choose another")
+    return name
+
+
+def idempotency_key(namespace: str, task_id: str, original_due_ms: int) -> str:
+    """The same for every attempt at one task; safe in a header whatever the id contains."""
+    return f"{namespace}/{quote(task_id, safe='')}/{original_due_ms}"

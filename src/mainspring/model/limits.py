@@ -1,0 +1,15 @@
+"""Bounds that every entry point checks before anything is written."""
+
+from typing import Final
+
+MAX_PAYLOAD_BYTES: Final = 64 * 1024
+MAX_NAME_BYTES: Final = 256
+"""Longest id, lane or target."""
+
+HORIZON_MS: Final = 10 * 366 * 24 * 3600 * 1000
+"""How far ahead a task may be due: ten years."""
+
+MAX_ERRORS_KEPT: Final = 16
+"""Errors that travel with a task through its retries; the oldest are forgotten first."""
+
+MAX_ERROR_CHARS: Final = 500

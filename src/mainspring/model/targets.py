@@ -1,0 +1,28 @@
+"""Where a task goes."""
+
+from functools import lru_cache
+from typing import Final
+
+from .errors import InvalidInput
+from .limits import MAX_NAME_BYTES
+
+SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log", "null"})
+_NEEDS_REST: Final = SCHEMES - {"log", "null"}
+
+
+@lru_cache(maxsize=4096)
+def check_target(target: str) -> str:
+    """Return the target's scheme, or refuse it with the reason."""
+    if not isinstance(target, str):
+        raise InvalidInput(f"target is a {type(target).__name__}; give a text such as 'kafka:ticks'")
+    scheme, colon, rest = target.partition(":")
+    if not colon or scheme not in SCHEMES:
+        known = ", ".join(sorted(f"{name}:" for name in SCHEMES))
+        raise InvalidInput(f"target {target[:80]!r} has no known scheme; it must start with one of {known}")
+    if len(target.encode()) > MAX_NAME_BYTES and scheme not in ("http", "https"):
+        raise InvalidInput(f"target is longer than {MAX_NAME_BYTES} bytes")
+    if len(target) > 8192:
+        raise InvalidInput("target is longer than 8192 characters")
+    if scheme in _NEEDS_REST and not rest.strip("/"):
+        raise InvalidInput(f"target {target!r} names nothing after '{scheme}:'")
+    return scheme

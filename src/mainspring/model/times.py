@@ -1,0 +1,96 @@
+"""Times as people write them, turned into epoch milliseconds."""
+
+import math
+import re
+from datetime import datetime, timedelta
+from typing import Final
+
+from .errors import InvalidInput
+from .limits import HORIZON_MS
+
+When = datetime | int | float | str
+"""An instant: an aware datetime, epoch milliseconds, or an ISO 8601 text with an offset."""
+
+Delay = timedelta | str
+"""A span: a timedelta, "30m", "1h30m", "250ms", or ISO 8601 such as "PT10M"."""
+
+_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_SHORT: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_ISO: Final = re.compile(
+    r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
+    re.IGNORECASE,
+)
+
+
+def delay_ms(delay: Delay, *, field: str = "after") -> int:
+    """A span in milliseconds; negative spans are refused, fractions are rounded up."""
+    if isinstance(delay, timedelta):
+        ms = math.ceil(delay / timedelta(milliseconds=1))
+    elif isinstance(delay, str):
+        ms = _text_ms(delay.strip(), field)
+    else:
+        raise InvalidInput(f"{field} is a {type(delay).__name__}; give a timedelta or a text such as '30m'")
+    if ms < 0:
+        raise InvalidInput(f"{field} is negative ({delay}); a delay counts forward from now")
+    return ms
+
+
+def _text_ms(text: str, field: str) -> int:
+    if text[:1] in ("P", "p"):
+        match = _ISO.fullmatch(text)
+        if match and any(match.groupdict().values()):
+            parts = {unit: float(n) for unit, n in match.groupdict().items() if n}
+            return math.ceil(sum(n * _UNIT_MS[unit] for unit, n in parts.items()))
+    else:
+        total, end = 0.0, 0
+        for piece in _SHORT.finditer(text):
+            if piece.start() != end:
+                break
+            total, end = total + float(piece[1]) * _UNIT_MS[piece[2]], piece.end()
+        if end == len(text) and end:
+            return math.ceil(total)
+    raise InvalidInput(
+        f"{field}: {text!r} is not a delay; write '30m', '1h30m', '250ms' or ISO 8601 such as 'PT10M'"
+        " (no months or years: their length varies)"
+    )
+
+
+def instant_ms(when: When, *, field: str = "at") -> int:
+    """An instant in epoch milliseconds, rounded up so that nothing fires early."""
+    if isinstance(when, bool):
+        raise InvalidInput(f"{field} is a bool; give an aware datetime or epoch milliseconds")
+    if isinstance(when, int):
+        return when
+    if isinstance(when, datetime):
+        if when.utcoffset() is None:
+            raise InvalidInput(
+                f"{field} is a naive datetime ({when.isoformat()}); add a time zone, e.g. tzinfo=UTC"
+            )
+        return math.ceil((when - _EPOCH) / timedelta(milliseconds=1))
+    if isinstance(when, float):
+        if not math.isfinite(when):
+            raise InvalidInput(f"{field} is {when}; give a finite number of milliseconds")
+        return math.ceil(when)
+    if isinstance(when, str):
+        try:
+            return instant_ms(datetime.fromisoformat(when), field=field)
+        except InvalidInput:
+            raise
+        except ValueError:
+            raise InvalidInput(
+                f"{field}: {when!r} is not an ISO 8601 time such as 2030-01-01T09:00:00Z"
+            ) from None
+    raise InvalidInput(f"{field} is a {type(when).__name__}; give an aware datetime or epoch milliseconds")
+
+
+_EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+
+
+def check_horizon(due_ms: int, now_ms: int, *, field: str = "at") -> None:
+    """Refuse what lies before 1970 or beyond the horizon: almost always seconds or microseconds by mistake."""
+    if due_ms < 0:
+        raise InvalidInput(f"{field} is before 1970 ({due_ms} ms)")
+    if due_ms > now_ms + HORIZON_MS:
+        raise InvalidInput(
+            f"{field} is more than ten years ahead ({due_ms} ms); are these microseconds? Milliseconds are expected"
+        )

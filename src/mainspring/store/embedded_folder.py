@@ -1,0 +1,171 @@
+"""The data folder of an embedded server: what lies in it, and who may read it.
+
+appendonlydir/   the tasks: the server's AOF
+password         generated once, kept over restarts; 0600
+server.conf      written anew at every start; 0600, since the password must not be on a command line
+server.json      socket, port and process ids of the running server; 0600
+server.lock      locked (flock) by the server process itself, so free exactly when the server is gone
+server.log       the server's log of this run; server.log.1 of the run before
+server.sock      the unix socket, unless the folder's path is too long for one
+"""
+
+import hashlib
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from mainspring.model.errors import EmbeddedError
+
+_LONGEST_SOCKET_PATH = 100  # the kernel takes 107 bytes on Linux, 103 on macOS
+_LOG_TAIL_BYTES = 1500
+_OURS = frozenset(
+    {"port", "bind", "unixsocket", "unixsocketperm", "requirepass", "dir", "logfile", "daemonize"}
+)
+
+
+class Info(msgspec.Struct, frozen=True):
+    """What a second process must know to share the server."""
+
+    socket: str
+    port: int
+    pid: int
+    owner_pid: int
+
+
+def default_data_dir() -> Path:
+    """MAINSPRING_DATA_DIR, else the place for state in the user's home."""
+    if given := os.environ.get("MAINSPRING_DATA_DIR"):
+        return Path(given)
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "mainspring"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The paths in one data folder, and reading and writing of what lies there."""
+
+    path: Path
+
+    @classmethod
+    def make(cls, path: Path) -> "Folder":
+        path = path.expanduser().absolute()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return cls(path.resolve())
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "server.lock"
+
+    @property
+    def conf(self) -> Path:
+        return self.path / "server.conf"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "server.log"
+
+    def password(self) -> str:
+        """The stored password; made at the first call, which the lock's holder makes."""
+        file = self.path / "password"
+        if not file.exists():
+            write_private(file, secrets.token_urlsafe(32).encode())
+        return file.read_text().strip()
+
+    def info(self) -> Info | None:
+        """The last server that became ready here; it may be gone."""
+        try:
+            return msgspec.json.decode((self.path / "server.json").read_bytes(), type=Info)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def write_info(self, info: Info) -> None:
+        write_private(self.path / "server.json", msgspec.json.encode(info))
+
+    def write_conf(self, socket: Path, extra: Mapping[str, str]) -> None:
+        if wrong := sorted(_OURS & {name.lower() for name in extra}):
+            raise EmbeddedError(
+                f"the embedded server sets {', '.join(wrong)} itself; leave it out of extra_config"
+            )
+        settings = {
+            "port": "0",  # the port is opened once the server runs, see embedded_probe.listen_on
+            "bind": "127.0.0.1",
+            "unixsocket": str(socket),
+            "unixsocketperm": "700",
+            "requirepass": self.password(),
+            "dir": str(self.path),
+            "logfile": str(self.log),
+            "daemonize": "no",
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",  # the AOF and its rewrites are the persistence; a second copy is only work
+            "maxmemory-policy": "noeviction",
+            **extra,
+        }
+        write_private(
+            self.conf, b"".join(f"{name} ".encode() + _quoted(text) for name, text in settings.items())
+        )
+
+    def turn_log(self) -> None:
+        """Start a new log, so that its tail speaks of this run only."""
+        if self.log.exists():
+            self.log.replace(self.path / "server.log.1")
+        write_private(self.log, b"")
+
+    def log_tail(self) -> str:
+        """The end of the log, for error messages."""
+        try:
+            text = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        except FileNotFoundError:
+            text = ""
+        return text or "(the log is empty)"
+
+    def socket_path(self) -> Path:
+        """The socket in the folder; for a deep folder one in a private folder with a short path.
+
+        The private folder is left in place: removing it could hit the next owner, who is just starting.
+        """
+        near = self.path / "server.sock"
+        if len(os.fsencode(near)) <= _LONGEST_SOCKET_PATH:
+            return near
+        name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+        for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+            short = Path(base or "/", f"mainspring-{os.getuid()}-{name}", "server.sock")
+            if base and Path(base).is_dir() and len(os.fsencode(short)) <= _LONGEST_SOCKET_PATH:
+                _make_private(short.parent)
+                return short
+        raise EmbeddedError(
+            f"no folder is short enough for the unix socket of {self.path}; choose a shorter path"
+        )
+
+
+def write_private(file: Path, content: bytes) -> None:
+    """Replace a file whole, readable by this user only from its first byte on."""
+    fresh = file.with_name(f"{file.name}.{os.getpid()}.new")
+    fresh.unlink(missing_ok=True)
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(fd)
+    fresh.replace(file)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder below a shared one, or make sure that the one there is ours alone."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise EmbeddedError(
+            f"{folder} belongs to someone else or is open to others; remove it and start again"
+        )
+
+
+def _quoted(text: str) -> bytes:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return b'"' + os.fsencode(escaped) + b'"\n'

@@ -1,0 +1,157 @@
+"""Finding a task again by its id: through the address in a generated id, or through the index."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from ..model.errors import Conflict, InvalidInput, StoreError
+from ..model.ids import GENERATED, idh_of
+from ..model.task import CancelOutcome
+from .index import Cancel, CancelStatus, IdRow, cancel, look_up, replace
+from .intake import Intake
+from .keys import WIDTHS_MS, Address, partition_of
+from .query import Found, look_at
+from .store import Store
+
+_MOVES_FOLLOWED = 8
+
+
+class Reference(NamedTuple):
+    """What an id says of where its task is."""
+
+    task_id: str | None
+    """The caller's id; None for a generated one."""
+    idh: bytes
+    partitions: tuple[int, ...]
+    """Where to look, the likeliest first."""
+    address: Address | None
+
+    @classmethod
+    def parse(cls, task_id: str, lane: str | None, partitions: int) -> "Reference":
+        match = GENERATED.fullmatch(task_id)
+        if match is None:
+            home = partition_of(lane if lane is not None else task_id, partitions)
+            others = () if lane is not None else tuple(p for p in range(partitions) if p != home)
+            return cls(task_id, idh_of(task_id), (home, *others), None)
+        idh = bytes.fromhex(match[1])
+        if match[2] is None:
+            return cls(None, idh, tuple(range(partitions)), None)
+        address = Address.parse(match[2])
+        if (
+            address.partition >= partitions
+            or address.slice.width_ms not in WIDTHS_MS
+            or address.index >= 1 << 32
+        ):
+            raise InvalidInput(f"id {task_id!r} does not belong to this namespace")
+        return cls(None, idh, (address.partition,), address)
+
+
+class Located(NamedTuple):
+    address: Address
+    indexed: bool
+    entry: Found
+
+
+class Finder:
+    """Follows ids, moves and retries to where a task stands now."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def find(self, reference: Reference) -> Located | None:
+        """Where the task stands now and how; None for an unknown id."""
+        address, indexed = reference.address, False
+        if address is None:
+            [address] = await self._index_many([reference])
+            indexed = True
+        for _ in range(_MOVES_FOLLOWED):
+            if address is None:
+                return None
+            [entry] = await look_at(self._store, [(address, reference.idh)])
+            if entry.moved_to is not None:
+                address = entry.moved_to
+                continue
+            if not indexed and entry.state in ("finished", "done"):
+                # A retry stands somewhere else and registered its place.
+                indexed = True
+                [known] = await look_up(self._store, [(address.partition, reference.idh)])
+                if known is not None and known != address:
+                    address = known
+                    continue
+            return Located(address, indexed, entry)
+        return None
+
+    async def _index_many(self, references: list[Reference]) -> list[Address | None]:
+        """Ask the likeliest partition for each; for those it does not know, ask all the others."""
+        first = await look_up(self._store, [(one.partitions[0], one.idh) for one in references])
+        for i, one in enumerate(references):
+            if first[i] is None and len(one.partitions) > 1:
+                found = await look_up(self._store, [(p, one.idh) for p in one.partitions[1:]])
+                first[i] = next((address for address in found if address is not None), None)
+        return first
+
+    async def cancel(self, references: list[Reference]) -> list[CancelOutcome]:
+        unplaced = [i for i, one in enumerate(references) if one.address is None]
+        addresses = [one.address for one in references]
+        for i, found in zip(unplaced, await self._index_many([references[i] for i in unplaced]), strict=True):
+            addresses[i] = found
+        outcomes: list[CancelOutcome] = ["unknown"] * len(references)
+        todo = [
+            (i, Cancel(address, references[i].idh, references[i].address is None))
+            for i, address in enumerate(addresses)
+            if address is not None
+        ]
+        for _ in range(_MOVES_FOLLOWED):
+            if not todo:
+                break
+            todo = await self._cancel_round(todo, outcomes)
+        return outcomes
+
+    async def _cancel_round(
+        self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]
+    ) -> list[tuple[int, Cancel]]:
+        again: list[tuple[int, Cancel]] = []
+        missed: list[tuple[int, Cancel, CancelStatus]] = []
+        answers = await cancel(self._store, [one for _, one in todo])
+        for (i, one), answer in zip(todo, answers, strict=True):
+            if isinstance(answer, StoreError):
+                raise answer
+            if isinstance(answer, Address):
+                again.append((i, Cancel(answer, one.idh, True)))
+            elif answer == "cancelled":
+                outcomes[i] = "cancelled"
+            else:
+                missed.append((i, one, answer))
+        known = await look_up(self._store, [(one.address.partition, one.idh) for _, one, _ in missed])
+        for (i, one, answer), address in zip(missed, known, strict=True):
+            if address is not None and address != one.address:
+                again.append((i, Cancel(address, one.idh, True)))  # its retry
+            else:
+                outcomes[i] = "too late" if answer == "too late" or address is not None else "unknown"
+        return again
+
+    async def move(self, reference: Reference, intake: Intake, due_ms: int, now_ms: int) -> Address:
+        """Put a pending task in another place; its old place points to the new one."""
+        for _ in range(_MOVES_FOLLOWED):
+            located = await self.find(reference)
+            if located is None:
+                raise Conflict("cannot be moved: no such task")
+            address, entry = located.address, located.entry
+            if entry.state != "pending" or entry.body is None:
+                raise Conflict(f"cannot be moved: the task is {entry.state}")
+            body = msgspec.structs.replace(entry.body, due_ms=None, original_due_ms=None)
+            place, row = intake.encode(body, reference.idh, address.partition, due_ms, now_ms, indexed=True)
+            [expected] = await look_up(self._store, [(address.partition, reference.idh)])
+            result = await replace(
+                self._store,
+                IdRow(reference.idh, place, row, due_ms),
+                partition=address.partition,
+                expected=expected,
+                old=address,
+                now_ms=now_ms,
+            )
+            if result.status == "ok" and result.address is not None:
+                return result.address
+            if result.status != "changed":
+                raise Conflict(f"cannot be moved: {result.status}")
+        raise Conflict("cannot be moved: it keeps changing; try again")

@@ -1,0 +1,188 @@
+"""Every key name and the arithmetic of partitions, slices and addresses. See docs/wire-format.md."""
+
+import re
+from binascii import crc_hqx
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from ..model.errors import InvalidInput
+
+SLOTS: Final = 16384
+BUCKETS: Final = 512
+"""Index hashes per partition: small enough to stay packed up to four million ids at 32 partitions."""
+
+SECOND_MS: Final = 1_000
+HOUR_MS: Final = 3_600_000
+WIDTHS_MS: Final = (HOUR_MS, SECOND_MS, 50, 1)
+"""From coarse to fine. A width is only a hint for the writer; the owner merges them all."""
+
+R_UNIT: Final = 1 << 20
+"""A slice's incarnation is a random fraction of this many steps behind the point of its score."""
+
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def check_namespace(namespace: str) -> str:
+    if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
+        raise InvalidInput(f"namespace {namespace!r}: use 1 to 64 of A-Z a-z 0-9 _ -")
+    return namespace
+
+
+def slot_of(tag: str) -> int:
+    return crc_hqx(tag.encode(), 0) % SLOTS
+
+
+@lru_cache(maxsize=1024)
+def tags(namespace: str, partitions: int) -> tuple[str, ...]:
+    """One hash tag a partition, searched so that partition p falls into the p-th stripe of the slots.
+
+    Plain `ns:p` tags fall where the hash throws them: of 32, one of three servers may get 15 and another 6.
+    """
+    found = []
+    for p in range(partitions):
+        low, high = p * SLOTS // partitions, (p + 1) * SLOTS // partitions
+        salt = 0
+        while not low <= slot_of(f"{namespace}:{p}.{salt}") < high:
+            salt += 1
+        found.append(f"{namespace}:{p}.{salt}")
+    return tuple(found)
+
+
+def partition_of(name: str, partitions: int) -> int:
+    """The partition of a lane, or of an id where there is no lane."""
+    return crc_hqx(name.encode(), 0) % partitions
+
+
+def bucket_of(idh: bytes) -> int:
+    return int.from_bytes(idh[:2], "big") % BUCKETS
+
+
+class Slice(NamedTuple):
+    """One width of time in one partition."""
+
+    width_ms: int
+    start_ms: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.width_ms}.{self.start_ms}"
+
+    @property
+    def end_ms(self) -> int:
+        return self.start_ms + self.width_ms
+
+    @classmethod
+    def at(cls, due_ms: int, width_ms: int) -> "Slice":
+        return cls(width_ms, due_ms - due_ms % width_ms)
+
+    @classmethod
+    def parse(cls, name: bytes | str) -> "Slice":
+        width, _, start = (name.decode() if isinstance(name, bytes) else name).partition(".")
+        return cls(int(width), int(start))
+
+
+def score_of(start_ms: int, r: int) -> float:
+    """Exact in a double: 31 bits of seconds and 20 of incarnation."""
+    return start_ms // 1000 + r / R_UNIT
+
+
+def r_of(score: float) -> int:
+    return int((score - int(score)) * R_UNIT)
+
+
+class Address(NamedTuple):
+    """Where an entry stands. A hint: the server verifies incarnation and header before it acts on it."""
+
+    partition: int
+    slice: Slice
+    r: int
+    index: int
+
+    def pack(self) -> bytes:
+        """14 bytes, as the index stores it (the partition is the key's)."""
+        return address_prefix(self.slice) + self.r.to_bytes(3, "big") + self.index.to_bytes(4, "big")
+
+    @classmethod
+    def unpack(cls, partition: int, raw: bytes) -> "Address":
+        place = Slice(WIDTHS_MS[raw[0]], int.from_bytes(raw[1:7], "big"))
+        return cls(partition, place, int.from_bytes(raw[7:10], "big"), int.from_bytes(raw[10:14], "big"))
+
+    def text(self) -> str:
+        numbers = (self.partition, self.slice.width_ms, self.slice.start_ms, self.r, self.index)
+        return ".".join(_base36(n) for n in numbers)
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        partition, width, start, r, index = (int(piece, 36) for piece in text.split("."))
+        return cls(partition, Slice(width, start), r, index)
+
+    @property
+    def score(self) -> float:
+        return score_of(self.slice.start_ms, self.r)
+
+
+def address_prefix(place: Slice) -> bytes:
+    return bytes((WIDTHS_MS.index(place.width_ms),)) + place.start_ms.to_bytes(6, "big")
+
+
+def _base36(n: int) -> str:
+    digits = ""
+    while True:
+        n, rest = divmod(n, 36)
+        digits = _DIGITS[rest] + digits
+        if not n:
+            return digits
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionKeys:
+    """The keys of one partition; all share its hash tag."""
+
+    number: int
+    tag: str
+    slot: int
+    slices: str
+    own: str
+    n: str
+    dead: str
+    dead_times: str
+    held: str
+    wake: str
+
+    @classmethod
+    def make(cls, number: int, tag: str) -> "PartitionKeys":
+        names = ("slices", "own", "n", "dead", "dead:t", "held", "wake")
+        return cls(number, tag, slot_of(tag), *(f"{{{tag}}}:{name}" for name in names))
+
+    def entries(self, name: str) -> str:
+        return f"{{{self.tag}}}:s:{name}"
+
+    def slice_keys(self, name: str) -> tuple[str, str, str, str]:
+        """Entries, fired, done, cancelled."""
+        head = "{" + self.tag + "}:"
+        return f"{head}s:{name}", f"{head}f:{name}", f"{head}d:{name}", f"{head}x:{name}"
+
+    def ids(self, bucket: int) -> str:
+        return f"{{{self.tag}}}:ids:{bucket}"
+
+
+class Keyspace:
+    """All keys of one namespace."""
+
+    def __init__(self, namespace: str, partitions: int) -> None:
+        self.namespace = check_namespace(namespace)
+        if not 1 <= partitions <= 4096:
+            raise InvalidInput(f"partitions is {partitions}; it must lie between 1 and 4096")
+        self.partitions = tuple(
+            PartitionKeys.make(p, tag) for p, tag in enumerate(tags(namespace, partitions))
+        )
+        self.meta = meta_key(namespace)
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+
+def meta_key(namespace: str) -> str:
+    return f"{{{namespace}}}:meta"

@@ -1,0 +1,20 @@
+-- Forget a slice all of whose entries are done.
+--
+-- KEYS  own, slices, s, f, d, x
+-- ARGV  token, name, g, end of the slice in ms
+-- returns {time in us, status}; status: ok | fenced | stale (another incarnation) | early | refused (not all done)
+-- keeps: an entry appended since the owner looked keeps its slice alive. Without the two seconds of grace the
+--   current second would be dropped and made again all the time.
+local now = now_us()
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return {now, 'fenced'} end
+if not same_incarnation(KEYS[2], ARGV[2], tonumber(ARGV[3])) then return {now, 'stale'} end
+if (ARGV[4] + 2000) * 1000 > now then return {now, 'early'} end
+local length = redis.call('LLEN', KEYS[3])
+if length > 0 then
+  -- BITPOS of a missing key is 0 even when it is asked for a set bit's absence.
+  local first_open = redis.call('EXISTS', KEYS[5]) == 1 and redis.call('BITPOS', KEYS[5], 0) or 0
+  if first_open < length then return {now, 'refused'} end
+end
+redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('UNLINK', KEYS[3], KEYS[4], KEYS[5], KEYS[6])
+return {now, 'ok'}

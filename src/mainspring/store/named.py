@@ -1,0 +1,146 @@
+"""Puts with caller-given ids: what happens when the id is known already."""
+
+import asyncio
+import time
+
+from ..model.errors import Conflict, StoreError, Unavailable
+from ..model.task import Handle, OnConflict
+from .durable import Durability
+from .index import Taken, put_ids, replace
+from .intake import Intake, Named
+from .keys import Address
+from .put import Widths
+from .query import Found, look_at
+from .store import Store
+
+_TRIES = 8
+
+
+class NamedPuts:
+    """Puts tasks by id: new ones in bulk, known ones by the rule the caller chose."""
+
+    def __init__(self, store: Store, intake: Intake, widths: Widths, *, dedupe_ms: int) -> None:
+        self._store = store
+        self._intake = intake
+        self._widths = widths
+        self._dedupe_ms = dedupe_ms
+
+    async def put(
+        self,
+        items: list[Named],
+        on_conflict: OnConflict,
+        now_ms: int,
+        level: Durability,
+        *,
+        wait_s: float = 0.0,
+    ) -> list[Handle]:
+        """One handle per item, in order."""
+        handles: list[Handle | None] = [None] * len(items)
+        todo = list(range(len(items)))
+        while todo:
+            # Two tasks with one id in the same call come one after the other, as in two calls.
+            todo, later = _first_of_each(items, todo)
+            for i, taken in await self._put_new(items, todo, handles, now_ms, level, wait_s):
+                handles[i] = await self._put_known(items[i], taken, on_conflict, now_ms, level)
+            todo = later
+        return [handle for handle in handles if handle is not None]
+
+    async def _put_new(
+        self,
+        items: list[Named],
+        todo: list[int],
+        handles: list[Handle | None],
+        now_ms: int,
+        level: Durability,
+        wait_s: float,
+    ) -> list[tuple[int, Taken]]:
+        """Put what is new; return what is known. A repeat after a lost reply finds its own ids: that is safe."""
+        known: list[tuple[int, Taken]] = []
+        deadline, pause_s = time.monotonic() + wait_s, 0.0
+        while todo:
+            by_partition: dict[int, list[int]] = {}
+            for i in todo:
+                by_partition.setdefault(items[i].partition, []).append(i)
+            rows = {p: [items[i].row for i in members] for p, members in by_partition.items()}
+            answers = await put_ids(self._store, rows, self._widths, now_ms=now_ms, durability=level)
+            todo, failure = [], None
+            for p, members in by_partition.items():
+                answer = answers[p]
+                if isinstance(answer, StoreError):
+                    failure = answer
+                    todo += members
+                    continue
+                for i, place in zip(members, answer, strict=True):
+                    item = items[i]
+                    if isinstance(place, Taken):
+                        known.append((i, place))
+                    else:
+                        handles[i] = Handle(item.id, item.row.due_ms, "created", item.past, level.text)
+            if failure is not None:
+                if not isinstance(failure, Unavailable) or (pause_s and time.monotonic() >= deadline):
+                    raise failure
+                await asyncio.sleep(pause_s)
+                pause_s = min(1.0, pause_s * 2 or 0.02)
+                await self._store.recover()
+        return known
+
+    async def _put_known(
+        self, item: Named, taken: Taken, on_conflict: OnConflict, now_ms: int, level: Durability
+    ) -> Handle:
+        current: Address | None = taken.address
+        for _ in range(_TRIES):
+            if current is None:
+                result = await self._replace(item, None, None, now_ms, level)
+            else:
+                [entry] = await look_at(self._store, [(current, item.row.idh)])
+                handle = self._keep(item, current, entry, on_conflict, now_ms, level)
+                if handle is not None:
+                    return handle
+                old = current if entry.state == "pending" else None
+                result = await self._replace(item, current, old, now_ms, level)
+            if result.status == "ok":
+                outcome = "created" if current is None or old is None else "replaced"
+                return Handle(item.id, item.row.due_ms, outcome, item.past, level.text)  # type: ignore[arg-type]
+            if result.status == "changed":
+                current = result.address
+        raise Conflict(f"id {item.id!r} keeps changing; try again")
+
+    async def _replace(
+        self, item: Named, expected: Address | None, old: Address | None, now_ms: int, level: Durability
+    ):  # type: ignore[no-untyped-def]
+        return await replace(
+            self._store,
+            item.row,
+            partition=item.partition,
+            expected=expected,
+            old=old,
+            now_ms=now_ms,
+            durability=level,
+        )
+
+    def _keep(
+        self, item: Named, at: Address, entry: Found, on_conflict: OnConflict, now_ms: int, level: Durability
+    ) -> Handle | None:
+        """The handle of the task that stays, or None when the new one takes its place."""
+        over = entry.state not in ("pending", "fired")
+        if over and at.slice.end_ms + self._dedupe_ms < now_ms:
+            return None  # its mark has expired
+        due_ms = entry.due_ms if entry.due_ms is not None else at.slice.start_ms
+        if on_conflict == "reject":
+            raise Conflict(f"a task with id {item.id!r} exists ({entry.state}, due {due_ms} ms)")
+        if on_conflict == "replace" or (
+            on_conflict == "earliest" and entry.state == "pending" and item.row.due_ms < due_ms
+        ):
+            return None
+        return Handle(item.id, due_ms, "kept", False, level.text)
+
+
+def _first_of_each(items: list[Named], todo: list[int]) -> tuple[list[int], list[int]]:
+    seen: set[tuple[int, bytes]] = set()
+    first: list[int] = []
+    later: list[int] = []
+    for i in todo:
+        key = (items[i].partition, items[i].row.idh)
+        (later if key in seen else first).append(i)
+        seen.add(key)
+    return first, later

@@ -1,0 +1,65 @@
+"""Owning partitions: acquire, renew, release. See PROTOCOL "Ownership"."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..model.errors import StoreError
+from .store import Group, Store
+
+
+class Acquired(NamedTuple):
+    token: bytes
+
+
+class Busy(NamedTuple):
+    owner: str
+    left_ms: int
+
+
+async def acquire(
+    store: Store, partitions: Sequence[int], *, owner: str, nonce: str, lease_ms: int
+) -> list[Acquired | Busy | StoreError]:
+    """Try to become the owner of each partition."""
+    groups: list[Group] = []
+    for p in partitions:
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [store.scripts.call("acquire", [keys.own], [owner, nonce, lease_ms])]))
+    answers: list[Acquired | Busy | StoreError] = []
+    for result in await store.run(groups):
+        if isinstance(result, StoreError):
+            answers.append(result)
+            continue
+        [reply] = result
+        store.clock.sample(reply[0])
+        answers.append(Acquired(reply[2]) if reply[1] == b"ok" else Busy(reply[2].decode(), reply[3]))
+    return answers
+
+
+async def renew(store: Store, tokens: Mapping[int, bytes], *, lease_ms: int) -> dict[int, bool | StoreError]:
+    """Prolong the leases; False for a partition that has another owner now."""
+    owned = list(tokens)
+    # A script may not span slots in a cluster; on one server all leases are one call.
+    chunks = [[p] for p in owned] if store.links.cluster else [owned]
+    groups: list[Group] = []
+    for chunk in chunks:
+        owns = [store.keys.partitions[p].own for p in chunk]
+        call = store.scripts.call("renew", owns, [lease_ms, *(tokens[p] for p in chunk)])
+        groups.append((store.keys.partitions[chunk[0]].slot, [call]))
+    answers: dict[int, bool | StoreError] = {}
+    for chunk, result in zip(chunks, await store.run(groups) if owned else [], strict=False):
+        if isinstance(result, StoreError):
+            answers.update(dict.fromkeys(chunk, result))
+            continue
+        [reply] = result
+        store.clock.sample(reply[0])
+        answers.update({p: status == b"ok" for p, status in zip(chunk, reply[1:], strict=True)})
+    return answers
+
+
+async def release(store: Store, tokens: Mapping[int, bytes]) -> None:
+    """Give partitions back; one that cannot be reached falls free when its lease ends."""
+    groups: list[Group] = []
+    for p, token in tokens.items():
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [store.scripts.call("release", [keys.own], [token])]))
+    await store.run(groups)

@@ -1,0 +1,171 @@
+"""Putting tasks without ids: plain commands in one transaction a partition. See PROTOCOL "Put"."""
+
+import asyncio
+import random
+import time
+from typing import Any, Final
+
+from ..model.errors import StoreError, Unavailable
+from .codec import RESENT
+from .durable import SERVER, Durability
+from .keys import HOUR_MS, SECOND_MS, WIDTHS_MS, Address, PartitionKeys, Slice, r_of, score_of
+from .store import Group, Store
+from .wire import Command
+
+CROWDED: Final = 50_000
+"""A slice past this many entries is left alone; what follows goes into finer ones."""
+
+WAKE_MS: Final = 1_500
+"""Tasks due sooner than this wake the owner; its polling finds the others in good time."""
+
+
+class Widths:
+    """Which width to use: by distance, and finer where a slice was seen to be crowded."""
+
+    def __init__(self) -> None:
+        self._crowded: set[tuple[int, Slice]] = set()
+
+    def place(self, partition: int, due_ms: int, now_ms: int) -> Slice:
+        # An hour slice is read whole when its hour comes: it must not be written to once that hour has begun.
+        width = HOUR_MS if due_ms - now_ms >= HOUR_MS else SECOND_MS
+        place = Slice(width, due_ms - due_ms % width)
+        if self._crowded:
+            while (partition, place) in self._crowded and place.width_ms > 1:
+                finer = WIDTHS_MS[WIDTHS_MS.index(place.width_ms) + 1]
+                place = Slice.at(due_ms, finer)
+        return place
+
+    def saw(self, partition: int, place: Slice, length: int) -> None:
+        if length > CROWDED:
+            if len(self._crowded) > 10_000:
+                self._crowded.clear()
+            self._crowded.add((partition, place))
+
+
+class Rows:
+    """Entries on their way, grouped by partition and slice, in the order they came."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, dict[Slice, list[bytes]]] = {}
+        self.soonest_ms: dict[int, int] = {}
+        self.size = 0
+
+    def add(self, partition: int, place: Slice, row: bytes, due_ms: int) -> tuple[int, Slice, int]:
+        """Keep the row; return where it will be found in the reply."""
+        slices = self.groups.get(partition)
+        if slices is None:
+            slices = self.groups[partition] = {}
+            self.soonest_ms[partition] = due_ms
+        elif due_ms < self.soonest_ms[partition]:
+            self.soonest_ms[partition] = due_ms
+        rows = slices.get(place)
+        if rows is None:
+            rows = slices[place] = []
+        rows.append(row)
+        self.size += 1
+        return partition, place, len(rows) - 1
+
+
+Places = dict[tuple[int, Slice], tuple[int, int]]
+"""(partition, slice) -> (incarnation, index of the first row put there)."""
+
+
+async def put_rows(
+    store: Store,
+    rows: Rows,
+    widths: Widths,
+    *,
+    now_ms: int,
+    wait_s: float = 0.0,
+    durability: Durability = SERVER,
+) -> Places:
+    """Write all rows. A partition whose reply was lost is sent again, marked RESENT; once, or for `wait_s`."""
+    places: Places = {}
+    todo, resent = list(rows.groups), False
+    deadline = time.monotonic() + wait_s
+    pause_s = 0.0
+    while True:
+        groups = [_group(store.keys.partitions[p], rows, p, now_ms, resent=resent) for p in todo]
+        failures: dict[int, StoreError] = {}
+        for p, result in zip(todo, await store.run(groups, durability), strict=True):
+            if isinstance(result, StoreError):
+                failures[p] = result
+            else:
+                _learn(p, rows.groups[p], result[-1], widths, places)
+        if not failures:
+            return places
+        lost = all(isinstance(failure, Unavailable) for failure in failures.values())
+        if not lost or (pause_s and time.monotonic() >= deadline):
+            raise _with_count(rows, failures)
+        resent = resent or any(isinstance(one, Unavailable) and one.sent for one in failures.values())
+        todo = list(failures)
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.0, pause_s * 2 or 0.02)
+        await store.recover()
+
+
+def _with_count(rows: Rows, failures: dict[int, StoreError]) -> StoreError:
+    """The first failure, saying how much of the call was stored all the same."""
+    failed = sum(len(entries) for p in failures for entries in rows.groups[p].values())
+    first = next(iter(failures.values()))
+    if failed == rows.size:
+        return first
+    note = f"{first} ({rows.size - failed} of {rows.size} tasks of this batch are stored)"
+    return Unavailable(note, sent=first.sent) if isinstance(first, Unavailable) else type(first)(note)
+
+
+def fresh_score(place: Slice) -> str:
+    """A score for a slice that may not exist yet; the first one to arrive becomes its incarnation."""
+    return repr(score_of(place.start_ms, random.getrandbits(20)))
+
+
+def commands_for(
+    keys: PartitionKeys, slices: dict[Slice, list[bytes]], *, wake: bool, resent: bool = False
+) -> list[Command]:
+    """The transaction of PROTOCOL "Put"."""
+    scores: list[Any] = []
+    names = []
+    pushes: list[Command] = []
+    count = 0
+    for place, entries in slices.items():
+        name = place.name
+        names.append(name)
+        scores += (fresh_score(place), name)
+        pushes.append(("RPUSH", keys.entries(name), *(map(_resent, entries) if resent else entries)))
+        count += len(entries)
+    commands: list[Command] = [
+        ("MULTI",),
+        ("ZADD", keys.slices, "NX", *scores),
+        ("ZMSCORE", keys.slices, *names),
+        *pushes,
+        ("HINCRBY", keys.n, "accepted", count),
+    ]
+    if wake:
+        commands.append(("SPUBLISH", keys.wake, "1"))
+    commands.append(("EXEC",))
+    return commands
+
+
+def _group(keys: PartitionKeys, rows: Rows, partition: int, now_ms: int, *, resent: bool) -> Group:
+    wake = rows.soonest_ms[partition] < now_ms + WAKE_MS
+    return keys.slot, commands_for(keys, rows.groups[partition], wake=wake, resent=resent)
+
+
+def _resent(row: bytes) -> bytes:
+    return row[:4] + bytes((row[4] | RESENT,)) + row[5:]
+
+
+def _learn(
+    partition: int, slices: dict[Slice, list[bytes]], reply: list[Any], widths: Widths, places: Places
+) -> None:
+    scores = reply[1]
+    for i, (place, entries) in enumerate(slices.items()):
+        length = reply[2 + i]
+        widths.saw(partition, place, length)
+        places[partition, place] = (r_of(float(scores[i])), length - len(entries))
+
+
+def address_at(places: Places, where: tuple[int, Slice, int]) -> Address:
+    partition, place, position = where
+    r, first = places[partition, place]
+    return Address(partition, place, r, first + position)

@@ -1,0 +1,96 @@
+"""What an owner reads: counters, the list of slices, entries. See PROTOCOL "Read"."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..model.errors import StoreError
+from .keys import Slice
+from .store import Group, Store
+from .wire import Command
+
+
+class Listed(NamedTuple):
+    """A slice as the sorted set shows it."""
+
+    slice: Slice
+    g: float
+
+
+class Chunk(NamedTuple):
+    """Which rows of a slice to read, and whether its bitmaps are wanted too."""
+
+    partition: int
+    slice: Slice
+    first: int
+    count: int
+    bitmaps: bool
+
+
+class Rows(NamedTuple):
+    rows: list[bytes]
+    fired: bytes
+    done: bytes
+
+
+async def accepted_counts(store: Store, partitions: Sequence[int]) -> list[int | StoreError]:
+    """The cheapest sign that something came."""
+    groups: list[Group] = []
+    for p in partitions:
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("HMGET", keys.n, "accepted", "retried")]))
+    return [
+        result if isinstance(result, StoreError) else sum(int(value or 0) for value in result[0])
+        for result in await store.run(groups)
+    ]
+
+
+async def list_slices(
+    store: Store, partitions: Sequence[int], *, before_ms: int, limit: int
+) -> list[tuple[list[Listed], list[Listed]] | StoreError]:
+    """Per partition: slices that start before a time, earliest first, and the first one after them."""
+    limit_s = f"({-(-before_ms // 1000)}"
+    groups: list[Group] = []
+    for p in partitions:
+        keys = store.keys.partitions[p]
+        now: Command = (
+            "ZRANGE", keys.slices, "-inf", limit_s, "BYSCORE", "LIMIT", 0, limit, "WITHSCORES",
+        )  # fmt: skip
+        later: Command = (
+            "ZRANGE", keys.slices, limit_s[1:], "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES",
+        )  # fmt: skip
+        groups.append((keys.slot, [now, later]))
+    return [
+        result if isinstance(result, StoreError) else (_listed(result[0]), _listed(result[1]))
+        for result in await store.run(groups)
+    ]
+
+
+def _listed(reply: list[bytes]) -> list[Listed]:
+    return [Listed(Slice.parse(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
+
+
+async def read_chunks(store: Store, chunks: Sequence[Chunk]) -> list[Rows | StoreError]:
+    groups: list[Group] = []
+    for chunk in chunks:
+        keys = store.keys.partitions[chunk.partition]
+        s, f, d, _ = keys.slice_keys(chunk.slice.name)
+        commands: list[Command] = [("LRANGE", s, chunk.first, chunk.first + chunk.count - 1)]
+        if chunk.bitmaps:
+            commands += [("GET", f), ("GET", d)]
+        groups.append((keys.slot, commands))
+    answers: list[Rows | StoreError] = []
+    for result in await store.run(groups):
+        if isinstance(result, StoreError):
+            answers.append(result)
+        elif len(result) == 1:
+            answers.append(Rows(result[0], b"", b""))
+        else:
+            answers.append(Rows(result[0], result[1] or b"", result[2] or b""))
+    return answers
+
+
+async def held_lanes(store: Store, partition: int) -> dict[str, bytes]:
+    """Lanes that wait for the retry of their head: lane -> idh of that head."""
+    keys = store.keys.partitions[partition]
+    [reply] = await store.run_one(keys.slot, [("HGETALL", keys.held)])
+    return {reply[i].decode(): reply[i + 1] for i in range(0, len(reply), 2)}

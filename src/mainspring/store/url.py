@@ -1,0 +1,226 @@
+"""Server URLs: what they may look like, and how to print one without its secret.
+
+redis://[user:password@]host[:port][/db]                      one server
+rediss://…?ca=…&cert=…&key=…                                  the same over TLS, always verified
+unix:///path/to/socket[?user=…&password=…&db=…]               one server on this machine
+redis+cluster://host:port,host:port                           a cluster, any of its nodes as seeds
+redis+sentinel://host:port,host:port/master-name[/db]         the primary that the sentinels name
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+from urllib.parse import unquote
+
+from mainspring.model.errors import InvalidInput
+
+_SCHEMES = {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"}
+_TLS_KEYS = {"ca", "cert", "key"}
+# Only these are printed by safe_url; whatever else a query holds may be (part of) a secret.
+_PUBLIC_KEYS = _TLS_KEYS | {"db", "user", "sentinel_user"}
+_MASK = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files for TLS. There is no switch to skip verification; `ca` None means the system's authorities."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One server: host and port, or `path` of a unix socket."""
+
+    host: str = "localhost"
+    port: int = 6379
+    path: str | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    db: int = 0
+    tls: Tls | None = None
+
+    @property
+    def address(self) -> str:
+        if self.path is not None:
+            return self.path
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def at(self, host: str, port: int) -> Endpoint:
+        """The same credentials at another place, for nodes that a cluster or a sentinel names."""
+        return replace(self, host=host, port=port)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEndpoint:
+    seeds: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelEndpoint:
+    """`primary` carries the credentials for the server; its host and port come from the sentinels."""
+
+    sentinels: tuple[Endpoint, ...]
+    master: str
+    primary: Endpoint
+
+
+AnyEndpoint = Endpoint | ClusterEndpoint | SentinelEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    scheme: str
+    userinfo: str
+    hosts: str
+    path: str
+    query: dict[str, str]
+
+
+def parse_url(url: str) -> AnyEndpoint:
+    """Reads a server URL; InvalidInput says what is wrong with it, without the secret."""
+    parts = _split(url)
+    if parts.scheme == "unix":
+        return _unix(parts)
+    if parts.scheme.endswith("+cluster"):
+        return _cluster(parts)
+    if parts.scheme.endswith("+sentinel"):
+        return _sentinel(parts)
+    base = _base(parts, allowed={"db"})
+    if "," in parts.hosts:
+        _wrong("lists several servers; use redis+cluster:// or redis+sentinel://")
+    path_db = parts.path.strip("/")
+    return replace(base.at(*_host_port(parts.hosts, 6379)), db=_db(path_db or parts.query.get("db", "")))
+
+
+def safe_url(url: str) -> str:
+    """The URL with every secret replaced by ***, fit for logs. Prefers hiding too much."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return _MASK
+    rest, question, query = rest.partition("?")
+    if scheme != "unix" and "@" in query:  # a raw "?" inside the password
+        rest, question, query = query, "", ""
+        rest = "@" + rest
+    if scheme != "unix" and "@" in rest:
+        rest = f"{_MASK}@{rest.rpartition('@')[2]}"
+    if scheme != "unix":  # redis://user:secret, the "@host" forgotten: the "port" is the secret
+        rest = re.sub(r":(?!\d{1,5}(?=[,/]|$))[^,/\[\]:]*(?=[,/]|$)", f":{_MASK}", rest)
+    items = "&".join(_safe_item(item) for item in query.split("&")) if query else ""
+    return f"{scheme}://{rest}{question}{items}"
+
+
+def _safe_item(item: str) -> str:
+    name, equals, value = item.partition("=")
+    if not equals:
+        return _MASK
+    return f"{name}={value if name in _PUBLIC_KEYS else _MASK}"
+
+
+def _wrong(problem: str) -> NoReturn:
+    raise InvalidInput(f"redis URL: {problem}")
+
+
+def _split(url: str) -> _Parts:
+    if not isinstance(url, str):
+        _wrong(f"must be a string, not {type(url).__name__}")
+    scheme, mark, rest = url.strip().partition("://")
+    scheme = scheme.lower()
+    if not mark or scheme not in _SCHEMES:
+        _wrong(f"must start with one of {', '.join(f'{known}://' for known in sorted(_SCHEMES))}")
+    if "#" in rest:
+        _wrong('has a "#"; write it as %23')
+    rest, _, query = rest.partition("?")
+    authority, slash, path = rest.partition("/")
+    if scheme != "unix" and ("@" in path or "@" in query):
+        _wrong('has a "/", "?" or "@" in user or password; percent-encode it (%2F, %3F, %40)')
+    userinfo, _, hosts = authority.rpartition("@")
+    return _Parts(scheme, userinfo, hosts, slash + path, _query(query))
+
+
+def _query(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in filter(None, text.split("&")):
+        name, equals, value = item.partition("=")
+        if not equals:
+            _wrong("has an option without a value; options are written ?name=value&name=value")
+        found[name] = unquote(value)
+    return found
+
+
+def _base(parts: _Parts, allowed: set[str]) -> Endpoint:
+    """Credentials and TLS, which all forms share."""
+    secure = parts.scheme.startswith("rediss")
+    unknown = parts.query.keys() - allowed - (_TLS_KEYS if secure else set())
+    if unknown & _TLS_KEYS:
+        _wrong("ca, cert and key need TLS; write rediss:// instead of redis://")
+    if unknown:
+        _wrong(f"knows only these options here: {', '.join(sorted(allowed | _TLS_KEYS)) or 'none'}")
+    user, _, password = parts.userinfo.partition(":")
+    if user and not password:
+        _wrong("names a user but no password; a password alone is written redis://:password@host")
+    tls = Tls(**{name: parts.query[name] for name in _TLS_KEYS & parts.query.keys()}) if secure else None
+    return Endpoint(user=unquote(user) or None, password=unquote(password) or None, tls=tls)
+
+
+def _unix(parts: _Parts) -> Endpoint:
+    if parts.hosts or parts.userinfo or len(parts.path) < 2:
+        _wrong("needs three slashes and a path: unix:///path/to/socket")
+    base = _base(parts, allowed={"user", "password", "db"})
+    user, password = parts.query.get("user"), parts.query.get("password")
+    if user and not password:
+        _wrong("names a user but no password")
+    db = _db(parts.query.get("db", ""))
+    return replace(base, path=unquote(parts.path), user=user or None, password=password or None, db=db)
+
+
+def _cluster(parts: _Parts) -> ClusterEndpoint:
+    base = _base(parts, allowed=set())
+    if parts.path.strip("/") not in ("", "0"):
+        _wrong("names a database, but a cluster has only database 0")
+    return ClusterEndpoint(_each(parts.hosts, 6379, base.at))
+
+
+def _sentinel(parts: _Parts) -> SentinelEndpoint:
+    primary = _base(parts, allowed={"sentinel_user", "sentinel_password", "db"})
+    master, _, db = parts.path.strip("/").partition("/")
+    if not master:
+        _wrong("needs the master's name: redis+sentinel://host:port,host:port/master-name")
+    user, password = parts.query.get("sentinel_user"), parts.query.get("sentinel_password")
+    if user and not password:
+        _wrong("has sentinel_user but no sentinel_password")
+    guard = Endpoint(user=user or None, password=password or None, tls=primary.tls)
+    sentinels = _each(parts.hosts, 26379, guard.at)
+    primary = replace(primary, db=_db(db or parts.query.get("db", "")))
+    return SentinelEndpoint(sentinels, unquote(master), primary)
+
+
+def _each(hosts: str, default_port: int, make: Callable[[str, int], Endpoint]) -> tuple[Endpoint, ...]:
+    return tuple(make(*_host_port(item, default_port)) for item in hosts.split(","))
+
+
+def _host_port(text: str, default_port: int) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^:\[\]]*))(?::([^:]*))?", text)
+    if match is None:
+        _wrong("has a host that cannot be read; an IPv6 address is written [::1]:6379")
+    host = match[1] or match[2] or "localhost"
+    port = match[3]
+    if port is None:
+        return host, default_port
+    # The text is not repeated: with a forgotten "@host" it is the password.
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        _wrong("needs a port from 1 to 65535 after the host's colon")
+    return host, int(port)
+
+
+def _db(text: str) -> int:
+    if text == "":
+        return 0
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        _wrong("needs a number as database, as in redis://localhost:6379/0")
+    return int(text)

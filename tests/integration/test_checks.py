@@ -1,0 +1,103 @@
+"""Start-up checks on real servers, healthy ones, careless ones and ones that do not let us ask."""
+
+import time
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from mainspring.store.checks import Check, check_server
+from mainspring.store.links import Links
+from mainspring.testing.servers import Kind, Server, missing, sentinel, standalone
+
+
+@pytest.fixture(scope="module", params=["valkey", "redis"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    kind: Kind = request.param
+    if reason := missing(kind):
+        pytest.skip(reason)
+    return kind
+
+
+@pytest.fixture
+def server(kind: Kind) -> Iterator[Server]:
+    with standalone(kind) as started:
+        yield started
+
+
+async def checks_of(url: str, apart_s: float = 0) -> Mapping[str, Check]:
+    links = await Links.connect(url)
+    try:
+        checks = await check_server(links.for_slot(0), now=lambda: time.time() + apart_s)
+    finally:
+        await links.aclose()
+    return {check.name: check for check in checks}
+
+
+async def test_a_healthy_server_is_ok_in_everything(kind: Kind) -> None:
+    with standalone(kind, aof=True) as server:
+        checks = await checks_of(server.url)
+    assert {check.status for check in checks.values()} == {"ok"}
+    assert list(checks) == ["version", "role", "eviction", "persistence", "clock"]
+    assert kind.capitalize() in checks["version"].message
+
+
+async def test_no_persistence_warns_with_the_lines_that_repair_it(server: Server) -> None:
+    check = (await checks_of(server.url))["persistence"]
+    assert check.status == "warning"
+    assert "every task" in check.message
+    assert "CONFIG SET appendonly yes" in check.message
+
+
+async def test_snapshots_alone_warn_what_is_lost(server: Server) -> None:
+    server.call("CONFIG", "SET", "save", "3600 1")
+    check = (await checks_of(server.url))["persistence"]
+    assert check.status == "warning"
+    assert "save 3600 1" in check.message
+
+
+async def test_a_server_that_evicts_is_warned_about(server: Server) -> None:
+    server.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    check = (await checks_of(server.url))["eviction"]
+    assert check.status == "warning"
+    assert "noeviction" in check.message
+
+
+async def test_a_clock_apart_is_measured(server: Server) -> None:
+    check = (await checks_of(server.url, apart_s=90))["clock"]
+    assert check.status == "warning"
+    assert "90.0 s behind" in check.message
+    assert (await checks_of(server.url, apart_s=-5))["clock"].message.startswith(
+        "the server's clock is 5.0 s ahead"
+    )
+
+
+async def test_where_config_is_denied_info_still_answers(server: Server) -> None:
+    server.call("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-config")
+    checks = await checks_of(f"redis://app:pw@127.0.0.1:{server.port}")
+    assert checks["eviction"].status == "ok"
+    assert checks["persistence"].status == "warning"
+
+
+async def test_where_info_and_config_are_denied_the_answer_is_unknown(server: Server) -> None:
+    server.call("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-config", "-info")
+    checks = await checks_of(f"redis://app:pw@127.0.0.1:{server.port}")
+    for name in ("version", "role", "eviction", "persistence"):
+        assert checks[name].status == "unknown"
+        assert "refuses INFO" in checks[name].message
+    assert "refuses CONFIG GET" in checks["eviction"].message
+    assert checks["clock"].status == "ok"
+
+
+async def test_where_only_info_is_denied_config_answers(server: Server) -> None:
+    server.call("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-info")
+    checks = await checks_of(f"redis://app:pw@127.0.0.1:{server.port}")
+    assert checks["eviction"].status == "ok"
+    assert checks["persistence"].status == "warning"
+    assert checks["version"].status == "unknown"
+
+
+async def test_a_replica_is_an_error(kind: Kind) -> None:
+    with sentinel(kind) as group:
+        check = (await checks_of(group.replica.url))["role"]
+    assert check.status == "error"
+    assert f":{group.primary.port}" in check.message
