@@ -1,6 +1,8 @@
 """What applications call: put tasks, look at them, cancel and move them."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,7 +16,7 @@ from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from .store import query
 from .store.durable import Durability, check_durability
 from .store.find import Finder, Reference
-from .store.intake import Intake, Named, Plain
+from .store.intake import Batch, Intake, Named, Plain
 from .store.link import LinkOptions
 from .store.named import NamedPuts
 from .store.put import Places, Widths, address_at, put_rows
@@ -47,8 +49,8 @@ class Client:
         clock: Clock | None = None,
         options: LinkOptions | None = None,
     ) -> None:
-        self._open_store = lambda: Store.open(
-            url, namespace=namespace, partitions=partitions, clock=clock, options=options
+        self._open_store: Callable[[], Coroutine[Any, Any, Store]] = partial(
+            Store.open, url, namespace=namespace, partitions=partitions, clock=clock, options=options
         )
         self._wait_s = wait_s
         self._dedupe_ms = delay_ms(dedupe_window, field="dedupe_window")
@@ -126,51 +128,51 @@ class Client:
         if on_conflict not in _CONFLICTS:
             raise InvalidInput(f"on_conflict {on_conflict!r}: use one of {', '.join(_CONFLICTS)}")
         level = check_durability(durability)
-        kept: list[Handle] | None = [] if handles else None
-        tally = {"created": 0, "kept": 0, "replaced": 0}
-        accepted = 0
-        async for some in _batches(tasks):
-            await self._put_batch(some, on_conflict, level, tally, kept)
-            accepted += len(some)
-            if progress is not None:
-                progress(accepted)
-        return PutSummary(accepted, tally["created"], tally["kept"], tally["replaced"], level.text, kept)
+        tally = _Tally(level, handles)
+        report = progress or _silent
+        writing: asyncio.Task[None] | None = None
+        try:
+            async for some in _batches(tasks):
+                # The next batch is made ready while the server works on this one.
+                write = self._prepare(some, on_conflict, tally)
+                if writing is not None:
+                    await writing
+                    report(tally.accepted)
+                writing = asyncio.create_task(write())
+                await asyncio.sleep(0)
+        finally:
+            if writing is not None:
+                await writing
+        report(tally.accepted)
+        return tally.summary()
 
-    async def _put_batch(
-        self,
-        tasks: Sequence[Task],
-        on_conflict: OnConflict,
-        level: Durability,
-        tally: dict[str, int],
-        handles: list[Handle] | None,
-    ) -> None:
-        store, intake, named, _ = self._ready()
+    def _prepare(
+        self, tasks: Sequence[Task], on_conflict: OnConflict, tally: "_Tally"
+    ) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Check and encode a batch; what is returned writes it."""
+        store, intake, _, _ = self._ready()
         now_ms = store.clock.now_ms()
-        batch = intake.take(tasks, now_ms)
-        with_ids = (
-            [item for item in batch.items if isinstance(item, Named)] if batch.rows.size < len(tasks) else []
-        )
+        batch = intake.take(tasks, now_ms, items=tally.handles is not None)
+
+        async def write() -> None:
+            places, named = await self._write(batch, on_conflict, now_ms, tally.level)
+            tally.add(batch, places, named)
+
+        return write
+
+    async def _write(
+        self, batch: Batch, on_conflict: OnConflict, now_ms: int, level: Durability
+    ) -> tuple[Places, list[Handle]]:
+        store, _, named, _ = self._ready()
         places: Places = {}
         if batch.rows.size:
             places = await put_rows(
                 store, batch.rows, self._widths, now_ms=now_ms, wait_s=self._wait_s, durability=level
             )
-            tally["created"] += batch.rows.size
-        answers = iter(
-            await named.put(with_ids, on_conflict, now_ms, level, wait_s=self._wait_s) if with_ids else ()
-        )
-        if handles is None:
-            for answer in answers:
-                tally[answer.outcome] += 1
-            return
-        for item in batch.items:
-            if isinstance(item, Plain):
-                task_id = f"{item.idh.hex()}~{address_at(places, item.where).text()}"
-                handles.append(Handle(task_id, item.due_ms, "created", item.past, level.text))
-            else:
-                handle = next(answers)
-                tally[handle.outcome] += 1
-                handles.append(handle)
+        with_ids = [item for item in batch.items if isinstance(item, Named)]
+        if not with_ids:
+            return places, []
+        return places, await named.put(with_ids, on_conflict, now_ms, level, wait_s=self._wait_s)
 
     # -- one task ------------------------------------------------------------------------------------------
 
@@ -251,6 +253,46 @@ class Client:
         return Reference.parse(check_name(id, "id"), lane, len(self.store.keys))
 
 
+def _silent(stored: int) -> None:
+    """Nobody wants to know."""
+
+
+class _Tally:
+    """What a bulk put came to so far."""
+
+    def __init__(self, level: Durability, handles: bool) -> None:
+        self.level = level
+        self.handles: list[Handle] | None = [] if handles else None
+        self.accepted = 0
+        self._counts = {"created": 0, "kept": 0, "replaced": 0}
+
+    def add(self, batch: Batch, places: Places, named: list[Handle]) -> None:
+        self._counts["created"] += batch.rows.size
+        for handle in named:
+            self._counts[handle.outcome] += 1
+        self.accepted += batch.rows.size + len(named)
+        if self.handles is None:
+            return
+        with_ids = iter(named)
+        for item in batch.items:
+            if isinstance(item, Plain):
+                task_id = f"{item.idh.hex()}~{address_at(places, item.where).text()}"
+                self.handles.append(Handle(task_id, item.due_ms, "created", item.past, self.level.text))
+            else:
+                self.handles.append(next(with_ids))
+
+    def summary(self) -> PutSummary:
+        counts = self._counts
+        return PutSummary(
+            self.accepted,
+            counts["created"],
+            counts["kept"],
+            counts["replaced"],
+            self.level.text,
+            self.handles,
+        )
+
+
 async def _batches(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[list[Task]]:
     if isinstance(tasks, Iterable):
         rest = iter(tasks)
@@ -268,9 +310,10 @@ async def _batches(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator
 
 
 def _checked(tasks: list[Task]) -> list[Task]:
-    for task in tasks:
-        if not isinstance(task, Task):
-            raise InvalidInput(f"put_many takes Task objects; this is a {type(task).__name__}")
+    strange = set(map(type, tasks)) - {Task}
+    for kind in strange:
+        if not issubclass(kind, Task):
+            raise InvalidInput(f"put_many takes Task objects; this is a {kind.__name__}")
     return tasks
 
 

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from ..model.clock import steady_s
@@ -19,6 +21,7 @@ from .partition import Begun, Partition
 
 log = logging.getLogger("mainspring.engine")
 
+_LIVE: Final = attrgetter("live")
 TICK_TASKS: Final = 8_192
 """Tasks a tick begins at most, over all partitions: their handling blocks the loop for some milliseconds."""
 
@@ -42,15 +45,7 @@ class Pace:
 
     def wait_s(self) -> float:
         """Counted from the last tick."""
-        gap = (
-            0.001
-            if self._rate < 2_000
-            else 0.002
-            if self._rate < 30_000
-            else 0.005
-            if self._rate < 150_000
-            else 0.01
-        )
+        gap = 0.001 if self._rate < 2_000 else 0.002 if self._rate < 30_000 else 0.005 if self._rate < 150_000 else 0.01
         return max(0.0, self._last + gap - time.monotonic())
 
 
@@ -67,6 +62,7 @@ class Dispatcher:
         lost: Callable[[Partition, str], None],
         wake: Callable[[], None],
         read_again: Callable[[], None],
+        room_made: Callable[[], None],
         max_in_flight: int = 100_000,
     ) -> None:
         self._store = store
@@ -75,6 +71,7 @@ class Dispatcher:
         self._lost = lost
         self._wake = wake
         self._read_again = read_again
+        self._room_made = room_made
         self._outcomes = Outcomes(retry, store.clock)
         self._running: set[asyncio.Task[Sequence[Outcome]]] = set()
         self._max_in_flight = max_in_flight
@@ -128,6 +125,7 @@ class Dispatcher:
         flights = self._take_answers(all_begun, answers)
         self.pace.ticked(len(flights))
         self._deliver(flights)
+        self._room_made()
         return len(flights)
 
     def _take_answers(
@@ -149,6 +147,7 @@ class Dispatcher:
     def _take_answer(self, partition: Partition, begun: Begun, answer: fire.Answer) -> Sequence[Flight]:
         match answer.status:
             case "ok":
+                partition.blocked_ms = -1
                 leaving = partition.begun(begun, answer.x)
                 if steady_s() >= partition.lease_until:
                     # Fired, but the lease ran out while we waited: the next owner delivers these.
@@ -160,14 +159,13 @@ class Dispatcher:
             case "more":
                 partition.take_back(begun)
                 partition.needs_listing = True
+                partition.blocked_ms = begun.section.max_due_ms or -1
                 self._read_again()
             case "stale":
                 for live in begun.touched:
                     partition.forget(live)
                 self._read_again()
-                log.warning(
-                    "partition %d: a slice is not the one that was read; reading again", partition.number
-                )
+                log.warning("partition %d: a slice is not the one that was read; reading again", partition.number)
             case status:
                 self._lost(partition, status)
         return ()
@@ -188,28 +186,33 @@ class Dispatcher:
     # -- deliveries ---------------------------------------------------------------------------------
 
     def _deliver(self, flights: list[Flight]) -> None:
+        if any(flight.body.expires_ms is not None for flight in flights):
+            flights = self._without_expired(flights)
         by_target: dict[str, list[Flight]] = {}
-        now_ms = self._store.clock.now_ms()
-        for flight in flights:
-            body = flight.body
-            if body.expires_ms is not None and body.expires_ms < now_ms:
-                self._settle_one(flight, Dead("expired"))
-                continue
-            group = by_target.get(body.target)
-            if group is None:
-                group = by_target[body.target] = []
-            group.append(flight)
+        if len({flight.body.target for flight in flights}) == 1:
+            by_target[flights[0].body.target] = flights
+        else:
+            for flight in flights:
+                by_target.setdefault(flight.body.target, []).append(flight)
         for target, group in by_target.items():
             sink = self._sinks.get(target.partition(":")[0])
             self.in_flight += len(group)
             if sink is None:
-                self._settle(
-                    group, [Retry(f"no sink for {target.partition(':')[0]}: on this node")] * len(group)
-                )
+                self._settle(group, [Retry(f"no sink for {target.partition(':')[0]}: on this node")] * len(group))
                 continue
             task: asyncio.Task[Sequence[Outcome]] = asyncio.ensure_future(sink.deliver(group))
             self._running.add(task)
             task.add_done_callback(lambda task, group=group: self._delivered(task, group))  # type: ignore[misc]
+
+    def _without_expired(self, flights: list[Flight]) -> list[Flight]:
+        now_ms = self._store.clock.now_ms()
+        in_time = []
+        for flight in flights:
+            if flight.body.expires_ms is not None and flight.body.expires_ms < now_ms:
+                self._settle_one(flight, Dead("expired"))
+            else:
+                in_time.append(flight)
+        return in_time
 
     def _delivered(self, task: "asyncio.Task[Sequence[Outcome]]", group: list[Flight]) -> None:
         self._running.discard(task)
@@ -220,20 +223,23 @@ class Dispatcher:
         if error is None and len(task.result()) == len(group):
             self._settle(group, task.result())
             return
-        reason = (
-            f"{type(error).__name__}: {error}" if error else "the sink answered for another number of tasks"
-        )
+        reason = f"{type(error).__name__}: {error}" if error else "the sink answered for another number of tasks"
         log.error("delivery to %s failed: %s", group[0].body.target, reason, exc_info=error)
         self._settle(group, [Retry(reason)] * len(group))
 
     def _settle(self, group: list[Flight], outcomes: Sequence[Outcome]) -> None:
         self.in_flight -= len(group)
-        for flight, outcome in zip(group, outcomes, strict=True):
-            if outcome is DONE and flight.body.lane is None:
-                live = flight.live
-                live.settle(flight.index)
-                live.finished += 1
-            else:
+        if outcomes.count(DONE) == len(outcomes):
+            for live, run in groupby(group, _LIVE):
+                if live.has_lanes:
+                    for flight in run:
+                        self._settle_one(flight, DONE)
+                else:
+                    indexes = [flight.index for flight in run]
+                    live.settle_many(indexes)
+                    live.finished += len(indexes)
+        else:
+            for flight, outcome in zip(group, outcomes, strict=True):
                 self._settle_one(flight, outcome)
         self.delivered += len(group)
         if self._commit_at is None:

@@ -49,6 +49,7 @@ class Engine:
             lost=self.keeper.lose,
             wake=self._something_to_fire,
             read_again=self._something_to_read,
+            room_made=self._room_made,
         )
         self.sweeper = Sweeper(store, self.owned, dedupe_window_ms=int(options.dedupe_window_s * 1000))
         self._keep = Loop("keeper", self.keeper.step)
@@ -83,9 +84,7 @@ class Engine:
                 await self.dispatcher.drain()
         except (TimeoutError, StoreError) as error:
             clean = False
-            log.warning(
-                "stopping with %d tasks in flight (%s); they go out again", self.dispatcher.in_flight, error
-            )
+            log.warning("stopping with %d tasks in flight (%s); they go out again", self.dispatcher.in_flight, error)
             self.dispatcher.cancel()
         await self._keep.stop()
         try:
@@ -117,6 +116,10 @@ class Engine:
 
     def _something_to_read(self) -> None:
         self._read.wake()
+
+    def _room_made(self) -> None:
+        if self.lookahead.hungry:
+            self._read.wake()
 
     def _ownership_changed(self) -> None:
         self._read.wake()

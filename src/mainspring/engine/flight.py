@@ -4,8 +4,11 @@ from ..model.delivery import Delivery
 from .live import LiveSlice
 
 
-class Flight(Delivery, weakref=False):
-    """What the dispatcher hands to a sink. Sinks see a Delivery."""
+class Flight(Delivery, gc=False):
+    """What the dispatcher hands to a sink. Sinks see a Delivery.
+
+    Hidden from the garbage collector: nothing it refers to refers back, and there are a great many.
+    """
 
     live: LiveSlice
     index: int

@@ -1,15 +1,19 @@
 """A slice as its owner holds it: the entries still to fire, and the bitmaps."""
 
+from array import array
 from bisect import bisect_left, insort
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final
 
-from ..store.codec import HEADER_BYTES, LANE, RESENT, TOMB, TOMB_BYTES, header
+from ..store.codec import HEADER_BYTES, INDEXED, LANE, RESENT, TOMB, TOMB_BYTES, header
 from ..store.fire import Touch
 from ..store.keys import HOUR_MS, Slice
 
 _MASK: Final = tuple(0x80 >> bit for bit in range(8))
 _END: Final = 1 << 63
 _FEW: Final = 32
+_FLAGS: Final = itemgetter(4)
 
 
 class LiveSlice:
@@ -19,37 +23,15 @@ class LiveSlice:
     """
 
     __slots__ = (
-        "at",
-        "cursor",
-        "dedupe",
-        "deferred",
-        "dirty",
-        "done",
-        "done_count",
-        "due",
-        "finished",
-        "fired",
-        "first_of",
-        "forgotten",
-        "g",
-        "has_lanes",
-        "held",
-        "high",
-        "lost",
-        "low",
-        "partition",
-        "redo",
-        "rows",
-        "seen",
-        "sift",
-        "slice",
-        "tail",
-        "tail_index",
-        "unread",
+        "at", "cursor", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished", "fired",
+        "first_of", "forgotten", "g", "has_lanes", "held", "high", "inherited", "lost", "low", "partition", "redo", "rows",
+        "seen", "sift", "slice", "tail", "tail_index", "unread",
     )  # fmt: skip
 
-    def __init__(self, partition: int, place: Slice, g: float) -> None:
+    def __init__(self, partition: int, place: Slice, g: float, *, inherited: bool = False) -> None:
         self.partition = partition
+        self.inherited = inherited
+        """A former owner may have fired some of it: its bitmaps have to be read first."""
         self.slice = place
         self.g = g
         self.forgotten = False
@@ -67,8 +49,8 @@ class LiveSlice:
         self.done = bytearray()
         self.redo = bytearray()
         """Fired by a former owner and not done: to be delivered again."""
-        self.done_count = 0
-        self.dirty: list[int] = []
+        self.dirty_low, self.dirty_high = _END, -1
+        """Rows settled since the last commit lie between these."""
         self.sift = False
         """Some rows were fired before this pass over the list: look at each."""
         self.tail, self.tail_index = b"", -1
@@ -90,10 +72,10 @@ class LiveSlice:
     def load_bitmaps(self, fired: bytes, done: bytes) -> None:
         """Take over from a former owner: what was fired and is not done goes out again."""
         self.fired, self.done = bytearray(fired), bytearray(done)
-        self.done_count = int.from_bytes(done, "big").bit_count()
         kept = int.from_bytes(fired, "little") & ~int.from_bytes(done.ljust(len(fired), b"\0"), "little")
         self.redo = bytearray(kept.to_bytes(max(len(fired), len(done)), "little"))
         self.sift = bool(fired or done)
+        self.inherited = False
 
     def absorb(self, rows: list[bytes]) -> int:
         """Take in the next rows of the list; return how many now wait to fire."""
@@ -103,14 +85,18 @@ class LiveSlice:
         if rows and self.cursor > self.tail_index:
             self.tail, self.tail_index = header(rows[-1]), self.cursor - 1
         self._grow()
-        flags = bytes([row[4] if len(row) >= HEADER_BYTES else TOMB for row in rows])
-        plain = not self.sift and not self.dedupe and not flags.strip(b"\0\1\2\3")
-        offsets = [int.from_bytes(row[:4], "big") for row in rows]
+        try:
+            flags = set(map(_FLAGS, rows))
+        except IndexError:  # an entry shorter than its flags: cancelled, or damaged
+            flags = {TOMB, *(row[4] for row in rows if len(row) > 4)}
         if not self.dedupe and any(flag & RESENT for flag in flags):
             self.restart(dedupe=True)
             return -waiting
         self.has_lanes = self.has_lanes or any(flag & LANE for flag in flags)
-        if plain and max(offsets, default=0) < self.slice.width_ms:
+        offsets = array("I", b"".join([row[:4] if len(row) >= 4 else bytes(4) for row in rows]))
+        offsets.byteswap()
+        plain = not self.sift and not self.dedupe and max(flags, default=0) <= (INDEXED | LANE)
+        if plain and max(offsets, default=0) < self.slice.width_ms and min(map(len, rows)) >= HEADER_BYTES:
             keys = [(offset << 32) | i for i, offset in enumerate(offsets, first)]
             self.rows += rows
         else:
@@ -120,16 +106,12 @@ class LiveSlice:
         self._merge(keys)
         return len(self.due) - self.at - waiting
 
-    def _sift(self, rows: list[bytes], offsets: list[int], first: int) -> list[int]:
+    def _sift(self, rows: list[bytes], offsets: Sequence[int], first: int) -> list[int]:
         """Keys of the rows that still have to fire; the rest is marked done or skipped."""
         keys = []
         for i, row in enumerate(rows, first):
             self.rows.append(row)
-            if (
-                self._bit(self.done, i)
-                or (self._bit(self.fired, i) and not self._bit(self.redo, i))
-                or i in self.held
-            ):
+            if self._bit(self.done, i) or (self._bit(self.fired, i) and not self._bit(self.redo, i)) or i in self.held:
                 self.rows[i] = None
             elif len(row) == TOMB_BYTES or (len(row) >= HEADER_BYTES and row[4] & TOMB):
                 self.settle(i)
@@ -254,21 +236,34 @@ class LiveSlice:
 
     def settle(self, index: int) -> None:
         """Nothing is left to do for this row."""
-        byte, mask = index >> 3, _MASK[index & 7]
-        if not self.done[byte] & mask:
-            self.done[byte] |= mask
-            self.done_count += 1
-            self.dirty.append(index)
-        if index < len(self.rows):
-            self.rows[index] = None
+        self.settle_many([index])
+
+    def settle_many(self, indexes: list[int]) -> None:
+        done, rows, known = self.done, self.rows, len(self.rows)
+        for i in indexes:
+            done[i >> 3] |= _MASK[i & 7]
+            if i < known:
+                rows[i] = None
+        self.dirty_low = min(self.dirty_low, min(indexes))
+        self.dirty_high = max(self.dirty_high, max(indexes))
+
+    @property
+    def dirty(self) -> bool:
+        return self.dirty_high >= 0
 
     def take_dirty(self) -> tuple[int, bytes]:
         """The range of done bytes to commit."""
         if not self.dirty:
             return 0, b""
-        low, high = min(self.dirty) >> 3, max(self.dirty) >> 3
-        self.dirty = []
+        low, high = self.dirty_low >> 3, self.dirty_high >> 3
+        self.dirty_low, self.dirty_high = _END, -1
         return low, bytes(self.done[low : high + 1])
+
+    def untake_dirty(self, d_at: int, d: bytes) -> None:
+        """The range was not written: it has to be committed again."""
+        if d:
+            self.dirty_low = min(self.dirty_low, d_at * 8)
+            self.dirty_high = max(self.dirty_high, (d_at + len(d)) * 8 - 1)
 
     def touch(self, begun: list[int]) -> Touch:
         """Mark rows as fired and hand over what has to be written: those bits and the done bits since last time."""
@@ -278,7 +273,9 @@ class LiveSlice:
 
     @property
     def all_done(self) -> bool:
-        return not self.unread and not self.dirty and self.done_count >= self.cursor and not self.deferred
+        if self.unread or self.dirty or self.deferred or self.at < len(self.due):
+            return False
+        return int.from_bytes(self.done, "big").bit_count() >= self.cursor
 
     def _grow(self) -> None:
         missing = (self.cursor + 7 >> 3) - len(self.fired)

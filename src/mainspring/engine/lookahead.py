@@ -32,9 +32,7 @@ class Reach:
 class LookAhead:
     """Keeps the owned partitions' slices in memory as far as the reach goes."""
 
-    def __init__(
-        self, store: Store, owned: dict[int, Partition], reach: Reach, fire: Callable[[], None]
-    ) -> None:
+    def __init__(self, store: Store, owned: dict[int, Partition], reach: Reach, fire: Callable[[], None]) -> None:
         self._store = store
         self._owned = owned
         self._reach = reach
@@ -42,6 +40,8 @@ class LookAhead:
         self._woken: set[int] = set()
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
+        self.hungry = False
+        """There was more to read than room for it."""
 
     @property
     def held(self) -> int:
@@ -119,15 +119,14 @@ class LookAhead:
                 partition.forget(live)
                 live = None
             if live is None:
-                live = partition.slices[place] = LiveSlice(partition.number, place, g)
-                live.sift = partition.recovering
+                live = LiveSlice(partition.number, place, g, inherited=partition.recovering)
+                partition.slices[place] = live
             live.unread = True
         partition.recovering = False
 
     async def _read(self, now_ms: int) -> bool:
         """Read a round of chunks, earliest slices first. True when there is more to read at once."""
         until_ms = now_ms + WINDOW_MS
-        room = self._reach.tasks - self.held
         wanted: list[LiveSlice] = []
         for partition in self._owned.values():
             for live in partition.slices.values():
@@ -135,41 +134,55 @@ class LookAhead:
                     live.next_window(until_ms)
                 if live.unread:
                     wanted.append(live)
-        if room <= 0:
-            # What has started must be read to its end even when full: a lane's task waits for that. Rows that do
-            # not fit are let go again.
-            wanted = [live for live in wanted if live.slice.start_ms <= now_ms]
         wanted.sort(key=lambda live: live.slice.start_ms)
-        batch = wanted[:CHUNKS_AT_ONCE]
-        if batch:
-            await self._read_batch(batch, until_ms, room)
-        return len(batch) > 0 and (room > 0 or any(live.unread for live in batch))
+        chunks = self._chunks(wanted)
+        self.hungry = len(chunks) < min(len(wanted), CHUNKS_AT_ONCE)
+        if not chunks:
+            return False
+        await self._read_chunks(chunks, until_ms)
+        return True
 
-    async def _read_batch(self, batch: list[LiveSlice], until_ms: int, room: int) -> None:
-        chunks = [
-            read.Chunk(live.partition, live.slice, live.cursor, CHUNK_ROWS, live.sift and live.tail_index < 0)
-            for live in batch
-        ]
-        answers = await read.read_chunks(self._store, chunks)
+    def _chunks(self, wanted: list[LiveSlice]) -> list[tuple[LiveSlice, read.Chunk]]:
+        room = self._reach.tasks - self.held
+        chunks: list[tuple[LiveSlice, read.Chunk]] = []
+        for live in wanted:
+            if len(chunks) == CHUNKS_AT_ONCE:
+                break
+            count = min(CHUNK_ROWS, room)
+            # A lane's task waits until all that started before it is read: such slices are read to their end even
+            # when there is no room. Rows that do not fit are let go again.
+            if count <= 0 and self._owned[live.partition].blocked_ms >= live.slice.start_ms:
+                count = CHUNK_ROWS
+            if count > 0:
+                room -= count
+                chunk = read.Chunk(live.partition, live.slice, live.cursor, count, live.inherited)
+                chunks.append((live, chunk))
+        return chunks
+
+    async def _read_chunks(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int) -> None:
+        answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
         failure = None
-        for live, chunk, answer in zip(batch, chunks, answers, strict=True):
+        for (live, chunk), answer in zip(chunks, answers, strict=True):
             if isinstance(answer, StoreError):
                 failure = answer
             elif not live.forgotten and live.cursor == chunk.first:
-                room -= self._take(live, chunk, answer, until_ms, room)
+                self._take(live, chunk, answer, until_ms)
         self._fire()
         if failure is not None:
             raise failure
 
-    def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.Rows, until_ms: int, room: int) -> int:
+    def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.Rows, until_ms: int) -> None:
         if chunk.bitmaps:
             live.load_bitmaps(answer.fired, answer.done)
-            live.sift = live.sift or bool(answer.fired or answer.done)
-        live.unread = len(answer.rows) == chunk.count
+        live.unread = len(answer.rows) == chunk.rows
         if not answer.rows:
-            return 0
+            return
         live.open_window(until_ms)
-        gained = live.absorb(answer.rows)
-        if gained > room or live.waiting > self._reach.tasks // 2:
-            gained -= live.trim(max(CHUNK_ROWS, live.waiting - max(0, gained - room)))
-        return gained
+        live.absorb(answer.rows)
+        # Half of the room is the most that one slice may take; past that only its earliest rows are held. A slice
+        # that is read although there is no room keeps what the next tick can use.
+        most = max(self._reach.tasks // 2, 1)
+        if self.held > self._reach.tasks:
+            most = min(most, max(CHUNK_ROWS, self._reach.tasks // 8))
+        if live.waiting > most:
+            live.trim(most // 2 + 1)

@@ -12,9 +12,7 @@ log = logging.getLogger("mainspring.engine")
 class Loop:
     """Runs `step` again and again. A step returns the seconds until the next; `wake` cuts the wait short."""
 
-    def __init__(
-        self, name: str, step: Callable[[], Awaitable[float]], *, min_backoff_s: float = 0.05
-    ) -> None:
+    def __init__(self, name: str, step: Callable[[], Awaitable[float]], *, min_backoff_s: float = 0.05) -> None:
         self._name = name
         self._step = step
         self._wake = asyncio.Event()

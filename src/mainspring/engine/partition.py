@@ -51,6 +51,8 @@ class Partition:
         self.needs_listing = True
         self.recovering = True
         """The next listing is the first: bitmaps of a former owner are read along."""
+        self.blocked_ms = -1
+        """A lane's task due by then waits for unread slices that started before it."""
         self.next_start_ms: int | None = None
         """Start of the earliest slice that lies beyond the horizon."""
         self.damaged: list[Damaged] = []
@@ -71,9 +73,7 @@ class Partition:
 
     @property
     def has_outcomes(self) -> bool:
-        return bool(
-            self.retries or self.deaths or self.holds or any(live.lost for live in self.slices.values())
-        )
+        return bool(self.retries or self.deaths or self.holds or any(live.lost for live in self.slices.values()))
 
     # -- begin ---------------------------------------------------------------------------------------
 
@@ -97,14 +97,12 @@ class Partition:
                     by_live[live] = by_live.get(live, []) + [flight.index for flight in leaving]
         return self._section(flights, by_live, max_due)
 
-    def _section(
-        self, flights: list[Flight], by_live: dict[LiveSlice, list[int]], max_due_ms: int
-    ) -> Begun | None:
+    def _section(self, flights: list[Flight], by_live: dict[LiveSlice, list[int]], max_due_ms: int) -> Begun | None:
         touched = [live for live in self.slices.values() if live in by_live or live.dirty]
         if not touched:
             return None
         due_ms = max_due_ms if flights else None
-        lanes = due_ms is not None and any(flight.body.lane is not None for flight in flights)
+        lanes = due_ms is not None and any(live.has_lanes for live in by_live)
         known = self._known(max_due_ms) if lanes else []
         finished = sum(live.finished for live in touched)
         touches = [live.touch(by_live.get(live, [])) for live in touched]
@@ -115,11 +113,7 @@ class Partition:
 
     def _known(self, max_due_ms: int) -> list[Known]:
         limit = (max_due_ms // 1000 + 1) * 1000
-        return [
-            Known(live.slice, live.g, live.cursor)
-            for live in self.slices.values()
-            if live.slice.start_ms < limit
-        ]
+        return [Known(live.slice, live.g, live.cursor) for live in self.slices.values() if live.slice.start_ms < limit]
 
     def _flights(self, live: LiveSlice, keys: list[int]) -> list[Flight]:
         indexes = [key & 0xFFFFFFFF for key in keys]
@@ -206,8 +200,7 @@ class Partition:
         finished = begun.section.finished
         for live, touch in zip(begun.touched, begun.section.touches, strict=True):
             live.finished, finished = live.finished + finished, 0
-            if touch.d:
-                live.dirty += (touch.d_at * 8, touch.d_at * 8 + len(touch.d) * 8 - 1)
+            live.untake_dirty(touch.d_at, touch.d)
 
     def forget(self, live: LiveSlice) -> None:
         """The list on the server is not the one that was read: read it anew, bitmaps included."""

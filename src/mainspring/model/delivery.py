@@ -7,7 +7,7 @@ import msgspec
 from .ids import idempotency_key
 
 
-class Body(msgspec.Struct, array_like=True, frozen=True):
+class Body(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What an entry says of its task. Readers accept two fields or more and ignore fields they do not know."""
 
     target: str
@@ -25,7 +25,7 @@ class Body(msgspec.Struct, array_like=True, frozen=True):
     errors: tuple[str, ...] = ()
 
 
-class Delivery(msgspec.Struct, weakref=False):
+class Delivery(msgspec.Struct, gc=False):
     """One attempt at one task. The idempotency key is the same for every attempt."""
 
     namespace: str

@@ -63,9 +63,7 @@ def instant_ms(when: When, *, field: str = "at") -> int:
         return when
     if isinstance(when, datetime):
         if when.utcoffset() is None:
-            raise InvalidInput(
-                f"{field} is a naive datetime ({when.isoformat()}); add a time zone, e.g. tzinfo=UTC"
-            )
+            raise InvalidInput(f"{field} is a naive datetime ({when.isoformat()}); add a time zone, e.g. tzinfo=UTC")
         return math.ceil((when - _EPOCH) / timedelta(milliseconds=1))
     if isinstance(when, float):
         if not math.isfinite(when):
@@ -77,9 +75,7 @@ def instant_ms(when: When, *, field: str = "at") -> int:
         except InvalidInput:
             raise
         except ValueError:
-            raise InvalidInput(
-                f"{field}: {when!r} is not an ISO 8601 time such as 2030-01-01T09:00:00Z"
-            ) from None
+            raise InvalidInput(f"{field}: {when!r} is not an ISO 8601 time such as 2030-01-01T09:00:00Z") from None
     raise InvalidInput(f"{field} is a {type(when).__name__}; give an aware datetime or epoch milliseconds")
 
 

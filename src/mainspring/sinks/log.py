@@ -1,36 +1,91 @@
-"""`log:`, one line per task on standard output: for a first try."""
+"""`log:`, one line per task on standard output: for a first try, and for piping into other programs."""
 
-import sys
+import asyncio
+import base64
+import contextlib
+import os
+import queue
+import select
+import threading
 from collections.abc import Sequence
-from typing import IO
+from typing import NamedTuple
 
 import msgspec
 
 from ..model.delivery import Delivery
-from ..model.outcome import DONE, Outcome
+from ..model.outcome import DONE, Outcome, Retry
 
 
 class LogSink:
-    """Writes `{"id", "due", "attempt", "payload"}` as JSON lines."""
+    """Writes each task's payload as one line of JSON, as it was given and without an envelope.
 
-    def __init__(self, stream: IO[str] | None = None) -> None:
-        self._stream = stream or sys.stdout
+    A thread of its own writes: a reader that does not read (a full pipe, a terminal with Ctrl-S) holds up the
+    deliveries, never the event loop, which must go on renewing leases. The thread is a daemon and writes to
+    the descriptor itself, so a write that never returns cannot keep the process from ending either.
+    """
+
+    def __init__(self, fd: int = 1) -> None:
+        self._fd = fd
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
-        lines = [
-            msgspec.json.encode(
-                {
-                    "id": one.id,
-                    "due_ms": one.due_ms,
-                    "attempt": one.attempt,
-                    "payload": one.value(),
-                }
-            ).decode()
-            for one in batch
-        ]
-        self._stream.write("\n".join(lines) + "\n")
-        self._stream.flush()
-        return [DONE] * len(batch)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mainspring-log", daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        job = _Job(b"".join(map(_line, batch)), loop, loop.create_future())
+        self._jobs.put(job)
+        error = await job.done
+        if error is None:
+            return [DONE] * len(batch)
+        # Not done: what nobody could read goes out again, and in the end to the dead letters.
+        return [Retry(f"standard output cannot be written: {error.strerror}")] * len(batch)
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            error = None
+            try:
+                _write_all(self._fd, job.data)
+            except OSError as caught:
+                error = caught
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                job.loop.call_soon_threadsafe(_answer, job.done, error)
+
+
+class _Job(NamedTuple):
+    data: bytes
+    loop: asyncio.AbstractEventLoop
+    done: "asyncio.Future[OSError | None]"
+
+
+def _answer(done: "asyncio.Future[OSError | None]", error: OSError | None) -> None:
+    if not done.done():  # it is, when the node gave up on this delivery
+        done.set_result(error)
+
+
+def _line(one: Delivery) -> bytes:
+    payload = _text_of(one.payload) if one.body.raw else one.payload
+    if b"\n" in payload or b"\r" in payload:
+        # JSON has line breaks only between its tokens: taking them out changes nothing else.
+        payload = msgspec.json.format(payload, indent=-1)
+    return payload + b"\n"
+
+
+def _text_of(raw: bytes) -> bytes:
+    try:
+        return msgspec.json.encode(raw.decode())
+    except UnicodeDecodeError:
+        return msgspec.json.encode({"base64": base64.b64encode(raw).decode()})
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # somebody made our standard output non-blocking
+            select.select([], [fd], [])

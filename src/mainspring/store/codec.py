@@ -19,25 +19,17 @@ TOMB_BYTES: Final = 4
 """A cancelled entry keeps the first four bytes of its idh: enough to prove which entry stood there."""
 
 
-class Short(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The start of a Body, written when everything else has its default."""
-
-    target: str
-    payload: bytes
-
-
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Body).decode
 _decode_many: Final = msgspec.msgpack.Decoder(list[Body]).decode
-_json: Final = msgspec.json.Encoder().encode
-encode_body: Final = _encode
+to_json: Final = msgspec.json.Encoder().encode
 
 
 def encode_payload(payload: Any, limit: int = MAX_PAYLOAD_BYTES) -> tuple[bytes, bool]:
     """The bytes to store and whether they are the caller's own."""
     raw = isinstance(payload, (bytes, bytearray, memoryview))
     try:
-        data = bytes(payload) if raw else _json(payload)
+        data = bytes(payload) if raw else to_json(payload)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"payload cannot be written as JSON: {error}; give JSON values or bytes") from None
     if len(data) > limit:
@@ -49,8 +41,18 @@ def decode_payload(body: Body) -> Any:
     return body.payload if body.raw else msgspec.json.decode(body.payload)
 
 
-def entry(offset_ms: int, flags: int, idh: bytes, body: Short | Body) -> bytes:
-    return b"%b%c%b%b" % (offset_ms.to_bytes(4, "big"), flags, idh, _encode(body))
+def entry(offset_ms: int, flags: int, idh: bytes, body: Body) -> bytes:
+    return b"%b%c%b%b" % (offset_ms.to_bytes(4, "big"), flags, idh, _encode(_fields(body)))
+
+
+def _fields(body: Body) -> Body | tuple[str | bytes | None, ...]:
+    """The body without the defaults at its end: of most tasks two, three or four fields are left."""
+    ordinary = body.due_ms is None and body.original_due_ms is None and body.expires_ms is None
+    if not ordinary or body.attempt != 1 or body.raw or body.errors:
+        return body
+    if body.lane is not None:
+        return (body.target, body.payload, body.id, body.lane)
+    return (body.target, body.payload) if body.id is None else (body.target, body.payload, body.id)
 
 
 def decode(row: bytes) -> Body:
@@ -60,9 +62,7 @@ def decode(row: bytes) -> Body:
 
 def decode_many(rows: list[bytes]) -> list[Body]:
     """Bodies of many entries in one pass: joined they are one msgpack array, decoded without a call each."""
-    return _decode_many(
-        b"\xdd" + len(rows).to_bytes(4, "big") + b"".join([row[HEADER_BYTES:] for row in rows])
-    )
+    return _decode_many(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join([row[HEADER_BYTES:] for row in rows]))
 
 
 def is_tomb(row: bytes) -> bool:
@@ -74,16 +74,16 @@ def header(row: bytes) -> bytes:
     return row if len(row) == TOMB_BYTES else row[:4] + row[5:HEADER_BYTES]
 
 
-_BIN8: Final = tuple(b"\xc4" + bytes((size,)) for size in range(256))
+BIN8: Final = tuple(b"\xc4" + bytes((size,)) for size in range(256))
 
 
 def short_head(target: str) -> bytes:
-    """The start of a Short body up to its payload: the same for all tasks of one target."""
+    """The start of a body of two fields up to its payload: the same for all tasks of one target."""
     return b"\x92" + _encode(target)
 
 
 def bin_head(size: int) -> bytes:
     """The msgpack header of a payload: written by hand because this is the hottest line of a bulk put."""
     if size < 256:
-        return _BIN8[size]
+        return BIN8[size]
     return b"\xc5" + size.to_bytes(2, "big") if size < 65536 else b"\xc6" + size.to_bytes(4, "big")

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from ..model.errors import StoreError
-from .store import Store
+from .store import Group, Store
 
 
 class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -34,24 +34,18 @@ _decode: Final = msgspec.msgpack.Decoder(DeadLetter).decode
 async def list_dead(store: Store, *, limit: int = 100) -> list[DeadLetter]:
     """The newest dead letters of all partitions."""
     newest: list[tuple[float, int, bytes]] = []
-    groups = [
-        (keys.slot, [("ZRANGE", keys.dead_times, 0, limit - 1, "REV", "WITHSCORES")])
-        for keys in store.keys.partitions
+    groups: list[Group] = [
+        (keys.slot, [("ZRANGE", keys.dead_times, 0, limit - 1, "REV", "WITHSCORES")]) for keys in store.keys.partitions
     ]
     for p, result in enumerate(await store.run(groups)):
         if isinstance(result, StoreError):
             raise result
         [reply] = result
         newest += [(float(reply[i + 1]), p, reply[i]) for i in range(0, len(reply), 2)]
-    newest = sorted(newest, reverse=True)[:limit]
-    fetches = [
-        (store.keys.partitions[p].slot, [("HGET", store.keys.partitions[p].dead, idh)])
-        for _, p, idh in newest
-    ]
     letters = []
-    for result in await store.run(fetches):
-        if isinstance(result, StoreError):
-            raise result
-        if result[0] is not None:
-            letters.append(_decode(result[0]))
+    for _, p, idh in sorted(newest, reverse=True)[:limit]:
+        keys = store.keys.partitions[p]
+        [record] = await store.run_one(keys.slot, [("HGET", keys.dead, idh)])
+        if record is not None:
+            letters.append(_decode(record))
     return letters

@@ -34,7 +34,7 @@ def check_durability(value: str) -> Durability:
         return SERVER
     if value == "disk":
         return Durability(value, ("WAITAOF", 1, 0, WAIT_MS), 1)
-    match = re.fullmatch(r"replicas=([1-9]\d?)", value) if isinstance(value, str) else None
+    match = re.fullmatch(r"replicas=([1-9]\d?)", str(value))
     if match is None:
         raise InvalidInput(f"durability {value!r}: use 'server', 'disk' or 'replicas=n' with n from 1 to 99")
     return Durability(value, ("WAIT", int(match[1]), WAIT_MS), int(match[1]))

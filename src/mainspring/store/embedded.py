@@ -83,9 +83,7 @@ def start(
         ) from error
 
 
-def _own_or_share(
-    folder: Folder, binary: str | None, extra: Mapping[str, str], timeout_s: float
-) -> EmbeddedServer:
+def _own_or_share(folder: Folder, binary: str | None, extra: Mapping[str, str], timeout_s: float) -> EmbeddedServer:
     # Whoever gets the lock starts the server. Whoever does not waits until the other's server answers,
     # or until the lock is free because that server was just stopping.
     deadline = _Deadline(timeout_s)

@@ -24,9 +24,7 @@ from mainspring.model.errors import EmbeddedError
 
 _LONGEST_SOCKET_PATH = 100  # the kernel takes 107 bytes on Linux, 103 on macOS
 _LOG_TAIL_BYTES = 1500
-_OURS = frozenset(
-    {"port", "bind", "unixsocket", "unixsocketperm", "requirepass", "dir", "logfile", "daemonize"}
-)
+_OURS = frozenset({"port", "bind", "unixsocket", "unixsocketperm", "requirepass", "dir", "logfile", "daemonize"})
 
 
 class Info(msgspec.Struct, frozen=True):
@@ -89,9 +87,7 @@ class Folder:
 
     def write_conf(self, socket: Path, extra: Mapping[str, str]) -> None:
         if wrong := sorted(_OURS & {name.lower() for name in extra}):
-            raise EmbeddedError(
-                f"the embedded server sets {', '.join(wrong)} itself; leave it out of extra_config"
-            )
+            raise EmbeddedError(f"the embedded server sets {', '.join(wrong)} itself; leave it out of extra_config")
         settings = {
             "port": "0",  # the port is opened once the server runs, see embedded_probe.listen_on
             "bind": "127.0.0.1",
@@ -107,9 +103,7 @@ class Folder:
             "maxmemory-policy": "noeviction",
             **extra,
         }
-        write_private(
-            self.conf, b"".join(f"{name} ".encode() + _quoted(text) for name, text in settings.items())
-        )
+        write_private(self.conf, b"".join(f"{name} ".encode() + _quoted(text) for name, text in settings.items()))
 
     def turn_log(self) -> None:
         """Start a new log, so that its tail speaks of this run only."""
@@ -139,9 +133,7 @@ class Folder:
             if base and Path(base).is_dir() and len(os.fsencode(short)) <= _LONGEST_SOCKET_PATH:
                 _make_private(short.parent)
                 return short
-        raise EmbeddedError(
-            f"no folder is short enough for the unix socket of {self.path}; choose a shorter path"
-        )
+        raise EmbeddedError(f"no folder is short enough for the unix socket of {self.path}; choose a shorter path")
 
 
 def write_private(file: Path, content: bytes) -> None:
@@ -161,9 +153,7 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise EmbeddedError(
-            f"{folder} belongs to someone else or is open to others; remove it and start again"
-        )
+        raise EmbeddedError(f"{folder} belongs to someone else or is open to others; remove it and start again")
 
 
 def _quoted(text: str) -> bytes:

@@ -37,11 +37,7 @@ class Reference(NamedTuple):
         if match[2] is None:
             return cls(None, idh, tuple(range(partitions)), None)
         address = Address.parse(match[2])
-        if (
-            address.partition >= partitions
-            or address.slice.width_ms not in WIDTHS_MS
-            or address.index >= 1 << 32
-        ):
+        if address.partition >= partitions or address.slice.width_ms not in WIDTHS_MS or address.index >= 1 << 32:
             raise InvalidInput(f"id {task_id!r} does not belong to this namespace")
         return cls(None, idh, (address.partition,), address)
 

@@ -50,9 +50,7 @@ async def put_ids(
     answers: dict[int, list[Address | Taken] | StoreError] = {}
     results = await store.run(groups, durability)
     for (p, rows), order, result in zip(by_partition.items(), orders, results, strict=True):
-        answers[p] = (
-            result if isinstance(result, StoreError) else _put_answer(p, rows, order, result[0], widths)
-        )
+        answers[p] = result if isinstance(result, StoreError) else _put_answer(p, rows, order, result[0], widths)
     return answers
 
 

@@ -3,7 +3,10 @@
 import os
 from binascii import crc_hqx
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Final, NamedTuple
+
+import msgspec
 
 from ..model.delivery import Body
 from ..model.errors import InvalidInput
@@ -12,12 +15,15 @@ from ..model.limits import HORIZON_MS, MAX_PAYLOAD_BYTES
 from ..model.targets import check_target
 from ..model.task import Task
 from ..model.times import check_horizon, delay_ms, instant_ms
-from .codec import INDEXED, LANE, bin_head, encode_payload, entry, short_head
+from .codec import BIN8, INDEXED, LANE, bin_head, encode_payload, entry, short_head, to_json
 from .index import IdRow
-from .keys import SECOND_MS, Keyspace, Slice, partition_of
+from .keys import HOUR_MS, SECOND_MS, Keyspace, Slice, partition_of
 from .put import Rows, Widths
 
 _MOST_TARGETS: Final = 10_000
+_BYTES: Final = (bytes, bytearray, memoryview)
+_OFFSETS: Final = tuple(ms.to_bytes(4, "big") + b"\0" for ms in range(SECOND_MS))
+"""Offset and flags of a plain entry."""
 
 
 class Plain(NamedTuple):
@@ -55,33 +61,73 @@ class Intake:
         self._max_payload_bytes = max_payload_bytes
         self._heads: dict[str, bytes] = {}
 
-    def take(self, tasks: Sequence[Task], now_ms: int) -> Batch:
-        """Encode all or raise for the first that is wrong; nothing is written in either case."""
+    def take(self, tasks: Sequence[Task], now_ms: int, *, items: bool = True) -> Batch:
+        """Encode all or raise for the first that is wrong; nothing is written in either case.
+
+        Without `items` tasks that carry no id leave no trace in the batch but their rows.
+        """
         batch = Batch()
         random = os.urandom(IDH_BYTES * len(tasks))
-        items, add, place_of = batch.items, batch.rows.add, self._widths.place
-        latest = now_ms + HORIZON_MS
-        this_second = now_ms - now_ms % SECOND_MS
-        for i, task in enumerate(tasks):
-            due_ms = self._due_ms(task, now_ms)
-            if not 0 <= due_ms <= latest:
-                check_horizon(due_ms, now_ms)
-            head = self._heads.get(task.target) or self._head(task.target)
-            payload, raw = encode_payload(task.payload, self._max_payload_bytes)
-            if task.id is not None:
-                items.append(self._named(task, due_ms, now_ms, payload, raw))
+        partitions, heads, most = self._partitions, self._heads, self._max_payload_bytes
+        # A common task: no id, no lane, due within the hour. Its row is made right here, without a call.
+        first, last = now_ms - now_ms % SECOND_MS, now_ms + HOUR_MS
+        plain_lists: dict[int, list[bytes]] = {}
+        for at in range(0, len(random), IDH_BYTES):
+            task = tasks[at // IDH_BYTES]
+            due_ms = task.at
+            if type(due_ms) is not int:
+                due_ms = self._due_ms(task, now_ms)
+            payload = task.payload
+            head = heads.get(task.target)
+            if (
+                head is None
+                or task.id is not None
+                or task.lane is not None
+                or task.expires is not None
+                or task.after is not None
+                or not first <= due_ms < last
+                or items
+                or isinstance(payload, _BYTES)
+            ):
+                self._take_slowly(batch, task, random[at : at + IDH_BYTES], due_ms, now_ms, items)
                 continue
-            idh = random[i * IDH_BYTES : (i + 1) * IDH_BYTES]
-            if task.lane is None and task.expires is None and not raw and due_ms >= this_second:
-                partition = crc_hqx(idh, 0) % self._partitions
-                place = place_of(partition, due_ms, now_ms)
-                offset = (due_ms - place.start_ms).to_bytes(4, "big")
-                row = b"%b\0%b%b%b%b" % (offset, idh, head, bin_head(len(payload)), payload)
-            else:
-                partition = self.partition_for(idh, task.lane)
-                place, row = self._full(task, idh, None, partition, due_ms, now_ms, payload, raw)
-            items.append(Plain(idh, due_ms, due_ms < now_ms, add(partition, place, row, due_ms)))
+            try:
+                data = to_json(payload)
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                data = encode_payload(payload)[0]
+            size = len(data)
+            if size > most:
+                encode_payload(payload, most)
+            idh = random[at : at + IDH_BYTES]
+            second, offset = divmod(due_ms, SECOND_MS)
+            partition = crc_hqx(idh, 0) % partitions
+            rows = plain_lists.get(second * partitions + partition)
+            if rows is None:
+                place = self._widths.place(partition, due_ms, now_ms)
+                if place.width_ms != SECOND_MS:
+                    self._take_slowly(batch, task, idh, due_ms, now_ms, items)
+                    continue
+                rows = plain_lists[second * partitions + partition] = batch.rows.list_for(partition, place)
+            rows.append(b"".join((_OFFSETS[offset], idh, head, BIN8[size] if size < 256 else bin_head(size), data)))
+            batch.rows.size += 1
         return batch
+
+    def _take_slowly(self, batch: Batch, task: Task, idh: bytes, due_ms: int, now_ms: int, items: bool) -> None:
+        """Any task, with everything it may carry."""
+        if task.at is not None and task.after is not None:
+            raise InvalidInput("both at and after are given; say one of them")
+        if not 0 <= due_ms <= now_ms + HORIZON_MS:
+            check_horizon(due_ms, now_ms)
+        self._head(task.target)
+        payload, raw = encode_payload(task.payload, self._max_payload_bytes)
+        if task.id is not None:
+            batch.items.append(self._named(task, due_ms, now_ms, payload, raw))
+            return
+        partition = self.partition_for(idh, task.lane)
+        place, row = self._full(task, idh, None, partition, due_ms, now_ms, payload, raw)
+        where = batch.rows.add(partition, place, row)
+        if items:
+            batch.items.append(Plain(idh, due_ms, due_ms < now_ms, where))
 
     def partition_for(self, idh: bytes, lane: str | None) -> int:
         """The partition of a task without a caller-given id."""
@@ -90,19 +136,17 @@ class Intake:
         return crc_hqx(idh, 0) % self._partitions
 
     def _due_ms(self, task: Task, now_ms: int) -> int:
-        at = task.at
-        if at is None:
+        if task.at is None:
             return now_ms if task.after is None else now_ms + delay_ms(task.after)
-        if task.after is not None:
-            raise InvalidInput("both at and after are given; say one of them")
-        return at if type(at) is int else instant_ms(at)
+        return instant_ms(task.at)
 
-    def _head(self, target: str) -> bytes:
+    def _head(self, target: str) -> None:
+        """Check a target; its first bytes are kept, so that the next task of it is quick."""
         check_target(target)
-        if len(self._heads) >= _MOST_TARGETS:
-            self._heads.clear()
-        head = self._heads[target] = short_head(target)
-        return head
+        if target not in self._heads:
+            if len(self._heads) >= _MOST_TARGETS:
+                self._heads.clear()
+            self._heads[target] = short_head(target)
 
     def _named(self, task: Task, due_ms: int, now_ms: int, payload: bytes, raw: bool) -> Named:
         task_id = check_id(task.id)
@@ -143,20 +187,9 @@ class Intake:
         place = self._widths.place(partition, max(due_ms, now_ms), now_ms)
         offset = due_ms - place.start_ms
         late = offset < 0
-        flags = (INDEXED if (body.id is not None if indexed is None else indexed) else 0) | (
-            LANE if body.lane is not None else 0
-        )
-        stored = Body(
-            body.target,
-            body.payload,
-            body.id,
-            body.lane,
-            due_ms if late else None,
-            None,
-            1,
-            body.expires_ms,
-            body.raw,
-        )
+        indexed = body.id is not None if indexed is None else indexed
+        flags = (INDEXED if indexed else 0) | (LANE if body.lane is not None else 0)
+        stored = msgspec.structs.replace(body, due_ms=due_ms) if late else body
         return place, entry(0 if late else offset, flags, idh, stored)
 
     def _expires_ms(self, task: Task, due_ms: int, now_ms: int) -> int | None:
@@ -165,10 +198,10 @@ class Intake:
             return None
         if isinstance(expires, str) and not expires[:4].isdigit():
             expires_ms = due_ms + delay_ms(expires, field="expires")
-        elif isinstance(expires, (int, float, str)) or hasattr(expires, "utcoffset"):
-            expires_ms = instant_ms(expires, field="expires")  # type: ignore[arg-type]
+        elif isinstance(expires, (int, float, str, datetime)):
+            expires_ms = instant_ms(expires, field="expires")
         else:
-            expires_ms = due_ms + delay_ms(expires, field="expires")  # type: ignore[arg-type]
+            expires_ms = due_ms + delay_ms(expires, field="expires")
         if expires_ms < due_ms:
             raise InvalidInput("expires lies before the due time: the task could never be delivered")
         check_horizon(expires_ms, now_ms + HORIZON_MS, field="expires")

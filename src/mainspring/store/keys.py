@@ -25,7 +25,7 @@ _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def check_namespace(namespace: str) -> str:
-    if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
+    if not _NAMESPACE.fullmatch(namespace):
         raise InvalidInput(f"namespace {namespace!r}: use 1 to 64 of A-Z a-z 0-9 _ -")
     return namespace
 
@@ -98,7 +98,7 @@ class Address(NamedTuple):
     partition: int
     slice: Slice
     r: int
-    index: int
+    index: int  # type: ignore[assignment]
 
     def pack(self) -> bytes:
         """14 bytes, as the index stores it (the partition is the key's)."""
@@ -175,9 +175,7 @@ class Keyspace:
         self.namespace = check_namespace(namespace)
         if not 1 <= partitions <= 4096:
             raise InvalidInput(f"partitions is {partitions}; it must lie between 1 and 4096")
-        self.partitions = tuple(
-            PartitionKeys.make(p, tag) for p, tag in enumerate(tags(namespace, partitions))
-        )
+        self.partitions = tuple(PartitionKeys.make(p, tag) for p, tag in enumerate(tags(namespace, partitions)))
         self.meta = meta_key(namespace)
 
     def __len__(self) -> int:

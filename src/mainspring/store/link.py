@@ -17,9 +17,7 @@ from mainspring.store.subscription import Subscription
 from mainspring.store.url import Endpoint
 from mainspring.store.wire import Command, Connection
 
-Redirect = Literal[
-    "moved", "ask", "tryagain", "clusterdown", "readonly", "loading", "masterdown", "noscript", "oom"
-]
+Redirect = Literal["moved", "ask", "tryagain", "clusterdown", "readonly", "loading", "masterdown", "noscript", "oom"]
 _REDIRECTS = frozenset(
     {"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY", "LOADING", "MASTERDOWN", "NOSCRIPT", "OOM"}
 )
@@ -100,9 +98,7 @@ class Link:
         main = self._main
         if main is None or main.closed:
             main = await self._opened()
-        return await main.pipeline(
-            commands, timeout_s=self._options.timeout_s if timeout_s is None else timeout_s
-        )
+        return await main.pipeline(commands, timeout_s=self._options.timeout_s if timeout_s is None else timeout_s)
 
     async def dedicated(self) -> Connection:
         """A connection of the caller's own, for WAIT, blocking commands and pub/sub; close it after use."""

@@ -132,9 +132,7 @@ class Links:
     async def _ask(self, endpoint: Endpoint, commands: Sequence[Command]) -> list[Any]:
         """Questions go over their own short connection, never behind a busy pipeline."""
         timeout_s = self._options.connect_timeout_s
-        connection = await Connection.open(
-            endpoint, connect_timeout_s=timeout_s, client_name=self._options.client_name
-        )
+        connection = await Connection.open(endpoint, connect_timeout_s=timeout_s, client_name=self._options.client_name)
         try:
             return await connection.pipeline(commands, timeout_s=timeout_s)
         finally:
@@ -165,9 +163,7 @@ def _with_tls(endpoint: AnyEndpoint, options: LinkOptions) -> AnyEndpoint:
             if options.tls_ca or options.tls_cert or options.tls_key:
                 raise InvalidInput("TLS files are given, but the redis URL does not start with rediss")
             return one
-        tls = Tls(
-            one.tls.ca or options.tls_ca, one.tls.cert or options.tls_cert, one.tls.key or options.tls_key
-        )
+        tls = Tls(one.tls.ca or options.tls_ca, one.tls.cert or options.tls_cert, one.tls.key or options.tls_key)
         return replace(one, tls=tls)
 
     match endpoint:

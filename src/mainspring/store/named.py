@@ -4,9 +4,9 @@ import asyncio
 import time
 
 from ..model.errors import Conflict, StoreError, Unavailable
-from ..model.task import Handle, OnConflict
+from ..model.task import Handle, OnConflict, PutOutcome
 from .durable import Durability
-from .index import Taken, put_ids, replace
+from .index import Replaced, Taken, put_ids, replace
 from .intake import Intake, Named
 from .keys import Address
 from .put import Widths
@@ -89,25 +89,24 @@ class NamedPuts:
     ) -> Handle:
         current: Address | None = taken.address
         for _ in range(_TRIES):
-            if current is None:
-                result = await self._replace(item, None, None, now_ms, level)
-            else:
+            old: Address | None = None
+            if current is not None:
                 [entry] = await look_at(self._store, [(current, item.row.idh)])
                 handle = self._keep(item, current, entry, on_conflict, now_ms, level)
                 if handle is not None:
                     return handle
                 old = current if entry.state == "pending" else None
-                result = await self._replace(item, current, old, now_ms, level)
+            result = await self._replace(item, current, old, now_ms, level)
             if result.status == "ok":
-                outcome = "created" if current is None or old is None else "replaced"
-                return Handle(item.id, item.row.due_ms, outcome, item.past, level.text)  # type: ignore[arg-type]
+                outcome: PutOutcome = "created" if old is None else "replaced"
+                return Handle(item.id, item.row.due_ms, outcome, item.past, level.text)
             if result.status == "changed":
                 current = result.address
         raise Conflict(f"id {item.id!r} keeps changing; try again")
 
     async def _replace(
         self, item: Named, expected: Address | None, old: Address | None, now_ms: int, level: Durability
-    ):  # type: ignore[no-untyped-def]
+    ) -> Replaced:
         return await replace(
             self._store,
             item.row,

@@ -47,20 +47,14 @@ class Rows:
 
     def __init__(self) -> None:
         self.groups: dict[int, dict[Slice, list[bytes]]] = {}
-        self.soonest_ms: dict[int, int] = {}
         self.size = 0
 
-    def add(self, partition: int, place: Slice, row: bytes, due_ms: int) -> tuple[int, Slice, int]:
+    def list_for(self, partition: int, place: Slice) -> list[bytes]:
+        return self.groups.setdefault(partition, {}).setdefault(place, [])
+
+    def add(self, partition: int, place: Slice, row: bytes) -> tuple[int, Slice, int]:
         """Keep the row; return where it will be found in the reply."""
-        slices = self.groups.get(partition)
-        if slices is None:
-            slices = self.groups[partition] = {}
-            self.soonest_ms[partition] = due_ms
-        elif due_ms < self.soonest_ms[partition]:
-            self.soonest_ms[partition] = due_ms
-        rows = slices.get(place)
-        if rows is None:
-            rows = slices[place] = []
+        rows = self.list_for(partition, place)
         rows.append(row)
         self.size += 1
         return partition, place, len(rows) - 1
@@ -147,7 +141,7 @@ def commands_for(
 
 
 def _group(keys: PartitionKeys, rows: Rows, partition: int, now_ms: int, *, resent: bool) -> Group:
-    wake = rows.soonest_ms[partition] < now_ms + WAKE_MS
+    wake = min(place.start_ms for place in rows.groups[partition]) < now_ms + WAKE_MS
     return keys.slot, commands_for(keys, rows.groups[partition], wake=wake, resent=resent)
 
 
@@ -155,9 +149,7 @@ def _resent(row: bytes) -> bytes:
     return row[:4] + bytes((row[4] | RESENT,)) + row[5:]
 
 
-def _learn(
-    partition: int, slices: dict[Slice, list[bytes]], reply: list[Any], widths: Widths, places: Places
-) -> None:
+def _learn(partition: int, slices: dict[Slice, list[bytes]], reply: list[Any], widths: Widths, places: Places) -> None:
     scores = reply[1]
     for i, (place, entries) in enumerate(slices.items()):
         length = reply[2 + i]

@@ -46,9 +46,7 @@ async def look_at(store: Store, wanted: list[tuple[Address, bytes]]) -> list[Fou
     return found
 
 
-def _found(
-    address: Address, idh: bytes, score: Any, row: bytes | None, f: int, d: int, x: int, dead: int
-) -> Found:
+def _found(address: Address, idh: bytes, score: Any, row: bytes | None, f: int, d: int, x: int, dead: int) -> Found:
     if dead:
         return Found("dead")
     if score is None or row is None or float(score) != address.score:
@@ -64,9 +62,7 @@ def _found(
         body = decode(row)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Found(state)
-    due_ms = (
-        body.due_ms if body.due_ms is not None else address.slice.start_ms + int.from_bytes(row[:4], "big")
-    )
+    due_ms = body.due_ms if body.due_ms is not None else address.slice.start_ms + int.from_bytes(row[:4], "big")
     return Found(state, body, due_ms)
 
 
@@ -106,9 +102,7 @@ async def page(store: Store, *, from_ms: int, to_ms: int, after: Place | None, l
     first = after or (from_ms, -1, -1, -1)
     while len(rows) <= limit:
         slices, next_ms = await _slices_from(store, start_ms, to_ms, limit - len(rows) + 1)
-        rows += [
-            row for row in await _pending_rows(store, slices) if first < row.place and row.place[0] < to_ms
-        ]
+        rows += [row for row in await _pending_rows(store, slices) if first < row.place and row.place[0] < to_ms]
         if next_ms is None:
             break
         start_ms = next_ms
@@ -217,9 +211,7 @@ async def count_all(store: Store) -> Count:
     """Everything pending or under way, from the counters: exact up to what is in flight."""
     pending = 0
     fields = ("accepted", "done", "cancelled", "replaced", "dead")
-    for result in await store.run(
-        [(keys.slot, [("HMGET", keys.n, *fields)]) for keys in store.keys.partitions]
-    ):
+    for result in await store.run([(keys.slot, [("HMGET", keys.n, *fields)]) for keys in store.keys.partitions]):
         if isinstance(result, StoreError):
             raise result
         accepted, *settled = (int(value or 0) for value in result[0])
@@ -259,9 +251,7 @@ async def _pending_in(store: Store, slices: list[tuple[int, Slice]]) -> list[int
         bitmaps: list[Command] = [("GET", f), ("GET", d), ("GET", x)]
         # Before its time a slice can only have cancelled entries.
         untouched: list[Command] = [("BITCOUNT", x)]
-        groups.append(
-            (keys.slot, [("LLEN", s), *(bitmaps if place.start_ms <= now_ms + 1000 else untouched)])
-        )
+        groups.append((keys.slot, [("LLEN", s), *(bitmaps if place.start_ms <= now_ms + 1000 else untouched)]))
     counts = []
     for result in await store.run(groups):
         if isinstance(result, StoreError):

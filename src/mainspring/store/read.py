@@ -22,7 +22,7 @@ class Chunk(NamedTuple):
     partition: int
     slice: Slice
     first: int
-    count: int
+    rows: int
     bitmaps: bool
 
 
@@ -74,7 +74,7 @@ async def read_chunks(store: Store, chunks: Sequence[Chunk]) -> list[Rows | Stor
     for chunk in chunks:
         keys = store.keys.partitions[chunk.partition]
         s, f, d, _ = keys.slice_keys(chunk.slice.name)
-        commands: list[Command] = [("LRANGE", s, chunk.first, chunk.first + chunk.count - 1)]
+        commands: list[Command] = [("LRANGE", s, chunk.first, chunk.first + chunk.rows - 1)]
         if chunk.bitmaps:
             commands += [("GET", f), ("GET", d)]
         groups.append((keys.slot, commands))

@@ -71,9 +71,7 @@ class Store:
     def link_of(self, partition: int) -> Link:
         return self.links.for_slot(self.keys.partitions[partition].slot)
 
-    async def run(
-        self, groups: Sequence[Group], durability: Durability = SERVER
-    ) -> list[Replies | StoreError]:
+    async def run(self, groups: Sequence[Group], durability: Durability = SERVER) -> list[Replies | StoreError]:
         """Send all groups, one pipeline per server. A group that failed is answered by its error.
 
         What the server refused without executing (a slot that moved, an unknown script) is repeated here. A reply
@@ -103,9 +101,7 @@ class Store:
 
     async def call(self, partition: int, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """One script call on one partition; an error reply is raised."""
-        [reply] = await self.run_one(
-            self.keys.partitions[partition].slot, [self.scripts.call(name, keys, args)]
-        )
+        [reply] = await self.run_one(self.keys.partitions[partition].slot, [self.scripts.call(name, keys, args)])
         return reply
 
     async def recover(self) -> None:
@@ -213,18 +209,14 @@ def _is(reply: Any, kind: str) -> bool:
     return isinstance(reply, hiredis.ReplyError) and redirect_of(reply) == kind
 
 
-_NOT_EXECUTED: Final = frozenset(
-    {"moved", "ask", "tryagain", "clusterdown", "readonly", "loading", "masterdown"}
-)
+_NOT_EXECUTED: Final = frozenset({"moved", "ask", "tryagain", "clusterdown", "readonly", "loading", "masterdown"})
 
 
 def _repeatable(result: Replies | StoreError) -> bool:
     """True when the server refused the group without executing any of it."""
     if isinstance(result, StoreError):
         return False
-    return any(
-        isinstance(reply, hiredis.ReplyError) and redirect_of(reply) in _NOT_EXECUTED for reply in result
-    )
+    return any(isinstance(reply, hiredis.ReplyError) and redirect_of(reply) in _NOT_EXECUTED for reply in result)
 
 
 def _as_error(result: Replies | StoreError) -> StoreError:

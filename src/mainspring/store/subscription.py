@@ -95,9 +95,7 @@ async def _first_end(listeners: Sequence[_Listener]) -> None:
 class _Listener:
     """The channels that live on one server, on one connection."""
 
-    def __init__(
-        self, connection: Connection, channels: Sequence[str], on_message: Callable[[str], None]
-    ) -> None:
+    def __init__(self, connection: Connection, channels: Sequence[str], on_message: Callable[[str], None]) -> None:
         self._connection = connection
         self._on_message = on_message
         self._missing = set(channels)

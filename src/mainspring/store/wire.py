@@ -52,9 +52,7 @@ class Connection(asyncio.Protocol):
         self._on_lost: Callable[[], None] | None = None
 
     @classmethod
-    async def open(
-        cls, endpoint: Endpoint, *, connect_timeout_s: float, client_name: str = "mainspring"
-    ) -> Connection:
+    async def open(cls, endpoint: Endpoint, *, connect_timeout_s: float, client_name: str = "mainspring") -> Connection:
         """Connects, authenticates and selects the database, all within the one timeout."""
         connection = cls(endpoint.address)
         try:
@@ -167,9 +165,7 @@ class Connection(asyncio.Protocol):
             await self._loop.create_unix_connection(lambda: self, endpoint.path)
             return
         context = tls_context(endpoint.tls) if endpoint.tls is not None else None
-        transport, _ = await self._loop.create_connection(
-            lambda: self, endpoint.host, endpoint.port, ssl=context
-        )
+        transport, _ = await self._loop.create_connection(lambda: self, endpoint.host, endpoint.port, ssl=context)
         raw = transport.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

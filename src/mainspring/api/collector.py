@@ -1,0 +1,66 @@
+"""Group commit: while one write is on its way, the next requests gather and travel together."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from ..model.errors import MainspringError, StoreError
+from ..model.task import Handle, Task
+
+log = logging.getLogger("mainspring.api")
+
+MOST: Final = 4096
+"""Tasks of one write."""
+
+Write = Callable[[Sequence[Task]], Awaitable[Sequence[Handle]]]
+_Waiting = tuple[Task, "asyncio.Future[Handle]"]
+
+
+class Collector:
+    """Answers each put once its task is stored. Under load the batches grow by themselves; alone, none waits."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._waiting: list[_Waiting] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    def put(self, task: Task) -> "asyncio.Future[Handle]":
+        """The task's handle, or the error of the write it travelled with."""
+        answer: asyncio.Future[Handle] = asyncio.get_running_loop().create_future()
+        self._waiting.append((task, answer))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._run(), name="mainspring-collector")
+        return answer
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+                await self._commit(batch)
+        finally:
+            self._writer = None
+
+    async def _commit(self, batch: list[_Waiting]) -> None:
+        try:
+            handles = await self._write([task for task, _ in batch])
+        except MainspringError as error:
+            # The server failed all of them. Any other error is about one task, and only that one may fail.
+            if isinstance(error, StoreError) or len(batch) == 1:
+                _fail(batch, error)
+                return
+            for one in batch:
+                await self._commit([one])
+        except Exception as error:
+            _fail(batch, error)  # a bug: whoever waits must hear of it too
+            log.exception("a write failed in an unexpected way")
+        else:
+            for (_, answer), handle in zip(batch, handles, strict=True):
+                if not answer.done():  # it is, when the caller hung up
+                    answer.set_result(handle)
+
+
+def _fail(batch: list[_Waiting], error: Exception) -> None:
+    for _, answer in batch:
+        if not answer.done():
+            answer.set_exception(error)

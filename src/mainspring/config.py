@@ -1,0 +1,163 @@
+"""One frozen Config. Where a value comes from: flags, then MAINSPRING_*, then mainspring.toml, then the defaults."""
+
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from .model.errors import ConfigError, InvalidInput
+from .model.retry import RetryPolicy
+from .model.targets import check_target
+from .settings import RETRY_SETTINGS, SETTINGS
+from .store.keys import check_namespace
+from .store.url import parse_url, safe_url
+
+PREFIX: Final = "MAINSPRING_"
+FILE: Final = "mainspring.toml"
+_REDIS_URL_FILE: Final = "redis_url_file"
+
+LogFormat = Literal["auto", "human", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How one node runs. Every value is checked here, wherever it came from."""
+
+    redis_url: str | None = field(default=None, repr=False)
+    """None means the embedded server."""
+    namespace: str = "main"
+    partitions: int | None = None
+    """None takes the count the namespace has, or 32 when it is new."""
+    node_id: str = field(default_factory=socket.gethostname)
+    lease_s: float = 5.0
+    look_ahead: int = 200_000
+    """Tasks held in memory at most."""
+    horizon_s: float = 3.0
+    """How long before its due time a task is read."""
+    shutdown_timeout_s: float = 25.0
+    data_dir: Path | None = None
+    """Folder of the embedded server; None is the user's state folder."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tick_target: str = "log:"
+    dedupe_window_s: float = 3600.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    log_format: LogFormat = "auto"
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        try:
+            if self.redis_url is not None:
+                parse_url(self.redis_url)
+            check_namespace(self.namespace)
+            check_target(self.tick_target)
+        except InvalidInput as error:
+            raise ConfigError(str(error)) from None
+        if not self.node_id or len(self.node_id.encode()) > 128:
+            raise ConfigError("node_id needs 1 to 128 bytes")
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{name} is {value}; it must lie between {low} and {high}")
+        for name, words in _CHOICES.items():
+            if getattr(self, name) not in words:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(words)}")
+
+    def __repr__(self) -> str:
+        url = safe_url(self.redis_url) if self.redis_url else None
+        rest = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.repr)
+        return f"Config(redis_url={url!r}, {', '.join(rest)})"
+
+    @classmethod
+    def load(cls, flags: Mapping[str, object], environ: Mapping[str, str]) -> Self:
+        """Merge the sources; a flag that is None was not given. Unknown names are errors, never ignored."""
+        given = {name: value for name, value in flags.items() if value is not None}
+        file = given.pop("config", None) or environ.get(PREFIX + "CONFIG")
+        merged = {**_from_file(file), **_from_environ(environ), **_read(given, "option --", "-")}
+        retry = {name: merged.pop(f"retry_{name}") for name in RETRY_SETTINGS if f"retry_{name}" in merged}
+        try:
+            return cls(**merged, **({"retry": RetryPolicy(**retry)} if retry else {}))
+        except InvalidInput as error:
+            raise ConfigError(f"retry: {error}") from None
+
+
+_RANGES: Final[tuple[tuple[str, float, float], ...]] = (
+    ("partitions", 1, 4096),
+    ("lease_s", 0.5, 300),
+    ("look_ahead", 100, 100_000_000),
+    ("horizon_s", 0.1, 300),
+    ("shutdown_timeout_s", 0, 3600),
+    ("port", 0, 65535),
+    ("dedupe_window_s", 0, 366 * 86400),
+)
+_CHOICES: Final = {
+    "log_format": ("auto", "human", "json"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
+
+
+def _from_file(named: object) -> dict[str, Any]:
+    path = Path(str(named)) if named else Path(FILE)
+    if not named and not path.exists():
+        return {}
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the settings in {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    retry = values.pop("retry", {})
+    if not isinstance(retry, dict):
+        raise ConfigError(f"{path}: retry is a table; write [retry] and its settings below")
+    flat = values | {f"retry_{name}": value for name, value in retry.items()}
+    return _read(flat, f"{path}: ", "_")
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    given = {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in environ.items()
+        if name.startswith(PREFIX) and value and not _is_service_link(name, value)
+    }
+    given.pop("config", None)
+    if path := given.pop(_REDIS_URL_FILE, None):
+        if "redis_url" in given:
+            raise ConfigError(f"{PREFIX}REDIS_URL and {PREFIX}REDIS_URL_FILE are both set; keep one")
+        given["redis_url"] = _secret(path)
+    elif url := environ.get("REDIS_URL"):
+        given.setdefault("redis_url", url)
+    return _read(given, PREFIX, "_", upper=True)
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Kubernetes sets these for a service called "mainspring"; they are not meant for us."""
+    return name.startswith((PREFIX + "SERVICE_", PREFIX + "PORT_")) or (
+        name == PREFIX + "PORT" and value.startswith("tcp://")
+    )
+
+
+def _secret(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{PREFIX}REDIS_URL_FILE: cannot read {path}: {error}") from None
+
+
+def _read(values: Mapping[str, object], where: str, joint: str, *, upper: bool = False) -> dict[str, Any]:
+    """Turn what one source says into field values; `where` names the source in errors."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        spoken = where + (name.upper() if upper else name.replace("_", joint))
+        setting = SETTINGS.get(name)
+        if setting is None:
+            close = get_close_matches(name, SETTINGS, n=1)
+            hint = close[0].upper() if upper else close[0].replace("_", joint) if close else ""
+            raise ConfigError(f"{spoken} is not a setting" + (f"; did you mean {hint}?" if close else ""))
+        try:
+            found[setting.field] = setting.read(value)
+        except (InvalidInput, ValueError, TypeError) as error:
+            raise ConfigError(f"{spoken}: {error}") from None
+    return found

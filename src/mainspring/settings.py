@@ -1,0 +1,82 @@
+"""The settings by the names people type, and how each is read from a text or a TOML value."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from .model.times import delay_ms
+
+
+class Setting(NamedTuple):
+    field: str
+    """The field of Config it ends in."""
+    read: Callable[[object], Any]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, not {value!r}")
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError(f"expected a whole number, not {value!r}")
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"expected a whole number, not {value!r}") from None
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError(f"expected a number, not {value!r}")
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"expected a number, not {value!r}") from None
+
+
+def _milliseconds(value: object) -> int:
+    # A bare number is refused: seconds and milliseconds are too easily mistaken for each other.
+    if not isinstance(value, str):
+        raise TypeError(f"expected a duration with its unit such as '5s', not {value!r}")
+    return delay_ms(value, field="duration")
+
+
+def _seconds(value: object) -> float:
+    return _milliseconds(value) / 1000
+
+
+def _path(value: object) -> Path:
+    return value if isinstance(value, Path) else Path(_text(value)).expanduser()
+
+
+RETRY_SETTINGS: Final = {
+    "max_attempts": _whole,
+    "base_ms": _milliseconds,
+    "factor": _number,
+    "cap_ms": _milliseconds,
+    "jitter": _text,
+}
+
+SETTINGS: Final = {
+    "redis_url": Setting("redis_url", _text),
+    "namespace": Setting("namespace", _text),
+    "partitions": Setting("partitions", _whole),
+    "node_id": Setting("node_id", _text),
+    "lease": Setting("lease_s", _seconds),
+    "look_ahead": Setting("look_ahead", _whole),
+    "horizon": Setting("horizon_s", _seconds),
+    "shutdown_timeout": Setting("shutdown_timeout_s", _seconds),
+    "data_dir": Setting("data_dir", _path),
+    "host": Setting("host", _text),
+    "port": Setting("port", _whole),
+    "tick_target": Setting("tick_target", _text),
+    "dedupe_window": Setting("dedupe_window_s", _seconds),
+    "log_format": Setting("log_format", _text),
+    "log_level": Setting("log_level", _text),
+} | {
+    f"retry_{name.removesuffix('_ms')}": Setting(f"retry_{name}", read)
+    for name, read in RETRY_SETTINGS.items()
+}
