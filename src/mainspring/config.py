@@ -62,9 +62,10 @@ class Config:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{name} is {value}; it must lie between {low} and {high}")
-        for name, words in _CHOICES.items():
-            if getattr(self, name) not in words:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(words)}")
+        chosen = {"log_format": self.log_format, "log_level": self.log_level, "retry jitter": self.retry.jitter}
+        for name, word in chosen.items():
+            if word not in _CHOICES[name]:
+                raise ConfigError(f"{name} is {word!r}; use one of {', '.join(_CHOICES[name])}")
 
     def __repr__(self) -> str:
         url = safe_url(self.redis_url) if self.redis_url else None
@@ -79,9 +80,11 @@ class Config:
         merged = {**_from_file(file), **_from_environ(environ), **_read(given, "option --", "-")}
         retry = {name: merged.pop(f"retry_{name}") for name in RETRY_SETTINGS if f"retry_{name}" in merged}
         try:
-            return cls(**merged, **({"retry": RetryPolicy(**retry)} if retry else {}))
+            if retry:
+                merged["retry"] = RetryPolicy(**retry)
         except InvalidInput as error:
             raise ConfigError(f"retry: {error}") from None
+        return cls(**merged)
 
 
 _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
@@ -96,6 +99,7 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
 _CHOICES: Final = {
     "log_format": ("auto", "human", "json"),
     "log_level": ("debug", "info", "warning", "error"),
+    "retry jitter": ("full", "equal", "none"),
 }
 
 
@@ -154,7 +158,7 @@ def _read(values: Mapping[str, object], where: str, joint: str, *, upper: bool =
         setting = SETTINGS.get(name)
         if setting is None:
             close = get_close_matches(name, SETTINGS, n=1)
-            hint = close[0].upper() if upper else close[0].replace("_", joint) if close else ""
+            hint = PREFIX + close[0].upper() if upper and close else close[0].replace("_", joint) if close else ""
             raise ConfigError(f"{spoken} is not a setting" + (f"; did you mean {hint}?" if close else ""))
         try:
             found[setting.field] = setting.read(value)

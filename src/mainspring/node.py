@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final, Protocol
 
 from .client import Client
@@ -18,12 +19,16 @@ from .sinks.base import Sink
 from .sinks.log import LogSink
 from .sinks.null import NullSink
 from .store.checks import check_server
+from .store.links import Links
 from .store.store import Store
 from .store.url import safe_url
 
 log = logging.getLogger("mainspring.node")
 
 WATCH_S: Final = 0.25
+ECHO_S: Final = 0.3
+"""A signal to a process group arrives twice where a parent (make, a shell) passes it on: that is still one."""
+
 REACH_S: Final = 2.0
 """How long a probe waits for the server's answer."""
 
@@ -46,7 +51,7 @@ class Node:
         self._store: Store | None = None
         self._client: Client | None = None
         self.engine: Engine | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[BaseException] | None = None
         self._ended = asyncio.Event()
         self.failure: BaseException | None = None
 
@@ -98,14 +103,14 @@ class Node:
         config = self.config
         url = config.redis_url if self.embedding is None else await self.embedding.start()
         assert url is not None
+        await _check_servers(url)  # before anything is written: a replica would refuse it in words of its own
         store = await Store.open(url, namespace=config.namespace, partitions=config.partitions)
         self._store = store
-        await _check_servers(store)
-        engine = Engine(store, self._sinks, _engine_options(config))
+        self.engine = engine = Engine(store, self._sinks, _engine_options(config))
         await engine.start()
-        self.engine = engine
         self._client = Client.over(store, dedupe_window=f"{config.dedupe_window_s}s")
         self._watcher = asyncio.create_task(self._watch(engine), name="mainspring-watch")
+        self._watcher.add_done_callback(self._watch_ended)
 
     async def stop(self) -> None:
         """Finish what is in flight, hand over, close. The embedded server ends last: all others need it."""
@@ -125,20 +130,26 @@ class Node:
         if self.embedding is not None:
             await self.embedding.stop()
 
-    async def _watch(self, engine: Engine) -> None:
-        """Bring a dead embedded server back; end the node when the engine is broken."""
+    async def _watch(self, engine: Engine) -> BaseException:
+        """Bring a dead embedded server back; return the error that broke the engine."""
         while (crash := engine.crashed) is None:
             if self.embedding is not None:
                 await self.embedding.heal(engine.healthy)
             await asyncio.sleep(WATCH_S)
-        self.failure = crash
+        return crash
+
+    def _watch_ended(self, watcher: asyncio.Task[BaseException]) -> None:
+        if not watcher.cancelled():  # a watch that is broken itself is no better than a broken engine
+            self.fail(watcher.exception() or watcher.result())
+
+    def fail(self, error: BaseException) -> None:
+        """End the node with exit code 1: a part of it is broken, and it must not pretend to be well."""
+        self.failure = error
         self._ended.set()
 
     # -- as a process ----------------------------------------------------------------------------------------
 
-    async def run_until_signal(
-        self, face: Face | None = None, started: Callable[[], None] = lambda: None
-    ) -> int:
+    async def run_until_signal(self, face: Face | None = None, started: Callable[[], None] = lambda: None) -> int:
         """Start, run until SIGTERM or SIGINT, stop; return the exit code. A second signal ends at once."""
         with _signals(self._ended):
             try:
@@ -152,7 +163,7 @@ class Node:
                 await _one_after_the_other(face.stop if face is not None else None, self.stop)
         if self.failure is not None:
             log.error(
-                "the engine broke down, which is a bug: %r. The tasks are safe on the server", self.failure,
+                "a part of the node broke down, which is a bug: %r. The tasks are safe on the server", self.failure,
                 exc_info=self.failure,
             )  # fmt: skip
             return 1
@@ -181,13 +192,16 @@ async def _one_after_the_other(*steps: Callable[[], Awaitable[None]] | None) -> 
 
 
 @contextlib.contextmanager
-def _signals(ended: asyncio.Event):  # type: ignore[no-untyped-def]
+def _signals(ended: asyncio.Event) -> Iterator[None]:
     loop = asyncio.get_running_loop()
+    first_at = math.inf
 
     def receive(number: int) -> None:
-        if ended.is_set():
+        nonlocal first_at
+        if loop.time() > first_at + ECHO_S:
             # At once: leases run out by themselves and the embedded server ends with this process.
             os._exit(128 + number)
+        first_at = min(first_at, loop.time())
         ended.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -199,15 +213,16 @@ def _signals(ended: asyncio.Event):  # type: ignore[no-untyped-def]
             loop.remove_signal_handler(number)
 
 
-async def _check_servers(store: Store) -> None:
+async def _check_servers(url: str) -> None:
     """Say what is not as it should be; refuse what cannot work."""
     wrong = []
-    for link in store.links.all():
-        for check in await check_server(link):
-            if check.status == "error":
-                wrong.append(f"{check.name}: {check.message}")
-            elif check.status != "ok":
-                log.warning("server %s, %s: %s", link.address, check.name, check.message)
+    async with contextlib.aclosing(await Links.connect(url)) as links:
+        for link in links.all():
+            for check in await check_server(link):
+                if check.status == "error":
+                    wrong.append(f"{check.name}: {check.message}")
+                elif check.status != "ok":
+                    log.warning("server %s, %s: %s", link.address, check.name, check.message)
     if wrong:
         raise ConfigError("this server cannot be used: " + "; ".join(wrong))
 

@@ -76,7 +76,4 @@ SETTINGS: Final = {
     "dedupe_window": Setting("dedupe_window_s", _seconds),
     "log_format": Setting("log_format", _text),
     "log_level": Setting("log_level", _text),
-} | {
-    f"retry_{name.removesuffix('_ms')}": Setting(f"retry_{name}", read)
-    for name, read in RETRY_SETTINGS.items()
-}
+} | {f"retry_{name.removesuffix('_ms')}": Setting(f"retry_{name}", read) for name, read in RETRY_SETTINGS.items()}

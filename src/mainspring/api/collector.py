@@ -13,6 +13,10 @@ log = logging.getLogger("mainspring.api")
 MOST: Final = 4096
 """Tasks of one write."""
 
+CROWD: Final = 8
+GATHER_S: Final = 0.001
+"""After a crowd the next write waits a moment: those just answered come back, and a large write is cheaper."""
+
 Write = Callable[[Sequence[Task]], Awaitable[Sequence[Handle]]]
 _Waiting = tuple[Task, "asyncio.Future[Handle]"]
 
@@ -38,6 +42,8 @@ class Collector:
             while self._waiting:
                 batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
                 await self._commit(batch)
+                if len(batch) >= CROWD:
+                    await asyncio.sleep(GATHER_S)
         finally:
             self._writer = None
 

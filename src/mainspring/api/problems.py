@@ -19,9 +19,7 @@ class Problem(Exception):
         self.status = status
         self.kind = kind
         self.detail = detail
-        self.headers = [
-            (name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()
-        ]
+        self.headers = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
 
     def body(self) -> bytes:
         return msgspec.json.encode(

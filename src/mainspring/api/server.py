@@ -20,6 +20,7 @@ class ApiServer:
     """Listens from the first moment (so that probes are answered during a long start) until stopped."""
 
     def __init__(self, node: Node) -> None:
+        self._node = node
         config = node.config
         self._socket = _listen(config.host, config.port)
         self._server = _Uvicorn(
@@ -31,6 +32,7 @@ class ApiServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=DRAIN_S,
                 backlog=2048,
@@ -47,13 +49,19 @@ class ApiServer:
         # Its start and stop are no news of their own: the node tells what matters.
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         self._serving = asyncio.create_task(self._server.serve([self._socket]), name="mainspring-api")
+        self._serving.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        if self._serving is None:
-            self._socket.close()
-            return
-        self._server.should_exit = True
-        await asyncio.wait([self._serving])
+        if self._serving is not None:
+            self._server.should_exit = True
+            await asyncio.wait([self._serving])
+        for listener in getattr(self._server, "servers", ()):  # still open if it ended by itself
+            listener.close()
+        self._socket.close()
+
+    def _ended(self, serving: asyncio.Task[None]) -> None:
+        if not self._server.should_exit and not serving.cancelled():
+            self._node.fail(serving.exception() or RuntimeError("the HTTP server ended by itself"))
 
 
 class _Uvicorn(uvicorn.Server):

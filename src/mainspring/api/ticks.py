@@ -44,9 +44,7 @@ def task_of(body: bytes, target: str, now_ms: int, *, replace: bool) -> Task:
     except (OverflowError, ValueError):
         raise Problem(400, "invalid", f"at: {tick.at!r} lies outside of the calendar") from None
     if len(item.encode()) > MAX_ITEM_BYTES:
-        raise Problem(
-            400, "invalid", f"item has {len(item.encode())} bytes; at most {MAX_ITEM_BYTES} are allowed"
-        )
+        raise Problem(400, "invalid", f"item has {len(item.encode())} bytes; at most {MAX_ITEM_BYTES} are allowed")
     # The instant, not its spelling: 09:00Z and 10:00+01:00 are one tick.
     task_id = item if replace else f"{item}@{due_ms}"
     return Task(target, msgspec.Raw(body), due_ms, None, task_id)
@@ -58,7 +56,8 @@ def _parse(body: bytes) -> Tick:
     except msgspec.ValidationError as error:
         raise Problem(400, "invalid", f"{error}. {_EXPECTED}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Problem(400, "malformed", f"{error}. {_EXPECTED}") from None
+        end = "" if "byte" in str(error) else f" (byte {len(body)})"  # an unfinished text names no position
+        raise Problem(400, "malformed", f"{error}{end}. {_EXPECTED}") from None
     _refuse_repeated_fields(body)
     return tick
 

@@ -2,33 +2,87 @@
 
 import sys
 from importlib import import_module
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 import typer.core
 import typer.main
 
 _COMMANDS: Final = {
-    "serve": ("mainspring.cli.serve:app", "Run a scheduler with its HTTP API."),
-    "task": ("mainspring.cli.task:app", "Put, look at, cancel and move tasks."),
-    "bench": ("mainspring.cli.bench:app", "Measure, and print the figures of the README."),
+    "serve": ("mainspring.cli.serve", "Run a scheduler with its HTTP API."),
+    "task": ("mainspring.cli.task", "Put, look at, cancel and move tasks."),
+    "doctor": ("mainspring.cli.doctor", "Check the server: what is fine, and what to change."),
+    "bench": ("mainspring.cli.bench", "Measure, and print the figures of the README."),
 }
 
 
 class _LazyGroup(typer.core.TyperGroup):
-    """Knows the names of the commands, and loads one when it is asked for."""
+    """Lists the commands by name and summary only, and loads the one that is called."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(_COMMANDS)
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in _COMMANDS:
+            module, summary = _COMMANDS[name]
+            command = typer.main.get_command(import_module(module).app)
+            command.help = command.help or summary
+        return name, command, rest
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in _COMMANDS:
-            return None
-        place, summary = _COMMANDS[cmd_name]
-        if ctx.resilient_parsing or not ctx.args_of_group:
-            return None
-        module, _, name = place.partition(":")
-        command = typer.main.get_command(getattr(import_module(module), name))
-        command.name = cmd_name
-        command.short_help = command.help = command.help or summary
-        return command
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A distributed scheduler and delay queue on Redis or Valkey, exact to the millisecond.",
+)
+
+
+def _placeholder() -> None:
+    """Never called: stands in the list of commands for one that is not loaded yet."""
+
+
+for _name, (_, _summary) in _COMMANDS.items():
+    app.command(_name, help=_summary)(_placeholder)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from mainspring import __version__
+
+        print(f"mainspring {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options that come before the command."""
+
+
+def main() -> None:
+    """Exit codes: 0 well, 1 failed, 2 called wrongly, 130 on Ctrl-C."""
+    from mainspring.model.errors import ConfigError, InvalidInput, MainspringError
+
+    try:
+        app(prog_name="mainspring")
+    except (ConfigError, InvalidInput) as error:
+        _end(f"mainspring: {error}", 2)
+    except MainspringError as error:
+        _end(f"mainspring: {error}", 1)
+    except KeyboardInterrupt:
+        _end("", 130)
+    except BrokenPipeError:
+        # Whoever read our output (head, less) has seen enough.
+        sys.stderr.close()
+        _end("", 0)
+
+
+def _end(message: str, code: int) -> None:
+    if message:
+        print(message, file=sys.stderr)
+    sys.exit(code)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from math import inf
 from operator import attrgetter
 from typing import Final
 
@@ -16,6 +17,7 @@ from ..sinks.base import Sink
 from ..store import fire
 from ..store.store import Store
 from .flight import Flight
+from .live import LiveSlice
 from .outcomes import Outcomes
 from .partition import Begun, Partition
 
@@ -25,7 +27,7 @@ _LIVE: Final = attrgetter("live")
 TICK_TASKS: Final = 8_192
 """Tasks a tick begins at most, over all partitions: their handling blocks the loop for some milliseconds."""
 
-COMMIT_WAIT_S: Final = 0.02
+COMMIT_WAIT_S: Final = 0.05
 """Commits ride with the next begin; when nothing comes due they go alone after this long."""
 
 
@@ -75,7 +77,6 @@ class Dispatcher:
         self._outcomes = Outcomes(retry, store.clock)
         self._running: set[asyncio.Task[Sequence[Outcome]]] = set()
         self._max_in_flight = max_in_flight
-        self._commit_at: float | None = None
         self.in_flight = 0
         self.delivered = 0
         self.pace = Pace()
@@ -92,33 +93,33 @@ class Dispatcher:
         """Seconds until something is due, or a commit has waited long enough."""
         if fired >= TICK_TASKS // 2:
             return 0.0
-        wait_s = 1.0
-        next_due = [ms for one in self._owned.values() if (ms := one.next_due_ms()) is not None]
-        if any(one.ready or one.has_outcomes for one in self._owned.values()):
-            wait_s = 0.0
-        elif next_due and self.in_flight < self._max_in_flight:
-            wait_s = (min(next_due) - self._store.clock.now_ms()) / 1000
-        if self._commit_at is not None:
-            wait_s = min(wait_s, self._commit_at - time.monotonic())
+        wait_s, soonest_ms, dirty_since = 1.0, inf, inf
+        for one in self._owned.values():
+            if one.lanes.stirred or one.has_outcomes:
+                wait_s = 0.0
+            soonest_ms = min(soonest_ms, one.soonest_ms)
+            dirty_since = min(dirty_since, one.dirty_since)
+        if self.in_flight < self._max_in_flight:
+            wait_s = min(wait_s, (soonest_ms - self._store.clock.now_ms()) / 1000)
+        wait_s = min(wait_s, dirty_since + COMMIT_WAIT_S - time.monotonic())
         return max(wait_s, self.pace.wait_s())
 
     async def _tick(self) -> int:
-        now_ms = self._store.clock.now_ms()
+        now_ms, now_s = self._store.clock.now_ms(), time.monotonic()
         room = min(TICK_TASKS, self._max_in_flight - self.in_flight)
         ready = [one for one in self._owned.values() if one.unanswered is None]
-        share = max(room // max(1, len(ready)), 1 if room > 0 else 0)
+        share = room // max(1, len(ready)) or min(1, room)
         all_begun: list[tuple[Partition, Begun]] = []
-        flush = self._commit_at is not None and time.monotonic() >= self._commit_at
         for partition in ready:
-            due = partition.next_due_ms()
-            if not (partition.ready or flush or (due is not None and due <= now_ms)):
+            commit = now_s >= partition.dirty_since + COMMIT_WAIT_S
+            if not commit and partition.soonest_ms > now_ms and not partition.lanes.stirred:
                 continue
-            begun = partition.begin(now_ms, share)
+            # A partition with outcomes commits them in one step with their done bits, not here.
+            begun = partition.begin(now_ms, share, commit=commit and not partition.has_outcomes)
             self._bury_damaged(partition)
             if begun is not None:
+                partition.unanswered = begun
                 all_begun.append((partition, begun))
-        if flush:
-            self._commit_at = None
         if not all_begun:
             return 0
         answers = await fire.tick(self._store, [begun.section for _, begun in all_begun])
@@ -135,9 +136,9 @@ class Dispatcher:
         failure: StoreError | None = None
         for (partition, begun), answer in zip(all_begun, answers, strict=True):
             if isinstance(answer, StoreError):
-                partition.unanswered = begun
                 failure = answer
             else:
+                partition.unanswered = None
                 flights += self._take_answer(partition, begun, answer)
         if failure is not None:
             self._deliver(flights)
@@ -238,32 +239,40 @@ class Dispatcher:
                     indexes = [flight.index for flight in run]
                     live.settle_many(indexes)
                     live.finished += len(indexes)
+                    self._note_settled(live)
         else:
             for flight, outcome in zip(group, outcomes, strict=True):
                 self._settle_one(flight, outcome)
         self.delivered += len(group)
-        if self._commit_at is None:
-            self._commit_at = time.monotonic() + COMMIT_WAIT_S
-            self._wake()
+
+    def _note_settled(self, live: LiveSlice) -> None:
+        partition = self._owned.get(live.partition)
+        if partition is not None and not live.forgotten:
+            if not partition.dirty:
+                self._wake()
+            partition.settled(live, time.monotonic())
 
     def _settle_one(self, flight: Flight, outcome: Outcome) -> None:
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
             return  # another owner has it, or it is read anew: not ours to finish
+        goes_on = True
         match outcome:
             case Done():
                 flight.live.finished += 1
             case Retry() | Dead():
-                self._outcomes.apply(partition, flight, outcome)
-        flight.live.settle(flight.index)
-        if not (isinstance(outcome, Retry) and partition.retries and partition.retries[-1].idh == flight.idh):
+                goes_on = self._outcomes.apply(partition, flight, outcome)
+        flight.live.settle_many([flight.index])
+        partition.settled(flight.live, time.monotonic())
+        if goes_on:
             partition.lane_goes_on(flight)
         self._wake()
 
     def _bury_damaged(self, partition: Partition) -> None:
         for damaged in partition.damaged:
             self._outcomes.bury_damaged(partition, damaged)
-            damaged.live.settle(damaged.index)
+            damaged.live.settle_many([damaged.index])
+            partition.settled(damaged.live, time.monotonic())
             log.error(
                 "partition %d: an entry cannot be read (%s); see the dead letters",
                 partition.number,
@@ -283,13 +292,13 @@ class Dispatcher:
         status = await fire.commit(self._store, work)
         partition.unanswered = None
         if status == "ok":
-            partition.seq = work.seq
+            partition.committed(work)
             if work.retries:
                 partition.needs_listing = True
                 self._read_again()
         elif status == "stale":
-            touched = {touch.slice for touch in work.touches}
-            for live in [live for place, live in partition.slices.items() if place in touched]:
+            touched = {touch.name for touch in work.touches}
+            for live in [live for live in partition.slices.values() if live.name in touched]:
                 partition.forget(live)
             self._read_again()
         else:
@@ -309,8 +318,9 @@ class Dispatcher:
         await self._commit_outcomes()
         sections = []
         for partition in self._owned.values():
-            begun = partition.begin(0, 0) if partition.unanswered is None and not partition.ready else None
+            begun = partition.begin(-1, 0, commit=True) if partition.dirty and partition.unanswered is None else None
             if begun is not None:
+                partition.unanswered = begun
                 sections.append((partition, begun))
         if sections:
             answers = await fire.tick(self._store, [begun.section for _, begun in sections])

@@ -139,7 +139,7 @@ class Engine:
             await self.dispatcher.drain()
             while await self.lookahead.step() == 0.0:
                 pass
-            if self.dispatcher.delivered == before and not any(one.ready for one in self.owned.values()):
+            if self.dispatcher.delivered == before and not any(one.lanes.stirred for one in self.owned.values()):
                 break
         await self.sweeper.drop_finished()
         return self.dispatcher.delivered

@@ -90,7 +90,8 @@ class Keeper:
         return max(left_s, 0.01)
 
     async def _take(self, number: int, token: bytes, asked_at: float) -> None:
-        partition = Partition(number, self._store.keys.namespace, token, asked_at + self.lease_s)
+        keys = self._store.keys.partitions[number]
+        partition = Partition(keys, self._store.keys.namespace, token, asked_at + self.lease_s)
         for lane, idh in (await read.held_lanes(self._store, number)).items():
             partition.lanes.hold(lane, idh)
         self._owned[number] = partition

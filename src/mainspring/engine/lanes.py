@@ -10,42 +10,76 @@ class Lanes:
 
     def __init__(self) -> None:
         self._head: dict[str, bytes] = {}
-        self._behind: dict[str, list[tuple[int, int, Flight]]] = {}
+        """The task a lane waits for: in flight, or waiting for its retry."""
+        self._retrying: set[str] = set()
+        """Lanes whose head is not in flight but somewhere ahead in time."""
+        self._behind: dict[str, list[tuple[int, int, int, Flight]]] = {}
         self._count = 0
-        self.waiting = 0
+        self.stirred: set[str] = set()
+        """Lanes in which somebody may leave now."""
 
     def hold(self, lane: str, idh: bytes) -> None:
-        """The lane waits for this task, wherever it is: in flight, or in a retry's wait."""
+        """The lane waits for the retry of this task."""
         self._head[lane] = idh
+        self._retrying.add(lane)
 
-    def admit(self, flight: Flight) -> bool:
-        """May this task go now? If not it waits here for its turn."""
-        lane = flight.body.lane
-        if lane is None:
-            return True
-        head = self._head.get(lane)
-        behind = self._behind.get(lane)
-        if head == flight.idh or (head is None and not behind):
-            self._head[lane] = flight.idh
-            return True
+    def offer(self, lane: str, flight: Flight) -> None:
+        """A due task; it leaves when its turn comes."""
         self._count += 1
-        heappush(self._behind.setdefault(lane, []), (flight.original_due_ms, self._count, flight))
-        self.waiting += 1
-        if head is None:
-            self._head[lane] = b""
-        return False
+        item = (flight.due_ms, flight.index, self._count, flight)
+        heappush(self._behind.setdefault(lane, []), item)
+        self.stirred.add(lane)
 
-    def next_after(self, lane: str, idh: bytes) -> Flight | None:
-        """The head is settled: who goes next?"""
-        if self._head.get(lane) != idh:
-            return None
-        behind = self._behind.get(lane)
-        while behind:
-            flight = heappop(behind)[2]
-            self.waiting -= 1
-            if not flight.live.forgotten:
+    def leaving(self) -> list[Flight]:
+        """Those whose turn it is."""
+        leaving = []
+        for lane in self.stirred:
+            flight = self._next(lane)
+            if flight is not None:
                 self._head[lane] = flight.idh
-                return flight
-        self._behind.pop(lane, None)
-        del self._head[lane]
+                self._retrying.discard(lane)
+                leaving.append(flight)
+        self.stirred = set()
+        return leaving
+
+    def _next(self, lane: str) -> Flight | None:
+        behind = self._behind.get(lane, [])
+        head = self._head.get(lane)
+        if head is None:
+            while behind:
+                flight = heappop(behind)[3]
+                if not flight.live.forgotten:
+                    return flight
+            self._behind.pop(lane, None)
+            return None
+        if lane in self._retrying:
+            for i, item in enumerate(behind):
+                if item[3].idh == head and not item[3].live.forgotten:
+                    del behind[i]
+                    behind.sort()  # a sorted list is a heap
+                    return item[3]
         return None
+
+    def take_back(self, lane: str, flight: Flight) -> None:
+        """It did not leave after all; an earlier one may have come in the meantime."""
+        if flight.body.attempt > 1:
+            self._retrying.add(lane)
+        else:
+            self._head.pop(lane, None)
+        self.offer(lane, flight)
+
+    def free(self, lane: str, idh: bytes) -> bool:
+        """The head is settled, the next one may leave. False when this was not the head."""
+        if self._head.get(lane) != idh:
+            return False
+        del self._head[lane]
+        self._retrying.discard(lane)
+        self.stirred.add(lane)
+        return True
+
+    def free_cancelled(self, prefix: bytes) -> list[str]:
+        """An entry was cancelled before it was read: free the lanes that wait for its retry."""
+        lanes = [lane for lane in self._retrying if self._head[lane][: len(prefix)] == prefix]
+        for lane in lanes:
+            self.free(lane, self._head[lane])
+        return lanes

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final
 
-from ..store.codec import HEADER_BYTES, INDEXED, LANE, RESENT, TOMB, TOMB_BYTES, header
-from ..store.fire import Touch
-from ..store.keys import HOUR_MS, Slice
+from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, LANE, RESENT, TOMB, TOMB_BYTES, header
+from ..store.fire import WHOLE, Touch
+from ..store.keys import HOUR_MS, PartitionKeys, Slice
 
 _MASK: Final = tuple(0x80 >> bit for bit in range(8))
 _END: Final = 1 << 63
 _FEW: Final = 32
+_SMALL_BYTES: Final = 1024
+"""Bitmaps up to this size are written whole, many of them in one command."""
 _FLAGS: Final = itemgetter(4)
 
 
@@ -23,21 +25,30 @@ class LiveSlice:
     """
 
     __slots__ = (
-        "at", "cursor", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished", "fired",
-        "first_of", "forgotten", "g", "has_lanes", "held", "high", "inherited", "lost", "low", "partition", "redo", "rows",
-        "seen", "sift", "slice", "tail", "tail_index", "unread",
+        "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished", "fired",
+        "first_of", "forgotten", "g", "g_text", "has_lanes", "held", "high", "inherited", "keys", "lost", "low", "name",
+        "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice", "tail", "tail_index", "tombs",
+        "unread",
     )  # fmt: skip
 
-    def __init__(self, partition: int, place: Slice, g: float, *, inherited: bool = False) -> None:
-        self.partition = partition
-        self.inherited = inherited
+    def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:
+        self.partition = keys.number
+        self.name = place.name
+        self.keys = keys.slice_keys(self.name)
+        self.g_text = repr(g)
+        self.inherited = True
         """A former owner may have fired some of it: its bitmaps have to be read first."""
         self.slice = place
         self.g = g
         self.forgotten = False
         self.has_lanes = False
         self.held: set[int] = set()
-        """Rows that lanes hold, or that left through one: another pass over the list must not take them again."""
+        """Rows that lanes hold or that are on their way: another pass over the list must not take them again."""
+        self.damaged = False
+        """Some row's header cannot be true: look at each row before it leaves."""
+        self.tombs: list[bytes] = []
+        """The first bytes of the ids of cancelled rows that were met, until somebody takes note."""
+        self.passes = 0
         self.dedupe = False
         self.unread = True
         """There may be rows on the server that were not read."""
@@ -55,10 +66,13 @@ class LiveSlice:
         """Some rows were fired before this pass over the list: look at each."""
         self.tail, self.tail_index = b"", -1
         """The last row ever read: as long as it stands there, everything before it is what was read."""
+        self.proven = -1
+        """The last row that the server has confirmed in an answered call."""
         self.low, self.high = 0, _END
         self._start_pass(0)
 
     def _start_pass(self, seen: int) -> None:
+        self.passes += 1
         self.seen = seen
         self.cursor = 0
         self.deferred = 0
@@ -111,25 +125,41 @@ class LiveSlice:
         keys = []
         for i, row in enumerate(rows, first):
             self.rows.append(row)
-            if self._bit(self.done, i) or (self._bit(self.fired, i) and not self._bit(self.redo, i)) or i in self.held:
+            whole = len(row) >= HEADER_BYTES
+            # Every copy is registered, also one that has left already.
+            repeated = self.dedupe and whole and self._is_repeat(row, i)
+            if self._had_its_turn(i):
                 self.rows[i] = None
-            elif len(row) == TOMB_BYTES or (len(row) >= HEADER_BYTES and row[4] & TOMB):
-                self.settle(i)
-            elif self.dedupe and self._is_repeat(row, i):
+            elif repeated:
                 self.lost += 1
-                self.settle(i)
+                self.settle_many([i])
+            elif len(row) == TOMB_BYTES or (whole and row[4] & TOMB):
+                self._bury(i, row)
             else:
-                offset = offsets[i - first]
                 # A damaged entry has no time of its own; it goes out at once, to the dead letters.
-                damaged = len(row) < HEADER_BYTES or offset >= self.slice.width_ms
-                key = i if damaged else (offset << 32) | i
+                damaged = not whole or offsets[i - first] >= self.slice.width_ms
+                self.damaged = self.damaged or damaged
+                key = i if damaged else (offsets[i - first] << 32) | i
                 if i < self.seen and key < self.low:
-                    self.rows[i] = None  # had its turn in an earlier window
+                    self.rows[i] = None  # left in an earlier window
                 else:
                     keys.append(key)
         return keys
 
+    def _had_its_turn(self, index: int) -> bool:
+        if self._bit(self.done, index) or index in self.held:
+            return True
+        return self._bit(self.fired, index) and not self._bit(self.redo, index)
+
+    def _bury(self, index: int, row: bytes) -> None:
+        if len(row) == TOMB_BYTES or not row[4] & FORWARD:
+            self.tombs.append(row if len(row) == TOMB_BYTES else row[5:HEADER_BYTES])
+        self.settle_many([index])
+
     def _is_repeat(self, row: bytes, index: int) -> bool:
+        # Only plain puts are sent twice. A retry or a moved task has its original's idh and is a task of its own.
+        if row[4] & INDEXED:
+            return False
         return self.first_of.setdefault(row[5:HEADER_BYTES], index) != index
 
     def _within_window(self, keys: list[int]) -> list[int]:
@@ -220,25 +250,25 @@ class LiveSlice:
 
     def mark_fired(self, indexes: list[int]) -> tuple[int, bytes]:
         """Set the fired bits; return the byte range that changed."""
-        fired, redo = self.fired, self.redo
+        fired = self.fired
         for i in indexes:
             fired[i >> 3] |= _MASK[i & 7]
-        if redo:
-            for i in indexes:
-                if i >> 3 < len(redo):
-                    redo[i >> 3] &= ~_MASK[i & 7] & 0xFF
+        if self.redo:
+            self.held.update(indexes)
+        if len(fired) <= _SMALL_BYTES:
+            return WHOLE, bytes(fired)
         low, high = min(indexes) >> 3, max(indexes) >> 3
         return low, bytes(fired[low : high + 1])
 
     def unmark_fired(self, indexes: list[int]) -> None:
+        """They did not leave. What a former owner has fired stays fired: it may have been delivered."""
         for i in indexes:
-            self.fired[i >> 3] &= ~_MASK[i & 7] & 0xFF
-
-    def settle(self, index: int) -> None:
-        """Nothing is left to do for this row."""
-        self.settle_many([index])
+            self.held.discard(i)
+            if not self._bit(self.redo, i):
+                self.fired[i >> 3] &= ~_MASK[i & 7] & 0xFF
 
     def settle_many(self, indexes: list[int]) -> None:
+        """Nothing is left to do for these rows."""
         done, rows, known = self.done, self.rows, len(self.rows)
         for i in indexes:
             done[i >> 3] |= _MASK[i & 7]
@@ -257,19 +287,25 @@ class LiveSlice:
             return 0, b""
         low, high = self.dirty_low >> 3, self.dirty_high >> 3
         self.dirty_low, self.dirty_high = _END, -1
-        return low, bytes(self.done[low : high + 1])
+        return (WHOLE, bytes(self.done)) if len(self.done) <= _SMALL_BYTES else (low, bytes(self.done[low : high + 1]))
 
     def untake_dirty(self, d_at: int, d: bytes) -> None:
         """The range was not written: it has to be committed again."""
         if d:
-            self.dirty_low = min(self.dirty_low, d_at * 8)
-            self.dirty_high = max(self.dirty_high, (d_at + len(d)) * 8 - 1)
+            first = max(d_at, 0)
+            self.dirty_low = min(self.dirty_low, first * 8)
+            self.dirty_high = max(self.dirty_high, (first + len(d)) * 8 - 1)
 
-    def touch(self, begun: list[int]) -> Touch:
-        """Mark rows as fired and hand over what has to be written: those bits and the done bits since last time."""
+    def touch(self, begun: list[int], *, commit: bool) -> Touch:
+        """Mark rows as fired and hand over what has to be written: those bits, and the done bits since last time.
+
+        Rows that an answered call has proven need no proof again: had the server lost them since, it would have
+        lost that call too, and the sequence number would show it.
+        """
         f_at, f = self.mark_fired(begun) if begun else (0, b"")
-        d_at, d = self.take_dirty()
-        return Touch(self.slice, self.g, self.tail_index, self.tail, f_at, f, d_at, d)
+        d_at, d = self.take_dirty() if commit else (0, b"")
+        m = self.tail_index if self.tail_index > self.proven else -1
+        return Touch(self.name, self.keys, self.g_text, m, self.tail if m >= 0 else b"", f_at, f, d_at, d)
 
     @property
     def all_done(self) -> bool:

@@ -1,5 +1,6 @@
 """Reads slices shortly before they come due, the earliest first, never more than fits."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -98,19 +99,22 @@ class LookAhead:
             return
         for one in wanted:
             one.needs_listing = False
-        answers = await read.list_slices(
-            self._store, [one.number for one in wanted], before_ms=ahead_ms, limit=SLICES_LISTED
-        )
-        for partition, answer in zip(wanted, answers, strict=True):
+        # Slices that are held already must not use up the number: some may wait behind a lane for long.
+        limits = [SLICES_LISTED + len(one.slices) for one in wanted]
+        answers = await read.list_slices(self._store, [one.number for one in wanted], before_ms=ahead_ms, limits=limits)
+        failure = None
+        for partition, limit, answer in zip(wanted, limits, answers, strict=True):
             if isinstance(answer, StoreError):
-                partition.needs_listing = True
-                raise answer
+                partition.needs_listing, failure = True, answer
+                continue
             listed, later = answer
             partition.next_start_ms = later[0].slice.start_ms if later else None
-            if len(listed) == SLICES_LISTED:
+            if len(listed) == limit:
                 # There are more: look again when some of these are gone.
                 partition.next_start_ms = now_ms
             self._reconcile(partition, listed)
+        if failure is not None:
+            raise failure
 
     def _reconcile(self, partition: Partition, listed: list[read.Listed]) -> None:
         for place, g in listed:
@@ -119,10 +123,9 @@ class LookAhead:
                 partition.forget(live)
                 live = None
             if live is None:
-                live = LiveSlice(partition.number, place, g, inherited=partition.recovering)
-                partition.slices[place] = live
+                live = LiveSlice(partition.keys, place, g)
+                partition.add(live)
             live.unread = True
-        partition.recovering = False
 
     async def _read(self, now_ms: int) -> bool:
         """Read a round of chunks, earliest slices first. True when there is more to read at once."""
@@ -130,7 +133,7 @@ class LookAhead:
         wanted: list[LiveSlice] = []
         for partition in self._owned.values():
             for live in partition.slices.values():
-                if live.needs_next_window(now_ms, self._reach.horizon_ms):
+                if live.needs_next_window(now_ms, self._reach.horizon_ms) and partition.unanswered is None:
                     live.next_window(until_ms)
                 if live.unread:
                     wanted.append(live)
@@ -186,3 +189,5 @@ class LookAhead:
             most = min(most, max(CHUNK_ROWS, self._reach.tasks // 8))
         if live.waiting > most:
             live.trim(most // 2 + 1)
+        if live.partition in self._owned:
+            self._owned[live.partition].took(live, time.monotonic())

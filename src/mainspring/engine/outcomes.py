@@ -3,13 +3,14 @@
 import msgspec
 
 from ..model.clock import Clock
+from ..model.ids import idh_of
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.outcome import Dead, Retry
 from ..model.retry import RetryPolicy
 from ..store.codec import INDEXED, LANE, entry
 from ..store.dead import DeadLetter
 from ..store.fire import Death, NewPlace
-from ..store.keys import SECOND_MS, Slice
+from ..store.keys import SECOND_MS, Address, Slice, r_of
 from .flight import Flight
 from .partition import Damaged, Partition
 
@@ -21,15 +22,17 @@ class Outcomes:
         self._retry = retry
         self._clock = clock
 
-    def apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> None:
+    def apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
+        """Queue what commit has to write. True when the task is over, and its lane may go on."""
         reason = outcome.reason[:MAX_ERROR_CHARS]
         wait_ms = self._retry.wait_ms(flight.body.attempt) if isinstance(outcome, Retry) else None
         if wait_ms is None:
             self._bury(partition, flight, reason)
-            return
+            return True
         if isinstance(outcome, Retry) and outcome.after_ms is not None:
             wait_ms = outcome.after_ms
         self._retry_later(partition, flight, wait_ms, reason)
+        return False
 
     def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> None:
         due_ms = self._clock.now_ms() + wait_ms
@@ -43,7 +46,8 @@ class Outcomes:
         )
         flags = INDEXED | (LANE if body.lane is not None else 0)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
-        partition.retries.append(NewPlace(flight.idh, place, row))
+        old = Address(partition.number, flight.live.slice, r_of(flight.live.g), flight.index).pack()
+        partition.retries.append(NewPlace(flight.idh, place, row, old))
         if body.lane is not None:
             # The lane waits for this task. Kept on the server too: a new owner must know it.
             partition.lanes.hold(body.lane, flight.idh)
@@ -68,7 +72,8 @@ class Outcomes:
     def bury_damaged(self, partition: Partition, damaged: Damaged) -> None:
         """An entry nobody can read keeps its bytes, so that a person can."""
         now_ms = self._clock.now_ms()
-        idh = damaged.row[5:21].ljust(16, b"\0") if len(damaged.row) >= 5 else damaged.row.ljust(16, b"\0")
+        # Its own bytes cannot be trusted to be unique; its place is.
+        idh = idh_of(f"{damaged.live.name}/{damaged.live.g_text}/{damaged.index}")
         letter = DeadLetter(
             id=idh.hex(),
             reason=f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS],

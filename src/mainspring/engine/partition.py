@@ -1,10 +1,12 @@
 """One owned partition: its slices, its lanes, its fencing token, and what has to be written next."""
 
+from math import inf
+
 import msgspec
 
 from ..store.codec import HEADER_BYTES, decode, decode_many
-from ..store.fire import Commit, Death, Known, NewPlace, Section
-from ..store.keys import Slice
+from ..store.fire import Commit, Death, Known, NewPlace, Section, Touch
+from ..store.keys import PartitionKeys, Slice
 from .flight import Flight
 from .lanes import Lanes
 from .live import LiveSlice, is_set
@@ -22,26 +24,32 @@ class Damaged:
 class Begun:
     """A section on its way to the server and the flights that leave when it is answered."""
 
-    __slots__ = ("flights", "section", "touched")
+    __slots__ = ("flights", "passes", "section", "touched")
 
     def __init__(self, section: Section, flights: list[Flight], touched: list[LiveSlice]) -> None:
         self.section, self.flights, self.touched = section, flights, touched
+        self.passes = [live.passes for live in touched]
 
 
 class Partition:
     """All state of one partition that this node owns. Nothing here does I/O."""
 
-    def __init__(self, number: int, namespace: str, token: bytes, lease_until: float) -> None:
-        self.number = number
+    def __init__(self, keys: PartitionKeys, namespace: str, token: bytes, lease_until: float) -> None:
+        self.keys = keys
+        self.number = keys.number
         self.namespace = namespace
         self.token = token
         self.seq = 0
         self.lease_until = lease_until
         """On this machine's monotonic clock, counted from when the request for the lease was sent."""
         self.slices: dict[Slice, LiveSlice] = {}
+        """In the order of their starts."""
+        self.soonest_ms: float = inf
+        """When the next waiting task is due."""
+        self.dirty: dict[LiveSlice, None] = {}
+        """Slices with rows that are settled and not yet committed."""
+        self.dirty_since = inf
         self.lanes = Lanes()
-        self.ready: list[Flight] = []
-        """Lane tasks whose turn has come."""
         self.unanswered: Begun | Commit | None = None
         """Sent, but the reply was lost: it must be sent again, unchanged, before anything else."""
         self.retries: list[NewPlace] = []
@@ -49,75 +57,104 @@ class Partition:
         self.holds: list[tuple[str, bytes]] = []
         self.accepted_seen = -1
         self.needs_listing = True
-        self.recovering = True
-        """The next listing is the first: bitmaps of a former owner are read along."""
         self.blocked_ms = -1
         """A lane's task due by then waits for unread slices that started before it."""
         self.next_start_ms: int | None = None
         """Start of the earliest slice that lies beyond the horizon."""
         self.damaged: list[Damaged] = []
+        self.lost = 0
+        """Repeats of one put that were dropped since the last commit."""
 
     # -- what waits ----------------------------------------------------------------------------------
 
-    def next_due_ms(self) -> int | None:
-        due = [ms for live in self.slices.values() if (ms := live.next_due_ms()) is not None]
-        return min(due, default=None)
+    def survey(self) -> None:
+        """Find out when the next task is due; called after every change of what waits."""
+        soonest = inf
+        for live in self.slices.values():
+            if live.at < len(live.due):
+                soonest = min(soonest, live.slice.start_ms + (live.due[live.at] >> 32))
+        self.soonest_ms = soonest
+
+    def add(self, live: LiveSlice) -> None:
+        self.slices[live.slice] = live
+        if len(self.slices) > 1:
+            self.slices = dict(sorted(self.slices.items(), key=_by_start))
 
     @property
     def waiting(self) -> int:
         return sum(live.waiting for live in self.slices.values())
 
     @property
-    def dirty(self) -> bool:
-        return any(live.dirty for live in self.slices.values())
-
-    @property
     def has_outcomes(self) -> bool:
-        return bool(self.retries or self.deaths or self.holds or any(live.lost for live in self.slices.values()))
+        return bool(self.retries or self.deaths or self.holds or self.lost)
+
+    def settled(self, live: LiveSlice, now_s: float) -> None:
+        """Rows of this slice were settled: they have to be committed soon."""
+        self.dirty[live] = None
+        if self.dirty_since == inf:
+            self.dirty_since = now_s
 
     # -- begin ---------------------------------------------------------------------------------------
 
-    def begin(self, now_ms: int, limit: int) -> Begun | None:
-        """Everything due by now (up to the limit) and everything done since the last call."""
-        flights, self.ready = self.ready, []
-        max_due = max((flight.live.slice.start_ms + _offset(flight) for flight in flights), default=-1)
+    def begin(self, now_ms: int, limit: int, *, commit: bool) -> Begun | None:
+        """Everything due by now (up to the limit) and, with `commit`, everything settled since the last one."""
+        flights: list[Flight] = []
         by_live: dict[LiveSlice, list[int]] = {}
-        for flight in flights:
-            by_live.setdefault(flight.live, []).append(flight.index)
-        for live in sorted(self.slices.values(), key=_start_ms):
-            if limit <= 0 or live.at >= len(live.due):
+        max_due = -1
+        for live in self.slices.values():
+            if live.slice.start_ms > now_ms or limit <= 0:
+                break
+            if live.at >= len(live.due):
                 continue
             keys = live.take_due(now_ms, limit)
             if keys:
                 limit -= len(keys)
-                max_due = max(max_due, live.slice.start_ms + (keys[-1] >> 32))
                 leaving = self._flights(live, keys)
                 if leaving:
+                    max_due = max(max_due, live.slice.start_ms + (keys[-1] >> 32))
                     flights += leaving
-                    by_live[live] = by_live.get(live, []) + [flight.index for flight in leaving]
-        return self._section(flights, by_live, max_due)
+                    by_live[live] = [flight.index for flight in leaving]
+        # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
+        for flight in self.lanes.leaving() if limit > 0 or flights else ():
+            max_due = max(max_due, flight.live.slice.start_ms + _offset(flight))
+            flights.append(flight)
+            by_live.setdefault(flight.live, []).append(flight.index)
+        self.survey()
+        return self._section(flights, by_live, max_due, commit)
 
-    def _section(self, flights: list[Flight], by_live: dict[LiveSlice, list[int]], max_due_ms: int) -> Begun | None:
-        touched = [live for live in self.slices.values() if live in by_live or live.dirty]
+    def _section(
+        self, flights: list[Flight], by_live: dict[LiveSlice, list[int]], max_due_ms: int, commit: bool
+    ) -> Begun | None:
+        touched = {**by_live, **dict.fromkeys(self.dirty, ())} if commit and self.dirty else by_live
         if not touched:
             return None
         due_ms = max_due_ms if flights else None
-        lanes = due_ms is not None and any(live.has_lanes for live in by_live)
+        lanes = any(live.has_lanes for live in by_live) and any(flight.body.lane is not None for flight in flights)
         known = self._known(max_due_ms) if lanes else []
-        finished = sum(live.finished for live in touched)
-        touches = [live.touch(by_live.get(live, [])) for live in touched]
+        finished = 0
+        touches = []
         for live in touched:
-            live.finished = 0
+            touches.append(live.touch(by_live.get(live, []), commit=commit))
+            if commit:
+                finished, live.finished = finished + live.finished, 0
+        if commit:
+            self.dirty, self.dirty_since = {}, inf
         section = Section(self.number, self.token, self.seq + 1, due_ms, finished, touches, known)
-        return Begun(section, flights, touched)
+        return Begun(section, flights, list(touched))
 
     def _known(self, max_due_ms: int) -> list[Known]:
         limit = (max_due_ms // 1000 + 1) * 1000
-        return [Known(live.slice, live.g, live.cursor) for live in self.slices.values() if live.slice.start_ms < limit]
+        return [
+            Known(live.name, live.keys[0], live.g_text, live.cursor)
+            for live in self.slices.values()
+            if live.slice.start_ms < limit
+        ]
 
     def _flights(self, live: LiveSlice, keys: list[int]) -> list[Flight]:
         indexes = [key & 0xFFFFFFFF for key in keys]
         rows = [live.rows[i] or b"" for i in indexes]
+        if live.damaged or min(map(len, rows)) <= HEADER_BYTES:
+            return self._flights_one_by_one(live, keys)
         try:
             bodies = decode_many(rows)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -136,14 +173,15 @@ class Partition:
             )
             for key, i, row, body in zip(keys, indexes, rows, bodies, strict=True)
         ]
-        if not live.has_lanes:
-            return flights
-        return [flight for flight in flights if self._admit(flight)]
+        return [flight for flight in flights if not self._waits_for_turn(flight)] if live.has_lanes else flights
 
-    def _admit(self, flight: Flight) -> bool:
-        if flight.body.lane is not None:
-            flight.live.held.add(flight.index)
-        return self.lanes.admit(flight)
+    def _waits_for_turn(self, flight: Flight) -> bool:
+        lane = flight.body.lane
+        if lane is None:
+            return False
+        flight.live.held.add(flight.index)
+        self.lanes.offer(lane, flight)
+        return True
 
     def _flights_one_by_one(self, live: LiveSlice, keys: list[int]) -> list[Flight]:
         """Slowly, because one of these entries is damaged: that one must not hold up the others."""
@@ -160,7 +198,7 @@ class Partition:
                 continue
             due_ms = live.slice.start_ms + (key >> 32) if body.due_ms is None else body.due_ms
             flight = Flight(self.namespace, row[5:HEADER_BYTES], body, due_ms, live, index)
-            if self._admit(flight):
+            if not self._waits_for_turn(flight):
                 flights.append(flight)
         return flights
 
@@ -169,17 +207,19 @@ class Partition:
     def begun(self, begun: Begun, x: list[bytes]) -> list[Flight]:
         """The server has the fired bits: these flights leave now, less those that were cancelled before."""
         self.seq = begun.section.seq
+        _prove(begun.touched, begun.section.touches)
         cancelled: dict[LiveSlice, tuple[int, bytes]] = {}
         for live, touch, bits in zip(begun.touched, begun.section.touches, x, strict=True):
             if bits.strip(b"\0"):
-                cancelled[live] = (touch.f_at, bits)
+                cancelled[live] = (max(touch.f_at, 0), bits)
         if not cancelled:
             return begun.flights
         leaving = []
         for flight in begun.flights:
             first_byte, bits = cancelled.get(flight.live, (0, b""))
             if is_set(bits, first_byte, flight.index):
-                flight.live.settle(flight.index)
+                flight.live.settle_many([flight.index])
+                self.settled(flight.live, 0.0)
                 self.lane_goes_on(flight)
             else:
                 leaving.append(flight)
@@ -189,47 +229,71 @@ class Partition:
         """The server wrote nothing: everything waits again, and what was done has still to be committed."""
         keys: dict[LiveSlice, list[int]] = {}
         for flight in begun.flights:
-            if flight.body.lane is not None:
-                self.ready.append(flight)
-                flight.live.unmark_fired([flight.index])
-            else:
-                keys.setdefault(flight.live, []).append((_offset(flight) << 32) | flight.index)
-        for live, some in keys.items():
+            keys.setdefault(flight.live, []).append((_offset(flight) << 32) | flight.index)
+        for live, passes in zip(begun.touched, begun.passes, strict=True):
+            some = keys.get(live, [])
             live.unmark_fired([key & 0xFFFFFFFF for key in some])
-            live.put_back(some)
+            if live.passes != passes and some:
+                live.restart()  # its rows were let go while the call was under way
+            else:
+                lanes = {flight.index for flight in begun.flights if flight.live is live and flight.body.lane}
+                live.held |= lanes
+                live.put_back([key for key in some if key & 0xFFFFFFFF not in lanes])
+        for flight in begun.flights:
+            if flight.body.lane is not None and flight.index in flight.live.held:
+                self.lanes.take_back(flight.body.lane, flight)
         finished = begun.section.finished
         for live, touch in zip(begun.touched, begun.section.touches, strict=True):
             live.finished, finished = live.finished + finished, 0
-            live.untake_dirty(touch.d_at, touch.d)
+            if touch.d:
+                live.untake_dirty(touch.d_at, touch.d)
+                self.settled(live, 0.0)
+        self.survey()
 
     def forget(self, live: LiveSlice) -> None:
         """The list on the server is not the one that was read: read it anew, bitmaps included."""
+        self.remove(live)
+        self.needs_listing = True
+
+    def remove(self, live: LiveSlice) -> None:
         live.forgotten = True
         if self.slices.get(live.slice) is live:
             del self.slices[live.slice]
-        self.ready = [flight for flight in self.ready if flight.live is not live]
-        self.needs_listing = self.recovering = True
+        self.dirty.pop(live, None)
+        self.survey()
 
     # -- outcomes -----------------------------------------------------------------------------------
 
     def lane_goes_on(self, flight: Flight) -> None:
         """The head of a lane is settled: the next one may leave."""
         lane = flight.body.lane
-        if lane is None:
-            return
-        if flight.body.attempt > 1:
+        if lane is not None and self.lanes.free(lane, flight.idh) and flight.body.attempt > 1:
             self.holds.append((lane, b""))
-        following = self.lanes.next_after(lane, flight.idh)
-        if following is not None:
-            self.ready.append(following)
+
+    def took(self, live: LiveSlice, now_s: float) -> None:
+        """Rows were read: note what needs no delivery, and when the next is due."""
+        if live.dirty:
+            self.settled(live, now_s)
+        self.lost, live.lost = self.lost + live.lost, 0
+        for prefix in live.tombs:
+            self.holds += [(lane, b"") for lane in self.lanes.free_cancelled(prefix)]
+        live.tombs = []
+        self.survey()
+
+    def committed(self, work: Commit) -> None:
+        self.seq = work.seq
+        by_name = {touch.name: touch for touch in work.touches}
+        touched = [live for live in self.slices.values() if live.name in by_name]
+        _prove(touched, [by_name[live.name] for live in touched])
 
     def commit(self) -> Commit:
         """All outcomes so far in one call, with the done bits they belong to."""
-        touched = [live for live in self.slices.values() if live.dirty]
-        finished, lost = sum(live.finished for live in touched), sum(live.lost for live in touched)
-        touches = [live.touch([]) for live in touched]
+        touched = list(self.dirty)
+        finished, lost = sum(live.finished for live in touched), self.lost
+        touches = [live.touch([], commit=True) for live in touched]
         for live in touched:
-            live.finished = live.lost = 0
+            live.finished = 0
+        self.lost, self.dirty, self.dirty_since = 0, {}, inf
         work = Commit(
             self.number,
             self.token,
@@ -245,8 +309,13 @@ class Partition:
         return work
 
 
-def _start_ms(live: LiveSlice) -> int:
-    return live.slice.start_ms
+def _by_start(item: tuple[Slice, LiveSlice]) -> int:
+    return item[0].start_ms
+
+
+def _prove(touched: list[LiveSlice], touches: list[Touch]) -> None:
+    for live, touch in zip(touched, touches, strict=True):
+        live.proven = max(live.proven, touch.m)
 
 
 def _offset(flight: Flight) -> int:

@@ -53,13 +53,12 @@ class Sweeper:
         live = partition.slices.get(finished.slice) if partition is not None else None
         if partition is None or live is None or live.g != finished.g:
             return
-        if status in ("ok", "stale"):
-            live.forgotten = True
-            del partition.slices[finished.slice]
-            self.dropped += status == "ok"
-        elif status == "refused":
-            # Something was appended since we looked.
-            live.unread = partition.needs_listing = True
+        if status == "ok":
+            partition.remove(live)
+            self.dropped += 1
+        elif status in ("stale", "refused"):
+            # Something was appended since we looked, or the server is behind us: read everything again.
+            partition.forget(live)
 
     async def _forget_ids(self) -> bool:
         """One stretch of the index of one partition; over time all of them."""

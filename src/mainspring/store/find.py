@@ -135,7 +135,10 @@ class Finder:
             address, entry = located.address, located.entry
             if entry.state != "pending" or entry.body is None:
                 raise Conflict(f"cannot be moved: the task is {entry.state}")
-            body = msgspec.structs.replace(entry.body, due_ms=None, original_due_ms=None)
+            if entry.body.expires_ms is not None and due_ms > entry.body.expires_ms:
+                raise InvalidInput(f"cannot be moved: the task expires before that time ({entry.body.expires_ms} ms)")
+            # The original due stays where there is one: a retry keeps its idempotency key.
+            body = msgspec.structs.replace(entry.body, due_ms=None)
             place, row = intake.encode(body, reference.idh, address.partition, due_ms, now_ms, indexed=True)
             [expected] = await look_up(self._store, [(address.partition, reference.idh)])
             result = await replace(

@@ -1,10 +1,11 @@
 """What an owner writes: begin, commit, drop. Every call carries the owner's token. See PROTOCOL."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast
+from struct import Struct
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from ..model.errors import StoreError
-from .keys import Slice, address_prefix, bucket_of
+from .keys import PartitionKeys, Slice, address_prefix, bucket_of
 from .put import fresh_score
 from .store import Group, Store
 from .wire import Command
@@ -12,24 +13,37 @@ from .wire import Command
 Status = Literal["ok", "fenced", "rolledback", "early", "stale", "more", "refused"]
 
 
+_COUNTS: Final = Struct(">HHHHHI").pack
+WHOLE: Final = -1
+"""Instead of an offset: the bytes are the whole bitmap, and replace what is there."""
+
+
 class Touch(NamedTuple):
     """The bytes of the fired and done bitmaps of one slice that change, and the proof that it is that slice."""
 
-    slice: Slice
-    g: float
+    name: str
+    keys: tuple[str, str, str, str]
+    g: str
     m: int
+    """Index of the row whose header is the proof; -1 when all rows were proven by an earlier call."""
     header: bytes
     f_at: int
+    """First byte of `f`; WHOLE when it is all of the bitmap."""
     f: bytes
     d_at: int
     d: bytes
 
 
+MOST_SECTIONS: Final = 256
+"""Lua can unpack some thousand values at once."""
+
+
 class Known(NamedTuple):
     """A slice as far as it was read; lets the server see that nothing stands unread before a lane's task."""
 
-    slice: Slice
-    g: float
+    name: str
+    entries: str
+    g: str
     cursor: int
 
 
@@ -53,7 +67,8 @@ class Answer(NamedTuple):
 
 async def tick(store: Store, sections: Sequence[Section]) -> list[Answer | StoreError]:
     """Commit and begin for many partitions: one call a server, in a cluster one a partition."""
-    chunks = [[i] for i in range(len(sections))] if store.links.cluster else [list(range(len(sections)))]
+    at_once = 1 if store.links.cluster else MOST_SECTIONS
+    chunks = [list(range(i, min(i + at_once, len(sections)))) for i in range(0, len(sections), at_once)]
     groups = [_tick_group(store, [sections[i] for i in chunk]) for chunk in chunks]
     answers: list[Answer | StoreError] = []
     for chunk, result in zip(chunks, await store.run(groups), strict=True):
@@ -62,36 +77,99 @@ async def tick(store: Store, sections: Sequence[Section]) -> list[Answer | Store
             continue
         [reply] = result
         store.clock.sample(reply[0])
-        answers += [Answer(cast("Status", row[0].decode()), row[1:]) for row in reply[1:]]
+        for i, row in zip(chunk, reply[1:], strict=True):
+            status = cast("Status", row[0].decode())
+            answers.append(Answer(status, _x_by_touch(sections[i], row[1:]) if status == "ok" else []))
     return answers
 
 
 def _tick_group(store: Store, sections: list[Section]) -> Group:
+    fences: list[str] = []
+    small_x: list[str] = []
+    small_f: list[str] = []
     keys: list[str] = []
-    args: list[Any] = [len(sections)]
-    for part, token, seq, max_due_ms, finished, touches, known in sections:
-        names = store.keys.partitions[part]
-        keys += (names.own, names.n, names.slices)
-        due = "" if max_due_ms is None else max_due_ms
-        args += (token, seq, due, finished, len(touches), len(known))
-        for place, g, m, header, f_at, f, d_at, d in touches:
-            name = place.name
-            keys += names.slice_keys(name)
-            args += (name, repr(g), m, header, f_at, f, d_at, d)
-        for place, g, cursor in known:
-            name = place.name
-            keys.append(names.entries(name))
-            args += (name, repr(g), cursor)
+    latest = max((one.max_due_ms for one in sections if one.max_due_ms is not None), default="")
+    args: list[Any] = [len(sections), 0, latest]
+    for section in sections:
+        names = store.keys.partitions[section.partition]
+        fences.append(names.fence)
+        args += (b"%b:%d" % (section.token, section.seq - 1), b"%b:%d" % (section.token, section.seq))
+        touches = section.touches
+        if (
+            len(touches) == 1
+            and touches[0].f_at == WHOLE
+            and touches[0].m < 0
+            and not touches[0].d
+            and not section.known
+        ):
+            # The common section, without ado.
+            [touch] = touches
+            small_x.append(touch.keys[3])
+            small_f.append(touch.keys[1])
+            args += ("", touch.f)
+        else:
+            _lay_out(names, section, small_x, small_f, keys, args)
+    args[1] = len(small_x)
     slot = store.keys.partitions[sections[0].partition].slot
-    return slot, [store.scripts.call("tick", keys, args)]
+    return slot, [store.scripts.call("tick", [*fences, *small_x, *small_f, *keys], args)]
+
+
+def _lay_out(
+    names: PartitionKeys,
+    section: Section,
+    small_x: list[str],
+    small_f: list[str],
+    keys: list[str],
+    args: list[Any],
+) -> None:
+    """Add a section to the lists as tick.lua wants them: by what is done to a slice, not slice by slice."""
+    touches, known = section.touches, section.known
+    small = [touch for touch in touches if touch.f and touch.f_at == WHOLE]
+    large = [touch for touch in touches if touch.f and touch.f_at != WHOLE]
+    commits = [touch for touch in touches if touch.d]
+    proofs = [touch for touch in touches if touch.m >= 0]
+    args.append(_COUNTS(len(small), len(large), len(commits), len(proofs), len(known), section.finished))
+    for touch in small:
+        small_x.append(touch.keys[3])
+        small_f.append(touch.keys[1])
+        args.append(touch.f)
+    for touch in large:
+        keys += (touch.keys[1], touch.keys[3])
+        args += (touch.f_at, touch.f)
+    for touch in commits:
+        keys.append(touch.keys[2])
+        args += (touch.d_at, touch.d)
+    if section.finished:
+        keys.append(names.n)
+    if proofs or known:
+        keys.append(names.slices)
+    for touch in proofs:
+        keys.append(touch.keys[0])
+        args += (touch.name, touch.g, touch.m, touch.header)
+    if known:
+        args.append(section.max_due_ms or 0)
+    for name, entries, g, cursor in known:
+        keys.append(entries)
+        args += (name, g, cursor)
+
+
+def _x_by_touch(section: Section, x: list[bytes]) -> list[bytes]:
+    """The answer lists small slices first; put it back into the order of the touches."""
+    if len(section.touches) == 1:
+        return x or [b""]
+    small = iter(x)
+    by_touch = {id(touch): next(small) for touch in section.touches if touch.f and touch.f_at == WHOLE}
+    by_touch |= {id(touch): next(small) for touch in section.touches if touch.f and touch.f_at != WHOLE}
+    return [by_touch.get(id(touch), b"") for touch in section.touches]
 
 
 class NewPlace(NamedTuple):
-    """A retry: the entry to append and the slice it belongs to."""
+    """A retry: the entry to append, the slice it belongs to, and the (packed) address of the attempt that failed."""
 
     idh: bytes
     slice: Slice
     row: bytes
+    old: bytes
 
 
 class Death(NamedTuple):
@@ -119,22 +197,22 @@ async def commit(store: Store, work: Commit) -> Status:
     names = store.keys.partitions[work.partition]
     places = list(dict.fromkeys(retry.slice for retry in work.retries))
     buckets = list(dict.fromkeys(bucket_of(retry.idh) for retry in work.retries))
-    keys = [names.own, names.n, names.slices, names.dead, names.dead_times, names.held]
+    keys = [names.fence, names.n, names.slices, names.dead, names.dead_times, names.held]
     args: list[Any] = [
         work.token, work.seq, work.finished, work.replaced, len(work.touches),
         len(places), len(work.retries), len(work.deaths), len(work.holds),
     ]  # fmt: skip
     for touch in work.touches:
-        s, _, d, _ = names.slice_keys(touch.slice.name)
+        s, _, d, _ = touch.keys
         keys += (s, d)
-        args += (touch.slice.name, repr(touch.g), touch.m, touch.header, touch.d_at, touch.d)
+        args += (touch.name, touch.g, touch.m, touch.header, touch.d_at, touch.d)
     for place in places:
         keys.append(names.entries(place.name))
         args += (place.name, fresh_score(place))
     keys += [names.ids(bucket) for bucket in buckets]
-    for idh, place, row in work.retries:
+    for idh, place, row, old in work.retries:
         at, bucket = places.index(place) + 1, buckets.index(bucket_of(idh)) + 1
-        args += (at, bucket, idh, address_prefix(place), row)
+        args += (at, bucket, idh, address_prefix(place), row, old)
     for death in work.deaths:
         args += death
     for hold in work.holds:

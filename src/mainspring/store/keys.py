@@ -145,6 +145,7 @@ class PartitionKeys:
     slot: int
     slices: str
     own: str
+    fence: str
     n: str
     dead: str
     dead_times: str
@@ -153,7 +154,7 @@ class PartitionKeys:
 
     @classmethod
     def make(cls, number: int, tag: str) -> "PartitionKeys":
-        names = ("slices", "own", "n", "dead", "dead:t", "held", "wake")
+        names = ("slices", "own", "fence", "n", "dead", "dead:t", "held", "wake")
         return cls(number, tag, slot_of(tag), *(f"{{{tag}}}:{name}" for name in names))
 
     def entries(self, name: str) -> str:

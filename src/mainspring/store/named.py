@@ -5,6 +5,7 @@ import time
 
 from ..model.errors import Conflict, StoreError, Unavailable
 from ..model.task import Handle, OnConflict, PutOutcome
+from .codec import decode
 from .durable import Durability
 from .index import Replaced, Taken, put_ids, replace
 from .intake import Intake, Named
@@ -14,6 +15,26 @@ from .query import Found, look_at
 from .store import Store
 
 _TRIES = 8
+
+
+class Patience:
+    """How long a call goes on after failures that may pass: one more attempt at once, then for `wait_s`."""
+
+    def __init__(self, store: Store, wait_s: float) -> None:
+        self._store = store
+        self._deadline = time.monotonic() + wait_s
+        self._pause_s = 0.0
+        self.unsure = False
+        """Something was sent and its reply lost: what is found now may be our own."""
+
+    async def after(self, failure: StoreError) -> None:
+        """Wait before the next attempt, or raise the failure."""
+        if not isinstance(failure, Unavailable) or (self._pause_s and time.monotonic() >= self._deadline):
+            raise failure
+        self.unsure = self.unsure or failure.sent
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(1.0, self._pause_s * 2 or 0.02)
+        await self._store.recover()
 
 
 class NamedPuts:
@@ -40,8 +61,9 @@ class NamedPuts:
         while todo:
             # Two tasks with one id in the same call come one after the other, as in two calls.
             todo, later = _first_of_each(items, todo)
-            for i, taken in await self._put_new(items, todo, handles, now_ms, level, wait_s):
-                handles[i] = await self._put_known(items[i], taken, on_conflict, now_ms, level)
+            patience = Patience(self._store, wait_s)
+            for i, taken in await self._put_new(items, todo, handles, now_ms, level, patience):
+                handles[i] = await self._put_known(items[i], taken, on_conflict, now_ms, level, patience)
             todo = later
         return [handle for handle in handles if handle is not None]
 
@@ -52,11 +74,10 @@ class NamedPuts:
         handles: list[Handle | None],
         now_ms: int,
         level: Durability,
-        wait_s: float,
+        patience: Patience,
     ) -> list[tuple[int, Taken]]:
         """Put what is new; return what is known. A repeat after a lost reply finds its own ids: that is safe."""
         known: list[tuple[int, Taken]] = []
-        deadline, pause_s = time.monotonic() + wait_s, 0.0
         while todo:
             by_partition: dict[int, list[int]] = {}
             for i in todo:
@@ -77,32 +98,56 @@ class NamedPuts:
                     else:
                         handles[i] = Handle(item.id, item.row.due_ms, "created", item.past, level.text)
             if failure is not None:
-                if not isinstance(failure, Unavailable) or (pause_s and time.monotonic() >= deadline):
-                    raise failure
-                await asyncio.sleep(pause_s)
-                pause_s = min(1.0, pause_s * 2 or 0.02)
-                await self._store.recover()
+                await patience.after(failure)
         return known
 
     async def _put_known(
-        self, item: Named, taken: Taken, on_conflict: OnConflict, now_ms: int, level: Durability
+        self,
+        item: Named,
+        taken: Taken,
+        on_conflict: OnConflict,
+        now_ms: int,
+        level: Durability,
+        patience: Patience,
     ) -> Handle:
         current: Address | None = taken.address
         for _ in range(_TRIES):
-            old: Address | None = None
-            if current is not None:
-                [entry] = await look_at(self._store, [(current, item.row.idh)])
-                handle = self._keep(item, current, entry, on_conflict, now_ms, level)
-                if handle is not None:
-                    return handle
-                old = current if entry.state == "pending" else None
-            result = await self._replace(item, current, old, now_ms, level)
-            if result.status == "ok":
-                outcome: PutOutcome = "created" if old is None else "replaced"
-                return Handle(item.id, item.row.due_ms, outcome, item.past, level.text)
-            if result.status == "changed":
-                current = result.address
+            try:
+                answer = await self._try_known(item, current, on_conflict, now_ms, level, unsure=patience.unsure)
+            except Unavailable as failure:
+                await patience.after(failure)
+                continue
+            if isinstance(answer, Handle):
+                return answer
+            if answer.status == "changed":
+                current = answer.address
         raise Conflict(f"id {item.id!r} keeps changing; try again")
+
+    async def _try_known(
+        self,
+        item: Named,
+        current: Address | None,
+        on_conflict: OnConflict,
+        now_ms: int,
+        level: Durability,
+        *,
+        unsure: bool,
+    ) -> Handle | Replaced:
+        """One attempt: the handle, or why there is none yet."""
+        old: Address | None = None
+        if current is not None:
+            [entry] = await look_at(self._store, [(current, item.row.idh)])
+            if unsure and current.slice == item.row.slice and entry.body == decode(item.row.row):
+                return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
+            handle = self._keep(item, current, entry, on_conflict, now_ms, level)
+            if handle is not None:
+                return handle
+            old = current if entry.state == "pending" else None
+        result = await self._replace(item, current, old, now_ms, level)
+        if result.status != "ok":
+            return result
+        outcome: PutOutcome = "created" if old is None else "replaced"
+        return Handle(item.id, item.row.due_ms, outcome, item.past, level.text)
 
     async def _replace(
         self, item: Named, expected: Address | None, old: Address | None, now_ms: int, level: Durability

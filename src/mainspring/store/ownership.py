@@ -23,7 +23,7 @@ async def acquire(
     groups: list[Group] = []
     for p in partitions:
         keys = store.keys.partitions[p]
-        groups.append((keys.slot, [store.scripts.call("acquire", [keys.own], [owner, nonce, lease_ms])]))
+        groups.append((keys.slot, [store.scripts.call("acquire", [keys.own, keys.fence], [owner, nonce, lease_ms])]))
     answers: list[Acquired | Busy | StoreError] = []
     for result in await store.run(groups):
         if isinstance(result, StoreError):
@@ -61,5 +61,5 @@ async def release(store: Store, tokens: Mapping[int, bytes]) -> None:
     groups: list[Group] = []
     for p, token in tokens.items():
         keys = store.keys.partitions[p]
-        groups.append((keys.slot, [store.scripts.call("release", [keys.own], [token])]))
+        groups.append((keys.slot, [store.scripts.call("release", [keys.own, keys.fence], [token])]))
     await store.run(groups)

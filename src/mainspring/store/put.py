@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 from ..model.errors import StoreError, Unavailable
@@ -17,6 +18,9 @@ CROWDED: Final = 50_000
 
 WAKE_MS: Final = 1_500
 """Tasks due sooner than this wake the owner; its polling finds the others in good time."""
+
+
+SMALL_BATCH: Final = 1_024
 
 
 class Widths:
@@ -79,13 +83,18 @@ async def put_rows(
     deadline = time.monotonic() + wait_s
     pause_s = 0.0
     while True:
-        groups = [_group(store.keys.partitions[p], rows, p, now_ms, resent=resent) for p in todo]
+        # A small batch is one transaction on a server that takes all slots: few calls matter more than short ones.
+        together = not store.links.cluster and rows.size <= SMALL_BATCH
+        transactions = [todo] if together else [[p] for p in todo]
+        groups = [_transaction(store, rows, members, now_ms, resent=resent) for members in transactions]
         failures: dict[int, StoreError] = {}
-        for p, result in zip(todo, await store.run(groups, durability), strict=True):
+        for members, result in zip(transactions, await store.run(groups, durability), strict=True):
             if isinstance(result, StoreError):
-                failures[p] = result
-            else:
-                _learn(p, rows.groups[p], result[-1], widths, places)
+                failures.update(dict.fromkeys(members, result))
+                continue
+            replies = iter(result[-1])
+            for p in members:
+                _learn(p, rows.groups[p], replies, widths, places)
         if not failures:
             return places
         lost = all(isinstance(failure, Unavailable) for failure in failures.values())
@@ -113,10 +122,20 @@ def fresh_score(place: Slice) -> str:
     return repr(score_of(place.start_ms, random.getrandbits(20)))
 
 
+def _transaction(store: Store, rows: Rows, members: list[int], now_ms: int, *, resent: bool) -> Group:
+    commands: list[Command] = [("MULTI",)]
+    for p in members:
+        slices = rows.groups[p]
+        wake = any(_soonest_ms(place, some) < now_ms + WAKE_MS for place, some in slices.items())
+        commands += commands_for(store.keys.partitions[p], slices, wake=wake, resent=resent)
+    commands.append(("EXEC",))
+    return store.keys.partitions[members[0]].slot, commands
+
+
 def commands_for(
     keys: PartitionKeys, slices: dict[Slice, list[bytes]], *, wake: bool, resent: bool = False
 ) -> list[Command]:
-    """The transaction of PROTOCOL "Put"."""
+    """What PROTOCOL "Put" sends within its transaction."""
     scores: list[Any] = []
     names = []
     pushes: list[Command] = []
@@ -128,33 +147,32 @@ def commands_for(
         pushes.append(("RPUSH", keys.entries(name), *(map(_resent, entries) if resent else entries)))
         count += len(entries)
     commands: list[Command] = [
-        ("MULTI",),
         ("ZADD", keys.slices, "NX", *scores),
         ("ZMSCORE", keys.slices, *names),
         *pushes,
         ("HINCRBY", keys.n, "accepted", count),
     ]
-    if wake:
-        commands.append(("SPUBLISH", keys.wake, "1"))
-    commands.append(("EXEC",))
-    return commands
+    return [*commands, ("SPUBLISH", keys.wake, "1")] if wake else commands
 
 
-def _group(keys: PartitionKeys, rows: Rows, partition: int, now_ms: int, *, resent: bool) -> Group:
-    wake = min(place.start_ms for place in rows.groups[partition]) < now_ms + WAKE_MS
-    return keys.slot, commands_for(keys, rows.groups[partition], wake=wake, resent=resent)
+def _soonest_ms(place: Slice, rows: list[bytes]) -> int:
+    # Rows start with their offset, so the smallest row is the earliest.
+    return place.start_ms + int.from_bytes(min(rows)[:4], "big")
 
 
 def _resent(row: bytes) -> bytes:
     return row[:4] + bytes((row[4] | RESENT,)) + row[5:]
 
 
-def _learn(partition: int, slices: dict[Slice, list[bytes]], reply: list[Any], widths: Widths, places: Places) -> None:
-    scores = reply[1]
-    for i, (place, entries) in enumerate(slices.items()):
-        length = reply[2 + i]
+def _learn(
+    partition: int, slices: dict[Slice, list[bytes]], replies: Iterator[Any], widths: Widths, places: Places
+) -> None:
+    """Take this partition's replies off the transaction's: ZADD, scores, lengths, counter, perhaps a wake-up."""
+    scores = next(reply for reply in replies if isinstance(reply, list))
+    for (place, entries), score in zip(slices.items(), scores, strict=True):
+        length = next(replies)
         widths.saw(partition, place, length)
-        places[partition, place] = (r_of(float(scores[i])), length - len(entries))
+        places[partition, place] = (r_of(float(score)), length - len(entries))
 
 
 def address_at(places: Places, where: tuple[int, Slice, int]) -> Address:

@@ -1,6 +1,7 @@
 """Looking at tasks: one by address, a page in due order, a count by time."""
 
 from heapq import nsmallest
+from math import ceil
 from typing import Any, NamedTuple
 
 import msgspec
@@ -8,8 +9,8 @@ import msgspec
 from ..model.delivery import Body
 from ..model.errors import StoreError
 from ..model.task import Count, Page, State, TaskInfo
-from .codec import FORWARD, HEADER_BYTES, TOMB_BYTES, decode, decode_payload, is_tomb
-from .keys import Address, Slice, r_of
+from .codec import FORWARD, HEADER_BYTES, INDEXED, RESENT, TOMB, TOMB_BYTES, decode, decode_payload, is_tomb
+from .keys import HOUR_MS, Address, Slice, r_of
 from .store import Group, Store
 from .wire import Command
 
@@ -34,7 +35,7 @@ async def look_at(store: Store, wanted: list[tuple[Address, bytes]]) -> list[Fou
             ("ZSCORE", keys.slices, address.slice.name),
             ("LINDEX", s, address.index),
             *(("GETBIT", bits, address.index) for bits in (f, d, x)),
-            ("HEXISTS", keys.dead, idh),
+            ("ZSCORE", keys.dead_times, idh),
             ("EXEC",),
         ]
         groups.append((keys.slot, commands))
@@ -42,28 +43,53 @@ async def look_at(store: Store, wanted: list[tuple[Address, bytes]]) -> list[Fou
     for (address, idh), result in zip(wanted, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
-        found.append(_found(address, idh, *result[-1]))
+        entry = _found(address, idh, *result[-1])
+        found.append(await _by_first_copy(store, address, result[-1][1], entry))
     return found
 
 
-def _found(address: Address, idh: bytes, score: Any, row: bytes | None, f: int, d: int, x: int, dead: int) -> Found:
-    if dead:
-        return Found("dead")
+async def _by_first_copy(store: Store, address: Address, row: bytes | None, entry: Found) -> Found:
+    """A put that was sent again stands in its slice more than once; the first copy is the task."""
+    if row is None or entry.body is None or not row[4] & RESENT:
+        return entry
+    keys = store.keys.partitions[address.partition]
+    s = keys.entries(address.slice.name)
+    original = row[:4] + bytes((row[4] & ~RESENT,)) + row[5:]
+    places = await store.run_one(keys.slot, [("LPOS", s, original), ("LPOS", s, row)])
+    first = min([address.index, *(place for place in places if place is not None)])
+    if first == address.index:
+        return entry
+    [entry] = await look_at(store, [(address._replace(index=first), row[5:HEADER_BYTES])])
+    return entry
+
+
+def _found(
+    address: Address, idh: bytes, score: Any, row: bytes | None, f: int, d: int, x: int, died_ms: bytes | None
+) -> Found:
     if score is None or row is None or float(score) != address.score:
-        return Found("finished")
+        return _ended("finished", died_ms, address.slice.start_ms)
     if len(row) == TOMB_BYTES:
         return Found("cancelled" if row == idh[:TOMB_BYTES] else "finished")
     if row[5:HEADER_BYTES] != idh:
-        return Found("finished")
+        return _ended("finished", died_ms, address.slice.start_ms)
     if row[4] & FORWARD:
         return Found("replaced", moved_to=Address.unpack(address.partition, row[HEADER_BYTES:]))
+    if row[4] & TOMB:
+        return Found("cancelled")
     state: State = "cancelled" if x else "done" if d else "fired" if f else "pending"
+    due_ms = address.slice.start_ms + int.from_bytes(row[:4], "big")
     try:
         body = decode(row)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Found(state)
-    due_ms = body.due_ms if body.due_ms is not None else address.slice.start_ms + int.from_bytes(row[:4], "big")
-    return Found(state, body, due_ms)
+        return _ended(state, died_ms, due_ms)
+    return _ended(state, died_ms, due_ms)._replace(body=body, due_ms=due_ms if body.due_ms is None else body.due_ms)
+
+
+def _ended(state: State, died_ms: bytes | None, since_ms: int) -> Found:
+    """Done, or dead? A dead letter older than this task belongs to an earlier one with the same id."""
+    if state in ("done", "finished") and died_ms is not None and float(died_ms) >= since_ms:
+        return Found("dead")
+    return Found(state)
 
 
 def describe(task_id: str, found: Found) -> TaskInfo:
@@ -86,7 +112,9 @@ def describe(task_id: str, found: Found) -> TaskInfo:
 # -- pages -------------------------------------------------------------------------------------------------
 
 Place = tuple[int, int, int, int]
-"""Where a task stands in the order of pages: due, partition, width, index."""
+"""Where a task stands in the order of pages: when it fires, partition, width, index."""
+
+_COUNTERS = ("accepted", "done", "cancelled", "replaced", "dead")
 
 
 class _Row(NamedTuple):
@@ -95,21 +123,36 @@ class _Row(NamedTuple):
     row: bytes
 
 
+class _Listed(NamedTuple):
+    """The earliest slices of all partitions, complete up to `until_ms` (None: to the end of the range)."""
+
+    slices: list[tuple[int, Slice, float]]
+    until_ms: int | None
+    rows_a_slice: float
+
+
 async def page(store: Store, *, from_ms: int, to_ms: int, after: Place | None, limit: int) -> Page:
-    """Pending tasks in due order. Two round trips where the first slices hold a page's worth."""
+    """Pending tasks in due order. Two round trips where slices hold about as much as they do on average."""
     rows: list[_Row] = []
-    start_ms = from_ms
+    start_ms, slices_wanted = from_ms, limit + 16
     first = after or (from_ms, -1, -1, -1)
-    while len(rows) <= limit:
-        slices, next_ms = await _slices_from(store, start_ms, to_ms, limit - len(rows) + 1)
-        rows += [row for row in await _pending_rows(store, slices) if first < row.place and row.place[0] < to_ms]
-        if next_ms is None:
+    while True:
+        listed = await _list_slices(store, start_ms, to_ms, slices_wanted)
+        chosen, until_ms = _choose(listed, (limit + 1 - len(rows)) / listed.rows_a_slice)
+        if until_ms is not None and until_ms <= start_ms:
+            slices_wanted *= 8  # so many slices start in this one second that they did not fit
+            continue
+        end_ms = to_ms if until_ms is None else min(to_ms, until_ms)
+        # What lies beyond the end is read again in its turn, together with all that comes before it.
+        rows += [
+            row for row in await _pending_rows(store, chosen) if start_ms <= row.place[0] < end_ms and first < row.place
+        ]
+        if len(rows) > limit or until_ms is None or until_ms >= to_ms:
             break
-        start_ms = next_ms
+        start_ms = until_ms
     best = nsmallest(limit + 1, rows, key=lambda row: row.place)
-    more = len(best) > limit
     tasks = [_info(row) for row in best[:limit]]
-    return Page(tasks, ".".join(map(str, best[limit - 1].place)) if more else None)
+    return Page(tasks, ".".join(map(str, best[limit - 1].place)) if len(best) > limit else None)
 
 
 def parse_place(text: str) -> Place:
@@ -124,40 +167,54 @@ def _info(row: _Row) -> TaskInfo:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return TaskInfo(idh.hex(), "pending", row.place[0])
     task_id = body.id or f"{idh.hex()}~{row.address.text()}"
-    return describe(task_id, Found("pending", body, row.place[0]))
+    return describe(task_id, Found("pending", body, row.place[0] if body.due_ms is None else body.due_ms))
 
 
-async def _slices_from(
-    store: Store, start_ms: int, to_ms: int, enough: int
-) -> tuple[list[tuple[int, Slice, float]], int | None]:
-    """The earliest slices of all partitions: whole seconds until there are enough, and where to go on."""
-    # An hour slice that began before the range may reach into it.
-    low, high = start_ms // 1000 - 3600, f"({-(-to_ms // 1000)}"
+async def _list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> _Listed:
+    """One round trip: the slices from a time on, and how full they are on average."""
+    high = f"({-(-to_ms // 1000)}"
+    # Of the slices that began in an earlier second only the one of this hour can reach so far.
+    hour = Slice.at(start_ms, HOUR_MS)
     groups: list[Group] = []
     for keys in store.keys.partitions:
-        command: Command = (
-            "ZRANGE", keys.slices, low, high, "BYSCORE", "LIMIT", 0, enough + 64, "WITHSCORES",
-        )  # fmt: skip
-        groups.append((keys.slot, [command]))
+        commands: list[Command] = [
+            ("ZSCORE", keys.slices, hour.name),
+            ("ZRANGE", keys.slices, start_ms // 1000, high, "BYSCORE", "LIMIT", 0, limit, "WITHSCORES"),
+            ("HMGET", keys.n, *_COUNTERS),
+            ("ZCARD", keys.slices),
+        ]
+        groups.append((keys.slot, commands))
     found: list[tuple[int, Slice, float]] = []
-    cut_ms: int | None = None
+    until_ms: int | None = None
+    pending = total = 0
     for p, result in enumerate(await store.run(groups)):
         if isinstance(result, StoreError):
             raise result
-        reply = result[0]
+        score, reply, counters, slices = result
+        pending, total = pending + _open(counters), total + slices
         listed = [(p, Slice.parse(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
-        if len(listed) == enough + 64:
-            last = listed[-1][1].start_ms // 1000 * 1000
-            cut_ms = last if cut_ms is None else min(cut_ms, last)
+        if len(listed) == limit:
+            last_ms = listed[-1][1].start_ms // 1000 * 1000
+            until_ms = last_ms if until_ms is None else min(until_ms, last_ms)
+        if score is not None and hour.start_ms // 1000 < start_ms // 1000:
+            listed.append((p, hour, float(score)))
         found += [one for one in listed if one[1].end_ms > start_ms]
-    seconds = sorted(max(one[1].start_ms, start_ms) // 1000 * 1000 for one in found)
-    if len(seconds) > enough:
-        bound = seconds[enough] + 1000
-        cut_ms = bound if cut_ms is None else min(cut_ms, bound)
-    if cut_ms is None:
-        return found, None
-    # Rows of a wide slice beyond the cut come again in the next round; the caller keeps the smallest anyway.
-    return [one for one in found if one[1].start_ms < cut_ms], cut_ms
+    return _Listed(found, until_ms, max(pending, 1) / max(total, 1))
+
+
+def _choose(listed: _Listed, slices_needed: float) -> tuple[list[tuple[int, Slice, float]], int | None]:
+    """Whole seconds, until there are enough slices; and up to which time nothing is left out."""
+    slices, until_ms, _ = listed
+    if until_ms is not None:
+        slices = [one for one in slices if one[1].start_ms < until_ms]
+    seconds = sorted(one[1].start_ms // 1000 * 1000 for one in slices)
+    enough = ceil(slices_needed * 1.5) + 1
+    if len(seconds) <= enough:
+        return slices, until_ms
+    later = [second for second in seconds if second > seconds[enough]]
+    if not later:
+        return slices, until_ms
+    return [one for one in slices if one[1].start_ms < later[0]], later[0]
 
 
 async def _pending_rows(store: Store, slices: list[tuple[int, Slice, float]]) -> list[_Row]:
@@ -173,23 +230,39 @@ async def _pending_rows(store: Store, slices: list[tuple[int, Slice, float]]) ->
         entries, *bitmaps = result
         settled = _any_of(bitmaps)
         r = r_of(g)
+        copies = _copies(entries)
         for index, row in enumerate(entries):
-            if len(row) >= HEADER_BYTES and not is_tomb(row) and not settled >> index & 1:
-                due_ms = _due_of(place, row)
-                where = (due_ms, p, place.width_ms, index)
-                rows.append(_Row(where, Address(p, place, r, index), row))
+            if len(row) < HEADER_BYTES or is_tomb(row) or settled >> index & 1:
+                continue
+            named_by = copies.get(index, index)
+            if named_by >= 0:
+                where = (_fires_ms(place, row), p, place.width_ms, index)
+                rows.append(_Row(where, Address(p, place, r, named_by), row))
     return rows
 
 
-def _due_of(place: Slice, row: bytes) -> int:
+def _copies(rows: list[bytes]) -> dict[int, int]:
+    """Of tasks that were sent again: index of the first copy -> the copy that names it; of every other one -> -1."""
+    if not any(len(row) >= HEADER_BYTES and row[4] & RESENT for row in rows):
+        return {}
+    first_of: dict[bytes, int] = {}
+    copies: dict[int, int] = {}
+    for index, row in enumerate(rows):
+        # Retries and moved tasks carry the index flag: they are not copies, though they share the id.
+        if len(row) < HEADER_BYTES or row[4] & INDEXED:
+            continue
+        first = first_of.setdefault(row[5:HEADER_BYTES], index)
+        if first != index:
+            copies[index] = -1
+            if row[4] & RESENT:
+                copies[first] = index
+    return copies
+
+
+def _fires_ms(place: Slice, row: bytes) -> int:
+    """When an entry fires. One that was overdue when it was put, or is damaged, fires with its slice."""
     offset = int.from_bytes(row[:4], "big")
-    if offset:
-        return place.start_ms + offset
-    try:
-        due_ms = decode(row).due_ms
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return place.start_ms
-    return place.start_ms if due_ms is None else due_ms
+    return place.start_ms + (offset if offset < place.width_ms else 0)
 
 
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
@@ -210,13 +283,16 @@ def _any_of(bitmaps: list[bytes | None]) -> int:
 async def count_all(store: Store) -> Count:
     """Everything pending or under way, from the counters: exact up to what is in flight."""
     pending = 0
-    fields = ("accepted", "done", "cancelled", "replaced", "dead")
-    for result in await store.run([(keys.slot, [("HMGET", keys.n, *fields)]) for keys in store.keys.partitions]):
+    for result in await store.run([(keys.slot, [("HMGET", keys.n, *_COUNTERS)]) for keys in store.keys.partitions]):
         if isinstance(result, StoreError):
             raise result
-        accepted, *settled = (int(value or 0) for value in result[0])
-        pending += accepted - sum(settled)
+        pending += _open(result[0])
     return Count(pending, exact=True)
+
+
+def _open(counters: list[bytes | None]) -> int:
+    accepted, *settled = (int(value or 0) for value in counters)
+    return accepted - sum(settled)
 
 
 async def count_between(store: Store, from_ms: int, to_ms: int) -> Count:

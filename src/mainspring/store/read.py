@@ -45,12 +45,12 @@ async def accepted_counts(store: Store, partitions: Sequence[int]) -> list[int |
 
 
 async def list_slices(
-    store: Store, partitions: Sequence[int], *, before_ms: int, limit: int
+    store: Store, partitions: Sequence[int], *, before_ms: int, limits: Sequence[int]
 ) -> list[tuple[list[Listed], list[Listed]] | StoreError]:
     """Per partition: slices that start before a time, earliest first, and the first one after them."""
     limit_s = f"({-(-before_ms // 1000)}"
     groups: list[Group] = []
-    for p in partitions:
+    for p, limit in zip(partitions, limits, strict=True):
         keys = store.keys.partitions[p]
         now: Command = (
             "ZRANGE", keys.slices, "-inf", limit_s, "BYSCORE", "LIMIT", 0, limit, "WITHSCORES",

@@ -182,16 +182,20 @@ async def _agree_on_format(links: Links, namespace: str, partitions: int | None)
     wanted = partitions or DEFAULT_PARTITIONS
     if not 1 <= wanted <= 4096:
         raise WrongFormat(f"partitions is {wanted}; it must lie between 1 and 4096")
-    replies = await link.pipeline(
-        [
-            ("HSETNX", key, "format", FORMAT),
-            ("HSETNX", key, "partitions", wanted),
-            ("HMGET", key, "format", "partitions"),
-        ]
-    )
-    for reply in replies:
-        _checked(reply)
-    found_format, found = (int(value) for value in replies[2])
+    ask: Command = ("HMGET", key, "format", "partitions")
+    [known] = await link.pipeline([ask])
+    if _checked(known) == [None, None]:
+        # Asked first: on a full server nothing can be written, and a node must still be able to open what is there.
+        replies = await link.pipeline([("HSETNX", key, "format", FORMAT), ("HSETNX", key, "partitions", wanted), ask])
+        for reply in replies:
+            _checked(reply)
+        known = replies[2]
+    try:
+        found_format, found = (int(value or 0) for value in known)
+    except ValueError:
+        raise WrongFormat(
+            f"{key} holds {known!r}, not a format and a partition count; is it another program's?"
+        ) from None
     if found_format != FORMAT:
         raise WrongFormat(
             f"namespace {namespace!r} has format {found_format}, this version reads format {FORMAT};"

@@ -141,9 +141,7 @@ class Server:
         self.password = password
         secret = f":{quote(self.password, safe='')}@" if self.password else ""
         tls = "tls-port" in self._config
-        self.url = (
-            f"rediss://{secret}localhost:{self.port}" if tls else f"redis://{secret}127.0.0.1:{self.port}"
-        )
+        self.url = f"rediss://{secret}localhost:{self.port}" if tls else f"redis://{secret}127.0.0.1:{self.port}"
         self._mode = mode
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -153,9 +151,7 @@ class Server:
 
     @property
     def unix_url(self) -> str:
-        return f"unix://{self.socket_path}" + (
-            f"?password={quote(self.password, safe='')}" if self.password else ""
-        )
+        return f"unix://{self.socket_path}" + (f"?password={quote(self.password, safe='')}" if self.password else "")
 
     @property
     def pid(self) -> int:

@@ -235,9 +235,7 @@ def sentinel(kind: Kind = "valkey") -> Sentinels:
     with contextlib.ExitStack() as stack:
         primary = stack.enter_context(_started(kind, {"repl-diskless-sync-delay": "0"}))
         replica = stack.enter_context(_started(kind, {"replicaof": f"127.0.0.1 {primary.port}"}))
-        wait_until(
-            lambda: replica.info("replication").get("master_link_status") == "up", "the replica follows"
-        )
+        wait_until(lambda: replica.info("replication").get("master_link_status") == "up", "the replica follows")
         watchers = [stack.enter_context(_sentinel(kind, primary.port)) for _ in range(3)]
         made = Sentinels(primary, replica, watchers)
         made.wait_ok()

@@ -11,3 +11,10 @@ local function same_incarnation(slices, name, g)
   local score = redis.call('ZSCORE', slices, name)
   return score and tonumber(score) == g
 end
+
+-- Is the list the one the owner read? m is the index of its last row; below 0 an earlier call has proven it all:
+-- had the server lost rows since, it would have lost that call too, and the sequence number would have shown it.
+local function proven(slices, s, name, g, m, header)
+  if tonumber(m) < 0 then return true end
+  return same_incarnation(slices, name, tonumber(g)) and same_header(redis.call('LINDEX', s, m), header)
+end

@@ -11,11 +11,22 @@ local places, buckets = tonumber(ARGV[1]), tonumber(ARGV[2])
 local a, out, created = 2 + places * 3, {}, 0
 local rows, fresh = {}, {}
 for place = 1, places do rows[place] = {} end
+
+-- Lua cannot spread more than some thousand values; a call that failed on that half-way would leave half its work.
+local function known_of(ids, idhs)
+  local known = {}
+  for first = 1, #idhs, 1000 do
+    local some = redis.call('HMGET', ids, unpack(idhs, first, math.min(first + 999, #idhs)))
+    for i = 1, #some do known[first + i - 1] = some[i] end
+  end
+  return known
+end
+
 for bucket = 1, buckets do
   local count = tonumber(ARGV[a + 1])
   local idhs = {}
   for i = 0, count - 1 do idhs[i + 1] = ARGV[a + 3 + i * 3] end
-  local known = redis.call('HMGET', KEYS[2 + places + bucket], unpack(idhs))
+  local known = known_of(KEYS[2 + places + bucket], idhs)
   for i = 0, count - 1 do
     if known[i + 1] then
       out[#out + 1] = known[i + 1]
@@ -47,7 +58,7 @@ end
 local i = 1
 while i <= #fresh do
   local bucket, pairs_ = fresh[i][2], {}
-  while i <= #fresh and fresh[i][2] == bucket do
+  while i <= #fresh and fresh[i][2] == bucket and #pairs_ < 2000 do
     local item = fresh[i]
     local place, index = item[4], base[item[4]] + item[5] - 1
     out[item[1]] = index

@@ -1,9 +1,10 @@
--- Give a partition back at once; the token stays behind so that late writes of this owner are still refused.
+-- Give a partition back at once. Without a fence late writes of this owner are refused like anybody's.
 --
--- KEYS  own
+-- KEYS  own, fence
 -- ARGV  token
 -- returns {time in us, 'ok' | 'fenced'}
 local now = now_us()
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return {now, 'fenced'} end
 redis.call('HSET', KEYS[1], 'lease_end_ms', 0, 'token', '')
+redis.call('DEL', KEYS[2])
 return {now, 'ok'}

@@ -12,13 +12,16 @@ local n, slices, bucket, new_s = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mode, idh, expected = ARGV[1], ARGV[2], ARGV[3]
 local current = redis.call('HGET', bucket, idh) or ''
 if current ~= expected then return {'changed', current} end
+local old, old_index, first = nil, tonumber(ARGV[10]), nil
 if mode == 'move' then
-  local old_index = tonumber(ARGV[10])
   if not same_incarnation(slices, ARGV[8], tonumber(ARGV[9])) then return {'gone'} end
-  local old = redis.call('LINDEX', KEYS[5], old_index)
-  if redis.call('GETBIT', KEYS[7], old_index) == 1 then return {'cancelled'} end
-  if not old or string.sub(old, 6, 21) ~= idh then return {'gone'} end
-  if redis.call('GETBIT', KEYS[6], old_index) == 1 then return {'too late'} end
+  old = redis.call('LINDEX', KEYS[5], old_index)
+  if not old then return {'gone'} end
+  if #old == 4 then return {old == string.sub(idh, 1, 4) and 'cancelled' or 'gone'} end
+  if string.sub(old, 6, 21) ~= idh then return {'gone'} end
+  if math.floor(string.byte(old, 5) / 8) % 2 == 1 then return {#old == 21 and 'cancelled' or 'gone'} end
+  first = first_copy(KEYS[5], old, old_index)
+  if redis.call('GETBIT', KEYS[6], first) == 1 then return {'too late'} end
 end
 local incarnation = open_slice(slices, ARGV[4], ARGV[5])
 local index = redis.call('RPUSH', new_s, ARGV[7]) - 1
@@ -27,11 +30,8 @@ local address = ARGV[6] .. struct.pack('>I3I4', incarnation, index)
 redis.call('HSET', bucket, idh, address)
 redis.call('HINCRBY', n, 'accepted', 1)
 if mode == 'move' then
-  local old_index = tonumber(ARGV[10])
-  local old = redis.call('LINDEX', KEYS[5], old_index)
-  local flags = string.char(24)  -- TOMB and FORWARD
-  redis.call('LSET', KEYS[5], old_index, string.sub(old, 1, 4) .. flags .. idh .. address)
-  redis.call('SETBIT', KEYS[7], old_index, 1)
+  bury(KEYS[5], old, old_index, first, 24, address)  -- TOMB and FORWARD
+  redis.call('SETBIT', KEYS[7], first, 1)
   redis.call('HINCRBY', n, 'replaced', 1)
 end
 return {'ok', incarnation, index}

@@ -1,9 +1,9 @@
 -- Forget ids that finished longer ago than the dedupe window.
 --
 -- KEYS  slices, ids of each bucket
--- ARGV  token of the owner's choice is not needed: an id is removed only when its slice is gone for good
---       1: forget what was due before this time in ms
+-- ARGV  forget what was due before this time in ms
 -- returns {removed, left}
+-- Needs no token: an id is removed only when its slice is gone for good, whoever asks.
 local removed, left = 0, 0
 local before = tonumber(ARGV[1])
 local widths = {3600000, 1000, 50, 1}

@@ -1,71 +1,118 @@
 -- Commit what finished and begin what is due, for any number of partitions of one server.
 --
--- KEYS  a section per partition: own, n, slices; s, f, d, x of each touched slice; s of each known slice
--- ARGV  number of sections, then a section per partition:
---         token, seq, max_due_ms ('' = begin nothing), finished, touched, known
---         per touched slice: name, g, m, header at m, f offset, f bytes, d offset, d bytes
---         per known slice (only when lane tasks begin): name, g, cursor
--- returns {time in us, {status, x bytes per touched slice ...} per section}
+-- Every value handed to a script and every call out of it costs more than the work itself. So all sections share one
+-- MGET and one MSET, counts travel as bytes of one string, and what a section does not need is not sent.
+--
+-- KEYS  fence of each section; x, then f, of each small slice that begins; then per section, in this order:
+--       f, x of each large slice that begins; d of each slice that commits; n if something finished; slices if there
+--       are proofs or known slices; s of each slice to be proven; s of each known slice
+-- ARGV  sections, small slices in all, latest due time in ms ('' = nothing begins), then per section:
+--         the fence it expects, the fence it leaves behind ("<token>:<seq>" both)
+--         counts: small, large, commits, proofs, known, finished as packed numbers; '' stands for one small slice
+--         per small slice: all of f
+--         per large slice: f offset, f bytes
+--         per commit: d offset (-1 = the bytes are all of d), d bytes
+--         per proof: name, g, m, header at m (only rows that no earlier call has proven)
+--         per known slice (only when lane tasks begin): name, g, cursor; and before them the section's latest due
+-- returns {time in us, {status, x of each small, x range of each large ...} per section}
 --   status: ok | fenced | rolledback | early | stale | more; only ok wrote anything
 -- keeps: nothing fires before its time by the server's clock, nothing is written by a former owner, and of a lane
 --   no task begins while an earlier one may stand unread.
 local now = now_us()
 local out = {now}
-local k, a = 0, 1
+local sections, all_small, latest = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local early = latest and latest * 1000 > now
+local values = redis.call('MGET', unpack(KEYS, 1, sections + all_small))
+local writes, w = {}, 0
+local k, a, small_at = sections + all_small * 2, 3, sections
 
-local function check_known(slices, known, max_due)
+local function check_known(slices, known, max_due, key, arg)
   local limit = '(' .. (math.floor(max_due / 1000) + 1)
   if redis.call('ZCOUNT', slices, '-inf', limit) ~= known then return false end
   for i = 0, known - 1 do
-    local at = a + i * 3
+    local at = arg + i * 3
     if not same_incarnation(slices, ARGV[at + 1], tonumber(ARGV[at + 2])) then return false end
-    if redis.call('LLEN', KEYS[k + i + 1]) ~= tonumber(ARGV[at + 3]) then return false end
+    if redis.call('LLEN', KEYS[key + i + 1]) ~= tonumber(ARGV[at + 3]) then return false end
   end
   return true
 end
 
-for section = 1, tonumber(ARGV[1]) do
-  local own, n, slices = KEYS[k + 1], KEYS[k + 2], KEYS[k + 3]
-  local token, seq, max_due = ARGV[a + 1], tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
-  local finished, touched, known = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6])
-  k, a = k + 3, a + 6
-  local first_key, first_arg = k, a
-  local status = fence(own, token, seq)
-  local fresh = status == nil
-  if fresh and max_due and max_due * 1000 > now then status = 'early' end
-  if status == nil or status == 'repeated' then
-    for i = 0, touched - 1 do
-      local at, key = a + i * 8, k + i * 4
-      if not same_incarnation(slices, ARGV[at + 1], tonumber(ARGV[at + 2]))
-        or not same_header(redis.call('LINDEX', KEYS[key + 1], ARGV[at + 3]), ARGV[at + 4]) then
-        status = 'stale'
-        break
-      end
+local function check_proofs(slices, proofs, key, arg)
+  for i = 0, proofs - 1 do
+    local at = arg + i * 4
+    if not same_incarnation(slices, ARGV[at + 1], tonumber(ARGV[at + 2]))
+      or not same_header(redis.call('LINDEX', KEYS[key + i + 1], ARGV[at + 3]), ARGV[at + 4]) then
+      return false
     end
   end
-  k, a = k + touched * 4, a + touched * 8
-  if status == nil and known > 0 and not check_known(slices, known, max_due) then status = 'more' end
-  k, a = k + known, a + known * 3
-  if status == nil or status == 'repeated' then
-    local reply = {'ok'}
-    for i = 0, touched - 1 do
-      local at, key = first_arg + i * 8, first_key + i * 4
-      local f, d = ARGV[at + 6], ARGV[at + 8]
-      local x = ''
-      if #f > 0 then
-        x = redis.call('GETRANGE', KEYS[key + 4], ARGV[at + 5], ARGV[at + 5] + #f - 1)
-        if fresh then redis.call('SETRANGE', KEYS[key + 2], ARGV[at + 5], f) end
+  return true
+end
+
+for section = 1, sections do
+  local have, fresh = values[section], true
+  local status
+  if have ~= ARGV[a + 1] then
+    status = judge(have, ARGV[a + 2])
+    fresh = false
+  elseif early then
+    status = 'early'
+  end
+  local new_fence = ARGV[a + 2]
+  local small, large, commits, proofs, known, finished = 1, 0, 0, 0, 0, 0
+  local common = ARGV[a + 3] == ''
+  if not common then small, large, commits, proofs, known, finished = struct.unpack('>I2I2I2I2I2I4', ARGV[a + 3]) end
+  a = a + 3
+  local small_arg = a
+  a = a + small
+  local reply = {'ok'}
+  if not common then
+    local large_key, large_arg = k, a
+    local commit_key, commit_arg = k + large * 2, a + large * 2
+    k, a = commit_key + commits, commit_arg + commits * 2
+    local n, slices
+    if finished > 0 then k, n = k + 1, KEYS[k + 1] end
+    if proofs + known > 0 then k, slices = k + 1, KEYS[k + 1] end
+    local proof_key, proof_arg = k, a
+    local known_key, known_arg = k + proofs, a + proofs * 4
+    k, a = known_key + known, known_arg + (known > 0 and known * 3 + 1 or 0)
+    if (status == nil or status == 'repeated') and proofs > 0 and not check_proofs(slices, proofs, proof_key, proof_arg) then
+      status = 'stale'
+    end
+    if status == nil and known > 0 and not check_known(slices, known, tonumber(ARGV[known_arg + 1]), known_key, known_arg + 1) then
+      status = 'more'
+    end
+    if status == nil or status == 'repeated' then
+      for i = 0, large - 1 do
+        local at, key = large_arg + i * 2, large_key + i * 2
+        reply[small + i + 2] = redis.call('GETRANGE', KEYS[key + 2], ARGV[at + 1], ARGV[at + 1] + #ARGV[at + 2] - 1)
+        if fresh then redis.call('SETRANGE', KEYS[key + 1], ARGV[at + 1], ARGV[at + 2]) end
       end
-      if fresh and #d > 0 then redis.call('SETRANGE', KEYS[key + 3], ARGV[at + 7], d) end
-      reply[i + 2] = x
     end
-    if fresh then
+    if status == nil then
+      for i = 0, commits - 1 do
+        local at = commit_arg + i * 2
+        if ARGV[at + 1] == '-1' then
+          writes[w + 1], writes[w + 2], w = KEYS[commit_key + i + 1], ARGV[at + 2], w + 2
+        else
+          redis.call('SETRANGE', KEYS[commit_key + i + 1], ARGV[at + 1], ARGV[at + 2])
+        end
+      end
       if finished > 0 then redis.call('HINCRBY', n, 'done', finished) end
-      redis.call('HSET', own, 'seq', seq)
     end
+  end
+  if status == nil or status == 'repeated' then
+    for i = 1, small do
+      reply[i + 1] = values[small_at + i] or ''
+      if fresh then
+        writes[w + 1], writes[w + 2], w = KEYS[small_at + i + all_small], ARGV[small_arg + i], w + 2
+      end
+    end
+    if fresh then writes[w + 1], writes[w + 2], w = KEYS[section], new_fence, w + 2 end
     out[section + 1] = reply
   else
     out[section + 1] = {status}
   end
+  small_at = small_at + small
 end
+if w > 0 then redis.call('MSET', unpack(writes, 1, w)) end
 return out

@@ -1,0 +1,211 @@
+"""`mainspring bench …`: every figure in the README, measured here and now."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import uvloop
+from rich.console import Console
+
+from ..bench.baseline import baseline as run_baseline
+from ..bench.compare import compare as run_compare
+from ..bench.cycle import cycle as run_cycle
+from ..bench.ground import Where
+from ..bench.growth import growth as run_growth
+from ..bench.idle import idle as run_idle
+from ..bench.lateness import Steady, compare_lateness
+from ..bench.lateness import lateness as run_lateness
+from ..bench.life import Progress
+from ..bench.load import Shape
+from ..bench.short import all_in_short
+from ..bench.show import Bar, table_of
+from ..bench.sparse import sparse as run_sparse
+from ..model.errors import MainspringError
+from ..testing.servers import Kind
+
+app = typer.Typer(
+    help="Measure speed, cost, lateness and memory on this machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Tasks = Annotated[int, typer.Option("--tasks", help="How many tasks.")]
+PayloadBytes = Annotated[int, typer.Option("--payload-bytes", help="Bytes of each payload.")]
+Ids = Annotated[bool, typer.Option("--ids", help="Tasks carry ids of the caller's.")]
+Lanes = Annotated[bool, typer.Option("--lanes", help="Ten tasks each share a lane.")]
+Cancel = Annotated[float, typer.Option("--cancel", help="Share that is cancelled before it fires.")]
+Spread = Annotated[float, typer.Option("--spread", help="Seconds over which due times are spread.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds; medians count.")]
+Seconds = Annotated[float, typer.Option("--seconds", help="How long to measure.")]
+RedisUrl = Annotated[
+    str | None, typer.Option("--redis-url", help="Measure there, in a namespace that is removed afterwards.")
+]
+Server = Annotated[Kind, typer.Option("--server", help="Kind of the private server used without a URL.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def _run(title: str, work: Callable[[Progress], Awaitable[Any]], as_json: bool) -> None:
+    """Measure, print, and end with 1 when a task was lost, duplicated or early."""
+
+    async def main() -> Any:
+        return await work(bar)
+
+    try:
+        with Bar(shown=not as_json) as bar:
+            result = uvloop.run(main())
+    except MainspringError as error:
+        typer.echo(f"bench {title}: {error}", err=True)
+        raise typer.Exit(2) from None
+    parts = result if isinstance(result, dict) else {title: result}
+    if as_json:
+        typer.echo(msgspec.json.encode(result).decode())
+    else:
+        console = Console()
+        for name, part in parts.items():
+            console.print(table_of(f"bench {name}", part))
+    if not all(_sound(part) for part in parts.values()):
+        typer.echo(f"bench {title}: tasks were lost, duplicated, early or out of order", err=True)
+        raise typer.Exit(1)
+
+
+def _sound(result: Any) -> bool:
+    return all(row.sound for row in result) if isinstance(result, list) else bool(result.sound)
+
+
+@app.command()
+def cycle(
+    tasks: Tasks = 1_000_000,
+    payload_bytes: PayloadBytes = 48,
+    ids: Ids = False,
+    lanes: Lanes = False,
+    cancel: Cancel = 0.0,
+    spread: Spread = 10.0,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """Put tasks in bulk and fire them through the engine: rates, CPU and memory per task."""
+    where = Where(redis_url, server)
+    _run(
+        "cycle",
+        lambda told: run_cycle(where, Shape(tasks, payload_bytes, ids, lanes, cancel, spread), told),
+        json,
+    )
+
+
+@app.command()
+def baseline(
+    tasks: Tasks = 1_000_000,
+    payload_bytes: PayloadBytes = 48,
+    ids: Ids = False,
+    cancel: Cancel = 0.0,
+    spread: Spread = 10.0,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """The same work by a careful hand-written design: ZADD + HSET, Lua claims with leases, acks."""
+    where = Where(redis_url, server)
+    _run(
+        "baseline",
+        lambda told: run_baseline(where, Shape(tasks, payload_bytes, ids, False, cancel, spread), told),
+        json,
+    )
+
+
+@app.command()
+def compare(
+    tasks: Tasks = 1_000_000,
+    payload_bytes: PayloadBytes = 48,
+    ids: Ids = False,
+    lanes: Lanes = False,
+    cancel: Cancel = 0.0,
+    spread: Spread = 10.0,
+    rounds: Rounds = 3,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """Both in one run, taking turns; ratios are Mainspring by baseline."""
+    where = Where(redis_url, server)
+    _run(
+        "compare",
+        lambda told: run_compare(where, Shape(tasks, payload_bytes, ids, lanes, cancel, spread), rounds, told),
+        json,
+    )
+
+
+@app.command()
+def lateness(
+    rate: Annotated[int, typer.Option("--rate", help="Tasks a second.")] = 10_000,
+    seconds: Seconds = 10.0,
+    payload_bytes: PayloadBytes = 48,
+    warmup: Annotated[float, typer.Option("--warmup", help="Seconds left out at the start.")] = 3.0,
+    baseline: Annotated[bool, typer.Option("--baseline", help="Measure the hand-written design.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Measure both, one after the other.")] = False,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """A steady load put two seconds ahead by another process: how late tasks arrive, what one costs."""
+    where = Where(redis_url, server)
+
+    async def work(told: Progress) -> Any:
+        steady = Steady(rate, seconds, warmup, payload_bytes)
+        if compare:
+            return await compare_lateness(where, steady, told)
+        return await run_lateness(where, steady, "baseline" if baseline else "mainspring", told)
+
+    _run("lateness", work, json)
+
+
+@app.command()
+def growth(
+    most: Annotated[int, typer.Option("--max", min=1, help="Most tasks pending.")] = 5_000_000,
+    tasks: Tasks = 100_000,
+    rounds: Rounds = 3,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """What a task costs the server while 50 k, 500 k and 5 M others are pending."""
+    _run("growth", lambda told: run_growth(Where(redis_url, server), most, tasks, rounds, told), json)
+
+
+@app.command()
+def idle(
+    seconds: Seconds = 10.0,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """What a node costs that owns all partitions and has nothing to do."""
+    _run("idle", lambda told: run_idle(Where(redis_url, server), seconds, told), json)
+
+
+@app.command()
+def sparse(
+    tasks: Tasks = 10_000_000,
+    payload_bytes: PayloadBytes = 48,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """Memory of a pending task when tasks are spread thinly over a year."""
+    _run("sparse", lambda told: run_sparse(Where(redis_url, server), tasks, payload_bytes, told), json)
+
+
+@app.command("all")
+def everything(
+    tasks: Tasks = 200_000,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """All of them in short, in about three minutes."""
+    _run("all", lambda told: all_in_short(Where(redis_url, server), tasks, told), json)
+
+
+if __name__ == "__main__":
+    app()

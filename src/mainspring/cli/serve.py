@@ -1,0 +1,94 @@
+"""`mainspring serve`: everything on one machine, until a signal ends it."""
+
+import asyncio
+import logging
+import os
+import sys
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mainspring.config import Config
+from mainspring.model.errors import ConfigError
+
+log = logging.getLogger("mainspring.serve")
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+Text = Annotated[str | None, typer.Option()]
+
+
+@app.command()
+def serve(
+    redis_url: Annotated[str | None, typer.Option(help="Server to use; without it, an embedded one.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Tenant boundary; default main.")] = None,
+    partitions: Annotated[int | None, typer.Option(help="For a new namespace; default 32.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the API; default 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API, 0 for any; default 8000.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the embedded server.")] = None,
+    tick_target: Annotated[str | None, typer.Option(help="Where ticks go; default log:.")] = None,
+    lease: Annotated[str | None, typer.Option(help="How long partitions outlive a dead owner; 5s.")] = None,
+    look_ahead: Annotated[int | None, typer.Option(help="Tasks held in memory at most; 200000.")] = None,
+    horizon: Annotated[str | None, typer.Option(help="How early tasks are read; 3s.")] = None,
+    node_id: Annotated[str | None, typer.Option(help="Name of this process; default the host's.")] = None,
+    shutdown_timeout: Annotated[str | None, typer.Option(help="For tasks in flight at a stop; 25s.")] = None,
+    dedupe_window: Annotated[str | None, typer.Option(help="How long a finished id is known; 1h.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings; default ./mainspring.toml.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="human, json, or auto.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine.")] = False,
+) -> None:
+    """Run a scheduler with its HTTP API. Ticks that come due are printed, one line each."""
+    flags = dict(locals())
+    del flags["insecure"]
+    settings = Config.load(flags, os.environ)
+    _check_address(settings.host, insecure)
+    from mainspring.cli.logs import set_up
+
+    set_up(settings.log_format, settings.log_level)
+    raise typer.Exit(_run(settings))
+
+
+def _check_address(host: str, insecure: bool) -> None:
+    if insecure or _is_loopback(host):
+        return
+    raise ConfigError(
+        f"host {host}: whoever reaches this address could schedule tasks, for access control comes later. "
+        "Bind to loopback (127.0.0.1), or say --insecure if the network itself is guarded"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _run(config: Config) -> int:
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this system: asyncio's own loop does the same, slower
+        return asyncio.run(_serve(config))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config))
+
+
+async def _serve(config: Config) -> int:
+    from mainspring.api.server import ApiServer
+    from mainspring.node import Node
+
+    node = Node(config)
+    server = ApiServer(node)
+    return await node.run_until_signal(server, started=lambda: _greet(server.url, node.where))
+
+
+def _greet(url: str, where: str) -> None:
+    log.info("the API is at %s", url)
+    log.info("the data is at %s", where)
+    soon = (datetime.now(UTC) + timedelta(seconds=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    log.info("""try: curl %s/ticks -d '{"item": "hello", "at": "%s"}' -H content-type:application/json""", url, soon)
+    if sys.stderr.isatty():
+        log.info("Ctrl-C stops it")

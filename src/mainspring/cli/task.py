@@ -1,0 +1,217 @@
+"""`mainspring task`: single tasks from the command line."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from mainspring.client import Client
+from mainspring.config import Config
+from mainspring.model.errors import InvalidInput
+from mainspring.model.task import Handle, OnConflict
+from mainspring.model.times import When
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+T = TypeVar("T")
+
+RedisUrl = Annotated[str | None, typer.Option(help="Server; without it, the embedded one of the data folder.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded server.")]
+Namespace = Annotated[str | None, typer.Option(help="Tenant boundary; default main.")]
+Settings = Annotated[Path | None, typer.Option("--config", help="Settings; default ./mainspring.toml.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Lane = Annotated[str | None, typer.Option(help="The lane the task was put with.")]
+At = Annotated[str | None, typer.Option(help="2030-01-01T09:00:00Z, or epoch milliseconds.")]
+In = Annotated[str | None, typer.Option("--in", help="A delay from now: 30m, 1h30m, PT10M.")]
+
+
+@app.command()
+def put(
+    payload: Annotated[str, typer.Argument(help="JSON; - reads it from standard input.")] = "null",
+    target: Annotated[str, typer.Option(help="Where it goes, e.g. log: or https://…")] = "log:",
+    at: At = None,
+    after: In = None,
+    id: Annotated[str | None, typer.Option(help="With it, a repeated put is one task.")] = None,
+    lane: Annotated[str | None, typer.Option(help="Tasks of one lane go one at a time.")] = None,
+    expires: Annotated[str | None, typer.Option(help="Not delivered after this time or delay.")] = None,
+    on_conflict: Annotated[str, typer.Option(help="keep, replace, earliest or reject.")] = "keep",
+    durability: Annotated[str, typer.Option(help="server, disk or replicas=n.")] = "server",
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Put one task."""
+    value = _json(sys.stdin.read() if payload == "-" else payload)
+    conflict: OnConflict = on_conflict  # type: ignore[assignment]  # the client checks it
+    handle = _with(
+        _config(redis_url, data_dir, namespace, config),
+        lambda client: client.put(
+            target, value, at=_when(at), after=after, id=id, lane=lane, expires=expires,
+            on_conflict=conflict, durability=durability,
+        ),
+    )  # fmt: skip
+    _show_handle(handle, json)
+
+
+@app.command()
+def get(
+    id: str, lane: Lane = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Show one task; exit code 1 if nobody knows it."""
+    info = _with(_config(redis_url, data_dir, namespace, config), lambda client: client.get(id, lane=lane))
+    if json:
+        _print_json(info)
+    else:
+        for name, value in msgspec.to_builtins(info).items():
+            if value not in (None, ()):
+                print(f"{name:10} {_spoken(name, value)}")
+    if info.state == "unknown":
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def list_(
+    limit: Annotated[int, typer.Option(help="Tasks of a page, up to 1000.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    after: Annotated[str | None, typer.Option(help="Only tasks due from this time on.")] = None,
+    before: Annotated[str | None, typer.Option(help="Only tasks due before this time.")] = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """List pending tasks, the earliest first."""
+    page = _with(
+        _config(redis_url, data_dir, namespace, config),
+        lambda client: client.list(after=_when(after), before=_when(before), limit=limit, cursor=cursor),
+    )
+    if json:
+        _print_json(page)
+        return
+    for task in page.tasks:
+        print(f"{_time(task.due_ms)}  {task.target}  {task.id}")
+    if page.next is not None:
+        print(f"more: --cursor {page.next}", file=sys.stderr)
+
+
+@app.command()
+def count(
+    after: Annotated[str | None, typer.Option(help="Only tasks due from this time on.")] = None,
+    before: Annotated[str | None, typer.Option(help="Only tasks due before this time.")] = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Count pending tasks."""
+    found = _with(
+        _config(redis_url, data_dir, namespace, config),
+        lambda client: client.count(after=_when(after), before=_when(before)),
+    )
+    if json:
+        _print_json(found)
+    else:
+        print(found.pending if found.exact else f"about {found.pending}")
+
+
+@app.command()
+def cancel(
+    ids: list[str], lane: Lane = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Cancel tasks; exit code 1 if one had begun or is not known."""
+    outcomes = _with(_config(redis_url, data_dir, namespace, config), lambda client: client.cancel_many(ids, lane=lane))
+    if json:
+        _print_json([{"id": id, "outcome": outcome} for id, outcome in zip(ids, outcomes, strict=True)])
+    else:
+        for id, outcome in zip(ids, outcomes, strict=True):
+            print(f"{id}: {outcome}")
+    if any(outcome != "cancelled" for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+@app.command()
+def reschedule(
+    id: str, at: At = None, after: In = None, lane: Lane = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Move a pending task to another time."""
+    handle = _with(
+        _config(redis_url, data_dir, namespace, config),
+        lambda client: client.reschedule(id, at=_when(at), after=after, lane=lane),
+    )
+    _show_handle(handle, json)
+
+
+# -- inside ----------------------------------------------------------------------------------------------------
+
+
+def _config(redis_url: str | None, data_dir: Path | None, namespace: str | None, file: Path | None) -> Config:
+    flags = {"redis_url": redis_url, "data_dir": data_dir, "namespace": namespace, "config": file}
+    return Config.load(flags, os.environ)
+
+
+def _with(config: Config, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+    async def run() -> T:
+        async with _client(config) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def _client(config: Config) -> AsyncIterator[Client]:
+    """On the given server, or on the embedded one: that of a running node, else one just for this command."""
+    from mainspring.store import embedded
+
+    server = None
+    if config.redis_url is None:
+        server = await asyncio.to_thread(embedded.start, config.data_dir)
+    try:
+        url = config.redis_url or (server.url if server is not None else "")
+        window = f"{config.dedupe_window_s}s"
+        async with Client(url, namespace=config.namespace, dedupe_window=window) as client:
+            yield client
+    finally:
+        if server is not None:
+            await asyncio.to_thread(server.stop)
+
+
+def _when(text: str | None) -> When | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text
+
+
+def _json(text: str) -> Any:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"the payload is not JSON ({error}); a plain text needs quotes: '\"text\"'") from None
+    return msgspec.Raw(text.strip().encode())  # as it was written: no number changes its spelling
+
+
+def _show_handle(handle: Handle, json: bool) -> None:
+    if json:
+        _print_json(handle)
+        return
+    print(f"{handle.id}: {handle.outcome}, due {_time(handle.due_ms)}" + (" (past: at once)" * handle.past))
+
+
+def _print_json(value: Any) -> None:
+    print(msgspec.json.encode(value).decode())
+
+
+def _spoken(name: str, value: Any) -> str:
+    if name in ("due_ms", "expires_ms"):
+        return f"{value} ({_time(value)})"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _time(ms: int | None) -> str:
+    if ms is None:
+        return "?"
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

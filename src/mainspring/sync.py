@@ -1,0 +1,107 @@
+"""The synchronous face of Client: the same calls for programs without an event loop."""
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from .client import Client
+from .model.errors import MainspringError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _same_arguments(
+    as_of: Callable[P, Client],
+) -> Callable[[Callable[..., None]], Callable[Concatenate["SyncClient", P], None]]:
+    del as_of  # only its type matters
+    return lambda init: init
+
+
+def _waiting(
+    method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["SyncClient", P], T]:
+    """The blocking form of one of Client's methods: same arguments, same answer, same documentation."""
+
+    @functools.wraps(method)
+    def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._wait(lambda client: method(client, *args, **kwargs))
+
+    return call
+
+
+class SyncClient:
+    """`with SyncClient(url) as client: client.put(…)`; takes what Client takes and connects at once.
+
+    Any number of threads may share one. The work is done in one background thread: there too run the
+    iterable given to put_many and its progress callback, which must not call the client themselves.
+    """
+
+    @_same_arguments(Client)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._client = Client(*args, **kwargs)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="mainspring-client", daemon=True)
+        self._pid = os.getpid()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._thread.start()
+        try:
+            self._wait(Client.open)
+        except BaseException:
+            self.close()
+            raise
+
+    put = _waiting(Client.put)
+    put_many = _waiting(Client.put_many)
+    get = _waiting(Client.get)
+    cancel = _waiting(Client.cancel)
+    cancel_many = _waiting(Client.cancel_many)
+    reschedule = _waiting(Client.reschedule)
+    list = _waiting(Client.list)
+    count = _waiting(Client.count)
+
+    def close(self) -> None:
+        """Close the connections and end the thread. May be called again."""
+        with self._closing:
+            if self._closed or os.getpid() != self._pid:
+                return
+            try:
+                self._wait(Client.aclose)
+            finally:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+        self._check()
+        future = asyncio.run_coroutine_threadsafe(work(self._client), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C: nobody waits for the answer any more
+            raise
+
+    def _check(self) -> None:
+        if self._closed:
+            raise MainspringError("the client is closed")
+        if os.getpid() != self._pid:
+            raise MainspringError("this client was made before a fork; make one in the child process")
+        if threading.current_thread() is self._thread:
+            raise MainspringError("a callback of put_many may not call the client: it would wait for itself")
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()

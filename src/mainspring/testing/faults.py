@@ -1,0 +1,77 @@
+"""A bad road to the server: replies that get lost, commands that arrive late."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from ..model.errors import Unavailable
+from ..store.links import Link
+from ..store.store import Store
+from ..store.wire import Command
+
+Fault = Literal["lose reply", "never sent", "hold back"]
+Match = Callable[[Sequence[Command]], bool]
+
+
+class Road:
+    """Everything that goes from a store to its servers, in order; and what shall go wrong next."""
+
+    def __init__(self) -> None:
+        self.trips: list[tuple[str, Sequence[Command]]] = []
+        """(address of the server, commands) of every pipeline."""
+        self._faults: list[tuple[Fault, Match]] = []
+        self._held: list[tuple[Any, Sequence[Command]]] = []
+
+    def next(self, *faults: Fault, only: Match | None = None) -> None:
+        """What happens to the next pipelines (of those that match), one after the other."""
+        self._faults += [(fault, only or (lambda commands: True)) for fault in faults]
+
+    async def deliver_held(self) -> None:
+        """What was held back arrives now."""
+        held, self._held = self._held, []
+        for pipeline, commands in held:
+            await pipeline(commands)
+
+    @property
+    def round_trips(self) -> int:
+        """The most pipelines that any one server got."""
+        addresses = [address for address, _ in self.trips]
+        return max((addresses.count(address) for address in set(addresses)), default=0)
+
+    async def send(self, link: Link, pipeline: Any, commands: Sequence[Command], timeout_s: float | None) -> Any:
+        self.trips.append((link.address, commands))
+        at = next((i for i, (_, match) in enumerate(self._faults) if match(commands)), None)
+        if at is None:
+            return await pipeline(commands, timeout_s=timeout_s)
+        fault, _ = self._faults.pop(at)
+        if fault == "hold back":
+            self._held.append((pipeline, commands))
+        elif fault == "lose reply":
+            await pipeline(commands, timeout_s=timeout_s)
+        raise Unavailable(f"a test cut the road ({fault})", sent=fault != "never sent")
+
+
+def uses(word: str) -> Match:
+    """Pipelines with this command."""
+    return lambda commands: any(command[0] == word for command in commands)
+
+
+@contextmanager
+def bad_road(store: Store) -> Iterator[Road]:
+    """Within the block every pipeline of the store goes over this road."""
+    road = Road()
+    links = store.links.all()
+    for link in links:
+        vars(link)["pipeline"] = _over(road, link, link.pipeline)
+    try:
+        yield road
+    finally:
+        for link in links:
+            del vars(link)["pipeline"]
+
+
+def _over(road: Road, link: Link, pipeline: Any) -> Any:
+    async def over(commands: Sequence[Command], *, timeout_s: float | None = None) -> Any:
+        return await road.send(link, pipeline, commands, timeout_s)
+
+    return over

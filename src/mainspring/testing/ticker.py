@@ -1,0 +1,143 @@
+"""A scheduler that is ticked by hand: time stands still until a test moves it, and nothing sleeps.
+
+async with Ticker(url, namespace="test") as ticker:
+    await ticker.client.put("log:", {"order": 42}, after="30m")
+    [delivery] = await ticker.advance(minutes=30)
+    assert delivery.value() == {"order": 42}
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from ..client import Client
+from ..engine.engine import Engine, EngineOptions
+from ..model.clock import ManualClock
+from ..model.delivery import Delivery
+from ..model.outcome import DONE, Outcome
+from ..model.targets import SCHEMES
+from ..sinks.base import Sink
+from ..store.store import Store
+
+Handler = Callable[[Delivery], Outcome | Awaitable[Outcome | None] | None]
+"""Answers for one delivery; None means Done."""
+
+
+class RecordingSink:
+    """Keeps every delivery in the order it came, and asks a handler how it went."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self.handlers: dict[str, Handler] = {}
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        return [await self._deliver_one(one) for one in batch]
+
+    async def _deliver_one(self, delivery: Delivery) -> Outcome:
+        self.deliveries.append(delivery)
+        handler = self.handlers.get(delivery.target.partition(":")[0])
+        answer = handler(delivery) if handler is not None else None
+        outcome = await answer if inspect.isawaitable(answer) else answer
+        return DONE if outcome is None else outcome
+
+    async def aclose(self) -> None:
+        """Nothing is held open."""
+
+
+class Ticker:
+    """A client and an engine that share one clock. `advance` fires what comes due, at its millisecond."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = "test",
+        partitions: int | None = None,
+        clock: ManualClock | None = None,
+        handlers: Mapping[str, Handler] | None = None,
+        sinks: Mapping[str, Sink] | None = None,
+        options: EngineOptions | None = None,
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self._url, self._namespace, self._partitions = url, namespace, partitions
+        self._options = options
+        self._recorder = RecordingSink()
+        self._recorder.handlers.update(handlers or {})
+        self._sinks: dict[str, Sink] = {**dict.fromkeys(SCHEMES, self._recorder), **(sinks or {})}
+        self._open: tuple[Store, Client, Engine] | None = None
+
+    async def __aenter__(self) -> Self:
+        store = await Store.open(self._url, namespace=self._namespace, partitions=self._partitions, clock=self.clock)
+        self._open = (store, Client.over(store), Engine(store, self._sinks, self._options))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            store, _, engine = opened
+            try:
+                await engine.keeper.release()
+            finally:
+                await store.aclose()
+
+    @property
+    def store(self) -> Store:
+        return self._parts()[0]
+
+    @property
+    def client(self) -> Client:
+        return self._parts()[1]
+
+    @property
+    def engine(self) -> Engine:
+        return self._parts()[2]
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        """Everything delivered so far, every attempt."""
+        return self._recorder.deliveries
+
+    def answer(self, scheme: str, handler: Handler) -> None:
+        """From now on this handler says how deliveries to a kind of target end."""
+        self._recorder.handlers[scheme] = handler
+
+    async def turn(self) -> list[Delivery]:
+        """Fire what is due with the clock as it stands; return what was delivered."""
+        before = len(self.deliveries)
+        await self.engine.turn()
+        return self.deliveries[before:]
+
+    async def advance(self, *, ms: int = 0, seconds: float = 0, minutes: float = 0, hours: float = 0) -> list[Delivery]:
+        """Move the clock from one due time to the next, firing each, up to this much later."""
+        until_ms = self.clock.now_ms() + ms + round((seconds + 60 * minutes + 3600 * hours) * 1000)
+        before = len(self.deliveries)
+        while (due_ms := await self._next_due_ms(until_ms)) is not None:
+            self.clock.set(due_ms)
+            await self.turn()
+            await asyncio.sleep(0)
+        self.clock.set(until_ms)
+        await self.turn()
+        return self.deliveries[before:]
+
+    async def crash(self) -> None:
+        """End without a word to the server, as a killed process does; its leases run on."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened[2].dispatcher.cancel()
+            await opened[0].aclose()
+
+    async def _next_due_ms(self, until_ms: int) -> int | None:
+        now_ms = self.clock.now_ms()
+        if until_ms <= now_ms:
+            return None
+        page = await self.client.list(after=now_ms + 1, before=until_ms + 1, limit=1)
+        return page.tasks[0].due_ms if page.tasks else None
+
+    def _parts(self) -> tuple[Store, Client, Engine]:
+        if self._open is None:
+            raise RuntimeError("the ticker is not open; use 'async with Ticker(…) as ticker'")
+        return self._open

@@ -1,0 +1,97 @@
+"""Every test of the data path runs on three real servers, in a namespace of its own, and leaves nothing behind."""
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+import pytest
+
+from mainspring.client import Client
+from mainspring.model.clock import ManualClock
+from mainspring.store.store import Store
+from mainspring.testing.balance import balance
+from mainspring.testing.leftovers import all_keys, belongs_to, delete_namespace
+from mainspring.testing.servers import Cluster, Kind, Server, cluster, missing, standalone
+from mainspring.testing.ticker import Ticker
+
+PARTITIONS = 4
+"""Few, so that tasks of one test meet; more than the masters of the cluster, so that every master has some."""
+
+KINDS = ("valkey", "redis", "cluster")
+
+Fleet = Server | Cluster
+TickerFactory = Callable[..., Ticker]
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    """Valkey as embedded, Debian's Redis 7.0, and a cluster of three masters: started once."""
+    name: str = request.param
+    kind: Kind = "redis" if name == "redis" else "valkey"
+    if reason := missing(kind):
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason}: CI must run on every kind of server")
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        yield stack.enter_context(cluster(3, 0) if name == "cluster" else standalone(kind))
+
+
+def masters_of(fleet: Fleet) -> list[Server]:
+    return fleet.masters if isinstance(fleet, Cluster) else [fleet]
+
+
+@pytest.fixture
+def namespace(fleet: Fleet) -> Iterator[str]:
+    """A fresh namespace. A test that writes outside of it fails, and so does one whose keys cannot be found again."""
+    name = f"t{uuid.uuid4().hex[:10]}"
+    yield name
+    strangers: list[bytes] = []
+    left = 0
+    for server in masters_of(fleet):
+        strangers += [key for key in all_keys(server) if not belongs_to(key, name)]
+        delete_namespace(server, name)
+        left += server.call("DBSIZE")
+        server.call("FLUSHALL")  # the next test starts clean in any case
+    assert not strangers, f"keys outside the test's namespace: {strangers[:5]}"
+    assert left == 0, f"{left} keys are left after the namespace was cleared"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def store(fleet: Fleet, namespace: str, clock: ManualClock) -> AsyncIterator[Store]:
+    """A store under a clock held by hand. Whatever a test did, the books must balance at its end."""
+    opened = await Store.open(fleet.url, namespace=namespace, partitions=PARTITIONS, clock=clock)
+    try:
+        yield opened
+        await balance(opened)
+    finally:
+        await opened.aclose()
+
+
+@pytest.fixture
+def client(store: Store) -> Client:
+    return Client.over(store)
+
+
+@pytest.fixture
+async def tickers(fleet: Fleet, namespace: str, clock: ManualClock) -> AsyncIterator[Callable[..., Any]]:
+    """Makes tickers on the test's namespace and clock; all are closed at the end."""
+    async with AsyncExitStack() as stack:
+
+        async def make(**options: Any) -> Ticker:
+            made = Ticker(fleet.url, namespace=namespace, partitions=PARTITIONS, clock=clock, **options)
+            return await stack.enter_async_context(made)
+
+        yield make
+
+
+@pytest.fixture
+async def ticker(tickers: Callable[..., Any], store: Store) -> Ticker:
+    made: Ticker = await tickers()
+    return made

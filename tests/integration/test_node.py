@@ -1,0 +1,167 @@
+"""One node in this process: start, stop, trouble at the start, and an embedded server that dies."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mainspring.config import Config
+from mainspring.model.delivery import Delivery
+from mainspring.model.errors import ConfigError, StoreError, Unavailable
+from mainspring.model.outcome import DONE, Outcome
+from mainspring.node import Node
+from mainspring.store import checks
+from mainspring.testing.servers import standalone
+
+
+class Basket:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.closed = False
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        self.ids += [one.id for one in batch]
+        return [DONE] * len(batch)
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+@asynccontextmanager
+async def running(config: Config, basket: Basket) -> AsyncIterator[Node]:
+    node = Node(config, {"log": basket})
+    await node.start()
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    del what  # a timeout shows this line
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # other processes tell us nothing: there is only polling
+            await asyncio.sleep(0.02)
+
+
+async def put(node: Node, id: str, after: str) -> None:
+    """As a patient caller does: with the same id, until it is answered."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                assert node.client is not None
+                await node.client.put("log:", after=after, id=id)
+                return
+            except StoreError:
+                await asyncio.sleep(0.05)
+
+
+def server_pid(node: Node) -> int:
+    assert node.embedding is not None
+    assert node.embedding.server is not None
+    return node.embedding.server.pid
+
+
+async def test_a_node_starts_with_its_own_server_delivers_and_leaves_nothing_running(tmp_path: Path) -> None:
+    basket = Basket()
+    async with running(Config(data_dir=tmp_path / "data"), basket) as node:
+        assert (node.ready, node.healthy, await node.reachable()) == (True, True, True)
+        pid = server_pid(node)
+        await put(node, "soon", "0s")
+        await until(lambda: basket.ids == ["soon"], "the task is delivered")
+    assert (node.ready, node.healthy, await node.reachable()) == (False, False, False)
+    assert basket.closed
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_killed_embedded_server_is_brought_back_with_its_tasks(tmp_path: Path) -> None:
+    basket = Basket()
+    async with running(Config(data_dir=tmp_path / "data", lease_s=1), basket) as node:
+        pid = server_pid(node)
+        await put(node, "before", "2s")
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: server_pid(node) != pid, "another server runs")
+        await put(node, "after", "0s")
+        await until(lambda: {"before", "after"} <= set(basket.ids), "both are delivered")
+        await until(lambda: node.healthy, "the node is well again")
+
+
+async def test_a_node_that_shares_a_server_takes_it_over_when_its_owner_stops(tmp_path: Path) -> None:
+    config = Config(data_dir=tmp_path / "data", lease_s=1)
+    first, second = Basket(), Basket()
+    owner = Node(config, {"log": first})
+    await owner.start()
+    async with running(config, second) as sharer:
+        pid = server_pid(sharer)
+        assert pid == server_pid(owner)
+        await put(sharer, "kept", "3s")
+        await owner.stop()
+        await until(lambda: server_pid(sharer) != pid, "the sharer has started a server")
+        await until(lambda: second.ids == ["kept"], "the task is delivered by the one that is left")
+        assert first.ids == []
+
+
+async def test_a_node_that_cannot_reach_its_server_says_so_and_holds_nothing() -> None:
+    node = Node(Config(redis_url="redis://127.0.0.1:1"), {"log": Basket()})
+    with pytest.raises(Unavailable):
+        await node.start()
+    assert not node.ready
+
+
+async def test_a_replica_is_refused_in_plain_words() -> None:
+    with standalone() as primary, standalone() as replica:
+        replica.call("REPLICAOF", "127.0.0.1", primary.port)
+        node = Node(Config(redis_url=replica.url), {"log": Basket()})
+        with pytest.raises(ConfigError, match=r"replica of .* name the primary in the URL"):
+            await node.start()
+
+
+async def test_warnings_of_the_checks_are_logged_and_the_node_starts(caplog: pytest.LogCaptureFixture) -> None:
+    with standalone() as server:
+        async with running(Config(redis_url=server.url), Basket()):
+            pass
+    assert "nothing is written to disk" in caplog.text
+
+
+async def test_a_crashed_engine_ends_the_node_with_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def boom(_: object) -> float:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("mainspring.engine.sweeper.Sweeper.step", boom)
+    with standalone() as server:
+        node = Node(Config(redis_url=server.url), {"log": Basket()})
+        assert await node.run_until_signal() == 1
+    assert "a part of the node broke down" in caplog.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_stops_the_node_cleanly_and_its_echo_does_no_harm(number: signal.Signals) -> None:
+    with standalone() as server:
+        node = Node(Config(redis_url=server.url), {"log": Basket()})
+
+        def started() -> None:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+
+        assert await node.run_until_signal(started=started) == 0
+
+
+async def test_a_signal_during_a_long_start_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(*_: object) -> list[checks.Check]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr("mainspring.node.check_server", hang)
+    with standalone() as server:
+        node = Node(Config(redis_url=server.url), {"log": Basket()})
+        assert await node.run_until_signal() == 0

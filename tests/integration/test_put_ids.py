@@ -1,0 +1,248 @@
+"""Put with an id: a repeated request is one task, and the caller says which one wins."""
+
+import pytest
+
+from mainspring.client import Client
+from mainspring.model.clock import ManualClock
+from mainspring.model.errors import Conflict, Unavailable
+from mainspring.model.outcome import Dead, Retry
+from mainspring.model.task import OnConflict, Task
+from mainspring.store.keys import BUCKETS
+from mainspring.store.store import Store
+from mainspring.testing.balance import balance
+from mainspring.testing.faults import bad_road, uses
+from mainspring.testing.ticker import Ticker
+
+POLICIES: tuple[OnConflict, ...] = ("keep", "replace", "earliest", "reject")
+STATES = ("pending", "fired", "done", "finished", "dead", "retrying", "cancelled", "expired mark")
+
+
+async def test_a_repeated_put_is_one_task(client: Client, store: Store) -> None:
+    first = await client.put("log:", 1, id="order-42", after="1h")
+    again = await client.put("log:", 2, id="order-42", after="2h")
+    assert (first.outcome, again.outcome) == ("created", "kept")
+    assert again.due_ms == first.due_ms
+    assert (await client.get("order-42")).payload == 1
+    assert (await balance(store)).accepted == 1
+
+
+@pytest.mark.parametrize(
+    "task_id",
+    [
+        "{a}", "}{", "{", "a:b:c", "a b", "line\nbreak", "nul\0", "\N{PILE OF POO}", "ü" * 128, "~1.2.3.4.5", " ", "%",
+        "{other}:slices", "..", "a" * 256, "0" * 31, "ABCDEF" * 6, "*", "[a-z]?",
+    ],
+)  # fmt: skip
+async def test_no_id_can_break_a_key_or_leave_its_slot(ticker: Ticker, task_id: str) -> None:
+    await ticker.client.put("log:", "id", id=task_id, after="1s")
+    await ticker.client.put("log:", "lane", id="in a lane", after="1s", lane=task_id)
+    assert (await ticker.client.get(task_id)).state == "pending"
+    assert (await ticker.client.put("log:", id=task_id)).outcome == "kept"
+    fired = await ticker.advance(seconds=1)
+    assert sorted(one.value() for one in fired) == ["id", "lane"]
+    by_value = {one.value(): one for one in fired}
+    assert (by_value["id"].id, by_value["lane"].lane) == (task_id, task_id)
+    key = by_value["id"].idempotency_key
+    assert key.isascii()
+    assert key.isprintable()
+    assert " " not in key
+
+
+class Known:
+    """Brings the task "id" into a state, due 500 ms ahead in the beginning."""
+
+    def __init__(self, ticker: Ticker) -> None:
+        self.ticker = ticker
+        self.calm = True
+
+    async def reach(self, state: str) -> None:
+        ticker = self.ticker
+        answers = {"dead": Dead("no"), "retrying": Retry("not yet", after_ms=60_000)}
+        ticker.answer("log", lambda one: answers.get(state) if one.value() == "old" else None)
+        await ticker.client.put("log:", "old", id="id", after="500ms")
+        if state == "cancelled":
+            await ticker.client.cancel("id")
+        elif state == "fired":
+            ticker.answer("log", self._pause)
+            await ticker.engine.keeper.step()
+            await ticker.engine.lookahead.step()
+            ticker.clock.advance(ms=500)
+            await ticker.engine.lookahead.step()
+            await ticker.engine.dispatcher.step()
+        elif state in ("done", "dead", "retrying"):
+            await ticker.advance(ms=500)
+        elif state == "finished":
+            await ticker.advance(seconds=10)
+        elif state == "expired mark":
+            await ticker.advance(hours=1.01)
+
+    async def _pause(self, delivery: object) -> None:
+        import asyncio
+
+        while self.calm:
+            await asyncio.sleep(0)
+
+
+EXPECTED = {
+    # policy: what becomes of a second put, by state of the first
+    "keep": ("kept", "kept", "kept", "kept", "kept", "kept", "created", "created"),
+    "replace": ("replaced", "created", "created", "created", "created", "replaced", "created", "created"),
+    "earliest": ("replaced", "kept", "kept", "kept", "kept", "replaced", "created", "created"),
+    "reject": ("Conflict", "Conflict", "Conflict", "Conflict", "Conflict", "Conflict", "created", "created"),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("state", STATES)
+async def test_on_conflict_by_state(ticker: Ticker, clock: ManualClock, policy: OnConflict, state: str) -> None:
+    known = Known(ticker)
+    await known.reach(state)
+    try:
+        handle = await ticker.client.put("log:", "new", id="id", after="300ms", on_conflict=policy)
+        outcome: str = handle.outcome
+    except Conflict as conflict:
+        outcome = "Conflict"
+        assert "'id'" in str(conflict)
+    assert outcome == EXPECTED[policy][STATES.index(state)]
+    await balance(ticker.store)
+    if outcome in ("created", "replaced"):
+        info = await ticker.client.get("id")
+        assert (info.state, info.payload) == ("pending", "new")
+    known.calm = False
+    ticker.answer("log", lambda one: None)
+    later = [one.value() for one in await ticker.advance(minutes=3)]
+    new = ["new"] if outcome in ("created", "replaced") else []
+    old = ["old"] if state in ("pending", "retrying") and outcome != "replaced" else []
+    assert sorted(value for value in later if value != "old" or state != "fired") == new + old
+    await balance(ticker.store)
+
+
+async def test_earliest_keeps_the_earlier_of_two(ticker: Ticker) -> None:
+    await ticker.client.put("log:", "first", id="id", after="10s")
+    assert (await ticker.client.put("log:", "later", id="id", after="20s", on_conflict="earliest")).outcome == "kept"
+    assert (
+        await ticker.client.put("log:", "sooner", id="id", after="5s", on_conflict="earliest")
+    ).outcome == "replaced"
+    assert [one.value() for one in await ticker.advance(minutes=1)] == ["sooner"]
+    await balance(ticker.store)
+
+
+async def test_two_tasks_with_one_id_in_one_call_come_one_after_the_other(ticker: Ticker) -> None:
+    tasks = [Task("log:", n, id="same", after="1s") for n in range(3)]
+    kept = await ticker.client.put_many(tasks, handles=True)
+    assert [handle.outcome for handle in kept.handles or ()] == ["created", "kept", "kept"]
+    replaced = await ticker.client.put_many(tasks, on_conflict="replace")
+    assert (replaced.created, replaced.replaced) == (0, 3)
+    assert [one.value() for one in await ticker.advance(seconds=1)] == [2]
+    await balance(ticker.store)
+
+
+async def test_an_id_is_known_per_partition_so_a_lane_is_part_of_it(client: Client) -> None:
+    await client.put("log:", "plain", id="id", after="1s")
+    lanes = [f"lane-{n}" for n in range(8)]
+    for lane in lanes:
+        await client.put("log:", lane, id="id", lane=lane, after="1s")
+    assert (await client.get("id")).payload == "plain"
+    assert (await client.get("id", lane=lanes[0])).state == "pending"
+
+
+async def test_an_id_in_a_lane_is_found_without_naming_the_lane(client: Client) -> None:
+    await client.put("log:", id="only-in-a-lane", lane="far away", after="1s")
+    assert (await client.get("only-in-a-lane")).state == "pending"
+    assert await client.cancel("only-in-a-lane") == "cancelled"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_put_whose_reply_was_lost_finds_its_own_task(client: Client, store: Store, policy: OnConflict) -> None:
+    with bad_road(store) as road:
+        road.next("lose reply", only=uses("EVALSHA"))
+        handle = await client.put("log:", 1, id="id", after="1s", on_conflict=policy)
+    assert handle.outcome in ("created", "kept")
+    assert (await balance(store)).accepted == 1
+
+
+async def test_a_replace_whose_reply_was_lost_is_one_task(ticker: Ticker) -> None:
+    await ticker.client.put("log:", "old", id="id", after="1s")
+    with bad_road(ticker.store) as road:
+        replaces = lambda commands: any(b"move" in c or "move" in c for c in commands)  # noqa: E731
+        road.next("lose reply", only=replaces)
+        await ticker.client.put("log:", "new", id="id", after="2s", on_conflict="replace")
+    assert [one.value() for one in await ticker.advance(seconds=5)] == ["new"]
+    await balance(ticker.store)
+
+
+async def test_two_replaces_at_once_leave_one_task(ticker: Ticker) -> None:
+    import asyncio
+
+    await ticker.client.put("log:", "old", id="id", after="1s")
+    puts = [ticker.client.put("log:", n, id="id", after="2s", on_conflict="replace") for n in range(6)]
+    await asyncio.gather(*puts)
+    assert len(await ticker.advance(seconds=5)) == 1
+    books = await balance(ticker.store)
+    assert (books.done, books.accepted, books.replaced) == (1, 7, 6)
+
+
+async def test_a_retry_of_a_replaced_run_does_not_come_back(ticker: Ticker) -> None:
+    """The id was given to another task while the first was under way; then the first fails."""
+    known = Known(ticker)
+    await known.reach("fired")
+    await ticker.client.put("log:", "new", id="id", after="5s", on_conflict="replace")
+    ticker.answer("log", lambda one: Retry("no", after_ms=1_000) if one.value() == "old" else None)
+    ticker.engine.dispatcher.cancel()
+    await ticker.crash()
+    # The next owner delivers the old run again, and that fails.
+    async with Ticker(
+        ticker._url, namespace=ticker._namespace, clock=ticker.clock,
+        handlers={"log": lambda one: Retry("no", after_ms=1_000) if one.value() == "old" else None},
+    ) as second:  # fmt: skip
+        fired = [one.value() for one in await second.advance(minutes=1)]
+        assert fired == ["old", "new"]
+        await balance(second.store)
+
+
+async def test_finished_ids_are_swept_after_the_dedupe_window(ticker: Ticker, store: Store) -> None:
+    for n in range(20):
+        await ticker.client.put("log:", n, id=f"id-{n}", after="1s")
+    await ticker.client.put("log:", id="pending", after="3h")
+    await ticker.advance(minutes=59)
+    await sweep_all(ticker)
+    assert await indexed(store) == 21, "within the window a finished id leaves its mark"
+    await ticker.advance(minutes=2)
+    await sweep_all(ticker)
+    assert await indexed(store) == 1, "what is pending stays, however long"
+    assert (await ticker.client.get("id-1")).state == "unknown"
+    assert (await ticker.client.put("log:", id="id-1")).outcome == "created"
+
+
+async def sweep_all(ticker: Ticker) -> None:
+    for _ in range(len(ticker.store.keys) * BUCKETS // 16):
+        await ticker.engine.sweeper.step()
+
+
+async def indexed(store: Store) -> int:
+    total = 0
+    for keys in store.keys.partitions:
+        lengths = await store.run_one(keys.slot, [("HLEN", keys.ids(bucket)) for bucket in range(BUCKETS)])
+        total += sum(lengths)
+    return total
+
+
+async def test_ids_that_all_fall_into_one_bucket_are_stored_whole(
+    client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lua cannot spread more than some thousand values; a call that failed on that half-way would lose tasks."""
+    monkeypatch.setattr("mainspring.store.keys.BUCKETS", 1)
+    ids = [f"id-{n}" for n in range(8192)]
+    summary = await client.put_many(Task("log:", id=name, lane="one", after="1h") for name in ids)
+    assert summary.created == len(ids)
+    books = await balance(store)
+    assert books.accepted == books.pending == len(ids)
+    assert set(await client.cancel_many(ids, lane="one")) == {"cancelled"}
+    assert (await balance(store)).cancelled == len(ids)
+
+
+async def test_a_put_with_id_to_a_server_that_is_away_fails_clearly(client: Client, store: Store) -> None:
+    with bad_road(store) as road:
+        road.next(*["never sent"] * 4)
+        with pytest.raises(Unavailable):
+            await client.put("log:", id="id")

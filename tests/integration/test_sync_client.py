@@ -1,0 +1,83 @@
+"""The synchronous client does what the asynchronous one does."""
+
+import inspect
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mainspring.client import Client
+from mainspring.model.errors import InvalidInput, MainspringError, Unavailable
+from mainspring.model.task import Task
+from mainspring.sync import SyncClient
+from mainspring.testing.servers import Server, standalone
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with standalone() as started:
+        yield started
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[SyncClient]:
+    with SyncClient(server.url, namespace="sync", partitions=4) as opened:
+        yield opened
+    server.call("FLUSHALL")
+
+
+def test_every_public_call_of_the_asynchronous_client_is_there() -> None:
+    asynchronous = {
+        name for name, value in vars(Client).items() if inspect.iscoroutinefunction(value) and not name.startswith("_")
+    }
+    assert asynchronous - {"open", "aclose"} <= set(vars(SyncClient))
+    assert SyncClient.put.__doc__ == Client.put.__doc__
+
+
+def test_a_task_can_be_put_found_moved_counted_listed_and_cancelled(client: SyncClient) -> None:
+    handle = client.put("log:", {"n": 1}, after="1h", id="a")
+    assert handle.outcome == "created"
+    assert client.get("a").payload == {"n": 1}
+    assert client.reschedule("a", after="2h").due_ms > handle.due_ms
+    assert client.put_many(Task("log:", n, after="1h") for n in range(10)).accepted == 10
+    assert client.count().pending == 11
+    assert [task.id for task in client.list(limit=100).tasks][-1] == "a"
+    assert client.cancel("a") == "cancelled"
+    client.put("log:", after="1h", id="b")
+    assert client.cancel_many(["b", "c"]) == ["cancelled", "unknown"]
+    assert client.count().pending == 10
+
+
+def test_errors_reach_the_caller(client: SyncClient) -> None:
+    with pytest.raises(InvalidInput, match="no known scheme"):
+        client.put("nowhere")
+
+
+def test_threads_share_one_client(client: SyncClient) -> None:
+    threads = [threading.Thread(target=lambda n=n: client.put("log:", n, after="1h", id=str(n))) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert client.count().pending == 20
+
+
+def test_a_callback_that_calls_the_client_is_told_so_instead_of_waiting_for_ever(client: SyncClient) -> None:
+    with pytest.raises(MainspringError, match="wait for itself"):
+        client.put_many([Task("log:")], progress=lambda _: print(client.count()))  # noqa: T201
+
+
+def test_a_closed_client_says_so_and_its_thread_is_gone(server: Server) -> None:
+    client = SyncClient(server.url, namespace="sync", partitions=4)
+    client.close()
+    client.close()
+    with pytest.raises(MainspringError, match="closed"):
+        client.count()
+    assert "mainspring-client" not in {thread.name for thread in threading.enumerate()}
+    server.call("FLUSHALL")
+
+
+def test_a_server_that_is_not_there_is_an_error_at_once_and_leaves_no_thread() -> None:
+    with pytest.raises(Unavailable):
+        SyncClient("redis://127.0.0.1:1")
+    assert "mainspring-client" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,574 @@
+"""Puts, cancels, moves, owners, lost replies, late duplicates and restarts, in any order, against a real server.
+
+After every step the server and the model agree. `MAINSPRING_EXAMPLES=2000` runs longer than CI does.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mainspring.client import Client
+from mainspring.engine import lookahead
+from mainspring.engine.engine import Engine, EngineOptions
+from mainspring.engine.lookahead import Reach
+from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Delivery
+from mainspring.model.errors import Conflict, StoreError, Unavailable
+from mainspring.model.outcome import DONE, Dead, Outcome, Retry
+from mainspring.model.retry import RetryPolicy
+from mainspring.model.task import OnConflict, Task
+from mainspring.store import intake, put
+from mainspring.store.codec import HEADER_BYTES, decode, is_tomb
+from mainspring.store.keys import Keyspace, Slice
+from mainspring.store.link import Link
+from mainspring.store.store import Store
+from mainspring.store.wire import Command
+from mainspring.testing.servers import Server, standalone
+
+from .model import SURE, Known, Model, Row
+
+T = TypeVar("T")
+PARTITIONS = 3
+LEASE_S = 60
+DEDUPE_S = 600
+PATIENCE_S = 10.0
+RETRY = RetryPolicy(max_attempts=3, base_ms=700, factor=2.0, cap_ms=5_000, jitter="none")
+IDS = {"a": None, "b": None, "ä {1}:\n": None, "in lane": "left", "also in lane": "right"}
+"""Ids in use and the lane each belongs to: identity is (partition, id), and the lane decides the partition."""
+LANES = (None, None, "left", "right")
+
+Trouble = Literal["refused", "request lost", "reply lost"]
+Fault = tuple[int, Trouble, int] | None
+"""Which of the next pipelines fails, how, and how many in a row."""
+
+troubles = st.sampled_from(["refused", "request lost", "reply lost"])
+faults: st.SearchStrategy[Fault] = st.one_of(
+    st.none(), st.none(), st.tuples(st.integers(0, 7), troubles, st.integers(1, 2))
+)
+dues = st.one_of(
+    st.integers(-5_000, 0), st.integers(0, 3_000), st.integers(0, 90_000), st.just(3_700_000), st.just(9_000_000)
+)
+outcomes: st.SearchStrategy[list[Outcome]] = st.lists(
+    st.sampled_from([DONE, DONE, Retry("busy"), Retry("later", after_ms=2_500), Dead("no")]), max_size=8
+)
+conflicts: st.SearchStrategy[OnConflict] = st.sampled_from(["keep", "replace", "earliest", "reject"])
+ids = st.sampled_from(sorted(IDS))
+
+
+class Road:
+    """The way to the server: now and then a request or a reply gets lost on it. Remembers what went over it."""
+
+    def __init__(self, store: Store, sent: list[Command]) -> None:
+        [self._link] = store.links.all()
+        self._send = self._link.pipeline
+        self._link.pipeline = self.pipeline  # type: ignore[method-assign]
+        self._sent = sent
+        self._plan: list[Trouble | None] = []
+        self.failed = False
+
+    def expect(self, fault: Fault) -> None:
+        self.failed = False
+        self._plan = [] if fault is None else [None] * fault[0] + [fault[1]] * fault[2]
+
+    async def pipeline(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> list[Any]:
+        trouble = self._plan.pop(0) if self._plan else None
+        if trouble in ("refused", "request lost"):
+            self.failed = True
+            raise Unavailable(f"made up: {trouble}", sent=trouble != "refused")
+        self._sent += [command for command in commands if command[0] == "EVALSHA"]
+        replies = await self._send(commands, timeout_s=timeout_s)
+        if trouble is not None:
+            self.failed = True
+            raise Unavailable("made up: the reply was lost", sent=True)
+        return replies
+
+
+class Recorder:
+    """A sink that writes down what it gets and answers what it was told to."""
+
+    def __init__(self, model: Model, clock: ManualClock) -> None:
+        self._model = model
+        self._clock = clock
+        self.answers: list[Outcome] = []
+        self.during: Callable[[Delivery], Awaitable[None]] | None = None
+        self.count = 0
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        given: list[Outcome] = []
+        for one in batch:
+            outcome = self.answers.pop(0) if self.answers else DONE
+            n, now_ms = one.value()["n"], self._clock.now_ms()
+            note(f"  delivered {n} attempt {one.attempt}: {outcome}")
+            self._model.deliver(n, one.idempotency_key, one.attempt, now_ms, outcome, one.idh)
+            given.append(outcome)
+            self.count += 1
+            if self.during is not None:
+                await self.during(one)
+        return given
+
+    async def aclose(self) -> None:
+        """Nothing is held open."""
+
+
+class Node:
+    """One process with an engine; it can be replaced by a new one at any moment."""
+
+    def __init__(self, store: Store, road: Road, sink: Recorder, reach: Reach) -> None:
+        self.store, self.road, self._sink, self._reach = store, road, sink, reach
+        self.engine = self.fresh()
+
+    def fresh(self) -> Engine:
+        options = EngineOptions("node", LEASE_S, self._reach, RETRY, DEDUPE_S)
+        self.engine = Engine(self.store, {"null": self._sink}, options)
+        return self.engine
+
+    @property
+    def owns_all(self) -> bool:
+        return len(self.engine.owned) == PARTITIONS
+
+
+class Timeline(RuleBasedStateMachine):
+    """Two nodes and a client on one server with a clock that is moved by hand."""
+
+    server: ClassVar[Server]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.clock = ManualClock()
+        self.model = Model("sim", RETRY, dedupe_ms=DEDUPE_S * 1000)
+        self.keys = Keyspace("sim", PARTITIONS)
+        self.sent: list[Command] = []
+        self.nodes: list[Node] = []
+        self.failure: BaseException | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        async def bounded() -> T:
+            async with asyncio.timeout(PATIENCE_S):
+                return await work
+
+        return self.runner.run(bounded())
+
+    @initialize(tasks_held=st.sampled_from([4, 200_000]))
+    def begin(self, tasks_held: int) -> None:
+        self.server.call("FLUSHALL")
+        self.sink = Recorder(self.model, self.clock)
+        self.run(self._open(Reach(tasks=tasks_held)))
+
+    async def _open(self, reach: Reach) -> None:
+        for _ in range(2):
+            store, road = await self._store()
+            self.nodes.append(Node(store, road, self.sink, reach))
+        store, self.road = await self._store()
+        self.client = Client.over(store, dedupe_window=f"{DEDUPE_S}s")
+
+    async def _store(self) -> tuple[Store, Road]:
+        store = await Store.open(
+            self.server.url, namespace="sim", partitions=PARTITIONS, clock=self.clock
+        )
+        return store, Road(store, self.sent)
+
+    def teardown(self) -> None:
+        try:
+            if self.nodes:
+                self._finish()
+        finally:
+            for store in [node.store for node in self.nodes] + [self.client.store] if self.nodes else []:
+                self.run(store.aclose())
+            self.runner.close()
+
+    def _finish(self) -> None:
+        """In the end everything that was accepted has come to its end."""
+        [node, _] = self.nodes
+        for road in (self.road, *(one.road for one in self.nodes)):
+            road.expect(None)
+        node.fresh()
+        for _ in range(12):
+            self.clock.advance(seconds=LEASE_S + 1 if not node.owns_all else 5_000)
+            self._turn(node, clean=True)
+            self.agree()
+        left = self.model.open()
+        assert not left, f"never finished: {left}"
+
+    # -- what callers do -------------------------------------------------------------------------------------
+
+    @rule(delays=st.lists(st.tuples(dues, st.sampled_from(LANES)), min_size=1, max_size=6), fault=faults)
+    def put_without_ids(self, delays: list[tuple[int, str | None]], fault: Fault) -> None:
+        now_ms = self.clock.now_ms()
+        known = [self._new(None, lane, now_ms + delay) for delay, lane in delays]
+        tasks = [Task("null:", {"n": one.n}, at=one.due_ms, lane=one.lane) for one in known]
+        self.road.expect(fault)
+        try:
+            summary = self.run(self.client.put_many(tasks, handles=True))
+        except StoreError:
+            self._expected_failure()
+            for one in known:
+                one.unsure("absent")
+        else:
+            for one, handle in zip(known, summary.handles or (), strict=True):
+                assert handle.due_ms == one.due_ms
+                one.handles.append(handle.id)
+        for one in known:
+            one.copies = self.road.failed
+            self.model.accept(one)
+
+    def _new(self, id: str | None, lane: str | None, due_ms: int) -> Known:
+        return Known(self.model.next_n(), id, lane, due_ms, due_ms)
+
+    @rule(id=ids, delay=dues, on_conflict=conflicts, fault=faults)
+    def put_with_id(self, id: str, delay: int, on_conflict: OnConflict, fault: Fault) -> None:
+        now_ms = self.clock.now_ms()
+        task = self._new(id, IDS[id], now_ms + delay)
+        former = self.model.by_id.get(id)
+        possible = self.model.answers_to(task, on_conflict, now_ms)
+        self.road.expect(fault)
+        try:
+            handle = self.run(
+                self.client.put(
+                    "null:", {"n": task.n}, at=task.due_ms, id=id, lane=IDS[id], on_conflict=on_conflict
+                )
+            )
+            answer: str = handle.outcome
+        except Conflict:
+            answer = "conflict"
+        except StoreError:
+            self._expected_failure()
+            answer = "unanswered"
+        note(f"  task {task.n} {answer}")
+        if self.road.failed:
+            # The call was repeated, or given up: its own first attempt may have put the task.
+            if "created" in possible or "replaced" in possible:
+                task.unsure("absent")
+                task.handles.append(id)
+                self.model.tasks[task.n] = task
+                if former is not None and former.open and "replaced" in possible:
+                    former.unsure("replaced")
+            return
+        assert answer in possible, f"answered {answer}, expected {possible} ({former})"
+        if answer in ("created", "replaced"):
+            task.handles.append(id)
+            if answer == "replaced":
+                assert former is not None
+                former.state = "replaced"
+            self.model.accept(task)
+
+    @rule(data=st.data(), fault=faults)
+    @precondition(lambda self: self.model.tasks)
+    def cancel(self, data: st.DataObject, fault: Fault) -> None:
+        task = self._some(data)
+        if not task.handles:
+            return
+        handle = data.draw(st.sampled_from(task.handles))
+        target = self.model.by_id[handle] if handle in self.model.by_id else task
+        lane = target.lane if target.id is not None and data.draw(st.booleans()) else None
+        self.road.expect(fault)
+        try:
+            answer = self.run(self.client.cancel(handle, lane=lane))
+        except StoreError:
+            self._expected_failure()
+            if target.state == "pending":
+                target.unsure("cancelled")
+            return
+        note(f"  task {target.n}: {answer}")
+        if answer == "cancelled":
+            assert target.state in ("pending", "cancelled"), f"cancelled, but it was {target}"
+            target.state = "cancelled"
+        else:
+            assert target.state != "pending", f"answered {answer} for {target}"
+
+    @rule(data=st.data(), delay=dues, fault=faults)
+    @precondition(lambda self: self.model.tasks)
+    def reschedule(self, data: st.DataObject, delay: int, fault: Fault) -> None:
+        task = self._some(data)
+        if not task.handles:
+            return
+        handle = data.draw(st.sampled_from(task.handles))
+        target = self.model.by_id[handle] if handle in self.model.by_id else task
+        due_ms = self.clock.now_ms() + delay
+        self.road.expect(fault)
+        try:
+            moved = self.run(self.client.reschedule(handle, at=due_ms))
+        except Conflict as error:
+            assert target.state != "pending" or self.road.failed, f"{error}: {target}"
+            return
+        except StoreError:
+            self._expected_failure()
+            target.moves_to = due_ms if target.state == "pending" else None
+            return
+        assert target.state == "pending", f"moved, but it was {target}"
+        self.model.move(target, due_ms)
+        if moved.id not in target.handles:
+            target.handles.append(moved.id)
+
+    def _some(self, data: st.DataObject) -> Known:
+        """A task, most likely one that is still open."""
+        waiting = [task.n for task in self.model.open()]
+        n = data.draw(st.sampled_from(waiting * 4 + sorted(self.model.tasks)))
+        return self.model.tasks[n]
+
+    def _expected_failure(self) -> None:
+        assert self.road.failed, "a call failed although nothing was wrong"
+
+    # -- what nodes do -----------------------------------------------------------------------------------------
+
+    @rule(ms=st.one_of(st.integers(1, 3_000), st.sampled_from([10_000, 70_000, 3_600_000])))
+    def advance(self, ms: int) -> None:
+        self.clock.advance(ms=ms)
+
+    @rule(which=st.integers(0, 1), answers=outcomes, fault=faults, meddle=st.booleans())
+    def turn(self, which: int, answers: list[Outcome], fault: Fault, meddle: bool) -> None:
+        """A node does everything there is to do."""
+        node = self.nodes[which]
+        node.road.expect(fault)
+        self.road.expect(None)
+        self.sink.answers = list(answers)
+        self.sink.during = self._cancel_too_late if meddle else None
+        self._turn(node, clean=fault is None)
+
+    async def _cancel_too_late(self, delivery: Delivery) -> None:
+        n = delivery.value()["n"]
+        handles = self.model.tasks[n].handles
+        if handles and not self.model.tasks[n].copies:
+            assert await self.client.cancel(handles[-1]) != "cancelled", f"task {n} is under way"
+
+    def _turn(self, node: Node, *, clean: bool) -> None:
+        try:
+            for _ in range(2):
+                self._watch(node, node.engine.turn())
+        except StoreError:
+            assert node.road.failed, "a turn failed although nothing was wrong"
+        if node.road.failed or not clean:
+            self._anything_may_repeat()
+            return
+        if node.owns_all:
+            self._resolve()
+            left = list(self.model.overdue(self.clock.now_ms()))
+            assert not left, f"due and not delivered: {left}"
+
+    def _watch(self, node: Node, work: Coroutine[Any, Any, Any]) -> None:
+        takeovers = node.engine.keeper.takeovers
+
+        async def watched() -> None:
+            await work
+            if node.engine.keeper.takeovers != takeovers:
+                note("  took over")
+
+        # A new owner delivers again what was under way when the former one went.
+        if not node.owns_all:
+            self._anything_may_repeat()
+        errors: list[BaseException] = []
+
+        def seen(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            errors.append(context.get("exception") or AssertionError(context["message"]))
+
+        self.runner.get_loop().set_exception_handler(seen)
+        self.run(watched())
+        assert not errors, errors
+
+    def _anything_may_repeat(self) -> None:
+        for task in self.model.tasks.values():
+            if task.state == "fired":
+                task.may_repeat = True
+
+    @rule(which=st.integers(0, 1), answers=outcomes)
+    def write_with_old_state(self, which: int, answers: list[Outcome]) -> None:
+        """A node that does not know yet that it lost its partitions goes on writing."""
+        node = self.nodes[which]
+        node.road.expect(None)
+        self.sink.answers, self.sink.during = list(answers), None
+
+        async def write() -> None:
+            await node.engine.dispatcher.step()
+            await node.engine.dispatcher.drain()
+            await node.engine.sweeper.drop_finished()
+
+        self._anything_may_repeat()
+        self.run(write())
+
+    @rule()
+    def let_leases_lapse(self) -> None:
+        self.clock.advance(seconds=LEASE_S + 1)
+        self._anything_may_repeat()
+
+    @rule(which=st.integers(0, 1))
+    def crash(self, which: int) -> None:
+        self._anything_may_repeat()
+        self.nodes[which].fresh()
+
+    @rule(which=st.integers(0, 1), fault=faults)
+    def stop_cleanly(self, which: int, fault: Fault) -> None:
+        node = self.nodes[which]
+        node.road.expect(fault)
+        self.sink.answers, self.sink.during = [], None
+        try:
+            assert self.run(node.engine.stop()) or node.road.failed
+        except StoreError:
+            assert node.road.failed
+        node.fresh()
+        self._anything_may_repeat()
+
+    @rule(which=st.integers(0, 1), steps=st.integers(1, 40))
+    def sweep_ids(self, which: int, steps: int) -> None:
+        node = self.nodes[which]
+        node.road.expect(None)
+        for _ in range(steps):
+            self.run(node.engine.sweeper.step())
+
+    # -- what befalls the server ---------------------------------------------------------------------------------
+
+    @rule()
+    def forget_scripts(self) -> None:
+        self.server.call("SCRIPT", "FLUSH")
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.sent)
+    def late_duplicate(self, data: st.DataObject) -> None:
+        """A command that was executed long ago arrives once more."""
+        back = data.draw(st.integers(1, min(len(self.sent), 40)))
+        command = self.sent[-back]
+        # The server's own clock is always that of the moment; ours travels as the last argument.
+        self.server.call(*command[:-1], self.clock.now_ms() * 1000)
+        self._anything_may_repeat()
+
+    @rule()
+    def kill_and_restart(self) -> None:
+        self.server.kill()
+        self.server.start()
+        self.run(self._notice_restart())
+
+    async def _notice_restart(self) -> None:
+        for store in (self.client.store, *(node.store for node in self.nodes)):
+            [link] = store.links.all()
+            await _reopen(link)
+
+    # -- after every step ----------------------------------------------------------------------------------------
+
+    @invariant()
+    def agree(self) -> None:
+        if not self.nodes:
+            return
+        for road in (self.road, *(node.road for node in self.nodes)):
+            road.expect(None)
+        self._resolve()
+        self.run(self._compare_states())
+        self.run(self._compare_lists())
+
+    def _resolve(self) -> None:
+        rows: dict[int, list[Row]] = {}
+        dead: set[bytes] = set()
+        idhs: dict[int, bytes] = {}
+        for p in range(PARTITIONS):
+            names = self.keys.partitions[p]
+            found = list(self._open_rows(p))
+            for n, row in found:
+                rows.setdefault(n, []).append(row)
+                idhs[n] = row.idh
+            dead.update(self.server.call("HKEYS", names.dead))
+            counts = [int(c or 0) for c in self.server.call("HMGET", names.n, *_COUNTED)]
+            assert counts[0] == len(found) + sum(counts[1:]), f"partition {p}: {counts}, {len(found)} open"
+        self.model.resolve(rows, dead, idhs)
+        for task in self.model.tasks.values():
+            if task.id is not None and task.open:
+                self.model.by_id[task.id] = task
+
+    def _open_rows(self, p: int) -> Iterator[tuple[int, Row]]:
+        names = self.keys.partitions[p]
+        for name in self.server.call("ZRANGE", names.slices, 0, -1):
+            place = Slice.parse(name)
+            s, f, d, x = names.slice_keys(place.name)
+            fired, done, gone = (self.server.call("GET", key) or b"" for key in (f, d, x))
+            for i, row in enumerate(self.server.call("LRANGE", s, 0, -1)):
+                if _bit(done, i) or _bit(gone, i):
+                    continue
+                assert not is_tomb(row), "a tomb that nobody counts as cancelled or replaced"
+                body = decode(row)
+                due_ms = body.due_ms
+                if due_ms is None:
+                    due_ms = place.start_ms + int.from_bytes(row[:4], "big")
+                n = int(body.payload[5:-1])
+                yield n, Row(p, row[5:HEADER_BYTES], due_ms, body.attempt, _bit(fired, i))
+
+    async def _compare_states(self) -> None:
+        asked = [
+            (task, handle)
+            for task in self.model.tasks.values()
+            for handle in task.handles
+            if task.id is None or self.model.by_id.get(task.id) is task
+        ]
+        answers = await asyncio.gather(*(self.client.get(handle) for _, handle in asked))
+        for (task, handle), info in zip(asked, answers, strict=True):
+            what = f"get({handle!r}) says {info}, the model {task}"
+            assert info.state in SURE[task.state] or task.copies, what
+            if info.state == "pending" and not task.copies:
+                assert (info.due_ms, info.attempt) == (task.due_ms, task.attempt), what
+                assert (info.payload, info.lane) == ({"n": task.n}, task.lane), what
+
+    async def _compare_lists(self) -> None:
+        listed = []
+        cursor = None
+        while True:
+            page = await self.client.list(limit=4, cursor=cursor)
+            listed += page.tasks
+            cursor = page.next
+            if cursor is None:
+                break
+        dues = [info.due_ms or 0 for info in listed]
+        assert dues == sorted(dues), "the list is not in due order"
+        shown = sorted({(info.payload["n"], info.due_ms) for info in listed})
+        waiting = [one for one in self.model.tasks.values() if one.state == "pending" and not one.copies]
+        copies = {one.n for one in self.model.tasks.values() if one.copies}
+        assert [row for row in shown if row[0] not in copies] == sorted((one.n, one.due_ms) for one in waiting)
+        assert len(listed) == len(shown) or copies, "the list shows a task twice"
+
+
+_COUNTED = ("accepted", "done", "cancelled", "replaced", "dead")
+
+
+def _bit(bits: bytes, index: int) -> bool:
+    byte = index >> 3
+    return byte < len(bits) and bits[byte] >> (7 - index % 8) & 1 == 1
+
+
+async def _reopen(link: Link) -> None:
+    """Let the link see that its connection ended: what comes next goes over a new one."""
+    for _ in range(100):
+        try:
+            await link.pipeline([("PING",)])
+            return
+        except Unavailable:
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that is bounded is bounded tightly, and chance is in Hypothesis's hands."""
+    monkeypatch.setattr(lookahead, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(lookahead, "CHUNKS_AT_ONCE", 2)
+    monkeypatch.setattr(lookahead, "SLICES_LISTED", 4)
+    monkeypatch.setattr(put, "CROWDED", 5)
+    monkeypatch.setattr(intake, "os", SimpleNamespace(urandom=random.randbytes))
+
+
+@pytest.mark.timeout(0 if os.environ.get("MAINSPRING_EXAMPLES") else 400)
+@pytest.mark.slow
+def test_the_server_and_the_model_agree_on_every_step(crowded: None) -> None:
+    with standalone("valkey", aof=True, extra_config={"appendfsync": "always"}) as server:
+        Timeline.server = server
+        case = Timeline.TestCase()
+        case.settings = settings(
+            max_examples=int(os.environ.get("MAINSPRING_EXAMPLES", "60")),
+            stateful_step_count=40,
+            deadline=None,
+            derandomize="MAINSPRING_EXAMPLES" not in os.environ,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        )
+        case.runTest()

@@ -1,0 +1,114 @@
+"""Where settings come from, which wins, and what is said of a wrong one."""
+
+from pathlib import Path
+
+import pytest
+
+from mainspring.config import Config
+from mainspring.model.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_without_any_source_the_defaults_hold() -> None:
+    assert Config.load({}, {}) == Config()
+    assert Config().redis_url is None
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mainspring.toml").write_text('port = 1\nnamespace = "file"\nlease = "9s"\n')
+    config = Config.load({"port": 3, "host": None}, {"MAINSPRING_PORT": "2", "MAINSPRING_NAMESPACE": "env"})
+    assert (config.port, config.namespace, config.lease_s, config.host) == (3, "env", 9.0, "127.0.0.1")
+
+
+def test_the_named_file_is_read_and_must_exist(tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text("port = 7\n")
+    assert Config.load({"config": other}, {}).port == 7
+    assert Config.load({}, {"MAINSPRING_CONFIG": str(other)}).port == 7
+    with pytest.raises(ConfigError, match="cannot read the settings"):
+        Config.load({"config": tmp_path / "missing.toml"}, {})
+
+
+def test_retry_is_a_table_in_the_file_and_flat_in_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "mainspring.toml").write_text('[retry]\nmax_attempts = 3\nbase = "2s"\n')
+    retry = Config.load({}, {"MAINSPRING_RETRY_CAP": "1m", "MAINSPRING_RETRY_JITTER": "none"}).retry
+    assert (retry.max_attempts, retry.base_ms, retry.cap_ms, retry.jitter) == (3, 2000, 60_000, "none")
+
+
+def test_redis_url_is_accepted_but_our_own_name_comes_first() -> None:
+    assert Config.load({}, {"REDIS_URL": "redis://a"}).redis_url == "redis://a"
+    both = {"REDIS_URL": "redis://a", "MAINSPRING_REDIS_URL": "redis://b"}
+    assert Config.load({}, both).redis_url == "redis://b"
+
+
+def test_the_url_may_lie_in_a_file(tmp_path: Path) -> None:
+    secret = tmp_path / "url"
+    secret.write_text("redis://:hunter2@host\n")
+    environ = {"MAINSPRING_REDIS_URL_FILE": str(secret)}
+    assert Config.load({}, environ).redis_url == "redis://:hunter2@host"
+    with pytest.raises(ConfigError, match="both set"):
+        Config.load({}, environ | {"MAINSPRING_REDIS_URL": "redis://x"})
+
+
+def test_secrets_are_not_in_the_repr() -> None:
+    shown = repr(Config(redis_url="redis://user:hunter2@host:6379"))
+    assert "hunter2" not in shown
+    assert "host:6379" in shown
+
+
+def test_the_variables_kubernetes_sets_for_a_service_of_our_name_are_left_alone() -> None:
+    links = {
+        "MAINSPRING_PORT": "tcp://10.0.0.1:8000",
+        "MAINSPRING_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "MAINSPRING_SERVICE_HOST": "10.0.0.1",
+    }
+    assert Config.load({}, links) == Config()
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "message"),
+    [
+        ({}, {"MAINSPRING_PRT": "1"}, "MAINSPRING_PRT is not a setting; did you mean MAINSPRING_PORT?"),
+        ({"look_ahed": 1}, {}, "option --look-ahed is not a setting; did you mean look-ahead?"),
+        ({}, {"MAINSPRING_ZZZ": "1"}, "MAINSPRING_ZZZ is not a setting"),
+        ({}, {"MAINSPRING_PORT": "eighty"}, "MAINSPRING_PORT: expected a whole number, not 'eighty'"),
+        ({"lease": "5"}, {}, "option --lease: duration: '5' is not a delay"),
+        ({"lease": "0s"}, {}, "lease_s is 0.0; it must lie between 0.5 and 300"),
+        ({"port": 70000}, {}, "port is 70000"),
+        ({"redis_url": "http://x"}, {}, "must start with one of"),
+        ({"namespace": ""}, {}, "namespace"),
+        ({"tick_target": "nowhere"}, {}, "no known scheme"),
+        ({"log_level": "loud"}, {}, "log_level is 'loud'; use one of debug"),
+        ({}, {"MAINSPRING_RETRY_JITTER": "some"}, "retry jitter is 'some'"),
+        ({}, {"MAINSPRING_RETRY_MAX_ATTEMPTS": "0"}, "retry: max_attempts is 0"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_source(
+    flags: dict[str, object], environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.load(flags, environ)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port = ", "is not valid TOML"),
+        ("prot = 1", "mainspring.toml: prot is not a setting; did you mean port?"),
+        ("lease = 5", "expected a duration with its unit such as '5s', not 5"),
+        ("port = true", "expected a whole number, not True"),
+        ("retry = 3", "retry is a table"),
+        ("[retry]\nbas = 1", "retry_bas is not a setting; did you mean retry_base?"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "mainspring.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        Config.load({}, {})
+    assert message in str(caught.value)

@@ -1,0 +1,406 @@
+"""The checker: every broken promise is found, and a good history passes."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from mainspring.testing.history import Fault, History, Rule, check
+
+DUE_MS = 1_000_000
+DUE_US = DUE_MS * 1000
+OWNER = "100.aa"
+
+
+class Story(History):
+    """A history told in few words: times count from the due time, in microseconds."""
+
+    def put(self, task: str, *, due: int = 0, at: int = -1000, lane: str | None = None, sure: bool = True) -> None:
+        self.accepted(task, DUE_MS + due, DUE_US + at, lane=lane, sure=sure)
+
+    def begin(
+        self, task: str, *, due: int = 0, at: int = 10, attempt: int = 1, token: str = OWNER, key: str = ""
+    ) -> None:
+        key = key or self.key(task, DUE_MS + due)
+        self.begun(task, key, attempt, DUE_US + at, partition=3, token=token)
+
+    def end(
+        self, task: str, *, due: int = 0, at: int = 20, attempt: int = 1, token: str = OWNER, ending: str = "done"
+    ) -> None:
+        key = self.key(task, DUE_MS + due)
+        assert ending in ("done", "retry", "dead")
+        self.finished(task, key, attempt, ending, DUE_US + at, partition=3, token=token)  # type: ignore[arg-type]
+
+    def cancel(self, task: str, *, at: int, answer: str = "cancelled") -> None:
+        self.cancelled(task, DUE_MS, answer, DUE_US + at)
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story("main")
+
+
+def broken(history: History) -> list[Rule]:
+    return [violation.rule for violation in check(history)]
+
+
+def test_a_task_that_is_delivered_at_its_time_is_in_order(story: Story) -> None:
+    story.put("a")
+    story.begin("a", at=0)
+    story.end("a")
+    assert check(story) == []
+
+
+def test_an_empty_history_is_in_order(story: Story) -> None:
+    assert check(story) == []
+
+
+# -- never early ------------------------------------------------------------------------------------------
+
+
+def test_a_begin_one_microsecond_before_the_due_time_is_early(story: Story) -> None:
+    story.put("a")
+    story.begin("a", at=-1)
+    story.end("a")
+    [violation] = check(story)
+    assert violation.rule == "early"
+    assert "1 us before" in violation.message
+
+
+def test_a_rescheduled_task_must_wait_for_its_new_time(story: Story) -> None:
+    story.put("a")
+    story.rescheduled("a", DUE_MS, DUE_MS + 500, DUE_US - 500)
+    story.begin("a", due=500, at=400_000)
+    story.end("a", due=500, at=400_010)
+    assert broken(story) == ["early"]
+
+
+# -- nothing lost --------------------------------------------------------------------------------------------
+
+
+def test_a_task_nobody_heard_of_again_is_lost(story: Story) -> None:
+    story.put("a")
+    assert broken(story) == ["lost"]
+
+
+def test_a_task_that_began_and_never_ended_is_lost_unless_the_store_still_has_it(story: Story) -> None:
+    story.put("a")
+    story.begin("a")
+    assert broken(story) == ["lost"]
+    story.left("a", "fired", DUE_US + 100)
+    assert check(story) == []
+
+
+@pytest.mark.parametrize("state", ["pending", "fired", "done", "cancelled", "replaced", "dead", "finished"])
+def test_a_task_the_store_still_knows_is_not_lost(story: Story, state: str) -> None:
+    story.put("a")
+    story.left("a", state, DUE_US + 100)
+    assert check(story) == []
+
+
+def test_a_task_the_store_does_not_know_is_lost(story: Story) -> None:
+    story.put("a")
+    story.left("a", "unknown", DUE_US + 100)
+    assert broken(story) == ["lost"]
+
+
+def test_a_put_that_was_never_answered_may_have_come_to_nothing(story: Story) -> None:
+    story.put("a", sure=False)
+    assert check(story) == []
+
+
+def test_a_put_that_was_never_answered_may_have_happened(story: Story) -> None:
+    story.put("a", sure=False)
+    story.begin("a")
+    story.end("a")
+    assert check(story) == []
+
+
+def test_a_task_that_was_replaced_need_not_be_delivered(story: Story) -> None:
+    story.put("a")
+    story.replaced("a", DUE_MS, DUE_MS + 1, DUE_US - 10)
+    story.begin("a", due=1, at=1000)
+    story.end("a", due=1, at=1010)
+    assert check(story) == []
+
+
+def test_a_dead_letter_is_an_end(story: Story) -> None:
+    story.put("a")
+    story.begin("a")
+    story.end("a", ending="dead")
+    assert check(story) == []
+
+
+# -- no phantom, one key ------------------------------------------------------------------------------------------
+
+
+def test_a_delivery_of_something_never_put_is_a_phantom(story: Story) -> None:
+    story.begin("a")
+    assert broken(story) == ["phantom"]
+
+
+def test_a_delivery_with_another_key_than_its_own_is_found(story: Story) -> None:
+    story.put("a")
+    story.begin("a", key="main/a/999")
+    story.end("a")
+    assert broken(story) == ["key"]
+
+
+def test_two_tasks_with_one_key_are_found() -> None:
+    history = Story("main")
+    history.put("a")
+    history.events += [type(event)(event.at_us, "b", event.key, DUE_MS) for event in history.events]  # type: ignore[union-attr,call-arg,arg-type]
+    history.begin("a")
+    history.end("a")
+    assert broken(history) == ["key"]
+
+
+def test_ids_that_need_escaping_do_not_share_a_key(story: Story) -> None:
+    for task in ("a/1", "a%2F1", "ä", "a\n"):
+        story.put(task)
+        story.begin(task)
+        story.end(task)
+    assert check(story) == []
+
+
+# -- cancelled means cancelled -------------------------------------------------------------------------------------
+
+
+def test_a_delivery_after_the_answer_cancelled_is_found(story: Story) -> None:
+    story.put("a")
+    story.cancel("a", at=-5)
+    story.begin("a")
+    story.end("a")
+    assert broken(story) == ["cancelled"]
+
+
+def test_a_task_that_had_begun_cannot_be_cancelled_as_well(story: Story) -> None:
+    story.put("a")
+    story.begin("a", at=1)
+    story.cancel("a", at=2)
+    story.end("a", at=3)
+    assert broken(story) == ["cancelled"]
+
+
+def test_the_answer_too_late_promises_nothing(story: Story) -> None:
+    story.put("a")
+    story.begin("a", at=1)
+    story.cancel("a", at=2, answer="too late")
+    story.end("a", at=3)
+    assert check(story) == []
+
+
+def test_a_failed_task_may_be_cancelled_before_its_next_attempt(story: Story) -> None:
+    story.put("a")
+    story.begin("a")
+    story.end("a", ending="retry")
+    story.cancel("a", at=30)
+    assert check(story) == []
+
+
+def test_an_id_that_was_cancelled_may_be_put_again_for_the_same_time(story: Story) -> None:
+    story.put("a")
+    story.cancel("a", at=-5)
+    story.put("a", at=-4)
+    story.begin("a")
+    story.end("a")
+    assert check(story) == []
+
+
+def test_a_delivery_at_the_old_time_after_a_reschedule_is_found(story: Story) -> None:
+    story.put("a")
+    story.rescheduled("a", DUE_MS, DUE_MS + 500, DUE_US - 500)
+    story.begin("a")
+    story.begin("a", due=500, at=500_000)
+    story.end("a", due=500, at=500_010)
+    assert broken(story) == ["superseded"]
+
+
+# -- one owner ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_write_of_a_former_owner_is_found(story: Story) -> None:
+    for task in "ab":
+        story.put(task)
+    story.begin("a", at=10, token="200.bb")
+    story.end("a", at=11, token="200.bb")
+    story.begin("b", at=12, token="100.aa")
+    story.end("b", at=13, token="200.bb")
+    assert broken(story) == ["fenced"]
+
+
+def test_two_owners_with_the_same_epoch_are_found(story: Story) -> None:
+    for task in "ab":
+        story.put(task)
+    story.begin("a", at=10, token="100.aa")
+    story.end("a", at=11, token="100.aa")
+    story.begin("b", at=12, token="100.bb")
+    story.end("b", at=13, token="100.bb")
+    assert broken(story) == ["fenced", "fenced"]
+
+
+def test_a_new_owner_may_go_on_where_the_former_one_stopped(story: Story) -> None:
+    for task in "ab":
+        story.put(task)
+    story.begin("a", at=10)
+    story.end("a", at=11)
+    story.begin("b", at=12, token="200.bb")
+    story.end("b", at=13, token="200.bb")
+    assert check(story) == []
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lane_in_due_order_one_at_a_time_is_in_order(story: Story) -> None:
+    for i, task in enumerate("abc"):
+        story.put(task, due=i, lane="l")
+    for i, task in enumerate("abc"):
+        story.begin(task, due=i, at=5000 + i * 10)
+        story.end(task, due=i, at=5000 + i * 10 + 10)  # the next begins in the same instant
+    assert check(story) == []
+
+
+def test_a_later_task_of_a_lane_that_overtakes_is_found(story: Story) -> None:
+    story.put("first", lane="l")
+    story.put("second", due=1, lane="l")
+    story.begin("second", due=1, at=5000)
+    story.end("second", due=1, at=5010)
+    story.begin("first", at=5020)
+    story.end("first", at=5030)
+    assert broken(story) == ["lane"]
+
+
+def test_a_task_accepted_after_the_later_one_began_was_not_overtaken(story: Story) -> None:
+    story.put("second", due=1, lane="l")
+    story.begin("second", due=1, at=5000)
+    story.put("first", lane="l", at=5001)
+    story.end("second", due=1, at=5010)
+    story.begin("first", at=5020)
+    story.end("first", at=5030)
+    assert check(story) == []
+
+
+def test_two_of_a_lane_under_way_at_once_are_found(story: Story) -> None:
+    story.put("first", lane="l")
+    story.put("second", due=1, lane="l")
+    story.begin("first", at=5000)
+    story.begin("second", due=1, at=5005)
+    story.end("first", at=5010)
+    story.end("second", due=1, at=5010)
+    assert broken(story) == ["lane", "lane"]  # at once, and before its turn was over
+
+
+def test_a_failing_head_holds_up_its_lane(story: Story) -> None:
+    story.put("first", lane="l")
+    story.put("second", due=1, lane="l")
+    story.begin("first", at=5000)
+    story.end("first", at=5010, ending="retry")
+    story.begin("second", due=1, at=5020)
+    story.end("second", due=1, at=5030)
+    story.begin("first", at=6000, attempt=2)
+    story.end("first", at=6010, attempt=2)
+    assert broken(story) == ["lane"]
+
+
+def test_a_failing_head_does_not_hold_up_other_lanes(story: Story) -> None:
+    story.put("first", lane="l")
+    story.put("other", due=1, lane="m")
+    story.put("none", due=1)
+    story.begin("first", at=5000)
+    story.end("first", at=5010, ending="retry")
+    for task in ("other", "none"):
+        story.begin(task, due=1, at=5020)
+        story.end(task, due=1, at=5030)
+    story.begin("first", at=6000, attempt=2)
+    story.end("first", at=6010, attempt=2)
+    assert check(story) == []
+
+
+def test_a_cancelled_head_frees_its_lane(story: Story) -> None:
+    story.put("first", lane="l")
+    story.put("second", due=1, lane="l")
+    story.cancel("first", at=-10)
+    story.begin("second", due=1, at=5020)
+    story.end("second", due=1, at=5030)
+    assert check(story) == []
+
+
+# -- repeats -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_delivered_twice_with_no_fault_is_found(story: Story) -> None:
+    story.put("a")
+    story.begin("a", at=10)
+    story.begin("a", at=50)
+    story.end("a", at=60)
+    assert broken(story) == ["repeated"]
+
+
+def test_a_task_delivered_again_around_a_fault_is_in_order(story: Story) -> None:
+    story.put("a")
+    story.begin("a", at=10)
+    story.fault(DUE_US + 20, DUE_US + 40, "the node was killed")
+    story.begin("a", at=50, token="200.bb")
+    story.end("a", at=60, token="200.bb")
+    assert check(story) == []
+
+
+def test_a_fault_long_before_is_no_excuse(story: Story) -> None:
+    story.fault(DUE_US - 1000, DUE_US - 900)
+    story.fault(DUE_US + 1000, DUE_US + 1100)
+    story.put("a")
+    story.begin("a", at=10)
+    story.begin("a", at=50)
+    story.end("a", at=60)
+    assert broken(story) == ["repeated"]
+
+
+def test_a_failed_delivery_is_tried_again(story: Story) -> None:
+    story.put("a")
+    for attempt in (1, 2, 3):
+        story.begin("a", at=100 * attempt, attempt=attempt)
+        story.end("a", at=100 * attempt + 1, attempt=attempt, ending="retry" if attempt < 3 else "done")
+    assert check(story) == []
+
+
+def test_a_next_attempt_after_success_is_found(story: Story) -> None:
+    story.put("a")
+    story.begin("a", at=10)
+    story.end("a", at=20)
+    story.begin("a", at=50, attempt=2)
+    story.end("a", at=60, attempt=2)
+    assert broken(story) == ["repeated"]
+
+
+# -- several processes ----------------------------------------------------------------------------------------------------
+
+
+def test_histories_of_several_processes_are_one(tmp_path: Path) -> None:
+    client, node = Story("main"), Story("main")
+    client.put("a", lane="l")
+    client.fault(1, 2, "test")
+    client.cancel("a", at=15, answer="too late")
+    node.begin("a")
+    node.end("a")
+    node.left("a", "done", DUE_US + 30)
+    client.save(tmp_path / "client.jsonl")
+    node.save(tmp_path / "node.jsonl")
+    merged = History.load(tmp_path / "node.jsonl", tmp_path / "client.jsonl")
+    assert sorted(map(repr, merged.events)) == sorted(map(repr, client.events + node.events))
+    assert Fault(1, 2, "test") in merged.events
+    assert check(merged) == []
+    assert broken(client) == ["lost"]
+    assert check(History("main").merge(client, node)) == []
+
+
+def test_checking_takes_microseconds_an_event() -> None:
+    story = Story("main")
+    for i in range(60_000):
+        task = f"t{i}"
+        story.put(task, due=i % 1000, lane=f"l{i}" if i % 2 else None)
+        story.begin(task, due=i % 1000, at=2_000_000 + i)
+        story.end(task, due=i % 1000, at=2_000_000 + i)
+    started = time.process_time()
+    assert check(story) == []
+    assert time.process_time() - started < 180_000 * 20e-6

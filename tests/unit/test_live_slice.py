@@ -1,0 +1,218 @@
+"""A slice in its owner's memory: order, windows, repeats, and bits that must not be lost."""
+
+import random
+
+import msgspec
+import pytest
+
+from mainspring.engine.live import LiveSlice
+from mainspring.engine.partition import Begun, Partition
+from mainspring.model.delivery import Body
+from mainspring.store.codec import INDEXED, LANE, RESENT, TOMB, entry
+from mainspring.store.keys import HOUR_MS, Keyspace, Slice
+
+START_MS = 1_800_000_000_000
+KEYS = Keyspace("ns", 1).partitions[0]
+
+
+def idh(n: int) -> bytes:
+    return n.to_bytes(16, "big")
+
+
+def row(offset_ms: int, n: int, flags: int = 0, payload: bytes = b"1") -> bytes:
+    return entry(offset_ms, flags, idh(n), Body("log:", payload))
+
+
+def live_slice(width_ms: int = 1000) -> LiveSlice:
+    return LiveSlice(KEYS, Slice(width_ms, START_MS), 1_800_000_000.25)
+
+
+def taken(live: LiveSlice, until_ms: int = 10**9, limit: int = 10**9) -> list[int]:
+    """Indexes that leave, in the order they leave; their fired bits are set."""
+    indexes = [key & 0xFFFFFFFF for key in live.take_due(START_MS + until_ms, limit)]
+    if indexes:
+        live.touch(indexes, commit=False)
+    return indexes
+
+
+def test_rows_leave_by_millisecond_then_by_arrival() -> None:
+    live = live_slice()
+    live.absorb([row(500, 1), row(20, 2), row(500, 3), row(0, 4)])
+    assert taken(live, 499) == [3, 1]
+    assert taken(live, 500) == [0, 2]
+    assert live.next_due_ms() is None
+
+
+def test_a_resent_copy_of_a_task_that_has_left_does_not_leave_again() -> None:
+    live = live_slice()
+    live.absorb([row(0, 1), row(0, 2)])
+    assert taken(live) == [0, 1]
+    live.absorb([row(0, 1, RESENT)])
+    live.absorb([row(0, 1), row(0, 2), row(0, 1, RESENT)])
+    assert taken(live) == []
+    assert live.lost == 1
+
+
+def test_the_original_that_arrives_after_its_resend_is_the_same_task() -> None:
+    live = live_slice()
+    live.absorb([row(0, 1, RESENT)])
+    live.absorb([row(0, 1, RESENT)])
+    assert taken(live) == [0]
+    live.absorb([row(0, 1)])
+    assert taken(live) == []
+    assert live.lost == 1
+
+
+def test_a_retry_in_the_same_slice_as_a_resent_task_is_not_a_repeat() -> None:
+    live = live_slice()
+    live.absorb([row(0, 1, RESENT)])
+    live.absorb([row(0, 1, RESENT)])
+    assert taken(live) == [0]
+    live.settle_many([0])
+    live.absorb([row(100, 1, INDEXED)])
+    assert taken(live) == [1]
+    assert live.lost == 0
+
+
+def test_the_late_original_of_a_cancelled_resend_does_not_leave() -> None:
+    live = live_slice()
+    tomb = row(0, 1, RESENT | TOMB)[:21]
+    live.absorb([tomb])
+    live.absorb([tomb, row(0, 1)])
+    assert taken(live) == []
+
+
+def test_repeats_are_counted_once_however_often_the_list_is_read() -> None:
+    live = live_slice()
+    rows = [row(0, 1, RESENT), row(0, 1), row(900, 2)]
+    live.absorb(rows)
+    live.absorb(rows)
+    live.restart()
+    live.absorb(rows)
+    assert live.lost == 1
+    assert taken(live) == [0, 2]
+
+
+def test_what_a_former_owner_fired_and_did_not_finish_leaves_again() -> None:
+    live = live_slice()
+    live.load_bitmaps(fired=b"\xe0", done=b"\x80")
+    live.absorb([row(i, i) for i in range(4)])
+    assert taken(live) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("width_ms", [1000, HOUR_MS])
+def test_windows_lose_nothing_and_keep_order(width_ms: int) -> None:
+    seed = random.Random(width_ms)
+    rows = [row(seed.randrange(width_ms), n) for n in range(500)]
+    live = live_slice(width_ms)
+    order: list[int] = []
+    for _ in range(1000):
+        if live.unread:
+            chunk = rows[live.cursor : live.cursor + 50]
+            live.unread = len(chunk) == 50
+            live.open_window(START_MS + width_ms // 7 * (1 + len(order) // 80))
+            if chunk:
+                live.absorb(chunk)
+                live.trim(40)
+        elif live.waiting:
+            order += taken(live, limit=7)
+        elif live.needs_next_window(START_MS + width_ms, 0):
+            live.next_window(START_MS + width_ms)
+        else:
+            break
+        assert live.waiting <= 90
+    assert order == sorted(range(500), key=lambda i: (int.from_bytes(rows[i][:4], "big"), i))
+
+
+def partition_with(live: LiveSlice) -> Partition:
+    partition = Partition(KEYS, "ns", b"token", lease_until=float("inf"))
+    partition.add(live)
+    return partition
+
+
+def begin(partition: Partition, now_ms: int, limit: int = 100) -> Begun | None:
+    return partition.begin(now_ms, limit, commit=True)
+
+
+def test_a_begin_taken_back_after_the_list_is_read_anew_keeps_the_task_readable() -> None:
+    live = live_slice()
+    rows = [row(0, n) for n in range(3)]
+    live.absorb(rows)
+    partition = partition_with(live)
+    begun = begin(partition, START_MS, 2)
+    assert begun is not None
+    live.restart()
+    partition.take_back(begun)
+    live.absorb(rows[live.cursor :])
+    again = begin(partition, START_MS, 10)
+    assert again is not None
+    assert not partition.damaged
+    assert sorted(flight.index for flight in again.flights) == [0, 1, 2]
+
+
+def test_a_begin_taken_back_after_the_next_window_opened_keeps_the_task_readable() -> None:
+    live = live_slice()
+    rows = [row(n, n) for n in range(10)]
+    live.absorb(rows)
+    live.unread = False
+    live.trim(4)
+    partition = partition_with(live)
+    begun = begin(partition, START_MS + 999, 4)
+    assert begun is not None
+    assert live.needs_next_window(START_MS, 1000)
+    live.next_window(START_MS + 1000)
+    partition.take_back(begun)
+    live.absorb(rows[live.cursor :])
+    again = begin(partition, START_MS + 999, 100)
+    assert again is not None
+    assert not partition.damaged
+    assert [flight.index for flight in again.flights] == list(range(10))
+
+
+def test_a_redelivery_taken_back_stays_fired_on_the_server() -> None:
+    live = live_slice()
+    live.load_bitmaps(fired=b"\x80", done=b"")
+    live.absorb([row(0, 1), row(5, 2)])
+    partition = partition_with(live)
+    begun = begin(partition, START_MS, 10)
+    assert begun is not None
+    partition.take_back(begun)
+    assert live.fired[0] & 0x80, "a cancel would now succeed for a task that may have been delivered"
+    again = begin(partition, START_MS + 5, 10)
+    assert again is not None
+    assert [flight.index for flight in again.flights] == [0, 1]
+
+
+def test_a_damaged_offset_does_not_leave_as_a_task() -> None:
+    live = live_slice()
+    live.absorb([row(1_000_000, 1), row(3, 2)])
+    partition = partition_with(live)
+    begun = begin(partition, START_MS + 999, 10)
+    assert begun is not None
+    assert [flight.index for flight in begun.flights] == [1]
+    assert [damaged.index for damaged in partition.damaged] == [0]
+
+
+def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
+    live = live_slice()
+    hollow = row(0, 1)[:21]
+    double = row(0, 2) + msgspec.msgpack.encode(["log:", b"2"])
+    live.absorb([hollow, double, row(0, 3, payload=b"3")])
+    partition = partition_with(live)
+    begun = begin(partition, START_MS, 10)
+    assert begun is not None
+    assert {flight.idh: flight.payload for flight in begun.flights} == {idh(3): b"3"}
+    assert [damaged.index for damaged in partition.damaged] == [0, 1]
+
+
+def test_lane_rows_are_taken_once_over_several_passes() -> None:
+    live = live_slice()
+    rows = [entry(n, LANE, idh(n), Body("log:", b"%d" % n, lane="a")) for n in range(3)]
+    live.absorb(rows)
+    partition = partition_with(live)
+    begun = begin(partition, START_MS + 10, 10)
+    assert begun is not None
+    assert [flight.index for flight in begun.flights] == [0]
+    live.restart()
+    live.absorb(rows)
+    assert begin(partition, START_MS + 10, 10) is None

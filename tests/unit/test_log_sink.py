@@ -1,0 +1,71 @@
+"""The log: sink on real pipes."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from mainspring.model.delivery import Body, Delivery
+from mainspring.model.outcome import DONE, Retry
+from mainspring.sinks.log import LogSink
+
+
+def delivery(payload: bytes, *, raw: bool = False) -> Delivery:
+    return Delivery("main", b"\0" * 16, Body("log:", payload, raw=raw), 0)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read_fd, write_fd = os.pipe()
+    yield read_fd, write_fd
+    for fd in (read_fd, write_fd):
+        try:
+            os.close(fd)
+        except OSError:
+            continue  # the test closed it
+
+
+@pytest.mark.parametrize(
+    ("one", "line"),
+    [
+        (delivery(b'{"item": "a",  "at": 1.50}'), b'{"item": "a",  "at": 1.50}\n'),
+        (delivery(b'{\n  "item": "a\\nb",\r\n  "at": 1\n}'), b'{"item":"a\\nb","at":1}\n'),
+        (delivery(b"null"), b"null\n"),
+        (delivery("grüße\n".encode(), raw=True), '"grüße\\n"\n'.encode()),
+        (delivery(b"\xff\x00", raw=True), b'{"base64":"/wA="}\n'),
+    ],
+)
+async def test_a_task_is_one_line_with_its_payload_as_it_was_given(
+    pipe: tuple[int, int], one: Delivery, line: bytes
+) -> None:
+    sink = LogSink(pipe[1])
+    assert await sink.deliver([one]) == [DONE]
+    assert os.read(pipe[0], 1000) == line
+    msgspec.json.decode(line)
+    await sink.aclose()
+
+
+async def test_a_broken_pipe_is_a_retry_and_not_the_end(pipe: tuple[int, int]) -> None:
+    os.close(pipe[0])
+    sink = LogSink(pipe[1])
+    outcomes = await sink.deliver([delivery(b"1"), delivery(b"2")])
+    assert outcomes == [Retry("standard output cannot be written: Broken pipe")] * 2
+    await sink.aclose()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_a_reader_that_does_not_read_holds_up_deliveries_but_not_the_loop(
+    pipe: tuple[int, int], blocking: bool
+) -> None:
+    os.set_blocking(pipe[1], blocking)
+    sink = LogSink(pipe[1])
+    size = 1 << 20
+    stuck = asyncio.create_task(sink.deliver([delivery(b'"%b"' % (b"x" * size))]))
+    read = len(await asyncio.to_thread(os.read, pipe[0], 1))  # it has begun, and a pipe holds far less
+    assert not stuck.done()
+    while read < size + 3:
+        read += len(await asyncio.to_thread(os.read, pipe[0], 1 << 16))
+    assert await stuck == [DONE]
+    await sink.aclose()
