@@ -25,6 +25,9 @@ from .store.store import Store
 BATCH: Final = 8_192
 """Tasks that travel together in a bulk put."""
 
+CANCEL_BATCH: Final = 65_536
+"""Cancels that travel together: the more of them fall into one slice, the less each costs."""
+
 Progress = Callable[[int], None]
 """Called with the number of tasks stored so far."""
 
@@ -56,12 +59,14 @@ class Client:
         self._dedupe_ms = delay_ms(dedupe_window, field="dedupe_window")
         self._max_payload_bytes = max_payload_bytes
         self._widths = Widths()
+        self._owns_store = True
         self._parts: tuple[Store, Intake, NamedPuts, Finder] | None = None
 
     @classmethod
     def over(cls, store: Store, *, dedupe_window: Delay = "1h", wait_s: float = 0.0) -> "Client":
         """A client on a store that is open already (and that stays open when the client closes)."""
         client = cls(wait_s=wait_s, dedupe_window=dedupe_window)
+        client._owns_store = False
         client._use(store)
         return client
 
@@ -75,9 +80,9 @@ class Client:
         self._parts = (store, intake, named, Finder(store))
 
     async def aclose(self) -> None:
-        if self._parts is not None:
+        if self._parts is not None and self._owns_store:
             await self._parts[0].aclose()
-            self._parts = None
+        self._parts = None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -194,7 +199,7 @@ class Client:
         _, _, _, finder = self._ready()
         outcomes: list[CancelOutcome] = []
         rest = iter(ids)
-        while some := list(islice(rest, BATCH)):
+        while some := list(islice(rest, CANCEL_BATCH)):
             outcomes += await finder.cancel([self._reference(id, lane) for id in some])
         return outcomes
 
@@ -224,8 +229,8 @@ class Client:
         cursor: str | None = None,
     ) -> Page:
         """Pending tasks in due order, `limit` at a time; pass `page.next` as cursor for the next page."""
-        if not 1 <= limit <= 1000:
-            raise InvalidInput(f"limit is {limit}; it must lie between 1 and 1000")
+        if type(limit) is not int or not 1 <= limit <= 1000:
+            raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
         from_ms, to_ms = _range(after, before)
         place = None
         if cursor is not None:

@@ -2,7 +2,7 @@
 
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
@@ -22,7 +22,6 @@ PARTITIONS = 4
 KINDS = ("valkey", "redis", "cluster")
 
 Fleet = Server | Cluster
-TickerFactory = Callable[..., Ticker]
 
 
 @pytest.fixture(scope="session", params=KINDS)
@@ -80,7 +79,7 @@ def client(store: Store) -> Client:
 
 
 @pytest.fixture
-async def tickers(fleet: Fleet, namespace: str, clock: ManualClock) -> AsyncIterator[Callable[..., Any]]:
+async def tickers(fleet: Fleet, namespace: str, clock: ManualClock) -> AsyncIterator[Callable[..., Awaitable[Ticker]]]:
     """Makes tickers on the test's namespace and clock; all are closed at the end."""
     async with AsyncExitStack() as stack:
 
@@ -92,6 +91,5 @@ async def tickers(fleet: Fleet, namespace: str, clock: ManualClock) -> AsyncIter
 
 
 @pytest.fixture
-async def ticker(tickers: Callable[..., Any], store: Store) -> Ticker:
-    made: Ticker = await tickers()
-    return made
+async def ticker(tickers: Callable[..., Awaitable[Ticker]], store: Store) -> Ticker:
+    return await tickers()

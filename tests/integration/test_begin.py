@@ -6,7 +6,7 @@ from mainspring.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.task import Task
 from mainspring.store import fire
-from mainspring.store.keys import Slice
+from mainspring.store.keys import Slice, partition_of
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.owner import HandOwner, address_of
@@ -21,14 +21,15 @@ class Planned:
         self.owner, self.place, self.ids = owner, place, ids
 
 
-@pytest.fixture
-async def planned(client: Client, store: Store, clock: ManualClock) -> Planned:
+@pytest.fixture(params=["whole bitmaps", "ranges"])
+async def planned(client: Client, store: Store, clock: ManualClock, request: pytest.FixtureRequest) -> Planned:
     tasks = [Task("log:", n, after=f"{2000 + n}ms", lane=LANE) for n in range(3)]
     summary = await client.put_many(tasks, handles=True)
     assert summary.handles is not None
     address = address_of(summary.handles[0].id)
     clock.advance(ms=2002)
     owner = await HandOwner.acquire(store, address.partition)
+    owner.whole = request.param == "whole bitmaps"
     return Planned(owner, address.slice, [handle.id for handle in summary.handles])
 
 
@@ -36,7 +37,7 @@ async def test_begin_sets_the_fired_bits_and_the_sequence_number(planned: Planne
     answer = await planned.owner.begin(planned.place, [0, 2])
     assert (answer.status, answer.x) == ("ok", [b""])
     assert await planned.owner.bits("f", planned.place) == [0, 2]
-    assert await planned.owner.raw("HGET", planned.owner.keys.own, "seq") == b"1"
+    assert await planned.owner.raw("GET", planned.owner.keys.fence) == planned.owner.token + b":1"
     assert (await balance(store))[:3] == (3, 1, 2)
 
 
@@ -83,7 +84,7 @@ async def test_a_rolled_back_server_is_noticed_by_seq(planned: Planned) -> None:
     await planned.owner.begin(planned.place, [0])
     await planned.owner.finish(planned.place, [0])
     # A failover that lost the last call: the server is where it was before it.
-    await planned.owner.raw("HSET", planned.owner.keys.own, "seq", 1)
+    await planned.owner.raw("SET", planned.owner.keys.fence, planned.owner.token + b":1")
     await planned.owner.raw("SETBIT", planned.owner.keys.slice_keys(planned.place.name)[2], 0, 0)
     await planned.owner.raw("HINCRBY", planned.owner.keys.n, "done", -1)
     answer = await planned.owner.begin(planned.place, [0, 1])
@@ -169,6 +170,4 @@ async def test_one_stale_partition_does_not_hold_up_the_others(
 
 
 def _partition(store: Store, lane: str) -> int:
-    from mainspring.store.keys import partition_of
-
     return partition_of(lane, len(store.keys))

@@ -1,11 +1,14 @@
 """Reading: bounded memory, nothing left out, damaged entries to the dead letters, big slices beside small ones."""
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 import pytest
 
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Body
 from mainspring.model.task import Task
 from mainspring.store.codec import LANE, TOMB, entry
 from mainspring.store.dead import list_dead
@@ -15,6 +18,8 @@ from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.owner import HandOwner
 from mainspring.testing.ticker import Ticker
+
+Tickers = Callable[..., Awaitable[Ticker]]
 
 
 def lane_in(store: Store, partition: int) -> str:
@@ -29,12 +34,7 @@ async def append(store: Store, place: Slice, *rows: bytes, partition: int = 0) -
     await owner.raw("HINCRBY", owner.keys.n, "accepted", len(rows))
 
 
-GOOD = entry(
-    500,
-    0,
-    b"\7" * 16,
-    msgspec.convert(("log:", b'"good"'), __import__("mainspring.model.delivery", fromlist=["Body"]).Body),
-)
+GOOD = entry(500, 0, b"\7" * 16, Body("log:", b'"good"'))
 DAMAGED = {
     "empty": b"",
     "short": b"\0\0\1",
@@ -95,37 +95,33 @@ async def test_a_tomb_from_nowhere_does_not_stop_its_slice(ticker: Ticker, clock
 
 
 @pytest.mark.parametrize("reach_tasks", [10, 100, 100_000])
-async def test_a_slice_larger_than_memory_fires_whole_and_in_order(tickers, store: Store, reach_tasks: int) -> None:  # type: ignore[no-untyped-def]
-    ticker: Ticker = await tickers(options=EngineOptions(reach=Reach(tasks=reach_tasks)))
+async def test_a_slice_larger_than_memory_fires_whole_and_in_order(
+    tickers: Tickers, store: Store, reach_tasks: int
+) -> None:
+    ticker = await tickers(options=EngineOptions(reach=Reach(tasks=reach_tasks)))
     count = 5_000
     lane = lane_in(store, 1)
     due_ms = ticker.clock.now_ms() + 5_000
     offsets = [n * 7919 % 1000 for n in range(count)]
-    rows = [entry(offset, 0, n.to_bytes(16, "big"), _body(n)) for n, offset in enumerate(offsets)]
+    rows = [entry(offset, 0, n.to_bytes(16, "big"), Body("log:", b"%d" % n)) for n, offset in enumerate(offsets)]
     await append(store, Slice.at(due_ms, 1000), *rows, partition=1)
     await ticker.client.put("log:", -1, at=due_ms + 500, lane=lane)
-    fired = await ticker.advance(seconds=5)
+    ticker.clock.set(due_ms - 50)
+    fired = await ticker.turn()
     most = max(sum(live.waiting for live in one.slices.values()) for one in ticker.engine.owned.values())
     assert most <= max(reach_tasks, 2_000)
-    start_ms = ticker.clock.now_ms()
-    for _ in range(20):
-        fired += await ticker.advance(ms=50)
+    for _ in range(21):
+        ticker.clock.advance(ms=50)
+        fired += await ticker.turn()
     assert sorted(one.value() for one in fired) == [-1, *range(count)]
     late_ms = [one.due_ms for one in fired if one.value() >= 0]
     assert late_ms == sorted(late_ms), "earlier ones first"
-    assert start_ms
     assert (await balance(store)).done == count + 1
 
 
-def _body(payload: int):  # type: ignore[no-untyped-def]
-    from mainspring.model.delivery import Body
-
-    return Body("log:", b"%d" % payload)
-
-
 @pytest.mark.parametrize("reach_tasks", [50, 100_000])
-async def test_an_hour_slice_is_held_a_window_at_a_time(tickers, store: Store, reach_tasks: int) -> None:  # type: ignore[no-untyped-def]
-    ticker: Ticker = await tickers(options=EngineOptions(reach=Reach(tasks=reach_tasks)))
+async def test_an_hour_slice_is_held_a_window_at_a_time(tickers: Tickers, store: Store, reach_tasks: int) -> None:
+    ticker = await tickers(options=EngineOptions(reach=Reach(tasks=reach_tasks)))
     now_ms = ticker.clock.now_ms()
     start_ms = now_ms - now_ms % HOUR_MS + 2 * HOUR_MS
     count = 600
@@ -150,12 +146,14 @@ async def _jump(ticker: Ticker, seconds: int):  # type: ignore[no-untyped-def]
     return await ticker.turn()
 
 
-async def test_a_huge_slice_does_not_stall_another_partition(tickers, store: Store) -> None:  # type: ignore[no-untyped-def]
-    ticker: Ticker = await tickers(options=EngineOptions(reach=Reach(tasks=20_000)))
+async def test_a_huge_slice_does_not_stall_another_partition(tickers: Tickers, store: Store) -> None:
+    ticker = await tickers(options=EngineOptions(reach=Reach(tasks=20_000)))
     due_ms = ticker.clock.now_ms() + 4_000
     count = 200_000
     for first in range(0, count, 20_000):
-        rows = [entry((first + n) % 1000, 0, (first + n).to_bytes(16, "big"), _null()) for n in range(20_000)]
+        rows = [
+            entry((first + n) % 1000, 0, (first + n).to_bytes(16, "big"), Body("null:", b"0")) for n in range(20_000)
+        ]
         await append(store, Slice.at(due_ms, 1000), *rows, partition=1)
     await ticker.client.put("log:", "small", at=due_ms, lane=lane_in(store, 2))
     ticker.clock.set(due_ms)
@@ -176,9 +174,3 @@ async def balance_of(store: Store, partition: int) -> int:
     keys = store.keys.partitions[partition]
     [done] = await store.run_one(keys.slot, [("HGET", keys.n, "done")])
     return int(done or 0)
-
-
-def _null():  # type: ignore[no-untyped-def]
-    from mainspring.model.delivery import Body
-
-    return Body("null:", b"0")

@@ -66,6 +66,8 @@ class Known:
     copies: bool = False
     """The reply to its put was lost, so it may stand twice in its slice."""
     moved: bool = False
+    late: bool = False
+    """Overdue when it was put (or moved): it stands at that moment, not at its due time."""
     deliveries: int = 0
 
     @property
@@ -161,11 +163,14 @@ class Model:
         for other in self.tasks.values():
             if other is task or other.lane != task.lane or other.else_ or other.moves_to is not None:
                 continue
+            if other.late and other.attempt == 1:
+                continue  # overdue tasks stand at the moment of their put, in the order they came
             waits = other.state == "pending" or (other.state == "fired" and other.last is None)
             assert not (waits and other.attempt > 1), (
                 f"task {task.n} overtook task {other.n} of its lane, which waits for its next attempt"
             )
-            assert not (waits and other.due_ms < task.due_ms), (
+            # The head of a lane that failed is still its head, whenever its next attempt is due.
+            assert not (waits and other.due_ms < task.due_ms and task.attempt == 1), (
                 f"task {task.n} (due {task.due_ms}) overtook task {other.n} (due {other.due_ms}) of its lane"
             )
 
@@ -199,20 +204,18 @@ class Model:
         if rows and not task.copies:
             assert len(rows) == 1, f"task {task.n} stands twice: {rows}"
         if rows:
-            self._stands(task, self._main_row(task, rows))
+            # Of several copies the one that is furthest on.
+            self._stands(task, max(rows, key=lambda row: (row.attempt, row.fired)))
         elif task.open:
             self._gone(task)
         elif "pending" in task.else_:
             task.else_.clear()
 
-    @staticmethod
-    def _main_row(task: Known, rows: list[Row]) -> Row:
-        """Of several copies the one that is furthest on."""
-        return max(rows, key=lambda row: (row.attempt, row.fired))
-
     def _stands(self, task: Known, row: Row) -> None:
         what = f"task {task.n} ({task.state}, attempt {task.attempt}, due {task.due_ms}): {row}"
-        assert task.open or "pending" in task.else_ or task.copies, f"back from the end: {what}"
+        if not task.open:
+            assert "pending" in task.else_ or task.copies, f"back from the end: {what}"
+            self._rise(task, row)
         if task.moves_to is not None and row.due_ms == task.moves_to:
             self._moved(task)
         task.moves_to = None
@@ -226,6 +229,13 @@ class Model:
             assert task.last is None or task.copies, f"delivered, but the server does not know: {what}"
         task.state = "fired" if row.fired else "pending"
         task.else_.clear()
+
+    @staticmethod
+    def _rise(task: Known, row: Row) -> None:
+        """Put once more by a late duplicate of its put: nothing tells that from a new request with its id."""
+        task.due_ms = task.original_ms = row.due_ms
+        task.attempt, task.last, task.may_repeat = 1, None, False
+        task.retries_at.clear()
 
     def _gone(self, task: Known) -> None:
         """No open entry is left: finished by its last delivery, or by a call whose reply was lost."""
@@ -259,9 +269,7 @@ class Model:
 
     def overdue(self, now_ms: int) -> Iterable[Known]:
         """What a turn without faults must not leave behind."""
-        held = {
-            task.lane for task in self.tasks.values() if task.open and (task.attempt > 1 or task.moved)
-        } - {None}
+        held = {task.lane for task in self.tasks.values() if task.open and (task.attempt > 1 or task.moved)} - {None}
         for task in self.tasks.values():
             if task.open and task.due_ms <= now_ms and (task.lane not in held or task.attempt > 1):
                 yield task

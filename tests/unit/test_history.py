@@ -55,7 +55,7 @@ def test_an_empty_history_is_in_order(story: Story) -> None:
     assert check(story) == []
 
 
-# -- never early ------------------------------------------------------------------------------------------
+# -- never early ---------------------------------------------------------------------------------------------
 
 
 def test_a_begin_one_microsecond_before_the_due_time_is_early(story: Story) -> None:
@@ -131,7 +131,7 @@ def test_a_dead_letter_is_an_end(story: Story) -> None:
     assert check(story) == []
 
 
-# -- no phantom, one key ------------------------------------------------------------------------------------------
+# -- no phantom, one key -------------------------------------------------------------------------------------
 
 
 def test_a_delivery_of_something_never_put_is_a_phantom(story: Story) -> None:
@@ -163,7 +163,7 @@ def test_ids_that_need_escaping_do_not_share_a_key(story: Story) -> None:
     assert check(story) == []
 
 
-# -- cancelled means cancelled -------------------------------------------------------------------------------------
+# -- cancelled means cancelled -------------------------------------------------------------------------------
 
 
 def test_a_delivery_after_the_answer_cancelled_is_found(story: Story) -> None:
@@ -216,7 +216,7 @@ def test_a_delivery_at_the_old_time_after_a_reschedule_is_found(story: Story) ->
     assert broken(story) == ["superseded"]
 
 
-# -- one owner ---------------------------------------------------------------------------------------------------------
+# -- one owner -----------------------------------------------------------------------------------------------
 
 
 def test_a_write_of_a_former_owner_is_found(story: Story) -> None:
@@ -249,7 +249,7 @@ def test_a_new_owner_may_go_on_where_the_former_one_stopped(story: Story) -> Non
     assert check(story) == []
 
 
-# -- lanes -------------------------------------------------------------------------------------------------------------
+# -- lanes ---------------------------------------------------------------------------------------------------
 
 
 def test_a_lane_in_due_order_one_at_a_time_is_in_order(story: Story) -> None:
@@ -326,7 +326,7 @@ def test_a_cancelled_head_frees_its_lane(story: Story) -> None:
     assert check(story) == []
 
 
-# -- repeats -----------------------------------------------------------------------------------------------------------
+# -- repeats -------------------------------------------------------------------------------------------------
 
 
 def test_a_task_delivered_twice_with_no_fault_is_found(story: Story) -> None:
@@ -373,7 +373,7 @@ def test_a_next_attempt_after_success_is_found(story: Story) -> None:
     assert broken(story) == ["repeated"]
 
 
-# -- several processes ----------------------------------------------------------------------------------------------------
+# -- several processes ---------------------------------------------------------------------------------------
 
 
 def test_histories_of_several_processes_are_one(tmp_path: Path) -> None:

@@ -91,11 +91,10 @@ class App:
             raise not_ready("the server does not answer")
 
     async def _healthy(self) -> None:
+        if not self._node.ready:
+            raise not_ready("the node is starting or stopping")
         if not self._node.healthy:
-            raise not_ready(
-                "the node is not ready" if not self._node.ready else "the server does not answer, or an error holds"
-                " up the engine; the log says more"
-            )  # fmt: skip
+            raise not_ready("the server does not answer, or an error holds up the engine; the log says more")
 
     # -- ticks -------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
 
 from ..store.link import LinkOptions
 from ..store.links import Links
@@ -13,6 +14,9 @@ from .life import Figures, Progress, live
 from .load import TARGET, Load, Shape
 from .sorted_set import BATCH, Entry, SortedSetQueue, random_ids
 from .tally import STALL_S, Tally
+
+CLAIMERS: Final = 2
+"""Claims on their way at a time, so that the server works while the other's tasks are delivered."""
 
 
 class SortedSet:
@@ -26,17 +30,20 @@ class SortedSet:
 
     async def put(self, load: Load, progress: Callable[[int], None]) -> None:
         self._cancelled_ids = []
+        writing: asyncio.Task[None] | None = None
         for first in range(0, load.tasks, BATCH):
             last = min(first + BATCH, load.tasks)
-            ids = _ids(load, first, last)
-            entries = [
-                Entry(TARGET, b'"%b"' % text.encode(), load.due_ms(number))
-                for number, text in enumerate(load.texts(first, last), first)
-            ]
-            await self._queue.put(ids, entries)
+            ids, entries = _batch(load, first, last)
             if load.shape.cancel:
                 self._cancelled_ids += [id_ for n, id_ in enumerate(ids, first) if load.cancelled(n)]
+            # As in Client.put_many, the next batch is made ready while the server works on this one.
+            if writing is not None:
+                await writing
+            writing = asyncio.create_task(self._queue.put(ids, entries))
+            await asyncio.sleep(0)
             progress(last)
+        if writing is not None:
+            await writing
 
     async def cancel(self) -> int:
         ids = self._cancelled_ids
@@ -46,20 +53,31 @@ class SortedSet:
         return count
 
     async def fire(self, tally: Tally) -> None:
+        await asyncio.gather(*(self._claim_all(tally) for _ in range(CLAIMERS)))
+        if not tally.complete.is_set():
+            tally.completed_at = time.perf_counter()
+
+    async def _claim_all(self, tally: Tally) -> None:
+        claimed: list[bytes] = []
         last_at = time.monotonic()
         while not tally.complete.is_set() and time.monotonic() - last_at < STALL_S:
-            if payloads := await self._queue.claim():
+            claimed, payloads = await self._queue.claim(claimed)
+            if payloads:
                 tally.take(payloads)
                 last_at = time.monotonic()
             else:
                 await asyncio.sleep(0.01)
-        if not tally.complete.is_set():
-            tally.completed_at = time.perf_counter()
-        await self._queue.finish()
+        await self._queue.finish(claimed)
 
 
-def _ids(load: Load, first: int, last: int) -> Sequence[Arg]:
-    return [load.id(number) for number in range(first, last)] if load.shape.ids else random_ids(last - first)
+def _batch(load: Load, first: int, last: int) -> tuple[Sequence[Arg], list[Entry]]:
+    named = load.shape.ids
+    ids: Sequence[Arg] = list(map(load.id, range(first, last))) if named else random_ids(last - first)
+    entries = [
+        Entry(TARGET, b'"%b"' % text.encode(), load.due_ms(number))
+        for number, text in enumerate(load.texts(first, last), first)
+    ]
+    return ids, entries
 
 
 @contextlib.asynccontextmanager

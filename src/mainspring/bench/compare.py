@@ -23,6 +23,10 @@ class Comparison(msgspec.Struct, frozen=True):
     rounds: int
 
     @property
+    def warning(self) -> str | None:
+        return self.cycle.warning  # to the baseline it makes no difference
+
+    @property
     def sound(self) -> bool:
         return self.cycle.sound and self.baseline.sound
 

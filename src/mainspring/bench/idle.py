@@ -14,9 +14,6 @@ from .life import Progress
 SETTLE_S: Final = 2.0
 """Taking over the partitions is work; idle begins after it."""
 
-_OWN_COMMANDS: Final = 1
-"""The INFO that opens the stretch is counted in the one that ends it."""
-
 
 class Idle(msgspec.Struct, frozen=True):
     node_cpu_percent: float
@@ -42,18 +39,20 @@ async def idle(where: Where, seconds: float, progress: Progress) -> Idle:
             before = await place.read()
             await asyncio.sleep(seconds)
             used = (await place.read()).since(before)
+            # The INFO that opens the stretch is counted by the one that ends it, on every server.
+            commands = used.commands - len(place.links.all())
             if engine.crashed is not None:
                 raise engine.crashed
         finally:
             await engine.stop()
             await store.aclose()
-    return _figures(used)
+    return _figures(used, commands)
 
 
-def _figures(used: Reading) -> Idle:
+def _figures(used: Reading, commands: int) -> Idle:
     return Idle(
         node_cpu_percent=round(used.client_us / used.at_s / 10_000, 2),
-        server_commands_per_s=round((used.commands - _OWN_COMMANDS) / used.at_s, 1),
+        server_commands_per_s=round(commands / used.at_s, 1),
         server_cpu_percent=round(used.server_us / used.at_s / 10_000, 2),
         seconds=round(used.at_s, 2),
     )

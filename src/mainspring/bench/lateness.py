@@ -63,6 +63,15 @@ class Lateness(msgspec.Struct, frozen=True):
     clock_doubt_ms: float
 
     @property
+    def warning(self) -> str | None:
+        if self.put_lead_min_ms >= LEAD_MS // 2:
+            return None
+        return (
+            f"puts fell behind (only {self.put_lead_min_ms} ms ahead at worst, not {LEAD_MS}): this machine"
+            f" cannot put {self.rate:,} tasks a second beside the engine now, and lateness is not the engine's alone"
+        )
+
+    @property
     def sound(self) -> bool:
         return not (self.lost or self.duplicated or self.early)
 
@@ -71,6 +80,11 @@ class LatenessComparison(msgspec.Struct, frozen=True):
     mainspring: Lateness
     baseline: Lateness
     server_cpu_ratio: float
+
+    @property
+    def warning(self) -> str | None:
+        named = {"baseline": self.baseline.warning, "mainspring": self.mainspring.warning}
+        return "; ".join(f"{name}: {text}" for name, text in named.items() if text) or None
 
     @property
     def sound(self) -> bool:
@@ -145,8 +159,9 @@ async def _sorted_set_fires(place: Ground, tally: Tally) -> AsyncIterator[None]:
 
 
 async def _poll(queue: SortedSetQueue, tally: Tally) -> None:
+    claimed: list[bytes] = []
     while True:
-        payloads = await queue.claim()
+        claimed, payloads = await queue.claim(claimed)
         if payloads:
             tally.take(payloads)
         if len(payloads) < BATCH:

@@ -51,10 +51,20 @@ class Figures(msgspec.Struct, frozen=True):
     fire_server_us: float
     server_all_threads_us_per_task: float
     clock_doubt_ms: float
+    put_overran_ms: int
+    """How long after the first due time the last put ended; meant to be 0."""
 
     @property
     def sound(self) -> bool:
-        return not (self.lost or self.duplicated or self.early or self.fired_after_cancel or self.misordered)
+        # A task that is overdue when it is put counts from then in its lane: its order cannot be judged here.
+        misordered = self.misordered if not self.put_overran_ms else 0
+        return not (self.lost or self.duplicated or self.early or self.fired_after_cancel or misordered)
+
+    @property
+    def warning(self) -> str | None:
+        if not self.put_overran_ms:
+            return None
+        return f"puts were slow: some tasks were up to {self.put_overran_ms} ms overdue when they were put"
 
 
 class Stages(msgspec.Struct, frozen=True):
@@ -64,6 +74,7 @@ class Stages(msgspec.Struct, frozen=True):
     pending_bytes: int
     cancelled: int
     fire_s: float
+    put_overran_ms: int
 
 
 async def live(ground: Ground, design: Design, shape: Shape, progress: Progress) -> Figures:
@@ -78,6 +89,7 @@ async def _stages(ground: Ground, design: Design, load: Load, tally: Tally, prog
     before = await ground.read()
     await design.put(load, lambda done: progress("putting", done, load.tasks))
     put = await ground.read()
+    overran_ms = max(0, ground.time.now_ms() - load.first_due_ms)
     progress("cancelling", 0, 1)
     cancelled = await design.cancel() if load.shape.cancel else 0
     stored = await ground.read()
@@ -95,6 +107,7 @@ async def _stages(ground: Ground, design: Design, load: Load, tally: Tally, prog
         stored.memory - before.memory,
         cancelled,
         tally.completed_at - started_at,
+        overran_ms,
     )
 
 
@@ -119,4 +132,5 @@ def _figures(load: Load, stages: Stages, verdict: Verdict, doubt_ms: float) -> F
         fire_server_us=round(per_task[2], 3),
         server_all_threads_us_per_task=round(sum(part.server_all_us for part in parts) / load.tasks, 3),
         clock_doubt_ms=round(doubt_ms, 3),
+        put_overran_ms=stages.put_overran_ms,
     )

@@ -59,7 +59,7 @@ class Shape:
 
     def starting(self, now_ms: int) -> "Load":
         # The first due time lies behind the puts: overdue tasks are stored differently, and these are no such.
-        put_ms = self.tasks * (12 if self.ids else 6) // 1000
+        put_ms = self.tasks * (24 if self.ids else 6) // 1000
         return Load(self, now_ms + 500 + put_ms, max(1, round(self.spread_s * 1000)))
 
 

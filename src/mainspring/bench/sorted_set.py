@@ -2,7 +2,7 @@
 
 It is meant to be as good as this design can be: our own wire client, variadic commands, EVALSHA, decoding
 in bulk, the acknowledgement of one claim in the same pipeline as the next claim, and 16 raw bytes as ids where
-the caller gives none. Like `Client.put_many` it has one batch on its way at a time.
+the caller gives none.
 """
 
 import hashlib
@@ -50,7 +50,6 @@ class SortedSetQueue:
         self._claim: Command = (
             "EVALSHA", sha, 3, self._due, self._leased, self._entries, BATCH, LEASE_MS,
         )  # fmt: skip
-        self._claimed: list[bytes] = []
 
     async def open(self) -> None:
         await self._run([("SCRIPT", "LOAD", self._script)])
@@ -69,26 +68,23 @@ class SortedSetQueue:
         replies = await self._run([("MULTI",), ("ZREM", self._due, *ids), ("HDEL", self._entries, *ids), ("EXEC",)])
         return int(replies[-1][0])
 
-    async def claim(self) -> list[bytes]:
-        """Acknowledge the claim before, take what is due; return the payloads."""
-        [*_, (ids, rows)] = await self._run([*self._ack(), self._claim])
-        self._claimed = ids
+    async def claim(self, finished: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+        """Acknowledge the ids that are finished and take what is due; return ids and payloads."""
+        [*_, (ids, rows)] = await self._run([*self._ack(finished), self._claim])
         if not ids:
-            return []
+            return [], []
         # Joined, the rows are one msgpack array: decoded without a call each.
         block = b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(rows)
-        return [entry.payload for entry in _decode_many(block)]
+        return ids, [entry.payload for entry in _decode_many(block)]
 
-    async def finish(self) -> None:
-        """Acknowledge the last claim."""
-        if self._claimed:
-            await self._run(self._ack())
-            self._claimed = []
+    async def finish(self, finished: Sequence[bytes]) -> None:
+        if finished:
+            await self._run(self._ack(finished))
 
-    def _ack(self) -> list[Command]:
-        if not self._claimed:
+    def _ack(self, finished: Sequence[bytes]) -> list[Command]:
+        if not finished:
             return []
-        return [("ZREM", self._leased, *self._claimed), ("HDEL", self._entries, *self._claimed)]
+        return [("ZREM", self._leased, *finished), ("HDEL", self._entries, *finished)]
 
     async def _run(self, commands: list[Command]) -> list[Any]:
         replies = await self._link.pipeline(commands)

@@ -64,6 +64,9 @@ def _run(title: str, work: Callable[[Progress], Awaitable[Any]], as_json: bool) 
         console = Console()
         for name, part in parts.items():
             console.print(table_of(f"bench {name}", part))
+    for part in parts.values():
+        if warning := getattr(part, "warning", None):
+            typer.echo(f"bench {title}: {warning}", err=True)
     if not all(_sound(part) for part in parts.values()):
         typer.echo(f"bench {title}: tasks were lost, duplicated, early or out of order", err=True)
         raise typer.Exit(1)

@@ -17,7 +17,6 @@ from mainspring.model.errors import ConfigError
 log = logging.getLogger("mainspring.serve")
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-Text = Annotated[str | None, typer.Option()]
 
 
 @app.command()
@@ -89,6 +88,7 @@ def _greet(url: str, where: str) -> None:
     log.info("the API is at %s", url)
     log.info("the data is at %s", where)
     soon = (datetime.now(UTC) + timedelta(seconds=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    log.info("""try: curl %s/ticks -d '{"item": "hello", "at": "%s"}' -H content-type:application/json""", url, soon)
+    tick = f'{{"item": "hello", "at": "{soon}"}}'
+    log.info("try: curl %s/ticks -H 'content-type: application/json' -d '%s'", url, tick)
     if sys.stderr.isatty():
         log.info("Ctrl-C stops it")

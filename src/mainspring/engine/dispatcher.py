@@ -31,24 +31,31 @@ COMMIT_WAIT_S: Final = 0.05
 """Commits ride with the next begin; when nothing comes due they go alone after this long."""
 
 
+def _well_formed(outcomes: Sequence[Outcome], expected: int) -> bool:
+    return len(outcomes) == expected and set(map(type, outcomes)) <= {Done, Retry, Dead}
+
+
 class Pace:
     """How long to wait between ticks: the busier, the longer, so that each call has more to carry."""
 
     def __init__(self) -> None:
         self._rate = 0.0
-        self._last = time.monotonic()
+        self._began = 0.0
 
-    def ticked(self, tasks: int) -> None:
-        now = time.monotonic()
-        elapsed = max(now - self._last, 1e-4)
-        self._last = now
-        weight = min(1.0, elapsed / 0.5)
-        self._rate += (tasks / elapsed - self._rate) * weight
+    def ticked(self, tasks: int, began: float) -> None:
+        elapsed = max(began - self._began, 1e-4)
+        self._began = began
+        # Over half a second: a single full tick is not yet a load.
+        self._rate += (tasks / elapsed - self._rate) * min(1.0, elapsed / 0.5)
 
     def wait_s(self) -> float:
-        """Counted from the last tick."""
-        gap = 0.001 if self._rate < 2_000 else 0.002 if self._rate < 30_000 else 0.005 if self._rate < 150_000 else 0.01
-        return max(0.0, self._last + gap - time.monotonic())
+        """Until the next tick, counted from the start of the last."""
+        gap = next(gap for limit, gap in _GAPS_S if self._rate < limit)
+        return max(0.0, self._began + gap - time.monotonic())
+
+
+_GAPS_S: Final = ((2_000.0, 0.001), (30_000.0, 0.002), (150_000.0, 0.005), (inf, 0.010))
+"""Up to so many tasks a second, a tick at most every so many seconds."""
 
 
 class Dispatcher:
@@ -124,7 +131,7 @@ class Dispatcher:
             return 0
         answers = await fire.tick(self._store, [begun.section for _, begun in all_begun])
         flights = self._take_answers(all_begun, answers)
-        self.pace.ticked(len(flights))
+        self.pace.ticked(len(flights), now_s)
         self._deliver(flights)
         self._room_made()
         return len(flights)
@@ -221,10 +228,10 @@ class Dispatcher:
             self.in_flight -= len(group)  # stopping: what was not answered is delivered again later
             return
         error = task.exception()
-        if error is None and len(task.result()) == len(group):
+        if error is None and _well_formed(task.result(), len(group)):
             self._settle(group, task.result())
             return
-        reason = f"{type(error).__name__}: {error}" if error else "the sink answered for another number of tasks"
+        reason = f"{type(error).__name__}: {error}" if error else "the sink did not give one outcome for each task"
         log.error("delivery to %s failed: %s", group[0].body.target, reason, exc_info=error)
         self._settle(group, [Retry(reason)] * len(group))
 
@@ -308,6 +315,8 @@ class Dispatcher:
 
     async def drain(self) -> None:
         """Wait for what is in flight and commit it. Nothing new begins: the caller stopped the loop before."""
+        # What was begun and not answered when the loop stopped may be fired on the server: it goes out as well.
+        await self._resend()
         while self._running:
             await asyncio.wait(self._running)
         await self.flush()

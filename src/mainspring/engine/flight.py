@@ -12,3 +12,8 @@ class Flight(Delivery, gc=False):
 
     live: LiveSlice
     index: int
+
+    @property
+    def offset_ms(self) -> int:
+        """The millisecond within its slice at which the entry stands."""
+        return max(0, self.due_ms - self.live.slice.start_ms)

@@ -24,9 +24,15 @@ class Lanes:
         self._retrying.add(lane)
 
     def offer(self, lane: str, flight: Flight) -> None:
-        """A due task; it leaves when its turn comes."""
+        """A due task; it leaves when its turn comes.
+
+        The turn goes by the place in time: a task that was overdue when it was put counts from then. One that a
+        former owner has fired goes first, because it may have been delivered.
+        """
         self._count += 1
-        item = (flight.due_ms, flight.index, self._count, flight)
+        live = flight.live
+        at_ms = -1 if live.to_redo(flight.index) else live.slice.start_ms + flight.offset_ms
+        item = (at_ms, flight.index, self._count, flight)
         heappush(self._behind.setdefault(lane, []), item)
         self.stirred.add(lane)
 

@@ -26,9 +26,9 @@ class LiveSlice:
 
     __slots__ = (
         "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished", "fired",
-        "first_of", "forgotten", "g", "g_text", "has_lanes", "held", "high", "inherited", "keys", "lost", "low", "name",
-        "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice", "tail", "tail_index", "tombs",
-        "unread",
+        "first_of", "forgotten", "g", "g_text", "has_lanes", "held", "high", "inherited", "kept", "keys", "lost", "low",
+        "name", "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice", "tail", "tail_index",
+        "tombs", "unread",
     )  # fmt: skip
 
     def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:
@@ -73,6 +73,7 @@ class LiveSlice:
 
     def _start_pass(self, seen: int) -> None:
         self.passes += 1
+        self.kept = _END
         self.seen = seen
         self.cursor = 0
         self.deferred = 0
@@ -193,6 +194,7 @@ class LiveSlice:
         for key in gone:
             self.rows[key & 0xFFFFFFFF] = None
         self.deferred += len(gone)
+        self.kept = keep
         return len(gone)
 
     def open_window(self, until_ms: int) -> None:
@@ -201,10 +203,11 @@ class LiveSlice:
             self.high = max(0, until_ms - self.slice.start_ms) << 32
 
     def needs_next_window(self, now_ms: int, ahead_ms: int) -> bool:
-        """True when rows were left out whose time comes near."""
+        """True when rows were left out, their time comes near, and most of those held have left."""
         if not self.deferred or self.unread:
             return False
-        return self.at >= len(self.due) or self.slice.start_ms + (self.high >> 32) <= now_ms + ahead_ms
+        near = self.slice.start_ms + (self.high >> 32) <= now_ms + ahead_ms
+        return near and self.waiting <= self.kept // 4
 
     def next_window(self, until_ms: int) -> int:
         """Start another pass over the list for the rows from the last window's end on. Returns rows let go."""
@@ -259,6 +262,10 @@ class LiveSlice:
             return WHOLE, bytes(fired)
         low, high = min(indexes) >> 3, max(indexes) >> 3
         return low, bytes(fired[low : high + 1])
+
+    def to_redo(self, index: int) -> bool:
+        """A former owner has fired this row and not finished it."""
+        return self._bit(self.redo, index)
 
     def unmark_fired(self, indexes: list[int]) -> None:
         """They did not leave. What a former owner has fired stays fired: it may have been delivered."""

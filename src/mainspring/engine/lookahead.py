@@ -14,7 +14,9 @@ from .partition import Partition
 CHUNK_ROWS: Final = 1_000
 """Rows a reply brings at most: parsing them blocks the loop for about a millisecond."""
 
-CHUNKS_AT_ONCE: Final = 32
+CHUNKS_AT_ONCE: Final = (32, 512)
+"""Slices read at once: few where they are full, many where they hold little."""
+
 SLICES_LISTED: Final = 256
 WINDOW_MS: Final = 300_000
 """Of an hour slice this much is held at a time."""
@@ -41,6 +43,7 @@ class LookAhead:
         self._woken: set[int] = set()
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
+        self._at_once = CHUNKS_AT_ONCE[0]
         self.hungry = False
         """There was more to read than room for it."""
 
@@ -139,7 +142,7 @@ class LookAhead:
                     wanted.append(live)
         wanted.sort(key=lambda live: live.slice.start_ms)
         chunks = self._chunks(wanted)
-        self.hungry = len(chunks) < min(len(wanted), CHUNKS_AT_ONCE)
+        self.hungry = len(chunks) < min(len(wanted), self._at_once)
         if not chunks:
             return False
         await self._read_chunks(chunks, until_ms)
@@ -147,11 +150,12 @@ class LookAhead:
 
     def _chunks(self, wanted: list[LiveSlice]) -> list[tuple[LiveSlice, read.Chunk]]:
         room = self._reach.tasks - self.held
+        rows_each = CHUNK_ROWS * CHUNKS_AT_ONCE[0] // self._at_once
         chunks: list[tuple[LiveSlice, read.Chunk]] = []
         for live in wanted:
-            if len(chunks) == CHUNKS_AT_ONCE:
+            if len(chunks) == self._at_once:
                 break
-            count = min(CHUNK_ROWS, room)
+            count = min(rows_each, room)
             # A lane's task waits until all that started before it is read: such slices are read to their end even
             # when there is no room. Rows that do not fit are let go again.
             if count <= 0 and self._owned[live.partition].blocked_ms >= live.slice.start_ms:
@@ -164,6 +168,9 @@ class LookAhead:
 
     async def _read_chunks(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int) -> None:
         answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
+        rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
+        few, many = CHUNKS_AT_ONCE
+        self._at_once = max(few, self._at_once // 2) if rows > few * CHUNK_ROWS // 4 else min(many, self._at_once * 2)
         failure = None
         for (live, chunk), answer in zip(chunks, answers, strict=True):
             if isinstance(answer, StoreError):

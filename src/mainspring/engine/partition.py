@@ -1,6 +1,8 @@
 """One owned partition: its slices, its lanes, its fencing token, and what has to be written next."""
 
+from itertools import islice
 from math import inf
+from typing import Final
 
 import msgspec
 
@@ -10,6 +12,9 @@ from ..store.keys import PartitionKeys, Slice
 from .flight import Flight
 from .lanes import Lanes
 from .live import LiveSlice, is_set
+
+MOST_SLICES: Final = 200
+"""Slices that one tick touches at most in a partition."""
 
 
 class Damaged:
@@ -71,13 +76,16 @@ class Partition:
         """Find out when the next task is due; called after every change of what waits."""
         soonest = inf
         for live in self.slices.values():
+            if live.slice.start_ms >= soonest:
+                break
             if live.at < len(live.due):
                 soonest = min(soonest, live.slice.start_ms + (live.due[live.at] >> 32))
         self.soonest_ms = soonest
 
     def add(self, live: LiveSlice) -> None:
+        last = next(reversed(self.slices), None)
         self.slices[live.slice] = live
-        if len(self.slices) > 1:
+        if last is not None and last.start_ms > live.slice.start_ms:
             self.slices = dict(sorted(self.slices.items(), key=_by_start))
 
     @property
@@ -102,7 +110,7 @@ class Partition:
         by_live: dict[LiveSlice, list[int]] = {}
         max_due = -1
         for live in self.slices.values():
-            if live.slice.start_ms > now_ms or limit <= 0:
+            if live.slice.start_ms > now_ms or limit <= 0 or len(by_live) >= MOST_SLICES:
                 break
             if live.at >= len(live.due):
                 continue
@@ -116,7 +124,7 @@ class Partition:
                     by_live[live] = [flight.index for flight in leaving]
         # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
         for flight in self.lanes.leaving() if limit > 0 or flights else ():
-            max_due = max(max_due, flight.live.slice.start_ms + _offset(flight))
+            max_due = max(max_due, flight.live.slice.start_ms + flight.offset_ms)
             flights.append(flight)
             by_live.setdefault(flight.live, []).append(flight.index)
         self.survey()
@@ -125,7 +133,8 @@ class Partition:
     def _section(
         self, flights: list[Flight], by_live: dict[LiveSlice, list[int]], max_due_ms: int, commit: bool
     ) -> Begun | None:
-        touched = {**by_live, **dict.fromkeys(self.dirty, ())} if commit and self.dirty else by_live
+        dirty = dict.fromkeys(islice(self.dirty, MOST_SLICES)) if commit else {}
+        touched = by_live | dirty
         if not touched:
             return None
         due_ms = max_due_ms if flights else None
@@ -137,8 +146,9 @@ class Partition:
             touches.append(live.touch(by_live.get(live, []), commit=commit))
             if commit:
                 finished, live.finished = finished + live.finished, 0
-        if commit:
-            self.dirty, self.dirty_since = {}, inf
+                self.dirty.pop(live, None)
+        if not self.dirty:
+            self.dirty_since = inf
         section = Section(self.number, self.token, self.seq + 1, due_ms, finished, touches, known)
         return Begun(section, flights, list(touched))
 
@@ -229,7 +239,7 @@ class Partition:
         """The server wrote nothing: everything waits again, and what was done has still to be committed."""
         keys: dict[LiveSlice, list[int]] = {}
         for flight in begun.flights:
-            keys.setdefault(flight.live, []).append((_offset(flight) << 32) | flight.index)
+            keys.setdefault(flight.live, []).append((flight.offset_ms << 32) | flight.index)
         for live, passes in zip(begun.touched, begun.passes, strict=True):
             some = keys.get(live, [])
             live.unmark_fired([key & 0xFFFFFFFF for key in some])
@@ -278,7 +288,7 @@ class Partition:
         for prefix in live.tombs:
             self.holds += [(lane, b"") for lane in self.lanes.free_cancelled(prefix)]
         live.tombs = []
-        self.survey()
+        self.soonest_ms = min(self.soonest_ms, live.next_due_ms() or inf)
 
     def committed(self, work: Commit) -> None:
         self.seq = work.seq
@@ -316,8 +326,3 @@ def _by_start(item: tuple[Slice, LiveSlice]) -> int:
 def _prove(touched: list[LiveSlice], touches: list[Touch]) -> None:
     for live, touch in zip(touched, touches, strict=True):
         live.proven = max(live.proven, touch.m)
-
-
-def _offset(flight: Flight) -> int:
-    """The millisecond within its slice at which the entry stands."""
-    return max(0, flight.due_ms - flight.live.slice.start_ms)

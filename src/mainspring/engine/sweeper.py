@@ -4,12 +4,10 @@ from typing import Final
 
 from ..model.errors import StoreError
 from ..store import fire, index
-from ..store.keys import BUCKETS
 from ..store.store import Store
 from .partition import Partition
 
 GRACE_MS: Final = 2_000
-BUCKETS_AT_ONCE: Final = 16
 
 
 class Sweeper:
@@ -19,7 +17,7 @@ class Sweeper:
         self._store = store
         self._owned = owned
         self._window_ms = dedupe_window_ms
-        self._at = 0
+        self._at = self._cursor = 0
         self.dropped = 0
 
     async def step(self) -> float:
@@ -61,18 +59,12 @@ class Sweeper:
             partition.forget(live)
 
     async def _forget_ids(self) -> bool:
-        """One stretch of the index of one partition; over time all of them."""
+        """Some ids of one partition; over time all of them. True when there may be more to remove right here."""
         numbers = sorted(self._owned)
         if not numbers:
             return False
-        stretches = BUCKETS // BUCKETS_AT_ONCE
-        number = numbers[(self._at // stretches) % len(numbers)]
-        first = self._at % stretches * BUCKETS_AT_ONCE
-        self._at += 1
-        removed, _ = await index.sweep(
-            self._store,
-            number,
-            range(first, first + BUCKETS_AT_ONCE),
-            before_ms=self._store.clock.now_ms() - self._window_ms,
-        )
+        number = next((n for n in numbers if n >= self._at), numbers[0])
+        before_ms = self._store.clock.now_ms() - self._window_ms
+        self._cursor, removed = await index.sweep(self._store, number, self._cursor, before_ms=before_ms)
+        self._at = number if self._cursor else number + 1
         return removed > 0

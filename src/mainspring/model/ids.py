@@ -36,7 +36,7 @@ def check_name(value: object, field: str) -> str:
 def check_id(value: object) -> str:
     """A caller-given id; the form of generated ids is reserved."""
     name = check_name(value, "id")
-    if GENERATED.fullmatch(name):
+    if len(name) >= 2 * IDH_BYTES and GENERATED.fullmatch(name):
         raise InvalidInput(f"id {name!r} has the form of a generated id (32 hex digits); choose another")
     return name
 

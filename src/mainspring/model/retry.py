@@ -24,6 +24,8 @@ class RetryPolicy:
             raise InvalidInput(f"max_attempts is {self.max_attempts}; it must be at least 1")
         if self.base_ms < 1 or self.cap_ms < self.base_ms:
             raise InvalidInput(f"base_ms {self.base_ms} and cap_ms {self.cap_ms}: need 1 <= base_ms <= cap_ms")
+        if self.jitter not in ("full", "equal", "none"):
+            raise InvalidInput(f"jitter is {self.jitter!r}; use 'full', 'equal' or 'none'")
         if not 1.0 <= self.factor <= 100.0:
             raise InvalidInput(f"factor is {self.factor}; it must lie between 1 and 100")
 

@@ -10,16 +10,24 @@ SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log",
 _NEEDS_REST: Final = SCHEMES - {"log", "null"}
 
 
-@lru_cache(maxsize=4096)
-def check_target(target: str) -> str:
+def check_target(target: object) -> str:
     """Return the target's scheme, or refuse it with the reason."""
     if not isinstance(target, str):
         raise InvalidInput(f"target is a {type(target).__name__}; give a text such as 'kafka:ticks'")
+    return _scheme_of(target)
+
+
+@lru_cache(maxsize=4096)
+def _scheme_of(target: str) -> str:
     scheme, colon, rest = target.partition(":")
     if not colon or scheme not in SCHEMES:
         known = ", ".join(sorted(f"{name}:" for name in SCHEMES))
         raise InvalidInput(f"target {target[:80]!r} has no known scheme; it must start with one of {known}")
-    if len(target.encode()) > MAX_NAME_BYTES and scheme not in ("http", "https"):
+    try:
+        size = len(target.encode())
+    except UnicodeEncodeError:
+        raise InvalidInput("target is not valid Unicode (a lone surrogate); give plain text") from None
+    if size > MAX_NAME_BYTES and scheme not in ("http", "https"):
         raise InvalidInput(f"target is longer than {MAX_NAME_BYTES} bytes")
     if len(target) > 8192:
         raise InvalidInput("target is longer than 8192 characters")

@@ -9,7 +9,7 @@ from ..model.ids import GENERATED, idh_of
 from ..model.task import CancelOutcome
 from .index import Cancel, CancelStatus, IdRow, cancel, look_up, replace
 from .intake import Intake
-from .keys import WIDTHS_MS, Address, partition_of
+from .keys import R_UNIT, WIDTHS_MS, Address, partition_of
 from .query import Found, look_at
 from .store import Store
 
@@ -22,8 +22,10 @@ class Reference(NamedTuple):
     task_id: str | None
     """The caller's id; None for a generated one."""
     idh: bytes
-    partitions: tuple[int, ...]
-    """Where to look, the likeliest first."""
+    home: int
+    """The likeliest partition."""
+    elsewhere: bool
+    """It may be in another: with a lane, the lane decides."""
     address: Address | None
 
     @classmethod
@@ -31,15 +33,15 @@ class Reference(NamedTuple):
         match = GENERATED.fullmatch(task_id)
         if match is None:
             home = partition_of(lane if lane is not None else task_id, partitions)
-            others = () if lane is not None else tuple(p for p in range(partitions) if p != home)
-            return cls(task_id, idh_of(task_id), (home, *others), None)
+            return cls(task_id, idh_of(task_id), home, lane is None, None)
         idh = bytes.fromhex(match[1])
         if match[2] is None:
-            return cls(None, idh, tuple(range(partitions)), None)
+            return cls(None, idh, 0, True, None)
         address = Address.parse(match[2])
-        if address.partition >= partitions or address.slice.width_ms not in WIDTHS_MS or address.index >= 1 << 32:
+        known = address.partition < partitions and address.slice.width_ms in WIDTHS_MS
+        if not known or address.slice.start_ms >= 1 << 48 or address.r >= R_UNIT or address.index >= 1 << 31:
             raise InvalidInput(f"id {task_id!r} does not belong to this namespace")
-        return cls(None, idh, (address.partition,), address)
+        return cls(None, idh, address.partition, False, address)
 
 
 class Located(NamedTuple):
@@ -79,10 +81,11 @@ class Finder:
 
     async def _index_many(self, references: list[Reference]) -> list[Address | None]:
         """Ask the likeliest partition for each; for those it does not know, ask all the others."""
-        first = await look_up(self._store, [(one.partitions[0], one.idh) for one in references])
+        first = await look_up(self._store, [(one.home, one.idh) for one in references])
         for i, one in enumerate(references):
-            if first[i] is None and len(one.partitions) > 1:
-                found = await look_up(self._store, [(p, one.idh) for p in one.partitions[1:]])
+            if first[i] is None and one.elsewhere:
+                others = [p for p in range(len(self._store.keys)) if p != one.home]
+                found = await look_up(self._store, [(p, one.idh) for p in others])
                 first[i] = next((address for address in found if address is not None), None)
         return first
 

@@ -5,7 +5,7 @@ from struct import Struct
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from ..model.errors import StoreError
-from .keys import PartitionKeys, Slice, address_prefix, bucket_of
+from .keys import PartitionKeys, Slice, address_prefix
 from .put import fresh_score
 from .store import Group, Store
 from .wire import Command
@@ -34,8 +34,8 @@ class Touch(NamedTuple):
     d: bytes
 
 
-MOST_SECTIONS: Final = 256
-"""Lua can unpack some thousand values at once."""
+MOST_TOUCHES: Final = 1_000
+"""Slices and sections that a call carries at most: Lua can unpack some thousand values at once."""
 
 
 class Known(NamedTuple):
@@ -67,8 +67,7 @@ class Answer(NamedTuple):
 
 async def tick(store: Store, sections: Sequence[Section]) -> list[Answer | StoreError]:
     """Commit and begin for many partitions: one call a server, in a cluster one a partition."""
-    at_once = 1 if store.links.cluster else MOST_SECTIONS
-    chunks = [list(range(i, min(i + at_once, len(sections)))) for i in range(0, len(sections), at_once)]
+    chunks = [[i] for i in range(len(sections))] if store.links.cluster else _chunks(sections)
     groups = [_tick_group(store, [sections[i] for i in chunk]) for chunk in chunks]
     answers: list[Answer | StoreError] = []
     for chunk, result in zip(chunks, await store.run(groups), strict=True):
@@ -81,6 +80,18 @@ async def tick(store: Store, sections: Sequence[Section]) -> list[Answer | Store
             status = cast("Status", row[0].decode())
             answers.append(Answer(status, _x_by_touch(sections[i], row[1:]) if status == "ok" else []))
     return answers
+
+
+def _chunks(sections: Sequence[Section]) -> list[list[int]]:
+    chunks: list[list[int]] = []
+    touches = MOST_TOUCHES
+    for i, section in enumerate(sections):
+        if touches + len(section.touches) > MOST_TOUCHES:
+            chunks.append([])
+            touches = 0
+        chunks[-1].append(i)
+        touches += len(section.touches) + 1
+    return chunks
 
 
 def _tick_group(store: Store, sections: list[Section]) -> Group:
@@ -196,8 +207,7 @@ class Commit(NamedTuple):
 async def commit(store: Store, work: Commit) -> Status:
     names = store.keys.partitions[work.partition]
     places = list(dict.fromkeys(retry.slice for retry in work.retries))
-    buckets = list(dict.fromkeys(bucket_of(retry.idh) for retry in work.retries))
-    keys = [names.fence, names.n, names.slices, names.dead, names.dead_times, names.held]
+    keys = [names.fence, names.n, names.slices, names.dead, names.dead_times, names.held, names.ids]
     args: list[Any] = [
         work.token, work.seq, work.finished, work.replaced, len(work.touches),
         len(places), len(work.retries), len(work.deaths), len(work.holds),
@@ -209,10 +219,8 @@ async def commit(store: Store, work: Commit) -> Status:
     for place in places:
         keys.append(names.entries(place.name))
         args += (place.name, fresh_score(place))
-    keys += [names.ids(bucket) for bucket in buckets]
     for idh, place, row, old in work.retries:
-        at, bucket = places.index(place) + 1, buckets.index(bucket_of(idh)) + 1
-        args += (at, bucket, idh, address_prefix(place), row, old)
+        args += (places.index(place) + 1, idh, address_prefix(place), row, old)
     for death in work.deaths:
         args += death
     for hold in work.holds:

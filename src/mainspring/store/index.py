@@ -1,13 +1,14 @@
 """The index of caller-given ids, and everything that goes through it: put with id, replace, cancel, sweep."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from ..model.errors import StoreError
 from .durable import SERVER, Durability
-from .keys import Address, PartitionKeys, Slice, address_prefix, bucket_of
+from .keys import Address, PartitionKeys, Slice, address_prefix
 from .put import WAKE_MS, Widths, fresh_score
 from .store import Group, Store
+from .wire import Command
 
 
 class IdRow(NamedTuple):
@@ -19,10 +20,8 @@ class IdRow(NamedTuple):
     due_ms: int
 
 
-class Taken(NamedTuple):
-    """Not put: where the task stands that has this id."""
-
-    address: Address
+MOST_AT_ONCE: Final = 2_000
+"""Entries a call carries at most: Lua cannot spread many more."""
 
 
 async def put_ids(
@@ -32,11 +31,19 @@ async def put_ids(
     *,
     now_ms: int,
     durability: Durability = SERVER,
-) -> dict[int, list[Address | Taken] | StoreError]:
-    """Put rows unless their id is known. The ids of a partition must be distinct within one call."""
+) -> dict[int, dict[int, Address] | StoreError]:
+    """Put rows unless their id is known: returns, per partition, row numbers and addresses of the known ones.
+
+    The ids of a partition must be distinct within one call.
+    """
+    calls = [
+        (p, first, rows[first : first + MOST_AT_ONCE])
+        for p, rows in by_partition.items()
+        for first in range(0, len(rows), MOST_AT_ONCE)
+    ]
     groups: list[Group] = []
-    orders: list[list[int]] = []
-    for p, rows in by_partition.items():
+    orders: list[dict[Slice, list[int]]] = []
+    for p, _, rows in calls:
         keys = store.keys.partitions[p]
         call, order = _put_call(store, keys, rows)
         commands = [call]
@@ -47,46 +54,41 @@ async def put_ids(
             commands.append(("HINCRBY", keys.n, "accepted", 0))
         groups.append((keys.slot, commands))
         orders.append(order)
-    answers: dict[int, list[Address | Taken] | StoreError] = {}
+    answers: dict[int, dict[int, Address] | StoreError] = {p: {} for p in by_partition}
     results = await store.run(groups, durability)
-    for (p, rows), order, result in zip(by_partition.items(), orders, results, strict=True):
-        answers[p] = result if isinstance(result, StoreError) else _put_answer(p, rows, order, result[0], widths)
+    for (p, first, _), order, result in zip(calls, orders, results, strict=True):
+        so_far = answers[p]
+        if isinstance(result, StoreError) or isinstance(so_far, StoreError):
+            answers[p] = result if isinstance(result, StoreError) else so_far
+        else:
+            so_far.update(_known(p, first, order, result[0], widths))
     return answers
 
 
-def _put_call(store: Store, keys: PartitionKeys, rows: list[IdRow]) -> tuple[Any, list[int]]:
-    places = {place: i for i, place in enumerate(dict.fromkeys(row.slice for row in rows), 1)}
-    buckets: dict[int, list[int]] = {}
+def _put_call(store: Store, keys: PartitionKeys, rows: list[IdRow]) -> tuple[Command, dict[Slice, list[int]]]:
+    """The call, and the rows' numbers by slice: that is the order in which they are sent."""
+    order: dict[Slice, list[int]] = {}
     for i, row in enumerate(rows):
-        buckets.setdefault(bucket_of(row.idh), []).append(i)
-    args: list[Any] = [len(places), len(buckets)]
-    for place in places:
-        args += (place.name, fresh_score(place), address_prefix(place))
-    order: list[int] = []
-    for members in buckets.values():
-        args.append(len(members))
-        for i in members:
-            idh, place, entry, _ = rows[i]
-            args += (places[place], idh, entry)
-        order += members
-    names = [keys.n, keys.slices, *(keys.entries(place.name) for place in places), *map(keys.ids, buckets)]
+        order.setdefault(row.slice, []).append(i)
+    args: list[Any] = [len(order)]
+    for place, members in order.items():
+        args += (place.name, fresh_score(place), address_prefix(place), len(members))
+        args += [rows[i].row for i in members]
+    names = [keys.n, keys.slices, keys.ids, *(keys.entries(place.name) for place in order)]
     return store.scripts.call("put_ids", names, args), order
 
 
-def _put_answer(
-    partition: int, rows: list[IdRow], order: list[int], reply: Any, widths: Widths
-) -> list[Address | Taken]:
-    places = list(dict.fromkeys(row.slice for row in rows))
-    incarnations = dict(zip(places, reply[0], strict=True))
-    answers: list[Any] = [None] * len(rows)
-    for i, outcome in zip(order, reply[1], strict=True):
-        place = rows[i].slice
-        if isinstance(outcome, int):
-            answers[i] = Address(partition, place, incarnations[place], outcome)
-            widths.saw(partition, place, outcome + 1)
-        else:
-            answers[i] = Taken(Address.unpack(partition, outcome))
-    return answers
+def _known(partition: int, first: int, order: dict[Slice, list[int]], reply: Any, widths: Widths) -> dict[int, Address]:
+    put, taken = reply
+    for at, (place, members) in enumerate(order.items()):
+        widths.saw(partition, place, put[at * 2 + 1] + len(members))
+    if not taken:
+        return {}
+    sent = [i for members in order.values() for i in members]
+    return {
+        first + sent[position - 1]: Address.unpack(partition, raw)
+        for position, raw in zip(taken[::2], taken[1::2], strict=True)
+    }
 
 
 class Replaced(NamedTuple):
@@ -109,7 +111,7 @@ async def replace(
     keys = store.keys.partitions[partition]
     from_place = old.slice if old is not None else new.slice
     s, f, _, x = keys.slice_keys(from_place.name)
-    names = [keys.n, keys.slices, keys.ids(bucket_of(new.idh)), keys.entries(new.slice.name), s, f, x]
+    names = [keys.n, keys.slices, keys.ids, keys.entries(new.slice.name), s, f, x]
     args: list[Any] = [
         "move" if old is not None else "anew",
         new.idh,
@@ -155,14 +157,20 @@ async def cancel(store: Store, cancels: Sequence[Cancel]) -> list[CancelStatus |
         call, order = _cancel_call(store, keys, cancels, members)
         groups.append((keys.slot, [call]))
         orders.append(order)
-    answers: list[Any] = [None] * len(cancels)
+    answers: list[CancelStatus | Address | StoreError] = ["cancelled"] * len(cancels)
     for order, result in zip(orders, await store.run(groups), strict=True):
-        for at, i in enumerate(order):
-            answers[i] = result if isinstance(result, StoreError) else _cancelled(cancels[i], result[0][at])
+        if isinstance(result, StoreError):
+            for i in order:
+                answers[i] = result
+            continue
+        refused = result[0]
+        for position, word in zip(refused[::2], refused[1::2], strict=True):
+            i = order[position - 1]
+            answers[i] = _refused(cancels[i], word)
     return answers
 
 
-def _cancelled(one: Cancel, word: bytes) -> CancelStatus | Address:
+def _refused(one: Cancel, word: bytes) -> CancelStatus | Address:
     if len(word) == 14:
         return Address.unpack(one.address.partition, word)
     return cast("CancelStatus", word.decode())
@@ -170,40 +178,35 @@ def _cancelled(one: Cancel, word: bytes) -> CancelStatus | Address:
 
 def _cancel_call(
     store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], members: list[int]
-) -> tuple[Any, list[int]]:
+) -> tuple[Command, list[int]]:
     by_slice: dict[tuple[Slice, int], list[int]] = {}
-    buckets: dict[int, int] = {}
     for i in sorted(members, key=lambda i: cancels[i].address.index):
-        one = cancels[i]
-        by_slice.setdefault((one.address.slice, one.address.r), []).append(i)
-        if one.indexed:
-            buckets.setdefault(bucket_of(one.idh), len(buckets) + 1)
-    args: list[Any] = [len(by_slice), len(buckets)]
-    names = [keys.n, keys.slices]
+        address = cancels[i].address
+        by_slice.setdefault((address.slice, address.r), []).append(i)
+    args: list[Any] = [len(by_slice), int(any(cancels[i].indexed for i in members))]
+    names = [keys.n, keys.slices, keys.ids]
     order: list[int] = []
     for (place, _), some in by_slice.items():
         s, f, _, x = keys.slice_keys(place.name)
         names += (s, f, x)
         args += (place.name, repr(cancels[some[0]].address.score), len(some))
         for i in some:
-            one = cancels[i]
-            args += (one.address.index, one.idh, buckets[bucket_of(one.idh)] if one.indexed else 0)
+            args += (cancels[i].address.index, cancels[i].idh)
         order += some
-    names += map(keys.ids, buckets)
     return store.scripts.call("cancel", names, args), order
 
 
 async def look_up(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Address | None]:
     """Addresses the index holds for (partition, idh)."""
-    by_bucket: dict[tuple[int, int], list[int]] = {}
-    for i, (p, idh) in enumerate(wanted):
-        by_bucket.setdefault((p, bucket_of(idh)), []).append(i)
+    by_partition: dict[int, list[int]] = {}
+    for i, (p, _) in enumerate(wanted):
+        by_partition.setdefault(p, []).append(i)
     groups: list[Group] = []
-    for (p, bucket), members in by_bucket.items():
+    for p, members in by_partition.items():
         keys = store.keys.partitions[p]
-        groups.append((keys.slot, [("HMGET", keys.ids(bucket), *(wanted[i][1] for i in members))]))
+        groups.append((keys.slot, [("HMGET", keys.ids, *(wanted[i][1] for i in members))]))
     found: list[Address | None] = [None] * len(wanted)
-    for ((p, _), members), result in zip(by_bucket.items(), await store.run(groups), strict=True):
+    for (p, members), result in zip(by_partition.items(), await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
         for i, raw in zip(members, result[0], strict=True):
@@ -211,9 +214,16 @@ async def look_up(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Add
     return found
 
 
-async def sweep(store: Store, partition: int, buckets: Iterable[int], *, before_ms: int) -> tuple[int, int]:
-    """Forget ids of finished tasks due before a time. Returns how many went and how many are left."""
+async def sweep(store: Store, partition: int, cursor: int, *, before_ms: int, count: int = 64) -> tuple[int, int]:
+    """Look at some ids and forget those of tasks finished before a time. Returns the next cursor and how many went."""
     keys = store.keys.partitions[partition]
-    names = [keys.slices, *map(keys.ids, buckets)]
-    removed, left = await store.call(partition, "sweep", names, [before_ms])
-    return removed, left
+    [reply] = await store.run_one(keys.slot, [("HSCAN", keys.ids, cursor, "COUNT", count)])
+    following, pairs = int(reply[0]), reply[1]
+    old: list[bytes] = []
+    for idh, raw in zip(pairs[::2], pairs[1::2], strict=True):
+        if Address.unpack(partition, raw).slice.end_ms < before_ms:
+            old += (idh, raw)
+    removed = 0
+    if old:
+        removed = await store.call(partition, "sweep", [keys.slices, keys.ids], [before_ms, *old])
+    return following, removed

@@ -78,7 +78,7 @@ class Intake:
             if type(due_ms) is not int:
                 due_ms = self._due_ms(task, now_ms)
             payload = task.payload
-            head = heads.get(task.target)
+            head = heads.get(task.target) if type(task.target) is str else None
             if (
                 head is None
                 or task.id is not None
@@ -151,8 +151,7 @@ class Intake:
     def _named(self, task: Task, due_ms: int, now_ms: int, payload: bytes, raw: bool) -> Named:
         task_id = check_id(task.id)
         idh = idh_of(task_id)
-        name = task_id if task.lane is None else check_name(task.lane, "lane")
-        partition = partition_of(name, self._partitions)
+        partition = partition_of(task_id if task.lane is None else check_name(task.lane, "lane"), self._partitions)
         place, row = self._full(task, idh, task_id, partition, due_ms, now_ms, payload, raw)
         return Named(task_id, due_ms < now_ms, partition, IdRow(idh, place, row, due_ms))
 

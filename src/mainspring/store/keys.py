@@ -9,9 +9,6 @@ from typing import Final, NamedTuple
 from ..model.errors import InvalidInput
 
 SLOTS: Final = 16384
-BUCKETS: Final = 512
-"""Index hashes per partition: small enough to stay packed up to four million ids at 32 partitions."""
-
 SECOND_MS: Final = 1_000
 HOUR_MS: Final = 3_600_000
 WIDTHS_MS: Final = (HOUR_MS, SECOND_MS, 50, 1)
@@ -24,8 +21,8 @@ _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def check_namespace(namespace: str) -> str:
-    if not _NAMESPACE.fullmatch(namespace):
+def check_namespace(namespace: object) -> str:
+    if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise InvalidInput(f"namespace {namespace!r}: use 1 to 64 of A-Z a-z 0-9 _ -")
     return namespace
 
@@ -53,10 +50,6 @@ def tags(namespace: str, partitions: int) -> tuple[str, ...]:
 def partition_of(name: str, partitions: int) -> int:
     """The partition of a lane, or of an id where there is no lane."""
     return crc_hqx(name.encode(), 0) % partitions
-
-
-def bucket_of(idh: bytes) -> int:
-    return int.from_bytes(idh[:2], "big") % BUCKETS
 
 
 class Slice(NamedTuple):
@@ -150,11 +143,12 @@ class PartitionKeys:
     dead: str
     dead_times: str
     held: str
+    ids: str
     wake: str
 
     @classmethod
     def make(cls, number: int, tag: str) -> "PartitionKeys":
-        names = ("slices", "own", "fence", "n", "dead", "dead:t", "held", "wake")
+        names = ("slices", "own", "fence", "n", "dead", "dead:t", "held", "ids", "wake")
         return cls(number, tag, slot_of(tag), *(f"{{{tag}}}:{name}" for name in names))
 
     def entries(self, name: str) -> str:
@@ -164,9 +158,6 @@ class PartitionKeys:
         """Entries, fired, done, cancelled."""
         head = "{" + self.tag + "}:"
         return f"{head}s:{name}", f"{head}f:{name}", f"{head}d:{name}", f"{head}x:{name}"
-
-    def ids(self, bucket: int) -> str:
-        return f"{{{self.tag}}}:ids:{bucket}"
 
 
 class Keyspace:

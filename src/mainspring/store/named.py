@@ -7,7 +7,7 @@ from ..model.errors import Conflict, StoreError, Unavailable
 from ..model.task import Handle, OnConflict, PutOutcome
 from .codec import decode
 from .durable import Durability
-from .index import Replaced, Taken, put_ids, replace
+from .index import Replaced, put_ids, replace
 from .intake import Intake, Named
 from .keys import Address
 from .put import Widths
@@ -75,9 +75,9 @@ class NamedPuts:
         now_ms: int,
         level: Durability,
         patience: Patience,
-    ) -> list[tuple[int, Taken]]:
+    ) -> list[tuple[int, Address]]:
         """Put what is new; return what is known. A repeat after a lost reply finds its own ids: that is safe."""
-        known: list[tuple[int, Taken]] = []
+        known: list[tuple[int, Address]] = []
         while todo:
             by_partition: dict[int, list[int]] = {}
             for i in todo:
@@ -91,11 +91,10 @@ class NamedPuts:
                     failure = answer
                     todo += members
                     continue
-                for i, place in zip(members, answer, strict=True):
-                    item = items[i]
-                    if isinstance(place, Taken):
-                        known.append((i, place))
-                    else:
+                known += [(members[at], address) for at, address in answer.items()]
+                for at, i in enumerate(members):
+                    if at not in answer:
+                        item = items[i]
                         handles[i] = Handle(item.id, item.row.due_ms, "created", item.past, level.text)
             if failure is not None:
                 await patience.after(failure)
@@ -104,13 +103,12 @@ class NamedPuts:
     async def _put_known(
         self,
         item: Named,
-        taken: Taken,
+        current: Address | None,
         on_conflict: OnConflict,
         now_ms: int,
         level: Durability,
         patience: Patience,
     ) -> Handle:
-        current: Address | None = taken.address
         for _ in range(_TRIES):
             try:
                 answer = await self._try_known(item, current, on_conflict, now_ms, level, unsure=patience.unsure)

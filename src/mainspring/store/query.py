@@ -1,7 +1,7 @@
 """Looking at tasks: one by address, a page in due order, a count by time."""
 
 from heapq import nsmallest
-from math import ceil
+from math import sqrt
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,22 +29,16 @@ async def look_at(store: Store, wanted: list[tuple[Address, bytes]]) -> list[Fou
     groups: list[Group] = []
     for address, idh in wanted:
         keys = store.keys.partitions[address.partition]
-        s, f, d, x = keys.slice_keys(address.slice.name)
-        commands: list[Command] = [
-            ("MULTI",),
-            ("ZSCORE", keys.slices, address.slice.name),
-            ("LINDEX", s, address.index),
-            *(("GETBIT", bits, address.index) for bits in (f, d, x)),
-            ("ZSCORE", keys.dead_times, idh),
-            ("EXEC",),
-        ]
-        groups.append((keys.slot, commands))
+        names = [keys.slices, *keys.slice_keys(address.slice.name), keys.dead_times]
+        call = store.scripts.call("look", names, [address.slice.name, address.index, idh])
+        groups.append((keys.slot, [call]))
     found = []
     for (address, idh), result in zip(wanted, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
-        entry = _found(address, idh, *result[-1])
-        found.append(await _by_first_copy(store, address, result[-1][1], entry))
+        [reply] = result
+        entry = _found(address, idh, *reply)
+        found.append(await _by_first_copy(store, address, reply[1], entry))
     return found
 
 
@@ -138,7 +132,7 @@ async def page(store: Store, *, from_ms: int, to_ms: int, after: Place | None, l
     first = after or (from_ms, -1, -1, -1)
     while True:
         listed = await _list_slices(store, start_ms, to_ms, slices_wanted)
-        chosen, until_ms = _choose(listed, (limit + 1 - len(rows)) / listed.rows_a_slice)
+        chosen, until_ms = _choose(listed, start_ms, limit + 1 - len(rows))
         if until_ms is not None and until_ms <= start_ms:
             slices_wanted *= 8  # so many slices start in this one second that they did not fit
             continue
@@ -202,19 +196,21 @@ async def _list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> _
     return _Listed(found, until_ms, max(pending, 1) / max(total, 1))
 
 
-def _choose(listed: _Listed, slices_needed: float) -> tuple[list[tuple[int, Slice, float]], int | None]:
-    """Whole seconds, until there are enough slices; and up to which time nothing is left out."""
-    slices, until_ms, _ = listed
+def _choose(listed: _Listed, start_ms: int, rows_needed: int) -> tuple[list[tuple[int, Slice, float]], int | None]:
+    """Whole seconds, until enough rows are to be expected in them; and up to which time nothing is left out."""
+    slices, until_ms, rows_a_slice = listed
     if until_ms is not None:
         slices = [one for one in slices if one[1].start_ms < until_ms]
-    seconds = sorted(one[1].start_ms // 1000 * 1000 for one in slices)
-    enough = ceil(slices_needed * 1.5) + 1
-    if len(seconds) <= enough:
-        return slices, until_ms
-    later = [second for second in seconds if second > seconds[enough]]
-    if not later:
-        return slices, until_ms
-    return [one for one in slices if one[1].start_ms < later[0]], later[0]
+    slices.sort(key=lambda one: one[1].start_ms)
+    enough = rows_needed + 3 * sqrt(rows_needed) + 1
+    expected, last_ms = 0.0, 0
+    for _, place, _ in slices:
+        second_ms = place.start_ms // 1000 * 1000
+        if expected >= enough and second_ms > last_ms:
+            return [one for one in slices if one[1].start_ms < second_ms], second_ms
+        last_ms = second_ms
+        expected += rows_a_slice * (place.end_ms - max(place.start_ms, start_ms)) / place.width_ms
+    return slices, until_ms
 
 
 async def _pending_rows(store: Store, slices: list[tuple[int, Slice, float]]) -> list[_Row]:

@@ -21,6 +21,7 @@ _NEEDS: Final = {
     "renew": ("time",),
     "release": ("time",),
     "sweep": ("entry",),
+    "look": (),
 }
 # A full server must still be able to fire, finish, cancel and hand over: these free memory or keep order.
 # Refusing them at maxmemory would be a deadlock. Puts are refused whole.

@@ -201,6 +201,8 @@ async def _agree_on_format(links: Links, namespace: str, partitions: int | None)
             f"namespace {namespace!r} has format {found_format}, this version reads format {FORMAT};"
             " upgrade all nodes or use another namespace"
         )
+    if not 1 <= found <= 4096:
+        raise WrongFormat(f"{key} says {found} partitions; it must be 1 to 4096: is it another program's?")
     if partitions is not None and found != partitions:
         raise WrongFormat(
             f"namespace {namespace!r} has {found} partitions, {partitions} were asked for; the count is fixed at"

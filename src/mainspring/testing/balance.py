@@ -2,14 +2,12 @@
 
 from typing import NamedTuple
 
-from ..model.errors import StoreError
 from ..store.codec import RESENT
 from ..store.keys import PartitionKeys
 from ..store.store import Store
 from ..store.wire import Command
 
 _COUNTERS = ("accepted", "done", "cancelled", "replaced", "dead", "retried")
-_TRIES = 100
 
 
 class Balance(NamedTuple):
@@ -47,28 +45,30 @@ async def balance(store: Store) -> Balance:
     return total
 
 
+_READ = """#!lua flags=no-writes,allow-oom
+local out = {redis.call('HMGET', KEYS[2], unpack(ARGV, 2))}
+for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  out[#out + 1] = redis.call('LRANGE', ARGV[1] .. 's:' .. name, 0, -1)
+  for _, kind in ipairs({'f:', 'd:', 'x:'}) do
+    out[#out + 1] = redis.call('GET', ARGV[1] .. kind .. name) or ''
+  end
+end
+return out
+"""
+
+
 async def partition_balance(store: Store, keys: PartitionKeys) -> Balance:
-    """One partition, read in one transaction."""
-    for _ in range(_TRIES):
-        [[names]] = [await store.run_one(keys.slot, [("ZRANGE", keys.slices, 0, -1)])]
-        commands: list[Command] = [
-            ("MULTI",),
-            ("ZRANGE", keys.slices, 0, -1),
-            ("HMGET", keys.n, *_COUNTERS),
-        ]
-        for name in names:
-            s, f, d, x = keys.slice_keys(name.decode())
-            commands += [("LRANGE", s, 0, -1), ("GET", f), ("GET", d), ("GET", x)]
-        reply = (await store.run_one(keys.slot, [*commands, ("EXEC",)]))[-1]
-        if reply[0] == names:
-            return _count(reply)
-    raise StoreError("the list of slices keeps changing")
+    """One partition, at one moment."""
+    prefix = keys.slices.removesuffix("slices")
+    command: Command = ("EVAL", _READ, 2, keys.slices, keys.n, prefix, *_COUNTERS)
+    [reply] = await store.run_one(keys.slot, [command])
+    return _count(reply)
 
 
 def _count(reply: list[list[bytes]]) -> Balance:
-    counters = dict(zip(_COUNTERS, (int(value or 0) for value in reply[1]), strict=True))
+    counters = dict(zip(_COUNTERS, (int(value or 0) for value in reply[0]), strict=True))
     states = {"pending": 0, "fired": 0, "resent": 0}
-    for at in range(2, len(reply), 4):
+    for at in range(1, len(reply), 4):
         rows, f, d, x = reply[at : at + 4]
         for index, row in enumerate(rows):
             states["resent"] += len(row) > 4 and bool(row[4] & RESENT)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from ..model.errors import Unavailable
 from ..store.links import Link
+from ..store.scripts import _sha
 from ..store.store import Store
 from ..store.wire import Command
 
@@ -54,6 +55,12 @@ class Road:
 def uses(word: str) -> Match:
     """Pipelines with this command."""
     return lambda commands: any(command[0] == word for command in commands)
+
+
+def calls(script: str) -> Match:
+    """Pipelines with a call of this script."""
+    names = {_sha(script, manual) for manual in (False, True)}
+    return lambda commands: any(command[0] == "EVALSHA" and command[1] in names for command in commands)
 
 
 @contextmanager

@@ -94,9 +94,7 @@ class History:
     def key(self, task: str, due_ms: int) -> str:
         return idempotency_key(self.namespace, task, due_ms)
 
-    def accepted(
-        self, task: str, due_ms: int, at_us: int, *, lane: str | None = None, sure: bool = True
-    ) -> None:
+    def accepted(self, task: str, due_ms: int, at_us: int, *, lane: str | None = None, sure: bool = True) -> None:
         self.events.append(Accepted(at_us, task, self.key(task, due_ms), due_ms, lane, sure))
 
     def replaced(
@@ -175,7 +173,7 @@ class _Life:
 
 
 # At one instant: what ends comes before what begins, and what was accepted then need not be known to it.
-_ORDER: Final = {Finished: 0, Cancelled: 1, Begun: 2, Accepted: 3, Fault: 4, Left: 5}
+_ORDER: Final[dict[type, int]] = {Finished: 0, Cancelled: 1, Begun: 2, Accepted: 3, Fault: 4, Left: 5}
 
 
 def check(history: History) -> list[Violation]:
@@ -328,6 +326,21 @@ class _Lane:
         self.over: set[str] = set()
         self.under_way: Begun | None = None
 
+    def follow(self, event: Accepted | Finished | Cancelled) -> None:
+        match event:
+            case Finished():
+                if self.under_way is not None and self.under_way.key == event.key:
+                    self.under_way = None
+                if event.ending != "retry":
+                    self.over.add(event.key)
+            case Cancelled(answer="cancelled"):
+                self.over.add(event.key)
+            case Accepted(sure=True):
+                self.over.discard(event.key)
+                heapq.heappush(self.waiting, (event.due_ms, event.key))
+                if event.instead is not None and event.instead != event.key:
+                    self.over.add(event.instead)
+
     def head(self) -> tuple[int, str] | None:
         while self.waiting and self.waiting[0][1] in self.over:
             heapq.heappop(self.waiting)
@@ -344,21 +357,10 @@ def _lanes(events: list[Event], lives: dict[str, _Life]) -> Iterator[Violation]:
         if name is None:
             continue
         lane = lanes.setdefault(name, _Lane())
-        match event:
-            case Begun():
-                yield from _begin_in_lane(lane, event, lives[event.key].accepted.due_ms)
-            case Finished():
-                if lane.under_way is not None and lane.under_way.key == event.key:
-                    lane.under_way = None
-                if event.ending != "retry":
-                    lane.over.add(event.key)
-            case Cancelled(answer="cancelled"):
-                lane.over.add(event.key)
-            case Accepted(sure=True):
-                lane.over.discard(event.key)
-                heapq.heappush(lane.waiting, (event.due_ms, event.key))
-                if event.instead not in (None, event.key):
-                    lane.over.add(event.instead or "")
+        if isinstance(event, Begun):
+            yield from _begin_in_lane(lane, event, lives[event.key].accepted.due_ms)
+        else:
+            lane.follow(event)
 
 
 def _begin_in_lane(lane: _Lane, begun: Begun, due_ms: int) -> Iterator[Violation]:

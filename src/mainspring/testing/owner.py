@@ -17,6 +17,8 @@ class HandOwner:
         self.partition = partition
         self.token = token
         self.seq = 0
+        self.whole = False
+        """Write bitmaps whole, as an owner does while they are small, and not by range."""
         self.keys = store.keys.partitions[partition]
 
     @classmethod
@@ -51,8 +53,9 @@ class HandOwner:
         """What an owner sends who has read the whole slice."""
         rows = await self.rows(place)
         f, d = bitmap(begin or []), bitmap(done or [])
+        at = fire.WHOLE if self.whole else 0
         g, keys = repr(await self.incarnation(place)), self.keys.slice_keys(place.name)
-        return fire.Touch(place.name, keys, g, len(rows) - 1, header(rows[-1]), 0, f, 0, d)
+        return fire.Touch(place.name, keys, g, len(rows) - 1, header(rows[-1]), at, f, at, d)
 
     async def known(self, place: Slice, cursor: int) -> fire.Known:
         g = repr(await self.incarnation(place))

@@ -115,6 +115,7 @@ class Ticker:
         """Move the clock from one due time to the next, firing each, up to this much later."""
         until_ms = self.clock.now_ms() + ms + round((seconds + 60 * minutes + 3600 * hours) * 1000)
         before = len(self.deliveries)
+        await self.turn()
         while (due_ms := await self._next_due_ms(until_ms)) is not None:
             self.clock.set(due_ms)
             await self.turn()

@@ -1,25 +1,16 @@
 -- Cancel tasks of one partition by address.
 --
--- KEYS  n, slices; s, f, x of each slice; ids of each bucket
--- ARGV  slices, buckets, then
---         per slice: name, g, count, then count times: index, idh, bucket (from 1; 0 = has no place in the index)
--- returns per task: cancelled | too late | gone | the address (14 bytes) it was moved to
+-- KEYS  n, slices, ids; s, f, x of each slice
+-- ARGV  slices, 1 if the tasks may have a place in the index, then
+--         per slice: name, g, count, then count times: index, idh (sorted by index)
+-- returns {position, answer ...} of those that were not cancelled just now, positions counted from 1; answer:
+--   cancelled (before) | too late | gone | the address (14 bytes) it was moved to
 -- keeps: after 'cancelled' the task never fires; after its begin the answer is 'too late'.
 -- The entry shrinks to four bytes of its idh: memory comes back at once, and begin can still recognise it. One that
 -- was sent again keeps its header, so that its other copies are still known for what they are.
-local n, slices = KEYS[1], KEYS[2]
-local groups, buckets = tonumber(ARGV[1]), tonumber(ARGV[2])
-local a, out, cancelled, unindex = 2, {}, 0, {}
-
-local function rows_of(s, at, count)
-  local low, high = tonumber(ARGV[at]), tonumber(ARGV[at + (count - 1) * 3])
-  -- Sorted by the caller. Dense cancels read the stretch at once; scattered ones would read too much.
-  if high - low < count * 4 then
-    local rows = redis.call('LRANGE', s, low, high)
-    return function(index) return rows[index - low + 1] end
-  end
-  return function(index) return redis.call('LINDEX', s, index) end
-end
+local n, slices, ids = KEYS[1], KEYS[2], KEYS[3]
+local groups, indexed = tonumber(ARGV[1]), ARGV[2] == '1'
+local a, at, out, gone, cancelled = 2, 0, {}, {}, 0
 
 local function has_mark(row, mark) return math.floor(string.byte(row, 5) / mark) % 2 == 1 end
 
@@ -27,54 +18,92 @@ local function is_set(bits, index)
   return math.floor((string.byte(bits, math.floor(index / 8) + 1) or 0) / 2 ^ (7 - index % 8)) % 2 == 1
 end
 
-local function cancel_one(s, x, row, fired, index, idh, bucket)
+-- What stands against cancelling this row; nil when nothing does.
+local function refusal(row, idh)
   if not row then return 'gone' end
   if #row == 4 then return row == string.sub(idh, 1, 4) and 'cancelled' or 'gone' end
   if string.sub(row, 6, 21) ~= idh then return 'gone' end
-  -- Its other copy may have been named in this same call, after the rows were read.
-  if is_resent(row) then row = redis.call('LINDEX', s, index) end
   if has_mark(row, 16) and #row == 35 then return string.sub(row, 22, 35) end
   if has_mark(row, 8) and #row == 21 then return 'cancelled' end
+  return nil
+end
+
+local function answer(position, word)
+  out[#out + 1] = position
+  out[#out + 1] = word
+end
+
+-- Scattered cancels: each on its own.
+local function cancel_one(s, x, fired, index, idh)
+  local row = redis.call('LINDEX', s, index)
+  local refused = refusal(row, idh)
+  if refused then return refused end
   local first = first_copy(s, row, index)
   if is_set(fired, first) then return 'too late' end
   if is_resent(row) then bury(s, row, index, first, 8, '')
   else redis.call('LSET', s, index, string.sub(idh, 1, 4)) end
   redis.call('SETBIT', x, first, 1)
-  if bucket > 0 then
-    local list = unindex[bucket] or {}
-    list[#list + 1], unindex[bucket] = idh, list
-  end
   cancelled = cancelled + 1
-  return 'cancelled'
+  gone[cancelled] = idh
+  return nil
+end
+
+-- Many of one slice: write the whole list anew, which costs less than finding each row in it. False, and nothing
+-- done, when that is not worth while or one of the tasks was sent twice.
+local function cancel_many(s, x, fired, arg, count)
+  local length = redis.call('LLEN', s)
+  if count < 16 or count * 4 < length then return false end
+  local rows, bits, bytes = redis.call('LRANGE', s, 0, -1), redis.call('GET', x) or '', {}
+  local sub, byte_of, first_gone, refused = string.sub, string.byte, cancelled, {}
+  for i = 0, count - 1 do
+    local index, idh = tonumber(ARGV[arg + i * 2]), ARGV[arg + i * 2 + 1]
+    local row = rows[index + 1]
+    local flags = row and byte_of(row, 5) or 0
+    if row and #row > 20 and math.floor(flags / 4) % 2 == 1 then
+      cancelled = first_gone
+      return false
+    end
+    if row and #row > 20 and flags < 4 and sub(row, 6, 21) == idh and (fired == '' or not is_set(fired, index)) then
+      rows[index + 1] = sub(idh, 1, 4)
+      local byte = (index - index % 8) / 8 + 1
+      bytes[byte] = (bytes[byte] or byte_of(bits, byte) or 0) + 2 ^ (7 - index % 8)
+      cancelled = cancelled + 1
+      gone[cancelled] = idh
+    else
+      refused[#refused + 1], refused[#refused + 2] = at + i + 1, refusal(row, idh) or 'too late'
+    end
+  end
+  for i = 1, #refused, 2 do answer(refused[i], refused[i + 1]) end
+  if cancelled == first_gone then return true end
+  redis.call('DEL', s)
+  for first = 1, length, 4000 do redis.call('RPUSH', s, unpack(rows, first, math.min(first + 3999, length))) end
+  local all = {}
+  for byte = 1, math.ceil(length / 8) do all[byte] = string.char(bytes[byte] or byte_of(bits, byte) or 0) end
+  redis.call('SET', x, table.concat(all))
+  return true
 end
 
 for group = 1, groups do
   local name, g, count = ARGV[a + 1], tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
-  local keys = 3 + (group - 1) * 3
-  if same_incarnation(slices, name, g) then
-    local row_at = rows_of(KEYS[keys], a + 4, count)
-    local fired = redis.call('GET', KEYS[keys + 1]) or ''
-    local last
-    for i = 0, count - 1 do
-      local at = a + 4 + i * 3
-      local index = tonumber(ARGV[at])
-      -- Named twice in one call (they are sorted): the rows were read before the first of them was cancelled.
-      if index ~= last or ARGV[at + 1] ~= ARGV[at - 2] then
-        out[#out + 1] =
-          cancel_one(KEYS[keys], KEYS[keys + 2], row_at(index), fired, index, ARGV[at + 1], tonumber(ARGV[at + 2]))
-      else
-        out[#out + 1] = out[#out]
-      end
-      last = index
-    end
+  local key = 3 + (group - 1) * 3
+  local s, x = KEYS[key + 1], KEYS[key + 3]
+  local arg = a + 4
+  if not same_incarnation(slices, name, g) then
+    for i = 1, count do answer(at + i, 'gone') end
   else
-    for _ = 1, count do out[#out + 1] = 'gone' end
+    local fired = redis.call('GET', KEYS[key + 2]) or ''
+    if not cancel_many(s, x, fired, arg, count) then
+      for i = 0, count - 1 do
+        local refused = cancel_one(s, x, fired, tonumber(ARGV[arg + i * 2]), ARGV[arg + i * 2 + 1])
+        if refused then answer(at + i + 1, refused) end
+      end
+    end
   end
-  a = a + 3 + count * 3
+  a, at = a + 3 + count * 2, at + count
 end
-for bucket, list in pairs(unindex) do
-  for first = 1, #list, 1000 do
-    redis.call('HDEL', KEYS[2 + groups * 3 + bucket], unpack(list, first, math.min(first + 999, #list)))
+if indexed then
+  for first = 1, cancelled, 1000 do
+    redis.call('HDEL', ids, unpack(gone, first, math.min(first + 999, cancelled)))
   end
 end
 if cancelled > 0 then redis.call('HINCRBY', n, 'cancelled', cancelled) end

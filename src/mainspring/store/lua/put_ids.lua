@@ -1,72 +1,55 @@
 -- Put tasks that carry the caller's ids into one partition; an id that is known already is left alone.
 --
--- KEYS  n, slices; s of each place; ids of each bucket
--- ARGV  places, buckets, then
---         per place: name, score, address prefix
---         per bucket: count, then count times: place (from 1), idh, entry
--- returns {{incarnation per place}, {per entry in the order given: its index, or the address known for its id}}
+-- KEYS  n, slices, ids, s of each place
+-- ARGV  places, then per place: name, score, address prefix, count, then its entries
+-- returns {{incarnation, index of the first new entry per place}, {position, address per entry whose id was known}}
+--   positions count all entries from 1, in the order given
 -- keeps: the index and the list change together, so a repeated request is one task.
-local n, slices = KEYS[1], KEYS[2]
-local places, buckets = tonumber(ARGV[1]), tonumber(ARGV[2])
-local a, out, created = 2 + places * 3, {}, 0
-local rows, fresh = {}, {}
-for place = 1, places do rows[place] = {} end
-
--- Lua cannot spread more than some thousand values; a call that failed on that half-way would leave half its work.
-local function known_of(ids, idhs)
-  local known = {}
-  for first = 1, #idhs, 1000 do
-    local some = redis.call('HMGET', ids, unpack(idhs, first, math.min(first + 999, #idhs)))
-    for i = 1, #some do known[first + i - 1] = some[i] end
-  end
-  return known
+-- Lua cannot spread more than some thousand values: the caller sends at most 2,000 entries.
+local n, slices, ids = KEYS[1], KEYS[2], KEYS[3]
+local places = tonumber(ARGV[1])
+local idhs, a = {}, 1
+for _ = 1, places do
+  local count = tonumber(ARGV[a + 4])
+  for i = a + 5, a + 4 + count do idhs[#idhs + 1] = string.sub(ARGV[i], 6, 21) end
+  a = a + 4 + count
 end
-
-for bucket = 1, buckets do
-  local count = tonumber(ARGV[a + 1])
-  local idhs = {}
-  for i = 0, count - 1 do idhs[i + 1] = ARGV[a + 3 + i * 3] end
-  local known = known_of(KEYS[2 + places + bucket], idhs)
-  for i = 0, count - 1 do
-    if known[i + 1] then
-      out[#out + 1] = known[i + 1]
-    else
-      local place = tonumber(ARGV[a + 2 + i * 3])
-      local list = rows[place]
-      list[#list + 1] = ARGV[a + 4 + i * 3]
-      out[#out + 1] = false
-      fresh[#fresh + 1] = {#out, bucket, idhs[i + 1], place, #list}
-    end
-  end
-  a = a + 1 + count * 3
-end
-local incarnation, base = {}, {}
+local known = redis.call('HMGET', ids, unpack(idhs))
+local put, taken, pairs_, p, created, at = {}, {}, {}, 0, 0, 0
+a = 1
 for place = 1, places do
-  local list = rows[place]
-  if #list > 0 then
-    incarnation[place] = open_slice(slices, ARGV[place * 3], ARGV[place * 3 + 1])
-    local length = 0
-    for first = 1, #list, 1000 do
-      length = redis.call('RPUSH', KEYS[2 + place], unpack(list, first, math.min(first + 999, #list)))
+  local prefix, count = ARGV[a + 3], tonumber(ARGV[a + 4])
+  local rows, fresh = nil, count
+  for i = 1, count do
+    if known[at + i] then
+      taken[#taken + 1], taken[#taken + 2], fresh = at + i, known[at + i], fresh - 1
     end
-    base[place] = length - #list
-    created = created + #list
-  else
-    incarnation[place] = 0
   end
-end
-local i = 1
-while i <= #fresh do
-  local bucket, pairs_ = fresh[i][2], {}
-  while i <= #fresh and fresh[i][2] == bucket and #pairs_ < 2000 do
-    local item = fresh[i]
-    local place, index = item[4], base[item[4]] + item[5] - 1
-    out[item[1]] = index
-    pairs_[#pairs_ + 1] = item[3]
-    pairs_[#pairs_ + 1] = ARGV[place * 3 + 2] .. struct.pack('>I3I4', incarnation[place], index)
-    i = i + 1
+  if fresh < count then
+    rows = {}
+    for i = 1, count do
+      if not known[at + i] then rows[#rows + 1] = ARGV[a + 4 + i] end
+    end
   end
-  redis.call('HSET', KEYS[2 + places + bucket], unpack(pairs_))
+  local incarnation, first = 0, 0
+  if fresh > 0 then
+    incarnation = open_slice(slices, ARGV[a + 1], ARGV[a + 2])
+    if rows then first = redis.call('RPUSH', KEYS[3 + place], unpack(rows)) - fresh
+    else first = redis.call('RPUSH', KEYS[3 + place], unpack(ARGV, a + 5, a + 4 + count)) - fresh end
+    local head, index, pack = prefix .. struct.pack('>I3', incarnation), first, struct.pack
+    for i = at + 1, at + count do
+      if not known[i] then
+        pairs_[p + 1], pairs_[p + 2], p = idhs[i], pack('>c10I4', head, index), p + 2
+        index = index + 1
+      end
+    end
+    created = created + fresh
+  end
+  put[place * 2 - 1], put[place * 2] = incarnation, first
+  a, at = a + 4 + count, at + count
 end
-if created > 0 then redis.call('HINCRBY', n, 'accepted', created) end
-return {incarnation, out}
+if created > 0 then
+  redis.call('HSET', ids, unpack(pairs_, 1, p))
+  redis.call('HINCRBY', n, 'accepted', created)
+end
+return {put, taken}

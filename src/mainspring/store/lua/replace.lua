@@ -1,6 +1,6 @@
 -- Put a task in the place of another: replace, reschedule, or reuse of an id whose task is long finished.
 --
--- KEYS  n, slices, ids bucket, s of the new place, s f x of the old
+-- KEYS  n, slices, ids, s of the new place, s f x of the old
 -- ARGV  mode, idh, expected index value ('' = none), new name, new score, new address prefix, new entry,
 --       old name, old g, old index
 --   mode 'move': the old task must be pending; it is tombstoned and points to the new place
@@ -8,9 +8,9 @@
 -- returns {status, incarnation, index}; status: ok | changed (the index holds another value, returned second)
 --   | cancelled | too late | gone
 -- keeps: one step, so there is never a moment with no task or with two.
-local n, slices, bucket, new_s = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local n, slices, ids, new_s = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mode, idh, expected = ARGV[1], ARGV[2], ARGV[3]
-local current = redis.call('HGET', bucket, idh) or ''
+local current = redis.call('HGET', ids, idh) or ''
 if current ~= expected then return {'changed', current} end
 local old, old_index, first = nil, tonumber(ARGV[10]), nil
 if mode == 'move' then
@@ -27,7 +27,7 @@ local incarnation = open_slice(slices, ARGV[4], ARGV[5])
 local index = redis.call('RPUSH', new_s, ARGV[7]) - 1
 local address = ARGV[6] .. struct.pack('>I3I4', incarnation, index)
 -- The entry was written with the INDEXED flag, so its place is kept: handles to the old place find it by its id.
-redis.call('HSET', bucket, idh, address)
+redis.call('HSET', ids, idh, address)
 redis.call('HINCRBY', n, 'accepted', 1)
 if mode == 'move' then
   bury(KEYS[5], old, old_index, first, 24, address)  -- TOMB and FORWARD

@@ -1,0 +1,26 @@
+"""Server, node and client in one process: one task fires, another is cancelled in time. Runs as is."""
+
+import asyncio
+
+from mainspring import Client
+from mainspring.config import Config
+from mainspring.node import Node
+from mainspring.store import embedded
+
+
+async def main(url: str) -> None:
+    node = Node(Config(redis_url=url))  # fires what comes due; `log:` prints it, one line each
+    await node.start()
+    async with Client(url) as client:  # any process that reaches the server may do this
+        hello = await client.put("log:", {"hello": "world"}, after="1s")
+        await client.put("log:", {"expired": 42}, after="30m", id="order-42")
+        assert await client.cancel("order-42") == "cancelled"
+        state = "pending"
+        while state in ("pending", "fired"):
+            await asyncio.sleep(0.1)
+            state = (await client.get(hello.id)).state
+    await node.stop()
+
+
+with embedded.start() as server:  # a real Valkey; its data stays in your state folder
+    asyncio.run(main(server.url))

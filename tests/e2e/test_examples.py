@@ -1,0 +1,118 @@
+"""The examples run as they are, and do what their first lines say."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from mainspring.testing import Ticker
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+SAID = {
+    "quickstart": ['{"hello":"world"}'],
+    "order_expiry": [
+        "order 1 is open",
+        "order 2 is open",
+        "order 1 is paid",
+        "order 2 expired",
+        "order 2 is too late to be paid",
+    ],
+    "device_command": [
+        "valve-1 is away (attempt 1 to open)",
+        "valve-2: open",
+        "valve-1 is away (attempt 2 to open)",
+        "valve-1 is away (attempt 3 to open)",
+        "valve-1 is away (attempt 4 to open)",
+        "valve-1: open",
+        "valve-1: close",
+        "valve-2: close",
+    ],
+}
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_as_it_is(path: Path, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "MAINSPRING_DATA_DIR": str(tmp_path / "data")},
+    )
+    assert ended.returncode == 0, ended.stderr
+    said = ended.stdout.splitlines() or ended.stderr.splitlines()
+    # Lanes keep the order of their own tasks; between lanes there is none.
+    assert sorted(said) == sorted(SAID[path.stem])
+
+
+def test_the_quickstart_can_be_run_twice_on_the_same_data(tmp_path: Path) -> None:
+    for _ in range(2):
+        ended = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "quickstart.py")],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env={**os.environ, "MAINSPRING_DATA_DIR": str(tmp_path)},
+        )
+        assert (ended.returncode, ended.stdout.splitlines()) == (0, SAID["quickstart"]), ended.stderr
+
+
+def test_the_readme_holds_the_quickstart_word_for_word() -> None:
+    code = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
+    assert f"```python\n{code}```" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+async def test_an_unpaid_order_expires_after_thirty_minutes_and_a_paid_one_never(mainspring_ticker: Ticker) -> None:
+    module = load("order_expiry")
+    async with mainspring_ticker as ticker:
+        shop = module.Shop(ticker.client)
+        ticker.answer("queue", shop.expire)
+        await shop.place(1)
+        await shop.place(2)
+        await ticker.advance(minutes=29)
+        assert await shop.pay(1)
+        assert await ticker.advance(seconds=59, ms=999) == []
+        [expiry] = await ticker.advance(ms=1)
+        assert expiry.value() == {"order": 2}
+        assert shop.orders == {1: "paid", 2: "expired"}
+        assert not await shop.pay(2)
+        assert await ticker.advance(hours=1) == []
+
+
+async def test_placing_an_order_twice_keeps_one_expiry(mainspring_ticker: Ticker) -> None:
+    module = load("order_expiry")
+    async with mainspring_ticker as ticker:
+        shop = module.Shop(ticker.client)
+        await shop.place(1)
+        await shop.place(1)
+        assert len(await ticker.advance(hours=1)) == 1
+
+
+async def test_a_device_that_is_away_holds_up_its_own_instructions_only(mainspring_ticker: Ticker) -> None:
+    module = load("device_command")
+    devices = module.Devices()
+    async with mainspring_ticker as ticker:
+        ticker.answer("queue", devices.handle)
+        await module.water(ticker.client, "valve-1")
+        await module.water(ticker.client, "valve-2")
+        devices.away.add("valve-1")
+        await ticker.advance(minutes=21)
+        assert devices.done == ["valve-2: open", "valve-2: close"]

@@ -1,0 +1,186 @@
+"""Bad input: one clear error each, and nothing written. A namespace of another format is never mixed with."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mainspring.client import Client
+from mainspring.model.errors import InvalidInput, WrongFormat
+from mainspring.model.task import Task
+from mainspring.store.keys import meta_key, slot_of
+from mainspring.store.store import Store
+from mainspring.testing.balance import balance
+from mainspring.testing.servers import Cluster, Server
+
+NAIVE = datetime(2030, 1, 1, 9, 0)  # noqa: DTZ001 - that is the point
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "naive datetime": ({"at": NAIVE}, "naive datetime"),
+    "naive text": ({"at": "2030-01-01T09:00:00"}, "naive datetime"),
+    "not a time": ({"at": "tomorrow"}, "ISO 8601"),
+    "NaN": ({"at": float("nan")}, "finite"),
+    "infinity": ({"at": float("inf")}, "finite"),
+    "bool as time": ({"at": True}, "bool"),
+    "list as time": ({"at": []}, "at is a list"),
+    "before 1970": ({"at": -1}, "before 1970"),
+    "beyond the horizon": ({"after": timedelta(days=3_700)}, "ten years"),
+    "microseconds": ({"at": 1_800_000_000_000_000}, "ten years"),
+    "at and after": ({"at": 1_800_000_000_000, "after": "1s"}, "both"),
+    "negative delay": ({"after": timedelta(seconds=-1)}, "negative"),
+    "not a delay": ({"after": "soon"}, "not a delay"),
+    "number as delay": ({"after": 5}, "after is a int"),
+    "months": ({"after": "P1M"}, "not a delay"),
+    "empty id": ({"id": ""}, "id is empty"),
+    "long id": ({"id": "ü" * 129}, "id has 258 bytes"),
+    "id of another type": ({"id": 42}, "id is a int"),
+    "id like a generated one": ({"id": "a" * 32}, "generated"),
+    "surrogate in id": ({"id": "a\ud800"}, "Unicode"),
+    "empty lane": ({"lane": ""}, "lane is empty"),
+    "long lane": ({"lane": "x" * 257}, "lane has 257 bytes"),
+    "lane of another type": ({"lane": b"x"}, "lane is a bytes"),
+    "lane and id wrong": ({"lane": "", "id": "fine"}, "lane is empty"),
+    "unknown scheme": ({"target": "ftp://x"}, "no known scheme"),
+    "no scheme": ({"target": "ticks"}, "no known scheme"),
+    "scheme alone": ({"target": "kafka:"}, "names nothing"),
+    "target of another type": ({"target": 5}, "target"),
+    "target that cannot be hashed": ({"target": []}, "target"),
+    "surrogate in target": ({"target": "kafka:\ud800"}, "target"),
+    "long target": ({"target": "kafka:" + "x" * 300}, "longer"),
+    "big payload": ({"payload": b"x" * 65_537}, "65537 bytes"),
+    "big payload as JSON": ({"payload": "x" * 65_536}, "65538 bytes"),
+    "payload that is not JSON": ({"payload": object()}, "JSON"),
+    "surrogate in payload": ({"payload": "\ud800"}, "payload"),
+    "expires before due": ({"after": "1h", "expires": 1_800_000_000_000}, "expires"),
+    "naive expires": ({"expires": NAIVE}, "naive"),
+    "expires of another type": ({"expires": []}, "expires"),
+    "unknown policy": ({"on_conflict": "merge"}, "on_conflict"),
+    "unknown durability": ({"durability": "paper"}, "durability"),
+    "no replicas": ({"durability": "replicas=0"}, "durability"),
+    "durability of another type": ({"durability": 1}, "durability"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_bad_input_is_one_clear_error_and_writes_nothing(client: Client, store: Store, name: str) -> None:
+    arguments, message = BAD[name]
+    call: dict[str, Any] = {"target": "log:", **arguments}
+    with pytest.raises(InvalidInput, match=message):
+        await client.put(call.pop("target"), call.pop("payload", None), **call)
+    assert (await balance(store)).accepted == 0
+
+
+@pytest.mark.parametrize("name", [name for name in BAD if not {"on_conflict", "durability"} & BAD[name][0].keys()])
+async def test_a_wrong_task_in_a_batch_stops_it_before_anything_is_written(
+    client: Client, store: Store, name: str
+) -> None:
+    arguments, message = BAD[name]
+    good = [Task("log:", n, after="1s", id=f"id-{n}" if n % 2 else None) for n in range(10)]
+    wrong = Task(**{"target": "log:", **arguments})
+    with pytest.raises(InvalidInput, match=message):
+        await client.put_many([*good, wrong, *good])
+    assert (await balance(store)).accepted == 0
+
+
+async def test_something_that_is_no_task_is_refused(client: Client, store: Store) -> None:
+    with pytest.raises(InvalidInput, match="Task"):
+        await client.put_many([Task("log:"), {"target": "log:"}])  # type: ignore[list-item]
+    assert (await balance(store)).accepted == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"payload": b"x" * 65_536}, {"payload": "x" * 65_534}, {"id": "x" * 256}, {"lane": "ü" * 128},
+        {"after": timedelta(days=3_650)}, {"at": datetime(2027, 1, 15, 9, tzinfo=UTC)}, {"at": 0}, {"at": 1.5},
+        {"at": "2027-01-15T09:00:00+01:00"}, {"after": "1h30m"}, {"after": "PT10M"}, {"after": "250ms"},
+        {"target": "https://" + "x" * 2_000}, {"expires": "1s"}, {"expires": timedelta(days=1)},
+    ],
+)  # fmt: skip
+async def test_what_is_just_within_the_limits_is_taken(client: Client, arguments: dict[str, Any]) -> None:
+    call = {"target": "log:", **arguments}
+    handle = await client.put(call.pop("target"), call.pop("payload", None), **call)
+    assert (await client.get(handle.id, lane=arguments.get("lane"))).state == "pending"
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 257, 5, None])
+async def test_look_ups_check_their_id_too(client: Client, bad: Any) -> None:
+    for call in (client.get, client.cancel):
+        with pytest.raises(InvalidInput):
+            await call(bad)
+    with pytest.raises(InvalidInput):
+        await client.reschedule(bad, after="1s")
+
+
+@pytest.mark.parametrize(
+    "handle",
+    [
+        "0" * 32 + "~zz.rs.1.1.1", "0" * 32 + "~0.1.1.1.1.1", "0" * 32 + "~0.5.1.1.1", "f" * 32 + "~0.rs." + "z" * 60 + ".0.0",
+        "0" * 32 + "~0.rs.0.zzzzzzzz.0", "0" * 32 + "~0.rs.0.0." + "z" * 9,
+    ],
+)  # fmt: skip
+async def test_a_crafted_handle_is_refused_or_unknown(client: Client, store: Store, handle: str) -> None:
+    for call in (client.get, client.cancel):
+        try:
+            answer = await call(handle)
+        except InvalidInput:
+            continue
+        assert getattr(answer, "state", answer) in ("unknown", "finished")
+
+
+async def test_reschedule_needs_one_time(client: Client) -> None:
+    handle = await client.put("log:", after="1h")
+    with pytest.raises(InvalidInput, match="either"):
+        await client.reschedule(handle.id)
+    with pytest.raises(InvalidInput, match="either"):
+        await client.reschedule(handle.id, at=0, after="1s")
+    with pytest.raises(InvalidInput, match="ten years"):
+        await client.reschedule(handle.id, after="4000d")
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1001, "5", 1.5, True])
+async def test_a_page_has_a_sensible_size(client: Client, limit: Any) -> None:
+    with pytest.raises(InvalidInput, match="limit"):
+        await client.list(limit=limit)
+
+
+async def test_an_empty_range_is_refused(client: Client) -> None:
+    with pytest.raises(InvalidInput, match="range"):
+        await client.list(after=2_000, before=1_000)
+
+
+# -- the format of a namespace ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def url(fleet: Server | Cluster) -> Iterator[str]:
+    yield fleet.url
+
+
+async def test_another_partition_count_is_never_mixed(store: Store, url: str) -> None:
+    with pytest.raises(WrongFormat, match="has 4 partitions, 8 were asked for"):
+        await Store.open(url, namespace=store.keys.namespace, partitions=8)
+    found = await Store.open(url, namespace=store.keys.namespace)
+    assert len(found.keys) == 4
+    await found.aclose()
+
+
+@pytest.mark.parametrize(("field", "value"), [("format", 2), ("format", "new"), ("partitions", "x"), ("partitions", 0)])
+async def test_an_unknown_format_is_refused(store: Store, url: str, field: str, value: Any) -> None:
+    name = store.keys.namespace
+    await store.links.for_slot(slot_of(name)).pipeline([("HSET", meta_key(name), field, value)])
+    with pytest.raises(WrongFormat):
+        await Store.open(url, namespace=name)
+
+
+@pytest.mark.parametrize("namespace_", ["", "a b", "a{b}", "a:b", "x" * 65, "ü", 5, None])
+async def test_a_namespace_is_plain(url: str, namespace: str, namespace_: Any) -> None:
+    with pytest.raises(InvalidInput, match="namespace"):
+        await Store.open(url, namespace=namespace_)
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 5000])
+async def test_a_partition_count_is_sensible(url: str, namespace: str, partitions: int) -> None:
+    with pytest.raises((WrongFormat, InvalidInput), match="partitions"):
+        await Store.open(url, namespace=namespace, partitions=partitions)

@@ -1,0 +1,301 @@
+"""The engine as a whole: takeovers, lost state, clean stops, backlogs; nothing lost, nothing twice without a fault."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from mainspring.client import Client
+from mainspring.engine.engine import Engine, EngineOptions
+from mainspring.engine.lookahead import Reach
+from mainspring.model.clock import ManualClock
+from mainspring.model.outcome import Retry
+from mainspring.model.task import Task
+from mainspring.store.keys import Slice
+from mainspring.store.store import Store
+from mainspring.testing.balance import balance
+from mainspring.testing.faults import bad_road, calls
+from mainspring.testing.owner import address_of
+from mainspring.testing.servers import Cluster, Server
+from mainspring.testing.ticker import RecordingSink, Ticker
+
+Tickers = Callable[..., Awaitable[Ticker]]
+
+
+async def test_every_task_fires_once_at_its_time_in_order(ticker: Ticker, clock: ManualClock) -> None:
+    start_ms = clock.now_ms()
+    delays = [0, 1, 999, 1000, 1001, 2500, 59_999, 60_000, 3_599_999, 3_600_000, 7_200_001, 86_400_000]
+    await ticker.client.put_many(Task("log:", ms, at=start_ms + ms) for ms in reversed(delays))
+    fired = []
+    for one in await ticker.advance(hours=25):
+        assert one.due_ms == start_ms + one.value()
+        fired.append(one.value())
+    assert fired == delays
+    assert (await balance(ticker.store)).done == len(delays)
+
+
+async def test_the_books_balance_at_every_step(ticker: Ticker) -> None:
+    ticker.answer("log", lambda one: Retry("x", after_ms=700) if one.value() % 5 == 0 and one.attempt < 3 else None)
+    ids = []
+    for n in range(60):
+        handle = await ticker.client.put("log:", n, after=f"{n * 50}ms", lane=f"lane-{n % 4}" if n % 2 else None)
+        ids.append(handle.id)
+        if n % 7 == 0:
+            await ticker.client.cancel(ids[n // 2])
+        if n % 11 == 0:
+            try:
+                await ticker.client.reschedule(ids[n - n // 3], after="4s")
+            except Exception as error:  # noqa: BLE001 - it may have left
+                assert "cannot be moved" in str(error)
+        await balance(ticker.store)
+        await ticker.advance(ms=40)
+        await balance(ticker.store)
+    await ticker.advance(minutes=1)
+    books = await balance(ticker.store)
+    assert books.pending == books.fired == 0
+    assert books.done + books.cancelled == 60
+
+
+async def test_a_new_owner_delivers_again_what_was_fired_and_not_done(tickers: Tickers, store: Store) -> None:
+    stuck = asyncio.Event()
+    first = await tickers(handlers={"kafka": lambda one: _after(stuck)})
+    await first.client.put("kafka:a", "stuck", after="1s")
+    await first.client.put("log:", "done", after="1s")
+    await first.turn()
+    first.clock.advance(seconds=1)
+    while len(first.deliveries) < 2:
+        await first.engine.lookahead.step()
+        await first.engine.dispatcher.step()
+        await asyncio.sleep(0)
+    await first.engine.dispatcher.flush()
+    assert (await balance(store)).fired == 1
+    await first.crash()
+    first.clock.advance(seconds=6)
+    second = await tickers()
+    assert [one.value() for one in await second.turn()] == ["stuck"]
+    assert second.deliveries[0].idempotency_key in {one.idempotency_key for one in first.deliveries}
+    books = await balance(store)
+    assert (books.done, books.fired) == (2, 0)
+
+
+async def _after(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def test_a_takeover_with_many_slices_fires_nothing_twice(tickers: Tickers, store: Store) -> None:
+    """More slices than one listing shows: the bitmaps of all of them count."""
+    first = await tickers()
+    seconds = 700
+    start_ms = first.clock.now_ms()
+    # One task of every second is never done: it keeps its slice alive.
+    tasks = [Task("log:", n, at=start_ms + 1000 * n, lane="a" if n else "b") for n in range(seconds)]
+    await first.client.put_many(tasks)
+    await first.client.put_many(Task("http://stuck", n, at=start_ms + 1000 * n, lane=f"a{n}") for n in range(seconds))
+    first.answer("http", lambda one: _after(asyncio.Event()))
+    first.clock.advance(seconds=seconds)
+    engine = first.engine
+    await engine.keeper.step()
+    for _ in range(2000):
+        await engine.lookahead.step()
+        await engine.dispatcher.step()
+        await asyncio.sleep(0)
+        if Counter(one.target for one in first.deliveries)["log:"] == seconds:
+            break
+    await engine.dispatcher.flush()
+    await first.crash()
+    assert (await balance(store)).done == seconds
+    first.clock.advance(seconds=6)
+    second = await tickers()
+    again = await second.turn()
+    assert Counter(one.target for one in again) == {"http://stuck": seconds}
+    await balance(store)
+
+
+async def test_an_owner_that_was_fenced_stops_and_the_other_goes_on(tickers: Tickers, store: Store) -> None:
+    first = await tickers(options=EngineOptions(node="first"))
+    await first.client.put_many(Task("log:", n, after=f"{n}s") for n in range(20))
+    await first.turn()
+    first.clock.advance(seconds=10)  # paused for longer than its lease
+    second = await tickers(options=EngineOptions(node="second"))
+    assert len(await second.turn()) == 10
+    for _ in range(2):
+        try:
+            await first.engine.dispatcher.step()
+        except Exception as error:  # noqa: BLE001
+            raise AssertionError("being fenced is no error") from error
+    assert len(first.deliveries) == 1, "it had read them all, and may not fire one"
+    await first.engine.keeper.step()
+    assert not first.engine.owned
+    assert len(await second.advance(seconds=10)) == 9
+    assert (await balance(store)).done == 20
+
+
+async def test_a_rolled_back_server_makes_the_owner_read_everything_again(ticker: Ticker, store: Store) -> None:
+    """A failover to a replica that had not got the last writes: tasks come again, none is lost."""
+    await ticker.client.put_many(Task("log:", n, after=f"{n * 100}ms") for n in range(40))
+    await ticker.advance(seconds=1)
+    dumps = await dump(store)
+    await ticker.advance(seconds=1)
+    await restore(store, dumps)
+    await ticker.advance(seconds=3)
+    fired = Counter(one.value() for one in ticker.deliveries)
+    assert set(fired) == set(range(40))
+    assert all(count <= 2 for count in fired.values())
+    keys = Counter(one.idempotency_key for one in ticker.deliveries)
+    assert len(keys) == 40, "what comes again carries the same key"
+    assert (await balance(store)).done == 40
+
+
+async def dump(store: Store) -> dict[int, list[tuple[bytes, bytes]]]:
+    found: dict[int, list[tuple[bytes, bytes]]] = {}
+    for keys in store.keys.partitions:
+        link = store.link_of(keys.number)
+        [names] = await link.pipeline([("KEYS", "{" + keys.tag + "}*")])
+        dumps = await link.pipeline([("DUMP", name) for name in names])
+        found[keys.number] = list(zip(names, dumps, strict=True))
+    return found
+
+
+async def restore(store: Store, dumps: dict[int, list[tuple[bytes, bytes]]]) -> None:
+    for keys in store.keys.partitions:
+        link = store.link_of(keys.number)
+        [names] = await link.pipeline([("KEYS", "{" + keys.tag + "}*")])
+        if names:
+            await link.pipeline([("UNLINK", name) for name in names])
+        await link.pipeline([("RESTORE", name, 0, value) for name, value in dumps[keys.number]])
+
+
+async def test_a_backlog_of_many_small_slices_is_worked_off(
+    fleet: Server | Cluster, namespace: str, clock: ManualClock
+) -> None:
+    """Ten minutes of an outage: thousands of slices with a task or two, begun in as few calls as possible."""
+    async with Ticker(fleet.url, namespace=namespace, partitions=32, clock=clock) as ticker:
+        start_ms = clock.now_ms()
+        tasks = [Task("null:", n, at=start_ms + 1000 * (n // 128)) for n in range(128 * 300)]
+        await ticker.client.put_many(tasks)
+        clock.advance(seconds=400)
+        await ticker.turn()
+        assert (await balance(ticker.store)).done == len(tasks)
+        await ticker.advance(seconds=5)
+        for keys in ticker.store.keys.partitions:
+            assert await ticker.store.run_one(keys.slot, [("ZCARD", keys.slices)]) == [0]
+
+
+@pytest.mark.parametrize("fault", ["lose reply", "never sent"])
+@pytest.mark.parametrize("script", ["tick", "acquire", "renew", "drop"])
+async def test_any_call_may_fail_once_and_everything_fires_once(ticker: Ticker, script: str, fault) -> None:  # type: ignore[no-untyped-def]
+    await ticker.client.put_many(Task("log:", n, after=f"{n * 300}ms") for n in range(20))
+    with bad_road(ticker.store) as road:
+        for _ in range(12):
+            road.next(fault, only=calls(script))
+            try:
+                await ticker.advance(ms=700)
+            except Exception as error:  # noqa: BLE001
+                assert "cut the road" in str(error)
+    await ticker.advance(seconds=10)
+    assert sorted(one.value() for one in ticker.deliveries) == list(range(20))
+    assert (await balance(ticker.store)).done == 20
+
+
+async def test_two_engines_share_the_partitions_without_a_double(tickers: Tickers, store: Store) -> None:
+    first = await tickers(options=EngineOptions(node="first"))
+    second = await tickers(options=EngineOptions(node="second"))
+    first.engine.keeper.wanted = {0, 1}
+    second.engine.keeper.wanted = {2, 3}
+    await first.client.put_many(Task("log:", n, after="1s") for n in range(200))
+    await asyncio.gather(first.turn(), second.turn())
+    first.clock.advance(seconds=1)
+    await asyncio.gather(first.turn(), second.turn())
+    fired = [one.value() for one in first.deliveries + second.deliveries]
+    assert sorted(fired) == list(range(200))
+    assert first.deliveries
+    assert second.deliveries
+
+
+# -- running by itself, on the server's clock ----------------------------------------------------------------
+
+
+class Running:
+    """An engine with its loops, on real time."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.sink = RecordingSink()
+        self.engine = Engine(store, {"log": self.sink}, EngineOptions(lease_s=2.0))
+        self.client = Client.over(store)
+
+    async def until(self, count: int, timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while len(self.sink.deliveries) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def real(fleet: Server | Cluster, namespace: str):  # type: ignore[no-untyped-def]
+    stores = []
+
+    async def start() -> Running:
+        store = await Store.open(fleet.url, namespace=namespace, partitions=4)
+        stores.append(store)
+        running = Running(store)
+        await running.engine.start()
+        return running
+
+    yield start
+    for store in stores:
+        await store.aclose()
+
+
+async def test_a_near_put_wakes_the_owner(real) -> None:  # type: ignore[no-untyped-def]
+    running = await real()
+    await asyncio.sleep(0.05)
+    late_ms = []
+    for n in range(10):
+        handle = await running.client.put("log:", n, after="20ms")
+        await running.until(n + 1)
+        late_ms.append(running.store.clock.now_ms() - handle.due_ms)
+    assert sorted(late_ms)[5] < 100, f"polling alone would take longer: {late_ms}"
+    assert min(late_ms) >= 0
+    assert await running.engine.stop()
+
+
+async def test_a_clean_stop_repeats_nothing(real) -> None:  # type: ignore[no-untyped-def]
+    """Stopped in the middle of a stream, by whatever it was doing; the next one takes over at once."""
+    seen: Counter[int] = Counter()
+    count = 0
+    for _ in range(4):
+        running = await real()
+        for _ in range(10):
+            await running.client.put_many(Task("log:", count + n, after=f"{n}ms") for n in range(200))
+            count += 200
+            await asyncio.sleep(0.007)
+        assert await running.engine.stop()
+        seen.update(one.value() for one in running.sink.deliveries)
+    last = await real()
+    await asyncio.sleep(0.3)
+    async with asyncio.timeout(10):
+        while sum(seen.values()) + len(last.sink.deliveries) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    assert await last.engine.stop()
+    seen.update(one.value() for one in last.sink.deliveries)
+    assert set(seen) == set(range(count))
+    assert set(seen.values()) == {1}
+    assert (await balance(last.store)).done == count
+
+
+async def test_a_stop_waits_for_what_is_in_flight(real) -> None:  # type: ignore[no-untyped-def]
+    running = await real()
+    gate = asyncio.Event()
+    running.sink.handlers["log"] = lambda one: _after(gate)
+    await running.client.put("log:", "slow")
+    await running.until(1)
+    asyncio.get_running_loop().call_later(0.1, gate.set)
+    assert await running.engine.stop()
+    assert (await balance(running.store)).done == 1
+
+
+def test_places_of_test_tasks_are_plain() -> None:
+    assert address_of("0" * 32 + "~0.rs.0.0.0").slice == Slice(1000, 0)
+    assert Reach().tasks > 0

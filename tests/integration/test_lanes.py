@@ -1,0 +1,233 @@
+"""Lanes: earlier due first, one at a time; a failing head holds up its own lane and no other."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from mainspring.engine.engine import EngineOptions
+from mainspring.engine.lookahead import Reach
+from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Delivery
+from mainspring.model.outcome import Dead, Retry
+from mainspring.model.retry import RetryPolicy
+from mainspring.model.task import Task
+from mainspring.store.keys import partition_of
+from mainspring.store.store import Store
+from mainspring.testing.balance import balance
+from mainspring.testing.ticker import Ticker
+
+Tickers = Callable[..., Awaitable[Ticker]]
+
+
+def values(deliveries: list[Delivery]) -> list[object]:
+    return [one.value() for one in deliveries]
+
+
+async def test_a_lane_goes_by_due_time_not_by_arrival(ticker: Ticker, clock: ManualClock) -> None:
+    now_ms = clock.now_ms()
+    order = [5, 1, 9, 3, 7, 0, 8, 2, 6, 4]
+    await ticker.client.put_many(Task("log:", n, at=now_ms + 1_000 + n * 300, lane="a") for n in order)
+    clock.advance(seconds=60)  # all overdue at once, over several slices
+    assert values(await ticker.turn()) == sorted(order)
+
+
+async def test_equal_due_times_go_by_arrival(ticker: Ticker, clock: ManualClock) -> None:
+    await ticker.client.put_many(Task("log:", n, at=clock.now_ms() + 500, lane="a") for n in range(20))
+    assert values(await ticker.advance(seconds=1)) == list(range(20))
+
+
+async def test_far_and_near_slices_of_one_lane_go_by_due_time(ticker: Ticker, clock: ManualClock) -> None:
+    """Put hours ahead they stand in an hour slice, put shortly before in seconds: the owner merges both."""
+    start_ms = clock.now_ms() - clock.now_ms() % 3_600_000 + 2 * 3_600_000
+    await ticker.client.put_many(Task("log:", n, at=start_ms + n * 1_000, lane="a") for n in (2, 4, 6))
+    clock.set(start_ms - 10_000)
+    await ticker.client.put_many(Task("log:", n, at=start_ms + n * 1_000, lane="a") for n in (1, 3, 5))
+    clock.set(start_ms + 10_000)
+    assert values(await ticker.turn()) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_one_at_a_time(ticker: Ticker) -> None:
+    running = 0
+
+    async def slow(one: Delivery) -> None:
+        nonlocal running
+        running += 1
+        assert running == 1
+        await asyncio.sleep(0)
+        running -= 1
+
+    ticker.answer("kafka", slow)
+    # Targets of their own, so that a batch does not hide two at a time.
+    await ticker.client.put_many(Task(f"kafka:{n}", n, after="1s", lane="a") for n in range(10))
+    assert values(await ticker.advance(seconds=1)) == list(range(10))
+
+
+async def test_a_late_arrival_is_not_overtaken_by_a_later_one(ticker: Ticker, clock: ManualClock) -> None:
+    """Accepted before the later one's begin, though the owner has not heard of it."""
+    await ticker.client.put("log:", "later", after="500ms", lane="a")
+    await ticker.turn()
+    clock.advance(ms=500)
+    await ticker.client.put("log:", "earlier", at=clock.now_ms() - 200, lane="a")
+    engine = ticker.engine
+    await engine.dispatcher.step()
+    assert ticker.deliveries == [], "the server says that there is more to read"
+    await ticker.turn()
+    assert values(ticker.deliveries) == ["earlier", "later"]
+
+
+async def test_a_late_arrival_in_an_unknown_slice_is_not_overtaken(ticker: Ticker, clock: ManualClock) -> None:
+    await ticker.client.put("log:", "later", after="2500ms", lane="a")
+    await ticker.turn()
+    await ticker.client.put("log:", "earlier", after="1200ms", lane="a")
+    clock.advance(ms=2_500)
+    await ticker.engine.dispatcher.step()
+    await ticker.turn()
+    assert values(ticker.deliveries) == ["earlier", "later"]
+
+
+async def test_a_failing_head_holds_only_its_own_lane(ticker: Ticker, store: Store) -> None:
+    other = next(f"x{n}" for n in range(100) if partition_of(f"x{n}", 4) == partition_of("a", 4))
+    ticker.answer("log", lambda one: Retry("no", after_ms=5_000) if (one.value(), one.attempt) == ("a0", 1) else None)
+    await ticker.client.put_many(Task("log:", f"a{n}", after=f"{1000 + n}ms", lane="a") for n in range(3))
+    await ticker.client.put_many(Task("log:", f"b{n}", after=f"{1001 + n}ms", lane=other) for n in range(3))
+    assert values(await ticker.advance(seconds=2)) == ["a0", "b0", "b1", "b2"]
+    assert values(await ticker.advance(seconds=10)) == ["a0", "a1", "a2"]
+    await balance(store)
+
+
+async def test_hundreds_of_slices_behind_a_failing_head_do_not_stop_the_partition(ticker: Ticker) -> None:
+    other = next(f"x{n}" for n in range(100) if partition_of(f"x{n}", 4) == partition_of("a", 4))
+    ticker.answer("log", lambda one: Retry("no", after_ms=900_000) if (one.value(), one.attempt) == (0, 1) else None)
+    now_ms = ticker.clock.now_ms()
+    await ticker.client.put_many(Task("log:", n, at=now_ms + n * 1000, lane="a") for n in range(400))
+    await ticker.client.put("log:", "other", at=now_ms + 399_500, lane=other)
+    await ticker.turn()
+    ticker.clock.advance(seconds=400)
+    await ticker.turn()
+    assert values(ticker.deliveries) == [0, "other"]
+    ticker.clock.advance(seconds=600)
+    await ticker.turn()
+    assert values(ticker.deliveries)[2:] == list(range(400))
+
+
+async def test_a_held_lane_stays_held_after_a_takeover(tickers: Tickers, store: Store) -> None:
+    first = await tickers(handlers={"log": lambda one: Retry("no", after_ms=30_000) if one.value() == 0 else None})
+    await first.client.put_many(Task("log:", n, after=f"{1 + n}s", lane="a") for n in range(3))
+    assert values(await first.advance(seconds=5)) == [0]
+    await first.crash()
+    first.clock.advance(seconds=6)
+    second = await tickers()
+    assert values(await second.turn()) == [], "the lane waits for the retry of its head"
+    assert values(await second.advance(seconds=60)) == [0, 1, 2]
+    for keys in store.keys.partitions:
+        assert await store.run_one(keys.slot, [("HLEN", keys.held)]) == [0]
+
+
+async def test_a_head_in_flight_at_a_crash_goes_first_again(tickers: Tickers, store: Store) -> None:
+    async def hang(one: Delivery) -> None:
+        await asyncio.Event().wait()
+
+    first = await tickers(handlers={"log": hang})
+    await first.client.put_many(Task("log:", n, after=f"{1 + n}s", lane="a") for n in range(3))
+    await first.turn()
+    first.clock.advance(seconds=4)
+    await first.engine.lookahead.step()
+    await first.engine.dispatcher.step()
+    while not first.deliveries:
+        await asyncio.sleep(0)
+    await first.crash()
+    first.clock.advance(seconds=6)
+    second = await tickers()
+    assert values(await second.turn()) == [0, 1, 2]
+    await balance(store)
+
+
+async def test_a_head_in_flight_at_a_crash_goes_before_an_earlier_one_that_came_since(
+    tickers: Tickers, store: Store
+) -> None:
+    """It has begun: it may have arrived already, so it is delivered again first."""
+
+    async def hang(one: Delivery) -> None:
+        await asyncio.Event().wait()
+
+    first = await tickers(handlers={"log": hang})
+    await first.client.put("log:", "begun", after="1500ms", lane="a")
+    await first.turn()
+    first.clock.advance(seconds=2)
+    await first.engine.lookahead.step()
+    await first.engine.dispatcher.step()
+    while not first.deliveries:
+        await asyncio.sleep(0)
+    await first.client.put("log:", "since", at=first.clock.now_ms() - 1_000, lane="a")
+    await first.crash()
+    first.clock.advance(seconds=6)
+    second = await tickers()
+    assert values(await second.turn()) == ["begun", "since"]
+
+
+@pytest.mark.parametrize("read_before", [True, False])
+async def test_cancelling_the_retry_of_a_head_frees_its_lane(tickers: Tickers, store: Store, read_before: bool) -> None:
+    wait_ms = 2_000 if read_before else 60_000
+    ticker = await tickers(handlers={"log": lambda one: Retry("no", after_ms=wait_ms) if one.value() == 0 else None})
+    handle = await ticker.client.put("log:", 0, after="1s", lane="a")
+    await ticker.client.put("log:", 1, after="2s", lane="a")
+    await ticker.advance(seconds=1)
+    assert await ticker.client.cancel(handle.id) == "cancelled"
+    assert values(await ticker.advance(minutes=2)) == [1]
+    for keys in store.keys.partitions:
+        assert await store.run_one(keys.slot, [("HLEN", keys.held)]) == [0]
+    await balance(store)
+
+
+async def test_cancelling_one_that_waits_behind_the_head_leaves_the_others(ticker: Ticker) -> None:
+    ticker.answer("log", lambda one: Retry("no", after_ms=5_000) if (one.value(), one.attempt) == (0, 1) else None)
+    summary = await ticker.client.put_many(
+        [Task("log:", n, after=f"{1000 + n}ms", lane="a") for n in range(4)], handles=True
+    )
+    ids = [handle.id for handle in summary.handles or ()]
+    await ticker.advance(seconds=2)
+    assert await ticker.client.cancel(ids[2]) == "cancelled"
+    assert values(await ticker.advance(seconds=10)) == [0, 1, 3]
+
+
+async def test_a_dead_head_frees_its_lane(tickers: Tickers, store: Store) -> None:
+    ticker = await tickers(options=EngineOptions(retry=RetryPolicy(max_attempts=3, base_ms=1000, jitter="none")))
+    ticker.answer("log", lambda one: (Dead("no") if one.attempt == 1 else Retry("x")) if one.value() < 2 else None)
+    await ticker.client.put_many(Task("log:", n, after="1s", lane="a") for n in range(4))
+    assert values(await ticker.advance(minutes=1)) == [0, 1, 2, 3]
+    await balance(store)
+
+
+async def test_an_expired_or_damaged_one_does_not_stop_its_lane(ticker: Ticker, clock: ManualClock) -> None:
+    await ticker.client.put("log:", "expires", after="1s", expires="1s", lane="a")
+    await ticker.client.put("log:", "next", after="1s", lane="a")
+    clock.advance(seconds=5)
+    assert values(await ticker.turn()) == ["next"]
+
+
+async def test_lanes_keep_their_order_when_memory_is_short(tickers: Tickers, store: Store) -> None:
+    ticker = await tickers(options=EngineOptions(reach=Reach(tasks=20)))
+    now_ms = ticker.clock.now_ms()
+    tasks = [Task("log:", n, at=now_ms + 1_000 + n * 7, lane=f"lane-{n % 3}") for n in range(300)]
+    await ticker.client.put_many(tasks)
+    for _ in range(40):
+        ticker.clock.advance(ms=100)
+        await ticker.turn()
+    by_lane: dict[str | None, list[int]] = {}
+    for one in ticker.deliveries:
+        by_lane.setdefault(one.lane, []).append(one.value())
+    assert sum(map(len, by_lane.values())) == 300
+    assert all(lane == sorted(lane) for lane in by_lane.values())
+
+
+async def test_resent_lane_tasks_go_once_and_in_order(ticker: Ticker) -> None:
+    from mainspring.testing.faults import bad_road, uses
+
+    with bad_road(ticker.store) as road:
+        for n in range(6):
+            road.next("lose reply" if n % 2 else "hold back", only=uses("MULTI"))
+            await ticker.client.put("log:", n, after=f"{500 + n}ms", lane="a")
+        await road.deliver_held()
+    assert values(await ticker.advance(seconds=5)) == list(range(6))
+    await balance(ticker.store)

@@ -1,0 +1,204 @@
+"""The server is full, gone, or back with an old memory: clear errors, no loss, and everybody goes on by himself."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from mainspring.client import Client
+from mainspring.engine.engine import Engine, EngineOptions
+from mainspring.model.clock import ManualClock
+from mainspring.model.errors import OutOfMemory, Unavailable
+from mainspring.model.task import Task
+from mainspring.store.link import LinkOptions
+from mainspring.store.store import Store
+from mainspring.testing.balance import balance
+from mainspring.testing.servers import Kind, Server, missing, standalone
+from mainspring.testing.ticker import RecordingSink, Ticker
+
+QUICK = LinkOptions(connect_timeout_s=1, timeout_s=2)
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of the test's own: it is filled, killed and started again."""
+    kind: Kind = request.param
+    if reason := missing(kind):
+        pytest.skip(reason)
+    with standalone(kind, aof=True, extra_config={"appendfsync": "always", "maxmemory-policy": "noeviction"}) as one:
+        yield one
+
+
+async def fill(ticker: Ticker, server: Server) -> int:
+    """Put until the server takes no more; return how many it took."""
+    used = int(server.info("memory")["used_memory"])
+    server.call("CONFIG", "SET", "maxmemory", used + 3_000_000)
+    taken = 0
+    with pytest.raises(OutOfMemory) as caught:
+        for n in range(1_000):
+            tasks = [Task("log:", "x" * 1_000, after=f"{1 + n % 5}s") for _ in range(100)]
+            await ticker.client.put_many(tasks)
+            taken += 100
+    assert "maxmemory" in str(caught.value)
+    return taken
+
+
+async def test_a_full_server_refuses_puts_whole_and_goes_on_firing(server: Server) -> None:
+    async with Ticker(server.url) as ticker:
+        handle = await ticker.client.put("log:", "early", id="before", after="1s")
+        lane = await ticker.client.put("log:", "lane", lane="a", after="2s")
+        await fill(ticker, server)
+        before = await balance(ticker.store)
+        # Hours ahead, so that memory for a new slice is needed in any case.
+        server.call("CONFIG", "SET", "maxmemory", int(server.info("memory")["used_memory"]) // 2)
+        for task in (Task("log:", after="5h"), Task("log:", id="new", after="5h"), Task("log:", lane="b", after="5h")):
+            with pytest.raises(OutOfMemory, match="nothing was written"):
+                await ticker.client.put_many([task])
+        with pytest.raises(OutOfMemory):
+            await ticker.client.put("log:", id="before", after="5h", on_conflict="replace")
+        assert await balance(ticker.store) == before, "a refused put leaves no trace"
+        assert await ticker.client.cancel(lane.id) == "cancelled"
+        fired = await ticker.advance(seconds=6)
+        assert len(fired) == before.pending - 1
+        assert (await ticker.client.get(handle.id)).state in ("done", "finished")
+        await ticker.advance(seconds=5)
+        assert (await balance(ticker.store)).pending == 0
+        server.call("CONFIG", "SET", "maxmemory", int(server.info("memory")["used_memory"]) + 1_000_000)
+        assert (await ticker.client.put("log:", after="5h")).outcome == "created"
+
+
+async def test_a_node_can_start_on_a_full_server(server: Server) -> None:
+    """What fires frees memory: a node that could not even start would leave the server full for ever."""
+    clock = ManualClock()
+    async with Ticker(server.url, clock=clock) as first:
+        await first.client.put("log:", "waits", after="1s")
+    server.call("CONFIG", "SET", "maxmemory", 1_000_000)
+    async with Ticker(server.url, clock=clock) as second:
+        assert [one.value() for one in await second.advance(seconds=1)] == ["waits"]
+
+
+async def test_puts_to_a_server_that_is_away_fail_clearly(server: Server) -> None:
+    async with Client(server.url, options=QUICK) as client:
+        server.kill()
+        for task in (Task("log:"), Task("log:", id="id"), Task("log:", lane="a")):
+            with pytest.raises(Unavailable, match="connect|closed|broke"):
+                await client.put_many([task])
+        with pytest.raises(Unavailable):
+            await client.get("id")
+        with pytest.raises(Unavailable):
+            await client.cancel("id")
+        server.restart()
+        assert (await client.put("log:", id="id")).outcome == "created"
+
+
+async def test_puts_wait_for_the_server_by_option(server: Server) -> None:
+    async with Client(server.url, options=QUICK, wait_s=20) as client:
+        await client.put("log:", id="known", after="1h")
+        server.kill()
+        waiting = [
+            asyncio.create_task(client.put("log:", after="1h")),
+            asyncio.create_task(client.put("log:", id="new", after="1h")),
+            asyncio.create_task(client.put("log:", id="known", after="2h", on_conflict="replace")),
+            asyncio.create_task(client.put_many(Task("log:", after="1h") for _ in range(1_000))),
+        ]
+        await asyncio.sleep(0.3)
+        assert not any(task.done() for task in waiting)
+        await asyncio.to_thread(server.restart)
+        await asyncio.gather(*waiting)
+        assert (await client.count()).pending == 1_003
+        await balance(client.store)
+
+
+async def test_a_connection_that_breaks_under_a_put_loses_and_doubles_nothing(server: Server) -> None:
+    store = await Store.open(server.url, options=QUICK)
+    client = Client.over(store, wait_s=10)
+    sink = RecordingSink()
+    engine = Engine(store, {"log": sink}, EngineOptions(lease_s=2))
+    await engine.start()
+
+    async def breaker() -> None:
+        for _ in range(15):
+            await asyncio.sleep(0.03)
+            await asyncio.to_thread(server.call, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    breaking = asyncio.create_task(breaker())
+    count = 0
+    while not breaking.done():
+        await client.put_many(Task("log:", count + n, after="30ms") for n in range(50))
+        count += 50
+    await breaking
+    await until(lambda: len({one.value() for one in sink.deliveries}) == count)
+    assert engine.crashed is None
+    await engine.stop()
+    seen = Counter(one.value() for one in sink.deliveries)
+    assert set(seen) == set(range(count))
+    assert len({one.idempotency_key for one in sink.deliveries}) == count
+    await balance(store)
+    await store.aclose()
+
+
+async def test_a_node_recovers_by_itself_when_its_server_comes_back(server: Server) -> None:
+    store = await Store.open(server.url, options=QUICK)
+    client = Client.over(store)
+    sink = RecordingSink()
+    engine = Engine(store, {"log": sink}, EngineOptions(lease_s=2))
+    await engine.start()
+    await client.put_many(Task("log:", n, after=f"{n * 10}ms") for n in range(100))
+    await until(lambda: len(sink.deliveries) > 10)
+    server.kill()
+    await asyncio.sleep(0.5)
+    assert engine.crashed is None
+    assert not engine.healthy
+    await asyncio.to_thread(server.restart)
+    await until(lambda: {one.value() for one in sink.deliveries} == set(range(100)))
+    await until(lambda: engine.healthy)
+    await client.put("log:", "after")
+    await until(lambda: sink.deliveries[-1].value() == "after")
+    assert len({one.idempotency_key for one in sink.deliveries}) == 101
+    assert await engine.stop()
+    assert (await balance(store)).done == 101
+    await store.aclose()
+
+
+async def test_a_server_that_hangs_is_noticed_and_its_tasks_fire_later(server: Server) -> None:
+    store = await Store.open(server.url, options=LinkOptions(connect_timeout_s=0.5, timeout_s=0.5))
+    client = Client.over(store)
+    sink = RecordingSink()
+    engine = Engine(store, {"log": sink}, EngineOptions(lease_s=1))
+    await engine.start()
+    await client.put_many(Task("log:", n, after=f"{n * 20}ms") for n in range(50))
+    await until(lambda: len(sink.deliveries) > 3)
+    server.pause()
+    with pytest.raises(Unavailable):
+        await client.put("log:", "hangs")
+    await asyncio.sleep(1.2)
+    server.resume()
+    await until(lambda: {one.value() for one in sink.deliveries} >= set(range(50)))
+    assert await engine.stop()
+    books = await balance(store)
+    assert books.pending == books.fired == 0
+    await store.aclose()
+
+
+async def test_an_emptied_server_is_no_crash(server: Server) -> None:
+    store = await Store.open(server.url, options=QUICK)
+    sink = RecordingSink()
+    engine = Engine(store, {"log": sink}, EngineOptions(lease_s=1))
+    await engine.start()
+    client = Client.over(store)
+    await client.put_many(Task("log:", n, after="300ms") for n in range(20))
+    await asyncio.sleep(0.1)
+    server.call("FLUSHALL")
+    await asyncio.sleep(0.5)
+    assert engine.crashed is None
+    await client.put("log:", "new")
+    await until(lambda: bool(sink.deliveries) and sink.deliveries[-1].value() == "new")
+    await engine.stop()
+    await store.aclose()
+
+
+async def until(condition) -> None:  # type: ignore[no-untyped-def]
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -1,0 +1,122 @@
+"""Entries: nothing is lost on the way in and out, and damage is noticed."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mainspring.model.delivery import Body
+from mainspring.model.errors import InvalidInput
+from mainspring.store.codec import (
+    FORWARD,
+    HEADER_BYTES,
+    INDEXED,
+    LANE,
+    RESENT,
+    TOMB,
+    bin_head,
+    decode,
+    decode_many,
+    decode_payload,
+    encode_payload,
+    entry,
+    header,
+    is_tomb,
+    short_head,
+)
+
+IDH = bytes(range(16))
+times = st.none() | st.integers(0, 2**45)
+names = st.none() | st.text(min_size=1, max_size=30)
+bodies = st.builds(
+    Body, st.text(max_size=30), st.binary(max_size=300), names, names, times, times, st.integers(1, 99), times,
+    st.booleans(), st.lists(st.text(max_size=9), max_size=3).map(tuple),
+)  # fmt: skip
+
+
+@given(bodies, st.integers(0, 3_599_999), st.sampled_from([0, INDEXED, LANE, INDEXED | LANE | RESENT]))
+def test_an_entry_is_read_back_as_it_was_written(body: Body, offset_ms: int, flags: int) -> None:
+    row = entry(offset_ms, flags, IDH, body)
+    assert decode(row) == body
+    assert (int.from_bytes(row[:4], "big"), row[4], row[5:HEADER_BYTES]) == (offset_ms, flags, IDH)
+    assert not is_tomb(row)
+
+
+@given(st.lists(bodies, max_size=20))
+def test_many_entries_are_read_as_one_array(some: list[Body]) -> None:
+    assert decode_many([entry(0, 0, IDH, body) for body in some]) == some
+
+
+def test_fields_with_defaults_at_the_end_cost_nothing() -> None:
+    assert entry(0, 0, IDH, Body("log:", b"1"))[HEADER_BYTES:] == b"\x92\xa4log:\xc4\x011"
+    assert entry(0, 0, IDH, Body("log:", b"1", "a"))[HEADER_BYTES:] == b"\x93\xa4log:\xc4\x011\xa1a"
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536])
+def test_the_hand_made_head_of_a_payload_is_that_of_msgpack(size: int) -> None:
+    made = short_head("kafka:ticks") + bin_head(size) + bytes(size)
+    assert made == msgspec.msgpack.encode(("kafka:ticks", bytes(size)))
+
+
+def test_fields_of_a_newer_version_are_ignored() -> None:
+    fields = [*msgspec.to_builtins(Body("log:", b"1"), builtin_types=(bytes,)), "a field from the future"]
+    assert decode(bytes(HEADER_BYTES) + msgspec.msgpack.encode(fields)) == Body("log:", b"1")
+
+
+@pytest.mark.parametrize("body", [b"", b"\x92", b"\x91\xa4log:", b"\x92\x01\x02", b"\x92\xa4log:\xc4\xffx", b"{}"])
+def test_a_damaged_body_is_noticed(body: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode(bytes(HEADER_BYTES) + body)
+
+
+@pytest.mark.parametrize("payload", [None, True, 1, 1.5, "ä", [1, None], {"item": "user1234"}, {"a": {"b": []}}])
+def test_json_values_come_back_as_they_were(payload: Any) -> None:
+    data, raw = encode_payload(payload)
+    assert not raw
+    assert decode_payload(Body("log:", data, raw=raw)) == payload
+
+
+@pytest.mark.parametrize("payload", [b"\x00\xff", bytearray(b"x"), memoryview(b"xyz")])
+def test_bytes_travel_untouched(payload: bytes) -> None:
+    data, raw = encode_payload(payload)
+    assert raw
+    assert decode_payload(Body("log:", data, raw=raw)) == bytes(payload)
+
+
+def test_a_payload_that_is_no_json_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    for payload in (object(), {1j: 2}, loop, "\ud800"):
+        with pytest.raises(InvalidInput, match="payload"):
+            encode_payload(payload)
+
+
+def test_not_a_number_is_stored_as_null_because_json_has_no_other_word() -> None:
+    assert encode_payload(math.nan) == (b"null", False)
+
+
+def test_a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not() -> None:
+    assert encode_payload(b"x" * 10, limit=10) == (b"x" * 10, True)
+    with pytest.raises(InvalidInput, match="11 bytes; at most 10"):
+        encode_payload(b"x" * 11, limit=10)
+    with pytest.raises(InvalidInput, match="at most 10"):
+        encode_payload("x" * 9, limit=10)  # the quotes count
+
+
+def test_the_header_is_the_same_with_other_flags_and_another_body() -> None:
+    first = entry(7, 0, IDH, Body("log:", b"1"))
+    again = entry(7, RESENT | INDEXED, IDH, Body("log:", b"2"))
+    assert header(first) == header(again)
+    assert header(first) != header(entry(8, 0, IDH, Body("log:", b"1")))
+
+
+def test_a_tomb_is_four_bytes_or_carries_its_flag() -> None:
+    row = entry(7, 0, IDH, Body("log:", b"1"))
+    assert is_tomb(IDH[:4])
+    assert is_tomb(row[:4] + bytes((TOMB | FORWARD,)) + row[5:])
+    assert not is_tomb(b"")
+    assert not is_tomb(b"\xff" * 20)
+    assert header(IDH[:4]) == IDH[:4]

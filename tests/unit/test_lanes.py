@@ -1,0 +1,144 @@
+"""Lanes: one at a time, the earlier due first."""
+
+from itertools import count
+
+import pytest
+
+from mainspring.engine.flight import Flight
+from mainspring.engine.lanes import Lanes
+from mainspring.engine.live import LiveSlice
+from mainspring.model.delivery import Body
+from mainspring.store.keys import Keyspace, Slice
+
+KEYS = Keyspace("main", 1).partitions[0]
+_number = count(1)
+
+
+@pytest.fixture
+def lanes() -> Lanes:
+    return Lanes()
+
+
+def flight(due_ms: int, *, lane: str = "l", attempt: int = 1, idh: bytes = b"") -> Flight:
+    n = next(_number)
+    body = Body("log:", b"1", None, lane, attempt=attempt)
+    live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
+    return Flight("main", idh or n.to_bytes(16, "big"), body, due_ms, live, n)
+
+
+def offer(lanes: Lanes, *flights: Flight) -> None:
+    for one in flights:
+        assert one.lane is not None
+        lanes.offer(one.lane, one)
+
+
+def test_the_first_of_a_lane_leaves_at_once(lanes: Lanes) -> None:
+    first = flight(5)
+    offer(lanes, first)
+    assert lanes.leaving() == [first]
+    assert lanes.leaving() == []
+
+
+def test_the_next_leaves_when_the_one_before_it_is_settled(lanes: Lanes) -> None:
+    first, second = flight(5), flight(6)
+    offer(lanes, first, second)
+    assert lanes.leaving() == [first]
+    assert lanes.leaving() == []
+    assert lanes.free("l", first.idh)
+    assert lanes.leaving() == [second]
+
+
+def test_the_earlier_due_leaves_first_whoever_came_first(lanes: Lanes) -> None:
+    late, early = flight(6), flight(5)
+    offer(lanes, late, early)
+    assert lanes.leaving() == [early]
+
+
+def test_of_two_due_at_once_the_one_that_was_accepted_first_leaves_first(lanes: Lanes) -> None:
+    first, second = flight(5), flight(5)
+    offer(lanes, second, first)
+    assert lanes.leaving() == [first]
+
+
+def test_lanes_do_not_wait_for_one_another(lanes: Lanes) -> None:
+    left, right = flight(5, lane="left"), flight(6, lane="right")
+    offer(lanes, left, right)
+    assert sorted(lanes.leaving(), key=lambda one: one.due_ms) == [left, right]
+
+
+def test_a_lane_waits_for_the_retry_of_its_head(lanes: Lanes) -> None:
+    head, behind = flight(5), flight(6)
+    offer(lanes, head, behind)
+    assert lanes.leaving() == [head]
+    lanes.hold("l", head.idh)
+    assert lanes.leaving() == []
+    retry = flight(900, attempt=2, idh=head.idh)
+    offer(lanes, retry)
+    assert lanes.leaving() == [retry]
+    assert lanes.free("l", head.idh)
+    assert lanes.leaving() == [behind]
+
+
+def test_a_new_owner_that_is_told_of_a_held_lane_waits_too(lanes: Lanes) -> None:
+    lanes.hold("l", b"h" * 16)
+    offer(lanes, flight(5))
+    assert lanes.leaving() == []
+    retry = flight(900, attempt=2, idh=b"h" * 16)
+    offer(lanes, retry)
+    assert lanes.leaving() == [retry]
+
+
+def test_a_cancelled_retry_frees_its_lane(lanes: Lanes) -> None:
+    lanes.hold("l", b"head" + bytes(12))
+    behind = flight(5)
+    offer(lanes, behind)
+    assert lanes.leaving() == []
+    assert lanes.free_cancelled(b"head") == ["l"]
+    assert lanes.leaving() == [behind]
+
+
+def test_a_cancelled_task_somewhere_else_frees_nothing(lanes: Lanes) -> None:
+    lanes.hold("l", b"head" + bytes(12))
+    offer(lanes, flight(5))
+    assert lanes.free_cancelled(b"tail") == []
+    assert lanes.leaving() == []
+
+
+def test_only_the_head_frees_its_lane(lanes: Lanes) -> None:
+    first, second = flight(5), flight(6)
+    offer(lanes, first, second)
+    assert lanes.leaving() == [first]
+    assert not lanes.free("l", second.idh)
+    assert not lanes.free("nobody", first.idh)
+    assert lanes.leaving() == []
+
+
+def test_one_that_did_not_leave_after_all_lets_an_earlier_one_pass(lanes: Lanes) -> None:
+    later = flight(6)
+    offer(lanes, later)
+    assert lanes.leaving() == [later]
+    lanes.take_back("l", later)
+    earlier = flight(5)
+    offer(lanes, earlier)
+    assert lanes.leaving() == [earlier]
+    assert lanes.free("l", earlier.idh)
+    assert lanes.leaving() == [later]
+
+
+def test_a_retry_that_did_not_leave_is_still_the_one_its_lane_waits_for(lanes: Lanes) -> None:
+    retry = flight(900, attempt=2)
+    lanes.hold("l", retry.idh)
+    offer(lanes, retry)
+    assert lanes.leaving() == [retry]
+    lanes.take_back("l", retry)
+    offer(lanes, flight(5))
+    assert lanes.leaving() == [retry]
+
+
+def test_what_stands_in_a_forgotten_slice_is_passed_over(lanes: Lanes) -> None:
+    first, gone, last = flight(5), flight(6), flight(7)
+    offer(lanes, first, gone, last)
+    assert lanes.leaving() == [first]
+    gone.live.forgotten = True
+    assert lanes.free("l", first.idh)
+    assert lanes.leaving() == [last]

@@ -1,0 +1,99 @@
+"""Times as people write them."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from mainspring.model.errors import InvalidInput
+from mainspring.model.limits import HORIZON_MS
+from mainspring.model.times import check_horizon, delay_ms, instant_ms
+
+NOW_MS = 1_800_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("250ms", 250),
+        ("30s", 30_000),
+        ("30m", 1_800_000),
+        ("1h30m", 5_400_000),
+        ("1.5h", 5_400_000),
+        ("2d", 172_800_000),
+        ("1w", 604_800_000),
+        (" 5s ", 5_000),
+        ("0s", 0),
+        ("PT10M", 600_000),
+        ("P1DT2H3M4.5S", 93_784_500),
+        ("P2W", 1_209_600_000),
+        ("pt1s", 1_000),
+    ],
+)
+def test_a_delay_is_read_in_milliseconds(text: str, ms: int) -> None:
+    assert delay_ms(text) == ms
+
+
+def test_a_delay_is_rounded_up_so_that_nothing_fires_early() -> None:
+    assert delay_ms("0.1ms") == 1
+    assert delay_ms("PT0.0001S") == 1
+    assert delay_ms(timedelta(microseconds=1)) == 1
+    assert delay_ms(timedelta(minutes=30)) == 1_800_000
+
+
+@pytest.mark.parametrize("text", ["", "soon", "30", "30 m", "1h30", "-5s", "P", "PT", "P1M", "P1Y", "1h 30m", "5S"])
+def test_what_is_not_a_delay_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InvalidInput, match="'30m'"):
+        delay_ms(text)
+
+
+def test_a_negative_delay_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="negative"):
+        delay_ms(timedelta(seconds=-1))
+
+
+@pytest.mark.parametrize("delay", [30, 1.5, None, True])
+def test_a_bare_number_is_no_delay_because_its_unit_is_anybodys_guess(delay: object) -> None:
+    with pytest.raises(InvalidInput, match="after is a"):
+        delay_ms(delay)  # type: ignore[arg-type]
+
+
+def test_the_error_names_the_field_that_was_wrong() -> None:
+    with pytest.raises(InvalidInput, match="dedupe_window"):
+        delay_ms("x", field="dedupe_window")
+
+
+def test_an_instant_is_an_aware_datetime_epoch_milliseconds_or_iso_text() -> None:
+    when = datetime(2027, 1, 15, 8, 0, 0, tzinfo=UTC)
+    assert instant_ms(when) == NOW_MS
+    assert instant_ms(NOW_MS) == NOW_MS
+    assert instant_ms(float(NOW_MS)) == NOW_MS
+    assert instant_ms("2027-01-15T08:00:00Z") == NOW_MS
+    assert instant_ms("2027-01-15T10:00:00+02:00") == NOW_MS
+    assert instant_ms(when.astimezone(timezone(timedelta(hours=-5)))) == NOW_MS
+
+
+def test_an_instant_is_rounded_up_so_that_nothing_fires_early() -> None:
+    assert instant_ms(NOW_MS + 0.25) == NOW_MS + 1
+    assert instant_ms(datetime(2027, 1, 15, 8, 0, 0, 1, tzinfo=UTC)) == NOW_MS + 1
+
+
+def test_a_naive_datetime_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="naive"):
+        instant_ms(datetime(2027, 1, 15))  # noqa: DTZ001
+    with pytest.raises(InvalidInput, match="naive"):
+        instant_ms("2027-01-15T08:00:00")
+
+
+@pytest.mark.parametrize("when", [float("nan"), float("inf"), True, None, [], "tomorrow"])
+def test_what_is_no_instant_is_refused(when: object) -> None:
+    with pytest.raises(InvalidInput, match=r"^at"):
+        instant_ms(when)  # type: ignore[arg-type]
+
+
+def test_the_horizon_is_ten_years_and_a_refusal_suspects_the_unit() -> None:
+    check_horizon(NOW_MS + HORIZON_MS, NOW_MS)
+    check_horizon(0, NOW_MS)
+    with pytest.raises(InvalidInput, match="microseconds"):
+        check_horizon(NOW_MS * 1000, NOW_MS)
+    with pytest.raises(InvalidInput, match="before 1970"):
+        check_horizon(-1, NOW_MS)
