@@ -3,7 +3,7 @@
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -33,8 +33,9 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
         if os.environ.get("CI") == "true":
             pytest.fail(f"{reason}: CI must run on every kind of server")
         pytest.skip(reason)
-    with ExitStack() as stack:
-        yield stack.enter_context(cluster(3, 0) if name == "cluster" else standalone(kind))
+    started: Fleet = cluster(3, 0) if name == "cluster" else standalone(kind)
+    with started:
+        yield started
 
 
 def masters_of(fleet: Fleet) -> list[Server]:

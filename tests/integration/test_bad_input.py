@@ -1,6 +1,5 @@
 """Bad input: one clear error each, and nothing written. A namespace of another format is never mixed with."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -116,7 +115,8 @@ async def test_look_ups_check_their_id_too(client: Client, bad: Any) -> None:
 @pytest.mark.parametrize(
     "handle",
     [
-        "0" * 32 + "~zz.rs.1.1.1", "0" * 32 + "~0.1.1.1.1.1", "0" * 32 + "~0.5.1.1.1", "f" * 32 + "~0.rs." + "z" * 60 + ".0.0",
+        "0" * 32 + "~zz.rs.1.1.1", "0" * 32 + "~0.1.1.1.1.1", "0" * 32 + "~0.5.1.1.1",
+        "f" * 32 + "~0.rs." + "z" * 60 + ".0.0",
         "0" * 32 + "~0.rs.0.zzzzzzzz.0", "0" * 32 + "~0.rs.0.0." + "z" * 9,
     ],
 )  # fmt: skip
@@ -154,8 +154,8 @@ async def test_an_empty_range_is_refused(client: Client) -> None:
 
 
 @pytest.fixture
-def url(fleet: Server | Cluster) -> Iterator[str]:
-    yield fleet.url
+def url(fleet: Server | Cluster) -> str:
+    return fleet.url
 
 
 async def test_another_partition_count_is_never_mixed(store: Store, url: str) -> None:

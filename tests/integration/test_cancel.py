@@ -80,7 +80,7 @@ async def test_a_handle_to_a_slice_that_is_gone_cancels_nothing(ticker: Ticker, 
 
 
 async def test_the_retry_of_a_task_can_be_cancelled_by_the_first_handle(ticker: Ticker) -> None:
-    ticker.answer("log", lambda delivery: Retry("no", after_ms=60_000))
+    ticker.answer("log", lambda _: Retry("no", after_ms=60_000))
     handle = await ticker.client.put("log:", after="1s")
     await ticker.advance(seconds=1)
     info = await ticker.client.get(handle.id)

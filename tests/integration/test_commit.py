@@ -1,6 +1,7 @@
 """Commit: a task leaves its slice only together with what becomes of it, and only by the hand of its owner."""
 
 from collections.abc import Awaitable, Callable
+
 import pytest
 
 from mainspring.client import Client
@@ -84,7 +85,7 @@ async def test_a_stale_commit_writes_nothing_at_all(begun: Begun, store: Store) 
 
 async def test_done_bits_never_travel_ahead_of_their_retry(ticker: Ticker, tickers: Tickers) -> None:
     """A delivery that fails while the commit of another partition is on its way, and then the node dies."""
-    ticker.answer("log", lambda one: Retry("no", after_ms=10_000))
+    ticker.answer("log", lambda _: Retry("no", after_ms=10_000))
     await ticker.client.put("log:", "x", after="1s")
     await ticker.turn()
     ticker.clock.advance(seconds=1)
@@ -139,7 +140,7 @@ async def test_the_last_failure_leaves_a_dead_letter_with_every_error(tickers: T
 
 
 async def test_a_dead_task_is_not_tried_again(ticker: Ticker) -> None:
-    ticker.answer("log", lambda one: Dead("never"))
+    ticker.answer("log", lambda _: Dead("never"))
     await ticker.client.put("log:", after="1s")
     assert len(await ticker.advance(hours=1)) == 1
     assert [letter.reason for letter in await list_dead(ticker.store)] == ["never"]
@@ -205,6 +206,7 @@ async def test_a_sink_that_raises_or_miscounts_is_a_failed_delivery(tickers: Tic
     await ticker.client.put("log:", "fine")
     await ticker.turn()
     reasons = sorted(letter.reason for letter in await list_dead(ticker.store))
-    assert reasons == ["RuntimeError: boom", "the sink answered for another number of tasks"]
+    assert reasons[0] == "RuntimeError: boom"
+    assert "one outcome for each task" in reasons[1]
     assert [one.value() for one in ticker.deliveries] == ["fine"]
     await balance(ticker.store)

@@ -18,6 +18,10 @@ def started(kind: Kind, **config: str) -> Server:
     return standalone(kind, aof="appendonly" in names, extra_config=names)
 
 
+def follower(primary: Server) -> Server:
+    return standalone("valkey", extra_config={"replicaof": f"127.0.0.1 {primary.port}"})
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits for disks and replicas that do not come end after a tenth of a second."""
@@ -60,26 +64,25 @@ async def test_disk_without_a_disk_is_stored_and_not_confirmed(kind: Kind, quick
 
 
 async def test_replicas_are_confirmed_by_replicas(quick: None) -> None:
-    with started("valkey", repl_diskless_sync_delay="0") as primary:
-        with standalone("valkey", extra_config={"replicaof": f"127.0.0.1 {primary.port}"}) as replica:
-            wait_until(lambda: replica.info("replication").get("master_link_status") == "up", "the replica follows")
-            async with Client(primary.url) as client:
-                handle = await client.put("log:", id="id", after="1h", durability="replicas=1")
-                assert handle.durability == "replicas=1"
-                assert replica.call("EXISTS", client.store.keys.partitions[0].n) in (0, 1)
-                with pytest.raises(NotConfirmed, match="1 of 2 confirmed"):
-                    await client.put("log:", after="1h", durability="replicas=2")
-                replica.pause()
-                with pytest.raises(NotConfirmed, match="0 of 1 confirmed"):
-                    await client.put("log:", id="two", after="1h", durability="replicas=1")
-                # A repeat that changes nothing must not be confirmed by replicas that have seen nothing.
-                with pytest.raises(NotConfirmed, match="0 of 1 confirmed"):
-                    await client.put("log:", id="two", after="1h", durability="replicas=1")
-                replica.resume()
-                assert (await client.put("log:", id="two", after="1h", durability="replicas=1")).outcome == "kept"
-                with pytest.raises(NotConfirmed, match="of 2 confirmed"):
-                    await client.put("log:", id="two", after="2h", on_conflict="replace", durability="replicas=2")
-                await balance(client.store)
+    with started("valkey", repl_diskless_sync_delay="0") as primary, follower(primary) as replica:
+        wait_until(lambda: replica.info("replication").get("master_link_status") == "up", "the replica follows")
+        async with Client(primary.url) as client:
+            handle = await client.put("log:", id="id", after="1h", durability="replicas=1")
+            assert handle.durability == "replicas=1"
+            assert replica.call("EXISTS", client.store.keys.partitions[0].n) in (0, 1)
+            with pytest.raises(NotConfirmed, match="1 of 2 confirmed"):
+                await client.put("log:", after="1h", durability="replicas=2")
+            replica.pause()
+            with pytest.raises(NotConfirmed, match="0 of 1 confirmed"):
+                await client.put("log:", id="two", after="1h", durability="replicas=1")
+            # A repeat that changes nothing must not be confirmed by replicas that have seen nothing.
+            with pytest.raises(NotConfirmed, match="0 of 1 confirmed"):
+                await client.put("log:", id="two", after="1h", durability="replicas=1")
+            replica.resume()
+            assert (await client.put("log:", id="two", after="1h", durability="replicas=1")).outcome == "kept"
+            with pytest.raises(NotConfirmed, match="of 2 confirmed"):
+                await client.put("log:", id="two", after="2h", on_conflict="replace", durability="replicas=2")
+            await balance(client.store)
 
 
 async def test_waiting_for_replicas_does_not_hold_up_others() -> None:

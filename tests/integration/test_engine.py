@@ -2,21 +2,20 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 
 from mainspring.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
-from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock
+from mainspring.model.errors import Conflict, Unavailable
 from mainspring.model.outcome import Retry
 from mainspring.model.task import Task
-from mainspring.store.keys import Slice
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, calls
-from mainspring.testing.owner import address_of
 from mainspring.testing.servers import Cluster, Server
 from mainspring.testing.ticker import RecordingSink, Ticker
 
@@ -44,10 +43,8 @@ async def test_the_books_balance_at_every_step(ticker: Ticker) -> None:
         if n % 7 == 0:
             await ticker.client.cancel(ids[n // 2])
         if n % 11 == 0:
-            try:
+            with suppress(Conflict):  # it may have left
                 await ticker.client.reschedule(ids[n - n // 3], after="4s")
-            except Exception as error:  # noqa: BLE001 - it may have left
-                assert "cannot be moved" in str(error)
         await balance(ticker.store)
         await ticker.advance(ms=40)
         await balance(ticker.store)
@@ -59,7 +56,7 @@ async def test_the_books_balance_at_every_step(ticker: Ticker) -> None:
 
 async def test_a_new_owner_delivers_again_what_was_fired_and_not_done(tickers: Tickers, store: Store) -> None:
     stuck = asyncio.Event()
-    first = await tickers(handlers={"kafka": lambda one: _after(stuck)})
+    first = await tickers(handlers={"kafka": lambda _: _after(stuck)})
     await first.client.put("kafka:a", "stuck", after="1s")
     await first.client.put("log:", "done", after="1s")
     await first.turn()
@@ -67,6 +64,8 @@ async def test_a_new_owner_delivers_again_what_was_fired_and_not_done(tickers: T
     while len(first.deliveries) < 2:
         await first.engine.lookahead.step()
         await first.engine.dispatcher.step()
+        await asyncio.sleep(0)
+    while first.engine.dispatcher.in_flight > 1:  # noqa: ASYNC110 - the other one hangs
         await asyncio.sleep(0)
     await first.engine.dispatcher.flush()
     assert (await balance(store)).fired == 1
@@ -92,7 +91,7 @@ async def test_a_takeover_with_many_slices_fires_nothing_twice(tickers: Tickers,
     tasks = [Task("log:", n, at=start_ms + 1000 * n, lane="a" if n else "b") for n in range(seconds)]
     await first.client.put_many(tasks)
     await first.client.put_many(Task("http://stuck", n, at=start_ms + 1000 * n, lane=f"a{n}") for n in range(seconds))
-    first.answer("http", lambda one: _after(asyncio.Event()))
+    first.answer("http", lambda _: _after(asyncio.Event()))
     first.clock.advance(seconds=seconds)
     engine = first.engine
     await engine.keeper.step()
@@ -100,7 +99,7 @@ async def test_a_takeover_with_many_slices_fires_nothing_twice(tickers: Tickers,
         await engine.lookahead.step()
         await engine.dispatcher.step()
         await asyncio.sleep(0)
-        if Counter(one.target for one in first.deliveries)["log:"] == seconds:
+        if Counter(one.target for one in first.deliveries)["log:"] == seconds == engine.dispatcher.in_flight:
             break
     await engine.dispatcher.flush()
     await first.crash()
@@ -120,10 +119,7 @@ async def test_an_owner_that_was_fenced_stops_and_the_other_goes_on(tickers: Tic
     second = await tickers(options=EngineOptions(node="second"))
     assert len(await second.turn()) == 10
     for _ in range(2):
-        try:
-            await first.engine.dispatcher.step()
-        except Exception as error:  # noqa: BLE001
-            raise AssertionError("being fenced is no error") from error
+        await first.engine.dispatcher.step()
     assert len(first.deliveries) == 1, "it had read them all, and may not fire one"
     await first.engine.keeper.step()
     assert not first.engine.owned
@@ -189,10 +185,8 @@ async def test_any_call_may_fail_once_and_everything_fires_once(ticker: Ticker, 
     with bad_road(ticker.store) as road:
         for _ in range(12):
             road.next(fault, only=calls(script))
-            try:
+            with suppress(Unavailable):
                 await ticker.advance(ms=700)
-            except Exception as error:  # noqa: BLE001
-                assert "cut the road" in str(error)
     await ticker.advance(seconds=10)
     assert sorted(one.value() for one in ticker.deliveries) == list(range(20))
     assert (await balance(ticker.store)).done == 20
@@ -288,14 +282,9 @@ async def test_a_clean_stop_repeats_nothing(real) -> None:  # type: ignore[no-un
 async def test_a_stop_waits_for_what_is_in_flight(real) -> None:  # type: ignore[no-untyped-def]
     running = await real()
     gate = asyncio.Event()
-    running.sink.handlers["log"] = lambda one: _after(gate)
+    running.sink.handlers["log"] = lambda _: _after(gate)
     await running.client.put("log:", "slow")
     await running.until(1)
     asyncio.get_running_loop().call_later(0.1, gate.set)
     assert await running.engine.stop()
     assert (await balance(running.store)).done == 1
-
-
-def test_places_of_test_tasks_are_plain() -> None:
-    assert address_of("0" * 32 + "~0.rs.0.0.0").slice == Slice(1000, 0)
-    assert Reach().tasks > 0

@@ -38,7 +38,7 @@ async def test_a_namespace_is_fresh_and_its_keys_go(
 
 
 def test_the_plugin_costs_nothing_when_unused() -> None:
-    code = "import sys, mainspring.testing.plugin as p; print([n for n in sys.modules if n.startswith('mainspring.store')])"
+    code = "import sys, mainspring.testing.plugin; print([n for n in sys.modules if n.startswith('mainspring.engine')])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
 

@@ -1,12 +1,14 @@
 """Put without an id: stored whole or not at all, once however often it is sent, found by the handle."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 from mainspring.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.errors import Unavailable
+from mainspring.model.outcome import Retry
 from mainspring.model.task import Task
 from mainspring.store.codec import RESENT
 from mainspring.store.keys import HOUR_MS, SECOND_MS
@@ -46,7 +48,7 @@ async def test_many_tasks_are_put_and_counted(client: Client, store: Store) -> N
 
 
 async def test_tasks_may_come_from_an_asynchronous_source(client: Client) -> None:
-    async def source():  # type: ignore[no-untyped-def]
+    async def source() -> AsyncIterator[Task]:
         for n in range(10):
             await asyncio.sleep(0)
             yield Task("log:", n, after="1s")
@@ -100,8 +102,6 @@ async def test_a_resend_that_arrives_when_the_original_has_fired_does_not_fire(t
 
 
 async def test_a_resent_task_that_fails_is_tried_again(ticker: Ticker) -> None:
-    from mainspring.model.outcome import Retry
-
     ticker.answer("log", lambda delivery: Retry("not yet", after_ms=50) if delivery.attempt == 1 else None)
     with bad_road(ticker.store) as road:
         road.next("lose reply", only=uses("MULTI"))

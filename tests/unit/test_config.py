@@ -84,7 +84,7 @@ def test_the_variables_kubernetes_sets_for_a_service_of_our_name_are_left_alone(
         ({"namespace": ""}, {}, "namespace"),
         ({"tick_target": "nowhere"}, {}, "no known scheme"),
         ({"log_level": "loud"}, {}, "log_level is 'loud'; use one of debug"),
-        ({}, {"MAINSPRING_RETRY_JITTER": "some"}, "retry jitter is 'some'"),
+        ({}, {"MAINSPRING_RETRY_JITTER": "some"}, "retry: jitter is 'some'"),
         ({}, {"MAINSPRING_RETRY_MAX_ATTEMPTS": "0"}, "retry: max_attempts is 0"),
     ],
 )

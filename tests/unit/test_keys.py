@@ -48,7 +48,7 @@ def test_namespaces_do_not_share_keys() -> None:
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "{a}", "ä", "x" * 65, None, 5])
 def test_a_namespace_that_could_break_a_key_is_refused(name: object) -> None:
     with pytest.raises(InvalidInput, match="namespace"):
-        check_namespace(name)  # type: ignore[arg-type]
+        check_namespace(name)
 
 
 @pytest.mark.parametrize("count", [0, -1, 4097])

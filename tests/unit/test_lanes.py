@@ -8,6 +8,7 @@ from mainspring.engine.flight import Flight
 from mainspring.engine.lanes import Lanes
 from mainspring.engine.live import LiveSlice
 from mainspring.model.delivery import Body
+from mainspring.store.codec import entry
 from mainspring.store.keys import Keyspace, Slice
 
 KEYS = Keyspace("main", 1).partitions[0]
@@ -23,7 +24,8 @@ def flight(due_ms: int, *, lane: str = "l", attempt: int = 1, idh: bytes = b"") 
     n = next(_number)
     body = Body("log:", b"1", None, lane, attempt=attempt)
     live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
-    return Flight("main", idh or n.to_bytes(16, "big"), body, due_ms, live, n)
+    row = entry(due_ms, 0, idh or n.to_bytes(16, "big"), body)
+    return Flight(body, row, due_ms << 32 | n, live)
 
 
 def offer(lanes: Lanes, *flights: Flight) -> None:

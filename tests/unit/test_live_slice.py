@@ -125,7 +125,7 @@ def test_windows_lose_nothing_and_keep_order(width_ms: int) -> None:
 
 
 def partition_with(live: LiveSlice) -> Partition:
-    partition = Partition(KEYS, "ns", b"token", lease_until=float("inf"))
+    partition = Partition(KEYS, b"token", lease_until=float("inf"))
     partition.add(live)
     return partition
 

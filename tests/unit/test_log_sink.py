@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from mainspring.model.delivery import Body, Delivery
+from mainspring.model.delivery import Body, Delivery, GivenDelivery
 from mainspring.model.outcome import DONE, Retry
 from mainspring.sinks.log import LogSink
 
 
 def delivery(payload: bytes, *, raw: bool = False) -> Delivery:
-    return Delivery("main", b"\0" * 16, Body("log:", payload, raw=raw), 0)
+    return GivenDelivery(Body("log:", payload, raw=raw), "main", bytes(16), 0)
 
 
 @pytest.fixture

@@ -17,13 +17,15 @@ from ..sinks.base import Sink
 from ..store import fire
 from ..store.store import Store
 from .flight import Flight
-from .live import LiveSlice
+from .live import INDEX_MASK, LiveSlice
 from .outcomes import Outcomes
 from .partition import Begun, Partition
 
 log = logging.getLogger("mainspring.engine")
 
 _LIVE: Final = attrgetter("live")
+_TARGET: Final = attrgetter("body.target")
+_EXPIRES: Final = attrgetter("body.expires_ms")
 TICK_TASKS: Final = 8_192
 """Tasks a tick begins at most, over all partitions: their handling blocks the loop for some milliseconds."""
 
@@ -166,8 +168,7 @@ class Dispatcher:
                 partition.take_back(begun)
             case "more":
                 partition.take_back(begun)
-                partition.needs_listing = True
-                partition.blocked_ms = begun.section.max_due_ms or -1
+                partition.block(begun.section.max_due_ms or 0)
                 self._read_again()
             case "stale":
                 for live in begun.touched:
@@ -194,10 +195,10 @@ class Dispatcher:
     # -- deliveries ---------------------------------------------------------------------------------
 
     def _deliver(self, flights: list[Flight]) -> None:
-        if any(flight.body.expires_ms is not None for flight in flights):
+        if any(map(_EXPIRES, flights)):
             flights = self._without_expired(flights)
         by_target: dict[str, list[Flight]] = {}
-        if len({flight.body.target for flight in flights}) == 1:
+        if len(set(map(_TARGET, flights))) == 1:
             by_target[flights[0].body.target] = flights
         else:
             for flight in flights:
@@ -243,8 +244,8 @@ class Dispatcher:
                     for flight in run:
                         self._settle_one(flight, DONE)
                 else:
-                    indexes = [flight.index for flight in run]
-                    live.settle_many(indexes)
+                    indexes = [flight.key & INDEX_MASK for flight in run]
+                    live.land(indexes)
                     live.finished += len(indexes)
                     self._note_settled(live)
         else:
@@ -269,7 +270,7 @@ class Dispatcher:
                 flight.live.finished += 1
             case Retry() | Dead():
                 goes_on = self._outcomes.apply(partition, flight, outcome)
-        flight.live.settle_many([flight.index])
+        flight.live.land([flight.index])
         partition.settled(flight.live, time.monotonic())
         if goes_on:
             partition.lane_goes_on(flight)
@@ -317,9 +318,10 @@ class Dispatcher:
         """Wait for what is in flight and commit it. Nothing new begins: the caller stopped the loop before."""
         # What was begun and not answered when the loop stopped may be fired on the server: it goes out as well.
         await self._resend()
-        while self._running:
-            await asyncio.wait(self._running)
-        await self.flush()
+        while self._running or any(one.dirty or one.has_outcomes for one in self._owned.values()):
+            if self._running:
+                await asyncio.wait(self._running)
+            await self.flush()
 
     async def flush(self) -> None:
         """Commit everything that is finished."""

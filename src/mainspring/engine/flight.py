@@ -1,19 +1,38 @@
 """A delivery together with the place of its entry, so that its outcome finds the way back."""
 
 from ..model.delivery import Delivery
-from .live import LiveSlice
+from ..store.codec import HEADER_BYTES
+from .live import INDEX_MASK, LiveSlice
 
 
 class Flight(Delivery, gc=False):
-    """What the dispatcher hands to a sink. Sinks see a Delivery.
+    """What the dispatcher hands to a sink. Made of what is at hand; the rest is worked out by who asks.
 
     Hidden from the garbage collector: nothing it refers to refers back, and there are a great many.
     """
 
+    row: bytes
+    key: int
+    """Offset and index of the entry, as LiveSlice sorts them."""
     live: LiveSlice
-    index: int
 
     @property
-    def offset_ms(self) -> int:
-        """The millisecond within its slice at which the entry stands."""
-        return max(0, self.due_ms - self.live.slice.start_ms)
+    def namespace(self) -> str:
+        return self.live.namespace
+
+    @property
+    def idh(self) -> bytes:
+        return self.row[5:HEADER_BYTES]
+
+    @property
+    def index(self) -> int:
+        return self.key & INDEX_MASK
+
+    @property
+    def place_ms(self) -> int:
+        """The time at which the entry stands: its due time, or later if it was overdue when it was put."""
+        return self.live.slice.start_ms + (self.key >> 32)
+
+    @property
+    def due_ms(self) -> int:
+        return self.place_ms if self.body.due_ms is None else self.body.due_ms

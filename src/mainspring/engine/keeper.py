@@ -91,7 +91,7 @@ class Keeper:
 
     async def _take(self, number: int, token: bytes, asked_at: float) -> None:
         keys = self._store.keys.partitions[number]
-        partition = Partition(keys, self._store.keys.namespace, token, asked_at + self.lease_s)
+        partition = Partition(keys, token, asked_at + self.lease_s)
         for lane, idh in (await read.held_lanes(self._store, number)).items():
             partition.lanes.hold(lane, idh)
         self._owned[number] = partition

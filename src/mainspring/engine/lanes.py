@@ -1,6 +1,7 @@
 """Lanes: of the tasks that share one, one at a time is under way, the earlier due first."""
 
 from heapq import heappop, heappush
+from math import inf
 
 from .flight import Flight
 
@@ -17,6 +18,8 @@ class Lanes:
         self._count = 0
         self.stirred: set[str] = set()
         """Lanes in which somebody may leave now."""
+        self._barred: set[str] = set()
+        """Lanes whose next one stands beyond the barrier."""
 
     def hold(self, lane: str, idh: bytes) -> None:
         """The lane waits for the retry of this task."""
@@ -30,17 +33,21 @@ class Lanes:
         former owner has fired goes first, because it may have been delivered.
         """
         self._count += 1
-        live = flight.live
-        at_ms = -1 if live.to_redo(flight.index) else live.slice.start_ms + flight.offset_ms
+        at_ms = -1 if flight.live.to_redo(flight.index) else flight.place_ms
         item = (at_ms, flight.index, self._count, flight)
         heappush(self._behind.setdefault(lane, []), item)
         self.stirred.add(lane)
 
-    def leaving(self) -> list[Flight]:
-        """Those whose turn it is."""
+    def stir(self) -> None:
+        """Rows were read: the barrier may have moved."""
+        self.stirred |= self._barred
+        self._barred = set()
+
+    def leaving(self, barrier_ms: float = inf) -> list[Flight]:
+        """Those whose turn it is and who stand before the barrier."""
         leaving = []
         for lane in self.stirred:
-            flight = self._next(lane)
+            flight = self._next(lane, barrier_ms)
             if flight is not None:
                 self._head[lane] = flight.idh
                 self._retrying.discard(lane)
@@ -48,17 +55,19 @@ class Lanes:
         self.stirred = set()
         return leaving
 
-    def _next(self, lane: str) -> Flight | None:
+    def _next(self, lane: str, barrier_ms: float) -> Flight | None:
         behind = self._behind.get(lane, [])
         head = self._head.get(lane)
         if head is None:
-            while behind:
-                flight = heappop(behind)[3]
-                if not flight.live.forgotten:
-                    return flight
-            self._behind.pop(lane, None)
-            return None
-        if lane in self._retrying:
+            while behind and behind[0][3].live.forgotten:
+                heappop(behind)
+            if not behind:
+                self._behind.pop(lane, None)
+            elif behind[0][0] < barrier_ms:
+                return heappop(behind)[3]
+            else:
+                self._barred.add(lane)
+        elif lane in self._retrying:
             for i, item in enumerate(behind):
                 if item[3].idh == head and not item[3].live.forgotten:
                     del behind[i]

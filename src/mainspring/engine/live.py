@@ -10,6 +10,7 @@ from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, LANE, RESENT, TOMB, TO
 from ..store.fire import WHOLE, Touch
 from ..store.keys import HOUR_MS, PartitionKeys, Slice
 
+INDEX_MASK: Final = 0xFFFFFFFF
 _MASK: Final = tuple(0x80 >> bit for bit in range(8))
 _END: Final = 1 << 63
 _FEW: Final = 32
@@ -27,11 +28,12 @@ class LiveSlice:
     __slots__ = (
         "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished", "fired",
         "first_of", "forgotten", "g", "g_text", "has_lanes", "held", "high", "inherited", "kept", "keys", "lost", "low",
-        "name", "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice", "tail", "tail_index",
-        "tombs", "unread",
+        "name", "namespace", "out", "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice", "tail",
+        "tail_index", "tombs", "unread",
     )  # fmt: skip
 
     def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:
+        self.namespace = keys.namespace
         self.partition = keys.number
         self.name = place.name
         self.keys = keys.slice_keys(self.name)
@@ -52,6 +54,8 @@ class LiveSlice:
         self.dedupe = False
         self.unread = True
         """There may be rows on the server that were not read."""
+        self.out = 0
+        """Rows that were fired and are not settled."""
         self.finished = 0
         """Tasks delivered since the last commit, for the counter."""
         self.lost = 0
@@ -169,7 +173,7 @@ class LiveSlice:
             self.deferred += len(keys) - len(kept)
             for key in keys:
                 if key >= self.high:
-                    self.rows[key & 0xFFFFFFFF] = None
+                    self.rows[key & INDEX_MASK] = None
         return kept
 
     def _merge(self, keys: list[int]) -> None:
@@ -185,17 +189,25 @@ class LiveSlice:
 
     def trim(self, keep: int) -> int:
         """Hold only the earliest rows; the others are read again in a later pass. Returns how many were let go."""
-        cut = self.at + max(keep, 1)
+        cut = self.at + keep
         if cut >= len(self.due):
             return 0
         self.high = self.due[cut]
         gone = self.due[cut:]
         del self.due[cut:]
         for key in gone:
-            self.rows[key & 0xFFFFFFFF] = None
+            self.rows[key & INDEX_MASK] = None
         self.deferred += len(gone)
         self.kept = keep
         return len(gone)
+
+    def trim_after(self, until_ms: int) -> None:
+        """Hold only what is due before a time."""
+        bound = max(0, until_ms - self.slice.start_ms) << 32
+        keep = bisect_left(self.due, bound, self.at) - self.at
+        if keep < self.waiting:
+            self.trim(keep)
+            self.high, self.kept = bound, _END
 
     def open_window(self, until_ms: int) -> None:
         """Of a wide slice hold only what is due before a time."""
@@ -254,8 +266,15 @@ class LiveSlice:
     def mark_fired(self, indexes: list[int]) -> tuple[int, bytes]:
         """Set the fired bits; return the byte range that changed."""
         fired = self.fired
-        for i in indexes:
-            fired[i >> 3] |= _MASK[i & 7]
+        self.out += len(indexes)
+        if len(indexes) == self.cursor:  # all there is, at once
+            whole, rest = divmod(self.cursor, 8)
+            fired[:whole] = b"\xff" * whole
+            if rest:
+                fired[whole] |= 0xFF00 >> rest & 0xFF
+        else:
+            for i in indexes:
+                fired[i >> 3] |= _MASK[i & 7]
         if self.redo:
             self.held.update(indexes)
         if len(fired) <= _SMALL_BYTES:
@@ -269,10 +288,31 @@ class LiveSlice:
 
     def unmark_fired(self, indexes: list[int]) -> None:
         """They did not leave. What a former owner has fired stays fired: it may have been delivered."""
+        self.out -= len(indexes)
         for i in indexes:
             self.held.discard(i)
             if not self._bit(self.redo, i):
                 self.fired[i >> 3] &= ~_MASK[i & 7] & 0xFF
+
+    def land(self, indexes: list[int]) -> None:
+        """Rows that were fired are settled."""
+        self.out -= len(indexes)
+        if self.out or self.redo:
+            self.settle_many(indexes)
+            return
+        # All that was fired is settled: the done bits are the fired bits, and those of rows that never had to fire.
+        size = len(self.done)
+        union = int.from_bytes(self.done, "little") | int.from_bytes(self.fired, "little")
+        self.done = bytearray(union.to_bytes(max(size, len(self.fired)), "little"))
+        self._note_dirty(indexes)
+        if self.at >= len(self.due):
+            self.let_rows_go()
+
+    def let_rows_go(self) -> None:
+        """Nothing waits: the rows are needed no more. One that has to wait again is read again."""
+        if not self.held:
+            self.rows = [None] * len(self.rows)
+            self.passes += 1
 
     def settle_many(self, indexes: list[int]) -> None:
         """Nothing is left to do for these rows."""
@@ -281,6 +321,9 @@ class LiveSlice:
             done[i >> 3] |= _MASK[i & 7]
             if i < known:
                 rows[i] = None
+        self._note_dirty(indexes)
+
+    def _note_dirty(self, indexes: list[int]) -> None:
         self.dirty_low = min(self.dirty_low, min(indexes))
         self.dirty_high = max(self.dirty_high, max(indexes))
 

@@ -19,7 +19,7 @@ CHUNKS_AT_ONCE: Final = (32, 512)
 
 SLICES_LISTED: Final = 256
 WINDOW_MS: Final = 300_000
-"""Of an hour slice this much is held at a time."""
+"""Of an hour slice this much is held at a time, less where room is short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class LookAhead:
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
         self._at_once = CHUNKS_AT_ONCE[0]
+        self._window_ms = WINDOW_MS
         self.hungry = False
         """There was more to read than room for it."""
 
@@ -85,6 +86,8 @@ class LookAhead:
             elif count != partition.accepted_seen:
                 partition.accepted_seen = count
                 partition.needs_listing = changed = True
+        if self.held < self._reach.tasks // 4:
+            self._window_ms = min(WINDOW_MS, self._window_ms * 2)
         self._poll_ms = self._reach.poll_ms if changed else min(self._poll_ms * 2, self._reach.idle_poll_ms)
         self._next_poll_ms = now_ms + self._poll_ms
         if failure is not None:
@@ -132,7 +135,7 @@ class LookAhead:
 
     async def _read(self, now_ms: int) -> bool:
         """Read a round of chunks, earliest slices first. True when there is more to read at once."""
-        until_ms = now_ms + WINDOW_MS
+        until_ms = now_ms + self._window_ms
         wanted: list[LiveSlice] = []
         for partition in self._owned.values():
             for live in partition.slices.values():
@@ -141,6 +144,8 @@ class LookAhead:
                 if live.unread:
                     wanted.append(live)
         wanted.sort(key=lambda live: live.slice.start_ms)
+        if wanted and self.held >= self._reach.tasks:
+            self._make_room(now_ms)
         chunks = self._chunks(wanted)
         self.hungry = len(chunks) < min(len(wanted), self._at_once)
         if not chunks:
@@ -148,9 +153,16 @@ class LookAhead:
         await self._read_chunks(chunks, until_ms)
         return True
 
+    def _make_room(self, now_ms: int) -> None:
+        """Let go of rows of wide slices that are not due for long: they must not keep out what is due now."""
+        self._window_ms = max(2 * self._reach.horizon_ms, self._window_ms // 2)
+        for partition in self._owned.values():
+            for live in partition.slices.values():
+                live.trim_after(now_ms + self._window_ms)
+
     def _chunks(self, wanted: list[LiveSlice]) -> list[tuple[LiveSlice, read.Chunk]]:
         room = self._reach.tasks - self.held
-        rows_each = CHUNK_ROWS * CHUNKS_AT_ONCE[0] // self._at_once
+        rows_each = max(1, CHUNK_ROWS * CHUNKS_AT_ONCE[0] // self._at_once)
         chunks: list[tuple[LiveSlice, read.Chunk]] = []
         for live in wanted:
             if len(chunks) == self._at_once:

@@ -1,6 +1,6 @@
 """One owned partition: its slices, its lanes, its fencing token, and what has to be written next."""
 
-from itertools import islice
+from itertools import islice, repeat
 from math import inf
 from typing import Final
 
@@ -11,7 +11,7 @@ from ..store.fire import Commit, Death, Known, NewPlace, Section, Touch
 from ..store.keys import PartitionKeys, Slice
 from .flight import Flight
 from .lanes import Lanes
-from .live import LiveSlice, is_set
+from .live import INDEX_MASK, LiveSlice, is_set
 
 MOST_SLICES: Final = 200
 """Slices that one tick touches at most in a partition."""
@@ -39,10 +39,9 @@ class Begun:
 class Partition:
     """All state of one partition that this node owns. Nothing here does I/O."""
 
-    def __init__(self, keys: PartitionKeys, namespace: str, token: bytes, lease_until: float) -> None:
+    def __init__(self, keys: PartitionKeys, token: bytes, lease_until: float) -> None:
         self.keys = keys
         self.number = keys.number
-        self.namespace = namespace
         self.token = token
         self.seq = 0
         self.lease_until = lease_until
@@ -63,7 +62,7 @@ class Partition:
         self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
-        """A lane's task due by then waits for unread slices that started before it."""
+        """A lane's task waits for slices that start by then and are not read to their end."""
         self.next_start_ms: int | None = None
         """Start of the earliest slice that lies beyond the horizon."""
         self.damaged: list[Damaged] = []
@@ -121,14 +120,19 @@ class Partition:
                 if leaving:
                     max_due = max(max_due, live.slice.start_ms + (keys[-1] >> 32))
                     flights += leaving
-                    by_live[live] = [flight.index for flight in leaving]
+                    by_live[live] = [flight.key & INDEX_MASK for flight in leaving]
         # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
-        for flight in self.lanes.leaving() if limit > 0 or flights else ():
-            max_due = max(max_due, flight.live.slice.start_ms + flight.offset_ms)
+        for flight in self.lanes.leaving(self._barrier_ms()) if limit > 0 or flights else ():
+            max_due = max(max_due, flight.place_ms)
             flights.append(flight)
             by_live.setdefault(flight.live, []).append(flight.index)
         self.survey()
         return self._section(flights, by_live, max_due, commit)
+
+    def _barrier_ms(self) -> float:
+        """No lane's task from here on may leave: earlier ones were let go for want of room, and are not held."""
+        ends = (live.slice.start_ms + (live.high >> 32) for live in self.slices.values() if live.deferred)
+        return min(ends, default=inf)
 
     def _section(
         self, flights: list[Flight], by_live: dict[LiveSlice, list[int]], max_due_ms: int, commit: bool
@@ -153,7 +157,7 @@ class Partition:
         return Begun(section, flights, list(touched))
 
     def _known(self, max_due_ms: int) -> list[Known]:
-        limit = (max_due_ms // 1000 + 1) * 1000
+        limit = _second_end(max_due_ms)
         return [
             Known(live.name, live.keys[0], live.g_text, live.cursor)
             for live in self.slices.values()
@@ -161,8 +165,8 @@ class Partition:
         ]
 
     def _flights(self, live: LiveSlice, keys: list[int]) -> list[Flight]:
-        indexes = [key & 0xFFFFFFFF for key in keys]
-        rows = [live.rows[i] or b"" for i in indexes]
+        held = live.rows
+        rows = [held[key & INDEX_MASK] or b"" for key in keys]
         if live.damaged or min(map(len, rows)) <= HEADER_BYTES:
             return self._flights_one_by_one(live, keys)
         try:
@@ -171,18 +175,7 @@ class Partition:
             return self._flights_one_by_one(live, keys)
         if len(bodies) != len(rows):
             return self._flights_one_by_one(live, keys)
-        start, namespace = live.slice.start_ms, self.namespace
-        flights = [
-            Flight(
-                namespace,
-                row[5:HEADER_BYTES],
-                body,
-                start + (key >> 32) if body.due_ms is None else body.due_ms,
-                live,
-                i,
-            )
-            for key, i, row, body in zip(keys, indexes, rows, bodies, strict=True)
-        ]
+        flights = list(map(Flight, bodies, rows, keys, repeat(live)))
         return [flight for flight in flights if not self._waits_for_turn(flight)] if live.has_lanes else flights
 
     def _waits_for_turn(self, flight: Flight) -> bool:
@@ -197,7 +190,7 @@ class Partition:
         """Slowly, because one of these entries is damaged: that one must not hold up the others."""
         flights = []
         for key in keys:
-            index = key & 0xFFFFFFFF
+            index = key & INDEX_MASK
             row = live.rows[index] or b""
             try:
                 if len(row) < HEADER_BYTES or int.from_bytes(row[:4], "big") >= live.slice.width_ms:
@@ -206,8 +199,7 @@ class Partition:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.damaged.append(Damaged(live, index, row, str(error)))
                 continue
-            due_ms = live.slice.start_ms + (key >> 32) if body.due_ms is None else body.due_ms
-            flight = Flight(self.namespace, row[5:HEADER_BYTES], body, due_ms, live, index)
+            flight = Flight(body, row, key, live)
             if not self._waits_for_turn(flight):
                 flights.append(flight)
         return flights
@@ -228,7 +220,7 @@ class Partition:
         for flight in begun.flights:
             first_byte, bits = cancelled.get(flight.live, (0, b""))
             if is_set(bits, first_byte, flight.index):
-                flight.live.settle_many([flight.index])
+                flight.live.land([flight.index])
                 self.settled(flight.live, 0.0)
                 self.lane_goes_on(flight)
             else:
@@ -239,16 +231,16 @@ class Partition:
         """The server wrote nothing: everything waits again, and what was done has still to be committed."""
         keys: dict[LiveSlice, list[int]] = {}
         for flight in begun.flights:
-            keys.setdefault(flight.live, []).append((flight.offset_ms << 32) | flight.index)
+            keys.setdefault(flight.live, []).append(flight.key)
         for live, passes in zip(begun.touched, begun.passes, strict=True):
             some = keys.get(live, [])
-            live.unmark_fired([key & 0xFFFFFFFF for key in some])
+            live.unmark_fired([key & INDEX_MASK for key in some])
             if live.passes != passes and some:
                 live.restart()  # its rows were let go while the call was under way
             else:
                 lanes = {flight.index for flight in begun.flights if flight.live is live and flight.body.lane}
                 live.held |= lanes
-                live.put_back([key for key in some if key & 0xFFFFFFFF not in lanes])
+                live.put_back([key for key in some if key & INDEX_MASK not in lanes])
         for flight in begun.flights:
             if flight.body.lane is not None and flight.index in flight.live.held:
                 self.lanes.take_back(flight.body.lane, flight)
@@ -263,6 +255,11 @@ class Partition:
     def forget(self, live: LiveSlice) -> None:
         """The list on the server is not the one that was read: read it anew, bitmaps included."""
         self.remove(live)
+        self.needs_listing = True
+
+    def block(self, max_due_ms: int) -> None:
+        """A lane's task cannot leave before every slice of its second, and all earlier ones, are read to their end."""
+        self.blocked_ms = _second_end(max_due_ms) - 1
         self.needs_listing = True
 
     def remove(self, live: LiveSlice) -> None:
@@ -288,6 +285,7 @@ class Partition:
         for prefix in live.tombs:
             self.holds += [(lane, b"") for lane in self.lanes.free_cancelled(prefix)]
         live.tombs = []
+        self.lanes.stir()
         self.soonest_ms = min(self.soonest_ms, live.next_due_ms() or inf)
 
     def committed(self, work: Commit) -> None:
@@ -317,6 +315,11 @@ class Partition:
         )
         self.retries, self.deaths, self.holds = [], [], []
         return work
+
+
+def _second_end(ms: int) -> int:
+    """Slices are known to the server by the second in which they start."""
+    return (ms // 1000 + 1) * 1000
 
 
 def _by_start(item: tuple[Slice, LiveSlice]) -> int:

@@ -22,8 +22,8 @@ class Sweeper:
 
     async def step(self) -> float:
         busy = await self.drop_finished()
-        removed = await self._forget_ids()
-        return 0.1 if busy or removed else 0.5
+        more = await self._forget_ids()
+        return 0.0 if more else 0.1 if busy else 0.5
 
     async def drop_finished(self) -> bool:
         """Drop slices that are done and past their grace. True when there may be more."""

@@ -26,12 +26,22 @@ class Body(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Delivery(msgspec.Struct, gc=False):
-    """One attempt at one task. The idempotency key is the same for every attempt."""
+    """One attempt at one task, as a sink gets it. The idempotency key is the same for every attempt."""
 
-    namespace: str
-    idh: bytes
     body: Body
-    due_ms: int
+
+    @property
+    def namespace(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def idh(self) -> bytes:
+        """The 16 bytes that stand for the id."""
+        raise NotImplementedError
+
+    @property
+    def due_ms(self) -> int:
+        raise NotImplementedError
 
     @property
     def id(self) -> str:
@@ -65,3 +75,11 @@ class Delivery(msgspec.Struct, gc=False):
     def value(self) -> Any:
         """The payload as the caller gave it."""
         return self.body.payload if self.body.raw else msgspec.json.decode(self.body.payload)
+
+
+class GivenDelivery(Delivery, gc=False):
+    """A delivery made by hand, to try a sink with."""
+
+    namespace: str
+    idh: bytes
+    due_ms: int

@@ -214,7 +214,7 @@ async def look_up(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Add
     return found
 
 
-async def sweep(store: Store, partition: int, cursor: int, *, before_ms: int, count: int = 64) -> tuple[int, int]:
+async def sweep(store: Store, partition: int, cursor: int, *, before_ms: int, count: int = 256) -> tuple[int, int]:
     """Look at some ids and forget those of tasks finished before a time. Returns the next cursor and how many went."""
     keys = store.keys.partitions[partition]
     [reply] = await store.run_one(keys.slot, [("HSCAN", keys.ids, cursor, "COUNT", count)])

@@ -133,6 +133,7 @@ def _base36(n: int) -> str:
 class PartitionKeys:
     """The keys of one partition; all share its hash tag."""
 
+    namespace: str
     number: int
     tag: str
     slot: int
@@ -147,9 +148,9 @@ class PartitionKeys:
     wake: str
 
     @classmethod
-    def make(cls, number: int, tag: str) -> "PartitionKeys":
+    def make(cls, namespace: str, number: int, tag: str) -> "PartitionKeys":
         names = ("slices", "own", "fence", "n", "dead", "dead:t", "held", "ids", "wake")
-        return cls(number, tag, slot_of(tag), *(f"{{{tag}}}:{name}" for name in names))
+        return cls(namespace, number, tag, slot_of(tag), *(f"{{{tag}}}:{name}" for name in names))
 
     def entries(self, name: str) -> str:
         return f"{{{self.tag}}}:s:{name}"
@@ -167,7 +168,9 @@ class Keyspace:
         self.namespace = check_namespace(namespace)
         if not 1 <= partitions <= 4096:
             raise InvalidInput(f"partitions is {partitions}; it must lie between 1 and 4096")
-        self.partitions = tuple(PartitionKeys.make(p, tag) for p, tag in enumerate(tags(namespace, partitions)))
+        self.partitions = tuple(
+            PartitionKeys.make(namespace, p, tag) for p, tag in enumerate(tags(namespace, partitions))
+        )
         self.meta = meta_key(namespace)
 
     def __len__(self) -> int:

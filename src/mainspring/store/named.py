@@ -62,8 +62,10 @@ class NamedPuts:
             # Two tasks with one id in the same call come one after the other, as in two calls.
             todo, later = _first_of_each(items, todo)
             patience = Patience(self._store, wait_s)
-            for i, taken in await self._put_new(items, todo, handles, now_ms, level, patience):
-                handles[i] = await self._put_known(items[i], taken, on_conflict, now_ms, level, patience)
+            known = await self._put_new(items, todo, handles, now_ms, level, patience)
+            entries = await self._look([(address, items[i].row.idh) for i, address in known], patience)
+            for (i, address), entry in zip(known, entries, strict=True):
+                handles[i] = await self._put_known(items[i], address, entry, on_conflict, now_ms, level, patience)
             todo = later
         return [handle for handle in handles if handle is not None]
 
@@ -100,41 +102,53 @@ class NamedPuts:
                 await patience.after(failure)
         return known
 
+    async def _look(self, wanted: list[tuple[Address, bytes]], patience: Patience) -> list[Found]:
+        """All at once: a bulk put that is repeated finds every one of its ids known."""
+        while True:
+            try:
+                return await look_at(self._store, wanted) if wanted else []
+            except Unavailable as failure:
+                await patience.after(failure)
+
     async def _put_known(
         self,
         item: Named,
         current: Address | None,
+        seen: Found | None,
         on_conflict: OnConflict,
         now_ms: int,
         level: Durability,
         patience: Patience,
     ) -> Handle:
-        for _ in range(_TRIES):
+        changes = 0
+        while changes < _TRIES:
             try:
-                answer = await self._try_known(item, current, on_conflict, now_ms, level, unsure=patience.unsure)
+                answer = await self._try_known(item, current, seen, on_conflict, now_ms, level, patience.unsure)
             except Unavailable as failure:
                 await patience.after(failure)
+                seen = None
                 continue
             if isinstance(answer, Handle):
                 return answer
             if answer.status == "changed":
                 current = answer.address
+            seen, changes = None, changes + 1
         raise Conflict(f"id {item.id!r} keeps changing; try again")
 
     async def _try_known(
         self,
         item: Named,
         current: Address | None,
+        seen: Found | None,
         on_conflict: OnConflict,
         now_ms: int,
         level: Durability,
-        *,
         unsure: bool,
     ) -> Handle | Replaced:
         """One attempt: the handle, or why there is none yet."""
         old: Address | None = None
         if current is not None:
-            [entry] = await look_at(self._store, [(current, item.row.idh)])
+            entry = seen or (await look_at(self._store, [(current, item.row.idh)]))[0]
             if unsure and current.slice == item.row.slice and entry.body == decode(item.row.row):
                 return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
             handle = self._keep(item, current, entry, on_conflict, now_ms, level)

@@ -206,7 +206,7 @@ def _choose(listed: _Listed, start_ms: int, rows_needed: int) -> tuple[list[tupl
     expected, last_ms = 0.0, 0
     for _, place, _ in slices:
         second_ms = place.start_ms // 1000 * 1000
-        if expected >= enough and second_ms > last_ms:
+        if expected >= enough and second_ms > max(last_ms, start_ms):
             return [one for one in slices if one[1].start_ms < second_ms], second_ms
         last_ms = second_ms
         expected += rows_a_slice * (place.end_ms - max(place.start_ms, start_ms)) / place.width_ms
