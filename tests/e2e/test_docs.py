@@ -148,7 +148,7 @@ def test_every_setting_is_on_the_operations_page() -> None:
 
 
 def test_every_key_is_on_the_architecture_page() -> None:
-    keys = PartitionKeys.make(0, "t")
+    keys = PartitionKeys.make("main", 0, "t")
     text = page("ARCHITECTURE.md")
     for field in fields(keys):
         value = getattr(keys, field.name)

@@ -141,5 +141,6 @@ class Engine:
                 pass
             if self.dispatcher.delivered == before and not any(one.lanes.stirred for one in self.owned.values()):
                 break
-        await self.sweeper.drop_finished()
+        while await self.sweeper.drop_finished():
+            pass
         return self.dispatcher.delivered

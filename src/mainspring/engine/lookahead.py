@@ -144,13 +144,15 @@ class LookAhead:
                 if live.unread:
                     wanted.append(live)
         wanted.sort(key=lambda live: live.slice.start_ms)
-        if wanted and self.held >= self._reach.tasks:
+        held = self.held if wanted else 0
+        if held >= self._reach.tasks:
             self._make_room(now_ms)
-        chunks = self._chunks(wanted)
+            held = self.held
+        chunks = self._chunks(wanted, self._reach.tasks - held)
         self.hungry = len(chunks) < min(len(wanted), self._at_once)
         if not chunks:
             return False
-        await self._read_chunks(chunks, until_ms)
+        await self._read_chunks(chunks, until_ms, full=held >= self._reach.tasks)
         return True
 
     def _make_room(self, now_ms: int) -> None:
@@ -160,8 +162,7 @@ class LookAhead:
             for live in partition.slices.values():
                 live.trim_after(now_ms + self._window_ms)
 
-    def _chunks(self, wanted: list[LiveSlice]) -> list[tuple[LiveSlice, read.Chunk]]:
-        room = self._reach.tasks - self.held
+    def _chunks(self, wanted: list[LiveSlice], room: int) -> list[tuple[LiveSlice, read.Chunk]]:
         rows_each = max(1, CHUNK_ROWS * CHUNKS_AT_ONCE[0] // self._at_once)
         chunks: list[tuple[LiveSlice, read.Chunk]] = []
         for live in wanted:
@@ -178,7 +179,7 @@ class LookAhead:
                 chunks.append((live, chunk))
         return chunks
 
-    async def _read_chunks(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int) -> None:
+    async def _read_chunks(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int, *, full: bool) -> None:
         answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
         rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
         few, many = CHUNKS_AT_ONCE
@@ -188,12 +189,12 @@ class LookAhead:
             if isinstance(answer, StoreError):
                 failure = answer
             elif not live.forgotten and live.cursor == chunk.first:
-                self._take(live, chunk, answer, until_ms)
+                self._take(live, chunk, answer, until_ms, full=full)
         self._fire()
         if failure is not None:
             raise failure
 
-    def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.Rows, until_ms: int) -> None:
+    def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.Rows, until_ms: int, *, full: bool) -> None:
         if chunk.bitmaps:
             live.load_bitmaps(answer.fired, answer.done)
         live.unread = len(answer.rows) == chunk.rows
@@ -204,7 +205,7 @@ class LookAhead:
         # Half of the room is the most that one slice may take; past that only its earliest rows are held. A slice
         # that is read although there is no room keeps what the next tick can use.
         most = max(self._reach.tasks // 2, 1)
-        if self.held > self._reach.tasks:
+        if full:
             most = min(most, max(CHUNK_ROWS, self._reach.tasks // 8))
         if live.waiting > most:
             live.trim(most // 2 + 1)
