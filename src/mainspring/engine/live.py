@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Final
 
@@ -17,6 +17,7 @@ _FEW: Final = 32
 _SMALL_BYTES: Final = 1024
 """Bitmaps up to this size are written whole, many of them in one command."""
 _FLAGS: Final = itemgetter(4)
+_OFFSET: Final = itemgetter(slice(4))
 
 
 class LiveSlice:
@@ -112,10 +113,12 @@ class LiveSlice:
             self.restart(dedupe=True)
             return -waiting
         self.has_lanes = self.has_lanes or any(flag & LANE for flag in flags)
-        offsets = array("I", b"".join([row[:4] if len(row) >= 4 else bytes(4) for row in rows]))
+        whole = min(map(len, rows), default=0) >= HEADER_BYTES
+        heads = map(_OFFSET, rows) if whole else (row[:4].ljust(4, b"\0") for row in rows)
+        offsets = array("I", b"".join(heads))
         offsets.byteswap()
         plain = not self.sift and not self.dedupe and max(flags, default=0) <= (INDEXED | LANE)
-        if plain and max(offsets, default=0) < self.slice.width_ms and min(map(len, rows)) >= HEADER_BYTES:
+        if plain and whole and max(offsets, default=0) < self.slice.width_ms:
             keys = [(offset << 32) | i for i, offset in enumerate(offsets, first)]
             self.rows += rows
         else:
@@ -294,17 +297,16 @@ class LiveSlice:
             if not self._bit(self.redo, i):
                 self.fired[i >> 3] &= ~_MASK[i & 7] & 0xFF
 
-    def land(self, indexes: list[int]) -> None:
-        """Rows that were fired are settled."""
-        self.out -= len(indexes)
+    def land(self, count: int, indexes: Iterable[int]) -> None:
+        """So many rows that were fired are settled; which ones is asked only if others are still out."""
+        self.out -= count
         if self.out or self.redo:
-            self.settle_many(indexes)
+            self.settle_many(list(indexes))
             return
         # All that was fired is settled: the done bits are the fired bits, and those of rows that never had to fire.
-        size = len(self.done)
         union = int.from_bytes(self.done, "little") | int.from_bytes(self.fired, "little")
-        self.done = bytearray(union.to_bytes(max(size, len(self.fired)), "little"))
-        self._note_dirty(indexes)
+        self.done = bytearray(union.to_bytes(max(len(self.done), len(self.fired)), "little"))
+        self.dirty_low, self.dirty_high = 0, max(self.tail_index, self.dirty_high)
         if self.at >= len(self.due):
             self.let_rows_go()
 

@@ -2,7 +2,7 @@
 
 from itertools import islice, repeat
 from math import inf
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -113,6 +113,8 @@ class Partition:
                 break
             if live.at >= len(live.due):
                 continue
+            if flights and live.waiting > limit:
+                break  # a slice that leaves whole costs less than one that leaves in two parts
             keys = live.take_due(now_ms, limit)
             if keys:
                 limit -= len(keys)
@@ -120,7 +122,8 @@ class Partition:
                 if leaving:
                     max_due = max(max_due, live.slice.start_ms + (keys[-1] >> 32))
                     flights += leaving
-                    by_live[live] = [flight.key & INDEX_MASK for flight in leaving]
+                    left = keys if len(leaving) == len(keys) else [flight.key for flight in leaving]
+                    by_live[live] = list(map(INDEX_MASK.__and__, left))
         # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
         for flight in self.lanes.leaving(self._barrier_ms()) if limit > 0 or flights else ():
             max_due = max(max_due, flight.place_ms)
@@ -165,9 +168,11 @@ class Partition:
         ]
 
     def _flights(self, live: LiveSlice, keys: list[int]) -> list[Flight]:
-        held = live.rows
-        rows = [held[key & INDEX_MASK] or b"" for key in keys]
-        if live.damaged or min(map(len, rows)) <= HEADER_BYTES:
+        held = list(map(live.rows.__getitem__, map(INDEX_MASK.__and__, keys)))
+        if live.damaged or None in held:
+            return self._flights_one_by_one(live, keys)
+        rows = cast("list[bytes]", held)
+        if min(map(len, rows)) <= HEADER_BYTES:
             return self._flights_one_by_one(live, keys)
         try:
             bodies = decode_many(rows)
@@ -220,7 +225,7 @@ class Partition:
         for flight in begun.flights:
             first_byte, bits = cancelled.get(flight.live, (0, b""))
             if is_set(bits, first_byte, flight.index):
-                flight.live.land([flight.index])
+                flight.live.land(1, [flight.index])
                 self.settled(flight.live, 0.0)
                 self.lane_goes_on(flight)
             else:

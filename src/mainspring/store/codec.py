@@ -1,5 +1,6 @@
 """Entries: `offset:4 | flags:1 | idh:16 | msgpack body`. See docs/wire-format.md."""
 
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ TOMB_BYTES: Final = 4
 """A cancelled entry keeps the first four bytes of its idh: enough to prove which entry stood there."""
 
 
+_BODY: Final = itemgetter(slice(HEADER_BYTES, None))
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Body).decode
 _decode_many: Final = msgspec.msgpack.Decoder(list[Body]).decode
@@ -62,7 +64,7 @@ def decode(row: bytes) -> Body:
 
 def decode_many(rows: list[bytes]) -> list[Body]:
     """Bodies of many entries in one pass: joined they are one msgpack array, decoded without a call each."""
-    return _decode_many(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join([row[HEADER_BYTES:] for row in rows]))
+    return _decode_many(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(map(_BODY, rows)))
 
 
 def is_tomb(row: bytes) -> bool:
