@@ -125,6 +125,8 @@ class Dispatcher:
             limit = min(room, BITE_TASKS)
             # A partition with outcomes commits them in one step with their done bits, not here.
             commit = now_s >= partition.dirty_since + COMMIT_WAIT_S and not partition.has_outcomes
+            if room <= 0 and not commit:
+                continue
             begun = partition.begin(now_ms, limit, commit=commit)
             self._bury_damaged(partition)
             if begun is not None:

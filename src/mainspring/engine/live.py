@@ -13,7 +13,8 @@ from ..store.keys import HOUR_MS, PartitionKeys, Slice
 INDEX_MASK: Final = 0xFFFFFFFF
 _MASK: Final = tuple(0x80 >> bit for bit in range(8))
 _END: Final = 1 << 63
-_FEW: Final = 32
+_FEW: Final = 256
+"""So many rows are kept in order at once; of more the order is found when it is needed."""
 _SMALL_BYTES: Final = 1024
 """Bitmaps up to this size are written whole, many of them in one command."""
 _FLAGS: Final = itemgetter(4)
@@ -28,9 +29,9 @@ class LiveSlice:
 
     __slots__ = (
         "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished", "fired",
-        "first_of", "forgotten", "g", "g_text", "has_lanes", "held", "high", "inherited", "kept", "keys", "lost", "low",
-        "name", "namespace", "out", "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice", "tail",
-        "tail_index", "tombs", "unread",
+        "first", "first_of", "forgotten", "g", "g_text", "has_lanes", "held", "high", "inherited", "kept", "keys",
+        "loose", "lost", "low", "name", "namespace", "out", "partition", "passes", "proven", "redo", "rows", "seen",
+        "sift", "slice", "tail", "tail_index", "tombs", "unread",
     )  # fmt: skip
 
     def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:
@@ -84,6 +85,10 @@ class LiveSlice:
         self.deferred = 0
         self.rows: list[bytes | None] = []
         self.due: list[int] = []
+        self.loose = False
+        """`due` is not in order yet: sorting waits until the order matters."""
+        self.first = _END
+        """The smallest key while `due` is loose."""
         self.at = 0
         self.first_of: dict[bytes, int] = {}
 
@@ -183,15 +188,24 @@ class LiveSlice:
         if self.at:
             del self.due[: self.at]
             self.at = 0
-        if len(keys) <= _FEW and self.due:
+        if len(keys) <= _FEW and self.due and not self.loose:
             for key in keys:
                 insort(self.due, key)
         else:
-            self.due += keys
-            self.due.sort()
+            if keys:
+                first = self.first if self.loose else self.due[self.at] if self.at < len(self.due) else _END
+                self.first = min(first, min(keys))
+                self.due += keys
+                self.loose = True
+
+    def _put_in_order(self) -> None:
+        if self.loose:
+            self.due = sorted(self.due[self.at :])
+            self.at, self.loose = 0, False
 
     def trim(self, keep: int) -> int:
         """Hold only the earliest rows; the others are read again in a later pass. Returns how many were let go."""
+        self._put_in_order()
         cut = self.at + keep
         if cut >= len(self.due):
             return 0
@@ -206,6 +220,7 @@ class LiveSlice:
 
     def trim_after(self, until_ms: int) -> None:
         """Hold only what is due before a time."""
+        self._put_in_order()
         bound = max(0, until_ms - self.slice.start_ms) << 32
         keep = bisect_left(self.due, bound, self.at) - self.at
         if keep < self.waiting:
@@ -226,6 +241,7 @@ class LiveSlice:
 
     def next_window(self, until_ms: int) -> int:
         """Start another pass over the list for the rows from the last window's end on. Returns rows let go."""
+        self._put_in_order()
         let_go = len(self.due) - self.at
         self.low = self.due[self.at] if let_go else self.high
         seen = self.cursor
@@ -253,10 +269,20 @@ class LiveSlice:
     def next_due_ms(self) -> int | None:
         if self.at >= len(self.due):
             return None
-        return self.slice.start_ms + (self.due[self.at] >> 32)
+        first = self.first if self.loose else self.due[self.at]
+        return self.slice.start_ms + (first >> 32)
 
     def take_due(self, now_ms: int, limit: int) -> list[int]:
-        """Keys of rows due by now, in due order; they no longer wait."""
+        """Keys of rows due by now, in due order; they no longer wait.
+
+        A large slice that is wholly overdue leaves as it came: its rows are late by more than their order says, and
+        to walk them in memory's own order costs half. Lanes choose their order for themselves.
+        """
+        if self.slice.end_ms <= now_ms and _FEW < self.waiting <= limit and self.high == _END:
+            taken = self.due[self.at :] if self.at else self.due
+            self.due, self.at, self.loose = [], 0, False
+            return taken
+        self._put_in_order()
         bound = (now_ms - self.slice.start_ms + 1) << 32
         end = bisect_left(self.due, bound, self.at, min(len(self.due), self.at + limit))
         taken = self.due[self.at : end]

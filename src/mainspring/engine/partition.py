@@ -77,8 +77,7 @@ class Partition:
         for live in self.slices.values():
             if live.slice.start_ms >= soonest:
                 break
-            if live.at < len(live.due):
-                soonest = min(soonest, live.slice.start_ms + (live.due[live.at] >> 32))
+            soonest = min(soonest, live.next_due_ms() or inf)
         self.soonest_ms = soonest
 
     def add(self, live: LiveSlice) -> None:
@@ -120,7 +119,7 @@ class Partition:
                 limit -= len(keys)
                 leaving = self._flights(live, keys)
                 if leaving:
-                    max_due = max(max_due, live.slice.start_ms + (keys[-1] >> 32))
+                    max_due = max(max_due, live.slice.start_ms + (max(keys) >> 32))
                     flights += leaving
                     left = keys if len(leaving) == len(keys) else [flight.key for flight in leaving]
                     by_live[live] = list(map(INDEX_MASK.__and__, left))
