@@ -25,7 +25,7 @@ from .store.store import Store
 BATCH: Final = 8_192
 """Tasks that travel together in a bulk put."""
 
-CANCEL_BATCH: Final = 65_536
+CANCEL_BATCH: Final = 262_144
 """Cancels that travel together: the more of them fall into one slice, the less each costs."""
 
 Progress = Callable[[int], None]

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from mainspring.model.task import Task
 from mainspring.store.link import LinkOptions
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
+from mainspring.testing.faults import Road, bad_road
 from mainspring.testing.servers import Kind, Server, missing, standalone
 from mainspring.testing.ticker import RecordingSink, Ticker
 
@@ -96,18 +98,29 @@ async def test_puts_wait_for_the_server_by_option(server: Server) -> None:
     async with Client(server.url, options=QUICK, wait_s=20) as client:
         await client.put("log:", id="known", after="1h")
         server.kill()
-        waiting = [
-            asyncio.create_task(client.put("log:", after="1h")),
-            asyncio.create_task(client.put("log:", id="new", after="1h")),
-            asyncio.create_task(client.put("log:", id="known", after="2h", on_conflict="replace")),
-            asyncio.create_task(client.put_many(Task("log:", after="1h") for _ in range(1_000))),
-        ]
-        await asyncio.sleep(0.3)
-        assert not any(task.done() for task in waiting)
+        with bad_road(client.store) as road:
+            waiting: list[asyncio.Task[Any]] = [
+                asyncio.create_task(client.put("log:", "plain", after="1h")),
+                asyncio.create_task(client.put("log:", "named", id="new", after="1h")),
+                asyncio.create_task(client.put("log:", "other", id="known", after="2h", on_conflict="replace")),
+                asyncio.create_task(client.put_many(Task("log:", "bulk", after="1h") for _ in range(1_000))),
+            ]
+            # A call that does not wait gives up after its second attempt.
+            words = (b"plain", b"named", b"other", b"bulk")
+            await until(lambda: any(task.done() for task in waiting) or all(attempts(road, word) > 5 for word in words))
+            assert not any(task.done() for task in waiting)
         await asyncio.to_thread(server.restart)
         await asyncio.gather(*waiting)
         assert (await client.count()).pending == 1_003
         await balance(client.store)
+
+
+def attempts(road: Road, word: bytes) -> int:
+    """How often a task with this in its payload was sent, or would have been if there was a server."""
+    return sum(
+        any(word in part for command in commands for part in command if isinstance(part, bytes))
+        for _, commands in road.trips
+    )
 
 
 async def test_a_connection_that_breaks_under_a_put_loses_and_doubles_nothing(server: Server) -> None:
@@ -118,12 +131,14 @@ async def test_a_connection_that_breaks_under_a_put_loses_and_doubles_nothing(se
     await engine.start()
 
     async def breaker() -> None:
-        for _ in range(15):
-            await asyncio.sleep(0.03)
+        """Between two breaks either a put or a delivery gets through: both are broken while they are at work."""
+        for n in range(15):
+            put, fired = count, len(sink.deliveries)
+            await until(lambda: len(sink.deliveries) > fired if n % 2 else count > put)  # noqa: B023
             await asyncio.to_thread(server.call, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
-    breaking = asyncio.create_task(breaker())
     count = 0
+    breaking = asyncio.create_task(breaker())
     while not breaking.done():
         await client.put_many(Task("log:", count + n, after="30ms") for n in range(50))
         count += 50
@@ -147,7 +162,8 @@ async def test_a_node_recovers_by_itself_when_its_server_comes_back(server: Serv
     await client.put_many(Task("log:", n, after=f"{n * 10}ms") for n in range(100))
     await until(lambda: len(sink.deliveries) > 10)
     server.kill()
-    await asyncio.sleep(0.5)
+    with bad_road(store) as road:
+        await until(lambda: len(road.trips) > 5)  # all in vain
     assert engine.crashed is None
     assert not engine.healthy
     await asyncio.to_thread(server.restart)
@@ -172,7 +188,9 @@ async def test_a_server_that_hangs_is_noticed_and_its_tasks_fire_later(server: S
     server.pause()
     with pytest.raises(Unavailable):
         await client.put("log:", "hangs")
-    await asyncio.sleep(1.2)
+    await until(lambda: not engine.owned)
+    assert engine.crashed is None
+    assert not engine.healthy
     server.resume()
     await until(lambda: {one.value() for one in sink.deliveries} >= set(range(50)))
     assert await engine.stop()
@@ -184,21 +202,24 @@ async def test_a_server_that_hangs_is_noticed_and_its_tasks_fire_later(server: S
 async def test_an_emptied_server_is_no_crash(server: Server) -> None:
     store = await Store.open(server.url, options=QUICK)
     sink = RecordingSink()
-    engine = Engine(store, {"log": sink}, EngineOptions(lease_s=1))
+    # Renewed every second, so that the tasks that are gone come due before the keeper can notice.
+    engine = Engine(store, {"log": sink}, EngineOptions(lease_s=3))
     await engine.start()
     client = Client.over(store)
-    await client.put_many(Task("log:", n, after="300ms") for n in range(20))
-    await asyncio.sleep(0.1)
+    await client.put_many(Task("log:", n, after="600ms") for n in range(20))
+    await until(lambda: engine.lookahead.held == 20)
     server.call("FLUSHALL")
-    await asyncio.sleep(0.5)
+    await until(lambda: engine.crashed is not None or engine.keeper.takeovers >= 2 * len(store.keys))
     assert engine.crashed is None
     await client.put("log:", "new")
     await until(lambda: bool(sink.deliveries) and sink.deliveries[-1].value() == "new")
+    assert engine.crashed is None
     await engine.stop()
     await store.aclose()
 
 
-async def until(condition) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(20):
+async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """The one place here where time passes."""
+    async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -124,7 +124,8 @@ class Partition:
                     left = keys if len(leaving) == len(keys) else [flight.key for flight in leaving]
                     by_live[live] = list(map(INDEX_MASK.__and__, left))
         # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
-        for flight in self.lanes.leaving(self._barrier_ms()) if limit > 0 or flights else ():
+        stirred = self.lanes.stirred and (limit > 0 or flights)
+        for flight in self.lanes.leaving(self._barrier_ms()) if stirred else ():
             max_due = max(max_due, flight.place_ms)
             flights.append(flight)
             by_live.setdefault(flight.live, []).append(flight.index)

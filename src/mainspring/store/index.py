@@ -147,16 +147,22 @@ CancelStatus = Literal["cancelled", "too late", "gone"]
 
 async def cancel(store: Store, cancels: Sequence[Cancel]) -> list[CancelStatus | Address | StoreError]:
     """Cancel by address. An Address in the answer is where the task was moved to."""
-    by_partition: dict[int, list[int]] = {}
+    by_slice: dict[tuple[int, Slice, int], list[int]] = {}
     for i, one in enumerate(cancels):
-        by_partition.setdefault(one.address.partition, []).append(i)
+        by_slice.setdefault((one.address.partition, one.address.slice, one.address.r), []).append(i)
+    calls: dict[tuple[int, int], list[list[int]]] = {}
+    sizes: dict[int, int] = {}
+    for (p, _, _), members in by_slice.items():
+        # All of a slice go in one call: many at once cost far less. A call takes as many slices as it can bear.
+        size = sizes[p] = sizes.get(p, 0) + len(members)
+        members.sort(key=lambda i: cancels[i].address.index)
+        calls.setdefault((p, size // MOST_AT_ONCE), []).append(members)
     groups: list[Group] = []
     orders: list[list[int]] = []
-    for p, members in by_partition.items():
+    for (p, _), slices in calls.items():
         keys = store.keys.partitions[p]
-        call, order = _cancel_call(store, keys, cancels, members)
-        groups.append((keys.slot, [call]))
-        orders.append(order)
+        groups.append((keys.slot, [_cancel_call(store, keys, cancels, slices)]))
+        orders.append([i for members in slices for i in members])
     answers: list[CancelStatus | Address | StoreError] = ["cancelled"] * len(cancels)
     for order, result in zip(orders, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
@@ -176,24 +182,17 @@ def _refused(one: Cancel, word: bytes) -> CancelStatus | Address:
     return cast("CancelStatus", word.decode())
 
 
-def _cancel_call(
-    store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], members: list[int]
-) -> tuple[Command, list[int]]:
-    by_slice: dict[tuple[Slice, int], list[int]] = {}
-    for i in sorted(members, key=lambda i: cancels[i].address.index):
-        address = cancels[i].address
-        by_slice.setdefault((address.slice, address.r), []).append(i)
-    args: list[Any] = [len(by_slice), int(any(cancels[i].indexed for i in members))]
+def _cancel_call(store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], slices: list[list[int]]) -> Command:
+    args: list[Any] = [len(slices), int(any(cancels[i].indexed for members in slices for i in members))]
     names = [keys.n, keys.slices, keys.ids]
-    order: list[int] = []
-    for (place, _), some in by_slice.items():
-        s, f, _, x = keys.slice_keys(place.name)
+    for members in slices:
+        first = cancels[members[0]].address
+        s, f, _, x = keys.slice_keys(first.slice.name)
         names += (s, f, x)
-        args += (place.name, repr(cancels[some[0]].address.score), len(some))
-        for i in some:
+        args += (first.slice.name, repr(first.score), len(members))
+        for i in members:
             args += (cancels[i].address.index, cancels[i].idh)
-        order += some
-    return store.scripts.call("cancel", names, args), order
+    return store.scripts.call("cancel", names, args)
 
 
 async def look_up(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Address | None]:
