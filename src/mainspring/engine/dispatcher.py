@@ -59,7 +59,7 @@ class Pace:
         return max(0.0, self._began + gap - time.monotonic())
 
 
-_GAPS_S: Final = ((2_000.0, 0.001), (30_000.0, 0.0022), (150_000.0, 0.005), (inf, 0.010))
+_GAPS_S: Final = ((2_000.0, 0.001), (30_000.0, 0.002), (150_000.0, 0.005), (inf, 0.010))
 """Up to so many tasks a second, a tick at most every so many seconds."""
 
 
@@ -115,8 +115,6 @@ class Dispatcher:
         if self.in_flight < self._max_in_flight:
             wait_s = min(wait_s, (soonest_ms - self._store.clock.now_ms()) / 1000)
         wait_s = min(wait_s, dirty_since + COMMIT_WAIT_S - time.monotonic())
-        if self.in_flight:
-            wait_s = min(wait_s, COMMIT_WAIT_S)  # what ends meanwhile wakes nobody
         return max(wait_s, self.pace.wait_s())
 
     async def _tick(self) -> int:
@@ -279,6 +277,8 @@ class Dispatcher:
     def _note_settled(self, live: LiveSlice) -> None:
         partition = self._owned.get(live.partition)
         if partition is not None and not live.forgotten:
+            if not partition.dirty:
+                self._wake()
             partition.settled(live, time.monotonic())
 
     def _settle_one(self, flight: Flight, outcome: Outcome) -> None:
