@@ -276,7 +276,7 @@ class LiveSlice:
         """Keys of rows due by now, in due order; they no longer wait.
 
         A large slice that is wholly overdue leaves as it came: its rows are late by more than their order says, and
-        to walk them in memory's own order costs half. Lanes choose their order for themselves.
+        nothing has to be sorted. Lanes choose their order for themselves.
         """
         if self.slice.end_ms <= now_ms and _FEW < self.waiting <= limit and self.high == _END:
             taken = self.due[self.at :] if self.at else self.due
