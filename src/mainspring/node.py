@@ -3,32 +3,34 @@
 import asyncio
 import contextlib
 import logging
-import math
 import os
-import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
+from . import __version__
 from .client import Client
+from .cluster.membership import Membership
+from .cluster.seat import Seat
 from .config import Config
 from .embedding import Embedding
 from .engine.engine import Engine, EngineOptions
 from .engine.lookahead import Reach
 from .model.errors import ConfigError, StoreError
+from .signals import stop_signals
 from .sinks.base import Sink
 from .sinks.log import LogSink
 from .sinks.null import NullSink
 from .store.checks import check_server
 from .store.links import Links
+from .store.members import About
 from .store.store import Store
 from .store.url import safe_url
 
 log = logging.getLogger("mainspring.node")
 
 WATCH_S: Final = 0.25
-ECHO_S: Final = 0.3
-"""A signal to a process group arrives twice where a parent (make, a shell) passes it on: that is still one."""
-
 REACH_S: Final = 2.0
 """How long a probe waits for the server's answer."""
 
@@ -46,11 +48,13 @@ class Node:
 
     def __init__(self, config: Config, sinks: Mapping[str, Sink] | None = None) -> None:
         self.config = config
+        self.roles: tuple[str, ...] = ("scheduler",)
         self.embedding = Embedding(config.data_dir) if config.redis_url is None else None
         self._sinks: Mapping[str, Sink] = {"log": LogSink(), "null": NullSink()} if sinks is None else sinks
         self._store: Store | None = None
         self._client: Client | None = None
         self.engine: Engine | None = None
+        self.seat: Seat | None = None
         self._watcher: asyncio.Task[BaseException] | None = None
         self._ended = asyncio.Event()
         self.failure: BaseException | None = None
@@ -65,7 +69,12 @@ class Node:
     @property
     def healthy(self) -> bool:
         """Ready, and every role's last step went well."""
-        return self.ready and self.engine is not None and self.engine.healthy
+        return self.ready and self._roles_are_well
+
+    @property
+    def _roles_are_well(self) -> bool:
+        well = self.engine is not None and self.engine.healthy
+        return well and self.seat is not None and not self.seat.loop.failures
 
     @property
     def client(self) -> Client | None:
@@ -106,11 +115,36 @@ class Node:
         await _check_servers(url)  # before anything is written: a replica would refuse it in words of its own
         store = await Store.open(url, namespace=config.namespace, partitions=config.partitions)
         self._store = store
-        self.engine = engine = Engine(store, self._sinks, _engine_options(config))
+        name = config.node_id or f"{socket.gethostname()}-{secrets.token_hex(3)}"
+        self.engine = engine = Engine(store, self._sinks, _engine_options(config, name))
+        self.seat = seat = Seat(store, self._membership(store, engine, name), engine.called)
+        await seat.start()
+        engine.ownership_changed = seat.loop.wake
         await engine.start()
         self._client = Client.over(store, dedupe_window=f"{config.dedupe_window_s}s")
-        self._watcher = asyncio.create_task(self._watch(engine), name="mainspring-watch")
+        self._watcher = asyncio.create_task(self._watch(engine, seat), name="mainspring-watch")
         self._watcher.add_done_callback(self._watch_ended)
+
+    def _membership(self, store: Store, engine: Engine, name: str) -> Membership:
+        started_ms = store.clock.now_ms()
+
+        def describe() -> About:
+            return About(
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                roles=self.roles,
+                version=__version__,
+                concurrency=self.config.concurrency,
+                started_ms=started_ms,
+                owned=tuple(sorted(engine.owned)),
+                waiting=tuple(sorted(engine.keeper.waiting)),
+                look_ahead=engine.lookahead.held,
+                in_flight=engine.dispatcher.in_flight,
+                lag_ms=engine.lag_ms,
+                delivered=engine.dispatcher.delivered,
+            )
+
+        return Membership(store, name, lease_s=self.config.lease_s, describe=describe, follow=engine.follow)
 
     async def stop(self) -> None:
         """Finish what is in flight, hand over, close. The embedded server ends last: all others need it."""
@@ -119,9 +153,14 @@ class Node:
         if watcher is not None:
             watcher.cancel()
             await asyncio.wait([watcher])
+        seat, self.seat = self.seat, None
+        if seat is not None and seat.joined:
+            await seat.withdraw()
         if self.engine is not None:
             await self.engine.stop()
             self.engine = None
+        if seat is not None and seat.joined:
+            await seat.stop()
         for sink in self._sinks.values():
             await sink.aclose()
         if self._store is not None:
@@ -130,11 +169,11 @@ class Node:
         if self.embedding is not None:
             await self.embedding.stop()
 
-    async def _watch(self, engine: Engine) -> BaseException:
+    async def _watch(self, engine: Engine, seat: Seat) -> BaseException:
         """Bring a dead embedded server back; return the error that broke the engine."""
-        while (crash := engine.crashed) is None:
+        while (crash := engine.crashed or seat.loop.crashed) is None:
             if self.embedding is not None:
-                await self.embedding.heal(engine.healthy)
+                await self.embedding.heal(self._roles_are_well)
             await asyncio.sleep(WATCH_S)
         return crash
 
@@ -150,10 +189,11 @@ class Node:
     # -- as a process ----------------------------------------------------------------------------------------
 
     async def run_until_signal(self, face: Face | None = None, started: Callable[[], None] = lambda: None) -> int:
-        """Start, run until SIGTERM or SIGINT, stop; return the exit code. A second signal ends at once."""
-        with _signals(self._ended):
+        """Start, run until SIGTERM, SIGINT or SIGHUP, stop; return the exit code. A second signal ends at once."""
+        with stop_signals(self._ended.set):
             try:
                 if face is not None:
+                    self.roles = (*self.roles, "api")
                     await face.start()
                 if await self._started_unless_ended():
                     started()
@@ -191,28 +231,6 @@ async def _one_after_the_other(*steps: Callable[[], Awaitable[None]] | None) -> 
                 stack.push_async_callback(step)
 
 
-@contextlib.contextmanager
-def _signals(ended: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    first_at = math.inf
-
-    def receive(number: int) -> None:
-        nonlocal first_at
-        if loop.time() > first_at + ECHO_S:
-            # At once: leases run out by themselves and the embedded server ends with this process.
-            os._exit(128 + number)
-        first_at = min(first_at, loop.time())
-        ended.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, receive, number)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-
-
 async def _check_servers(url: str) -> None:
     """Say what is not as it should be; refuse what cannot work."""
     wrong = []
@@ -227,10 +245,11 @@ async def _check_servers(url: str) -> None:
         raise ConfigError("this server cannot be used: " + "; ".join(wrong))
 
 
-def _engine_options(config: Config) -> EngineOptions:
+def _engine_options(config: Config, name: str) -> EngineOptions:
     return EngineOptions(
-        node=config.node_id,
+        node=name,
         lease_s=config.lease_s,
+        concurrency=config.concurrency,
         reach=Reach(tasks=config.look_ahead, horizon_ms=int(config.horizon_s * 1000)),
         retry=config.retry,
         dedupe_window_s=config.dedupe_window_s,

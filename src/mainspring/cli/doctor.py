@@ -2,15 +2,12 @@
 
 import asyncio
 import contextlib
-import os
-from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import typer
 
+from mainspring.cli.reach import DataDir, Json, RedisUrl, Settings, load, server_url
 from mainspring.config import Config
-from mainspring.store import embedded
 from mainspring.store.checks import Check, check_server
 from mainspring.store.links import Links
 
@@ -19,14 +16,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def doctor(
-    redis_url: Annotated[str | None, typer.Option(help="Server; without it, the embedded one.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the embedded server.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings; default ./mainspring.toml.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = None,
+    config: Settings = None,
+    json: Json = False,
 ) -> None:
     """Check the server; exit code 1 if it cannot be used."""
-    flags = {"redis_url": redis_url, "data_dir": data_dir, "config": config}
-    found = asyncio.run(_examine(Config.load(flags, os.environ)))
+    found = asyncio.run(_examine(load(redis_url, data_dir, None, config)))
     if json:
         rows = [{"server": address} | msgspec.to_builtins(check) for address, check in found]
         print(msgspec.json.encode(rows).decode())
@@ -38,9 +34,5 @@ def doctor(
 
 
 async def _examine(config: Config) -> list[tuple[str, Check]]:
-    with contextlib.ExitStack() as stack:
-        url = config.redis_url
-        if url is None:
-            url = stack.enter_context(await asyncio.to_thread(embedded.start, config.data_dir)).url
-        async with contextlib.aclosing(await Links.connect(url)) as links:
-            return [(link.address, check) for link in links.all() for check in await check_server(link)]
+    async with server_url(config) as url, contextlib.aclosing(await Links.connect(url)) as links:
+        return [(link.address, check) for link in links.all() for check in await check_server(link)]

@@ -2,16 +2,15 @@
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
+from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, server_url
 from mainspring.client import Client
 from mainspring.config import Config
 from mainspring.model.errors import InvalidInput
@@ -21,11 +20,6 @@ from mainspring.model.times import When
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 T = TypeVar("T")
 
-RedisUrl = Annotated[str | None, typer.Option(help="Server; without it, the embedded one of the data folder.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded server.")]
-Namespace = Annotated[str | None, typer.Option(help="Tenant boundary; default main.")]
-Settings = Annotated[Path | None, typer.Option("--config", help="Settings; default ./mainspring.toml.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Lane = Annotated[str | None, typer.Option(help="The lane the task was put with.")]
 At = Annotated[str | None, typer.Option(help="2030-01-01T09:00:00Z, or epoch milliseconds.")]
 In = Annotated[str | None, typer.Option("--in", help="A delay from now: 30m, 1h30m, PT10M.")]
@@ -49,7 +43,7 @@ def put(
     value = _json(sys.stdin.read() if payload == "-" else payload)
     conflict: OnConflict = on_conflict  # type: ignore[assignment]  # the client checks it
     handle = _with(
-        _config(redis_url, data_dir, namespace, config),
+        load(redis_url, data_dir, namespace, config),
         lambda client: client.put(
             target, value, at=_when(at), after=after, id=id, lane=lane, expires=expires,
             on_conflict=conflict, durability=durability,
@@ -65,7 +59,7 @@ def get(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Show one task; exit code 1 if nobody knows it."""
-    info = _with(_config(redis_url, data_dir, namespace, config), lambda client: client.get(id, lane=lane))
+    info = _with(load(redis_url, data_dir, namespace, config), lambda client: client.get(id, lane=lane))
     if json:
         _print_json(info)
     else:
@@ -87,7 +81,7 @@ def list_(
 ) -> None:  # fmt: skip
     """List pending tasks, the earliest first."""
     page = _with(
-        _config(redis_url, data_dir, namespace, config),
+        load(redis_url, data_dir, namespace, config),
         lambda client: client.list(after=_when(after), before=_when(before), limit=limit, cursor=cursor),
     )
     if json:
@@ -108,7 +102,7 @@ def count(
 ) -> None:  # fmt: skip
     """Count pending tasks."""
     found = _with(
-        _config(redis_url, data_dir, namespace, config),
+        load(redis_url, data_dir, namespace, config),
         lambda client: client.count(after=_when(after), before=_when(before)),
     )
     if json:
@@ -124,7 +118,7 @@ def cancel(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Cancel tasks; exit code 1 if one had begun or is not known."""
-    outcomes = _with(_config(redis_url, data_dir, namespace, config), lambda client: client.cancel_many(ids, lane=lane))
+    outcomes = _with(load(redis_url, data_dir, namespace, config), lambda client: client.cancel_many(ids, lane=lane))
     if json:
         _print_json([{"id": id, "outcome": outcome} for id, outcome in zip(ids, outcomes, strict=True)])
     else:
@@ -142,18 +136,13 @@ def reschedule(
 ) -> None:  # fmt: skip
     """Move a pending task to another time."""
     handle = _with(
-        _config(redis_url, data_dir, namespace, config),
+        load(redis_url, data_dir, namespace, config),
         lambda client: client.reschedule(id, at=_when(at), after=after, lane=lane),
     )
     _show_handle(handle, json)
 
 
 # -- inside ----------------------------------------------------------------------------------------------------
-
-
-def _config(redis_url: str | None, data_dir: Path | None, namespace: str | None, file: Path | None) -> Config:
-    flags = {"redis_url": redis_url, "data_dir": data_dir, "namespace": namespace, "config": file}
-    return Config.load(flags, os.environ)
 
 
 def _with(config: Config, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
@@ -166,20 +155,12 @@ def _with(config: Config, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T
 
 @contextlib.asynccontextmanager
 async def _client(config: Config) -> AsyncIterator[Client]:
-    """On the given server, or on the embedded one: that of a running node, else one just for this command."""
-    from mainspring.store import embedded
-
-    server = None
-    if config.redis_url is None:
-        server = await asyncio.to_thread(embedded.start, config.data_dir)
-    try:
-        url = config.redis_url or (server.url if server is not None else "")
-        window = f"{config.dedupe_window_s}s"
-        async with Client(url, namespace=config.namespace, dedupe_window=window) as client:
-            yield client
-    finally:
-        if server is not None:
-            await asyncio.to_thread(server.stop)
+    window = f"{config.dedupe_window_s}s"
+    async with (
+        server_url(config) as url,
+        Client(url, namespace=config.namespace, dedupe_window=window) as client,
+    ):
+        yield client
 
 
 def _when(text: str | None) -> When | None:

@@ -77,7 +77,7 @@ class Dispatcher:
         wake: Callable[[], None],
         read_again: Callable[[], None],
         room_made: Callable[[], None],
-        max_in_flight: int = 100_000,
+        max_in_flight: int,
     ) -> None:
         self._store = store
         self._owned = owned
@@ -108,9 +108,12 @@ class Dispatcher:
             return 0.0
         wait_s, soonest_ms, dirty_since = 1.0, inf, inf
         for one in self._owned.values():
-            if one.lanes.stirred or one.has_outcomes:
+            if one.has_outcomes:
                 wait_s = 0.0
-            soonest_ms = min(soonest_ms, one.soonest_ms)
+            if not one.closing:
+                if one.lanes.stirred:
+                    wait_s = 0.0
+                soonest_ms = min(soonest_ms, one.soonest_ms)
             dirty_since = min(dirty_since, one.dirty_since)
         if self.in_flight < self._max_in_flight:
             wait_s = min(wait_s, (soonest_ms - self._store.clock.now_ms()) / 1000)
@@ -122,10 +125,10 @@ class Dispatcher:
         room = min(TICK_TASKS, self._max_in_flight - self.in_flight)
         all_begun: list[tuple[Partition, Begun]] = []
         for partition in self._in_turn(now_ms, now_s):
-            limit = min(room, BITE_TASKS)
+            limit = 0 if partition.closing else min(room, BITE_TASKS)
             # A partition with outcomes commits them in one step with their done bits, not here.
             commit = now_s >= partition.dirty_since + COMMIT_WAIT_S and not partition.has_outcomes
-            if room <= 0 and not commit:
+            if limit <= 0 and not commit:
                 continue
             begun = partition.begin(now_ms, limit, commit=commit)
             self._bury_damaged(partition)
@@ -154,7 +157,10 @@ class Dispatcher:
             one
             for one in self._owned.values()
             if one.unanswered is None
-            and (one.soonest_ms <= now_ms or one.lanes.stirred or now_s >= one.dirty_since + COMMIT_WAIT_S)
+            and (
+                (not one.closing and (one.soonest_ms <= now_ms or one.lanes.stirred))
+                or now_s >= one.dirty_since + COMMIT_WAIT_S
+            )
         ]
         first = next((i for i, one in enumerate(turn) if one.number > self._last_served), 0)
         return turn[first:] + turn[:first]
@@ -341,7 +347,7 @@ class Dispatcher:
         await self._resend()
         while self._running or any(one.dirty or one.has_outcomes for one in self._owned.values()):
             if self._running:
-                await asyncio.wait(self._running)
+                await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
             await self.flush()
 
     async def flush(self) -> None:

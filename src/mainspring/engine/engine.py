@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from ..model.errors import StoreError
 from ..model.retry import RetryPolicy
@@ -20,6 +21,10 @@ from .sweeper import Sweeper
 log = logging.getLogger("mainspring.engine")
 
 
+def _nobody_asks() -> None:
+    """An engine by itself owns what it can get, and nobody plans for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     node: str = "node"
@@ -28,6 +33,8 @@ class EngineOptions:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     dedupe_window_s: float = 3600.0
     shutdown_timeout_s: float = 25.0
+    concurrency: int = 100_000
+    """Tasks in flight at most."""
 
 
 class Engine:
@@ -37,6 +44,8 @@ class Engine:
         self.options = options = options or EngineOptions()
         self.store = store
         self.owned: dict[int, Partition] = {}
+        self.ownership_changed: Callable[[], None] = _nobody_asks
+        """Called when partitions came, went, or are waited for; the cluster's role sets it."""
         self.keeper = Keeper(
             store, self.owned, node=options.node, lease_s=options.lease_s, changed=self._ownership_changed
         )
@@ -50,6 +59,7 @@ class Engine:
             wake=self._something_to_fire,
             read_again=self._something_to_read,
             room_made=self._room_made,
+            max_in_flight=options.concurrency,
         )
         self.sweeper = Sweeper(store, self.owned, dedupe_window_ms=int(options.dedupe_window_s * 1000))
         self._keep = Loop("keeper", self.keeper.step)
@@ -79,6 +89,8 @@ class Engine:
         await self._fire.stop()
         await self._sweep.stop()
         clean = True
+        self.keeper.close()
+        self._keep.wake()
         try:
             async with asyncio.timeout(self.options.shutdown_timeout_s):
                 await self.dispatcher.drain()
@@ -123,7 +135,28 @@ class Engine:
 
     def _ownership_changed(self) -> None:
         self._read.wake()
+        self._fire.wake()
         self._keep.wake()
+        self.ownership_changed()
+
+    # -- in a cluster ------------------------------------------------------------------------------------
+
+    def follow(self, wanted: set[int], asked: set[int]) -> None:
+        """The plan: what this node shall own, and which of its partitions others wait for."""
+        self.keeper.follow(wanted, asked)
+        if asked & self.owned.keys() or wanted - self.owned.keys():
+            self._keep.wake()
+
+    def called(self) -> None:
+        """Another node says that something changed: what this one waits for may be free."""
+        if self.keeper.waiting:
+            self._keep.wake()
+
+    @property
+    def lag_ms(self) -> int:
+        """How long the earliest task that waits here is overdue."""
+        soonest = min((one.soonest_ms for one in self.owned.values()), default=inf)
+        return max(0, self.store.clock.now_ms() - int(soonest)) if soonest < inf else 0
 
     # -- by hand --------------------------------------------------------------------------------------
 

@@ -1,20 +1,29 @@
-"""Keeps the partitions: acquires them, renews their leases, gives them back."""
+"""Keeps the partitions: acquires those that are planned for this node, renews their leases, hands them over."""
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Final
 
 from ..model.clock import steady_s
 from ..model.errors import StoreError
-from ..store import ownership, read
+from ..store import members, ownership, read
 from ..store.store import Store
 from .partition import Partition
 
 log = logging.getLogger("mainspring.engine")
 
+CLOSING_POLL_S: Final = 0.01
+"""How often a partition that is being handed over is looked at: is everything that was begun finished?"""
+
 
 class Keeper:
-    """Owns every partition it can get. One node, one keeper."""
+    """Owns what it wants and can get. One node, one keeper.
+
+    By itself it wants everything. In a cluster `follow` tells it what the plan gives to this node and which of its
+    partitions another node waits for.
+    """
 
     def __init__(
         self,
@@ -32,14 +41,39 @@ class Keeper:
         self.owner = f"{node}/{secrets.token_hex(4)}"
         self.lease_s = lease_s
         self.wanted: set[int] = set(range(len(store.keys)))
+        self.waiting: set[int] = set()
+        """Wanted, but another node has them."""
+        self._asked: set[int] = set()
+        """Owned, but planned for a node that waits for them."""
+        self._closing = False
+        self._leaving = False
+        self._renew_at = 0.0
+        self._spare_at = steady_s() + lease_s
         self.takeovers = 0
         self.fenced = 0
 
+    def follow(self, wanted: Iterable[int], asked: Iterable[int]) -> None:
+        """What this node shall own from now on, and what it shall hand over."""
+        self.wanted, self._asked = set(wanted), set(asked)
+        self.waiting &= self.wanted
+        for number, partition in self._owned.items():
+            if number not in self._asked:
+                partition.closing_since = inf
+
     async def step(self) -> float:
-        await self._renew()
-        left_s = await self._acquire()
-        # At a third of the lease: one lost renewal must not cost the partitions.
-        return min(self.lease_s / 3, left_s)
+        now = steady_s()
+        if now >= self._renew_at or not self._closing:
+            await self._renew()
+            # At a third of the lease: one lost renewal must not cost the partitions.
+            self._renew_at = now + self.lease_s / 3
+        self._closing = await self._hand_over()
+        left_s = await self._acquire(self.wanted)
+        if not self._leaving and steady_s() >= self._spare_at:
+            await self._take_spare()
+        wait_s = CLOSING_POLL_S if self._closing else min(self._renew_at - steady_s(), left_s)
+        return max(0.001, wait_s)
+
+    # -- leases ----------------------------------------------------------------------------------------
 
     async def _renew(self) -> None:
         tokens = {number: partition.token for number, partition in self._owned.items()}
@@ -63,8 +97,9 @@ class Keeper:
         if failure is not None:
             raise failure
 
-    async def _acquire(self) -> float:
-        missing = sorted(self.wanted - self._owned.keys())
+    async def _acquire(self, numbers: Iterable[int], *, free_s: float = 0.0) -> float:
+        """Try to get these; returns the seconds until it is worth trying again."""
+        missing = sorted(number for number in numbers if number not in self._owned)
         if not missing:
             return self.lease_s
         asked_at = steady_s()
@@ -74,17 +109,22 @@ class Keeper:
             owner=self.owner,
             nonce=secrets.token_hex(4),
             lease_ms=int(self.lease_s * 1000),
+            free_ms=int(free_s * 1000),
         )
         left_s, failure = self.lease_s, None
+        waiting_before = set(self.waiting)
         for number, answer in zip(missing, answers, strict=True):
             match answer:
                 case ownership.Acquired(token):
+                    self.waiting.discard(number)
                     await self._take(number, token, asked_at)
                 case ownership.Busy(_, left_ms):
+                    self.waiting |= {number} & self.wanted
                     left_s = min(left_s, left_ms / 1000)
                 case _:
                     failure = answer
-        self._changed()
+        if self.waiting != waiting_before or any(isinstance(one, ownership.Acquired) for one in answers):
+            self._changed()
         if isinstance(failure, StoreError):
             raise failure
         return max(left_s, 0.01)
@@ -97,20 +137,66 @@ class Keeper:
         self._owned[number] = partition
         self.takeovers += 1
 
+    async def _take_spare(self) -> None:
+        """What nobody took for two leases may be taken by anyone: the planned owner may be unable to."""
+        self._spare_at = steady_s() + self.lease_s
+        others = set(range(len(self._store.keys))) - self.wanted
+        before = self.takeovers
+        await self._acquire(others, free_s=2 * self.lease_s)
+        if self.takeovers > before:
+            log.warning("took %d partitions that nobody had for two leases", self.takeovers - before)
+
+    # -- giving away ---------------------------------------------------------------------------------------
+
+    async def _hand_over(self) -> bool:
+        """Give what others wait for, once everything begun there is finished. True while some are closing."""
+        now = steady_s()
+        closing = []
+        for number in self._asked & self._owned.keys():
+            partition = self._owned[number]
+            if partition.closing_since == inf and (now >= partition.open_until or self._leaving):
+                partition.closing_since = now
+            if partition.closing:
+                closing.append(partition)
+        drained = [partition for partition in closing if partition.drained]
+        if drained:
+            await self._give(drained)
+        for partition in closing:
+            # Something slow is in flight: what comes due meanwhile must not wait for it. Try again later.
+            late = now > partition.closing_since + self.lease_s and not self._leaving
+            if late and not partition.drained:
+                partition.closing_since, partition.open_until = inf, now + self.lease_s
+                log.info("partition %d is not handed over yet: tasks are still in flight", partition.number)
+                self._changed()
+        return len(closing) > len(drained)
+
+    async def _give(self, partitions: list[Partition]) -> None:
+        for partition in partitions:
+            self._forget(partition)
+        await ownership.release(self._store, {one.number: one.token for one in partitions})
+        await members.announce(self._store)
+        self._changed()
+
+    def close(self) -> None:
+        """Want nothing any more, and hand everything over as it drains; for a clean stop."""
+        self._leaving = True
+        self.follow((), self._owned)
+
     def lose(self, partition: Partition, why: str) -> None:
         """Forget everything about a partition; its next owner goes on from what the server has."""
-        if self._owned.get(partition.number) is partition:
-            del self._owned[partition.number]
-        for live in partition.slices.values():
-            live.forgotten = True
+        self._forget(partition)
         self.fenced += why == "fenced"
         log.warning("partition %d given up: %s", partition.number, why)
         self._changed()
 
+    def _forget(self, partition: Partition) -> None:
+        if self._owned.get(partition.number) is partition:
+            del self._owned[partition.number]
+        for live in partition.slices.values():
+            live.forgotten = True
+
     async def release(self) -> None:
-        """Hand everything back at once."""
-        tokens = {number: partition.token for number, partition in self._owned.items()}
-        self._owned.clear()
-        self.wanted = set()
-        if tokens:
-            await ownership.release(self._store, tokens)
+        """Hand back at once all that is left."""
+        self._leaving, self.wanted = True, set()
+        if self._owned:
+            await self._give(list(self._owned.values()))

@@ -46,6 +46,10 @@ class Partition:
         self.seq = 0
         self.lease_until = lease_until
         """On this machine's monotonic clock, counted from when the request for the lease was sent."""
+        self.closing_since = inf
+        """On the same clock: since then nothing new begins here, for another node waits for the partition."""
+        self.open_until = 0.0
+        """Until then it does not close: it could not be drained in time."""
         self.slices: dict[Slice, LiveSlice] = {}
         """In the order of their starts."""
         self.soonest_ms: float = inf
@@ -89,6 +93,17 @@ class Partition:
     @property
     def waiting(self) -> int:
         return sum(live.waiting for live in self.slices.values())
+
+    @property
+    def closing(self) -> bool:
+        return self.closing_since != inf
+
+    @property
+    def drained(self) -> bool:
+        """Everything that was begun is finished, and the server knows it."""
+        if self.dirty or self.has_outcomes or self.unanswered is not None:
+            return False
+        return not any(live.out for live in self.slices.values())
 
     @property
     def has_outcomes(self) -> bool:

@@ -171,7 +171,11 @@ class Keyspace:
         self.partitions = tuple(
             PartitionKeys.make(namespace, p, tag) for p, tag in enumerate(tags(namespace, partitions))
         )
-        self.meta = meta_key(namespace)
+        self.slot = slot_of(namespace)
+        """Of the keys that belong to no partition."""
+        self.meta, self.nodes, self.beats, self.leader, self.plan, self.cluster = (
+            f"{{{namespace}}}:{name}" for name in ("meta", "nodes", "beats", "leader", "plan", "cluster")
+        )
 
     def __len__(self) -> int:
         return len(self.partitions)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ..model.errors import StoreError
 from .store import Group, Store
+from .wire import Arg
 
 
 class Acquired(NamedTuple):
@@ -17,13 +18,14 @@ class Busy(NamedTuple):
 
 
 async def acquire(
-    store: Store, partitions: Sequence[int], *, owner: str, nonce: str, lease_ms: int
+    store: Store, partitions: Sequence[int], *, owner: str, nonce: str, lease_ms: int, free_ms: int = 0
 ) -> list[Acquired | Busy | StoreError]:
-    """Try to become the owner of each partition."""
+    """Try to become the owner of each partition that nobody has, or had in the last `free_ms`."""
+    args: list[Arg] = [owner, nonce, lease_ms, free_ms]
     groups: list[Group] = []
     for p in partitions:
         keys = store.keys.partitions[p]
-        groups.append((keys.slot, [store.scripts.call("acquire", [keys.own, keys.fence], [owner, nonce, lease_ms])]))
+        groups.append((keys.slot, [store.scripts.call("acquire", [keys.own, keys.fence], args)]))
     answers: list[Acquired | Busy | StoreError] = []
     for result in await store.run(groups):
         if isinstance(result, StoreError):

@@ -20,6 +20,10 @@ _NEEDS: Final = {
     "acquire": ("time",),
     "renew": ("time",),
     "release": ("time",),
+    "join": ("time", "member"),
+    "beat": ("time", "member"),
+    "leave": ("member",),
+    "plan": (),
     "sweep": ("entry",),
     "look": (),
 }

@@ -1,7 +1,7 @@
 -- Become the owner of a partition.
 --
 -- KEYS  own, fence
--- ARGV  owner, nonce, lease in ms
+-- ARGV  owner, nonce, lease in ms, for how many ms nobody may have had it (0: it is enough that nobody has it)
 -- returns {time in us, 'ok', token} or {time in us, 'busy', owner, ms left}
 -- keeps: epochs only grow, also after a failover that forgot some; a lease end further ahead than one lease (the
 --   clock of a promoted server lags) is clamped for good, so a partition is never locked for longer than one lease.
@@ -15,7 +15,8 @@ if lease_end > furthest then
   lease_end = furthest
   redis.call('HSET', KEYS[1], 'lease_end_ms', string.format('%.0f', lease_end))
 end
-if lease_end > now_ms and stored[1] ~= ARGV[1] then return {now, 'busy', stored[1], lease_end - now_ms} end
+local free_at = lease_end + tonumber(ARGV[4])
+if free_at > now_ms and stored[1] ~= ARGV[1] then return {now, 'busy', stored[1], free_at - now_ms} end
 local epoch = string.format('%.0f', math.max((tonumber(stored[3]) or 0) + 1, now))
 local token = epoch .. '.' .. ARGV[2]
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'token', token, 'owner', ARGV[1], 'lease_ms', ARGV[3],

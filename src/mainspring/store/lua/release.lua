@@ -5,6 +5,6 @@
 -- returns {time in us, 'ok' | 'fenced'}
 local now = now_us()
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return {now, 'fenced'} end
-redis.call('HSET', KEYS[1], 'lease_end_ms', 0, 'token', '')
+redis.call('HSET', KEYS[1], 'lease_end_ms', string.format('%.0f', math.floor(now / 1000)), 'token', '', 'owner', '')
 redis.call('DEL', KEYS[2])
 return {now, 'ok'}

@@ -1,0 +1,1 @@
+"""Many nodes, one namespace: who is there, who leads, who owns what."""

@@ -1,0 +1,186 @@
+"""The nodes of a namespace, who leads them, and the plan of who shall own what."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .store import Group, Store
+from .wire import Arg, Command
+
+
+class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a node says of itself, with every beat."""
+
+    host: str = ""
+    pid: int = 0
+    roles: tuple[str, ...] = ()
+    version: str = ""
+    concurrency: int = 1
+    """Tasks in flight at most: its weight in the plan."""
+    started_ms: int = 0
+    owned: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    """Partitions that are its by the plan and that another node still holds."""
+    look_ahead: int = 0
+    in_flight: int = 0
+    lag_ms: int = 0
+    """How long the earliest task that waits is overdue."""
+    delivered: int = 0
+
+
+class Member(NamedTuple):
+    """A live node as the others see it."""
+
+    id: str
+    order: int
+    left_ms: int
+    leaving: bool
+    about: About
+
+
+class Taken(NamedTuple):
+    """Another process has this id."""
+
+    left_ms: int
+    about: About
+
+
+class View(NamedTuple):
+    """The cluster at one moment."""
+
+    now_us: int
+    leader: str
+    term: int
+    members: dict[str, Member]
+    version: int
+    """Of the plan; 0 when there is none yet."""
+    owners: tuple[str, ...]
+    """By partition."""
+
+
+class Identity(NamedTuple):
+    """One process under its id. The nonce tells it from a later one with the same id."""
+
+    id: str
+    nonce: str
+    lease_ms: int
+
+
+_about = msgspec.json.Decoder(About)
+_owners = msgspec.json.Decoder(dict[str, list[int]])
+
+
+async def join(store: Store, who: Identity, about: About) -> int | Taken:
+    """Register; the order among all nodes that ever did, or who has the id."""
+    keys = store.keys
+    args: list[Arg] = [who.id, who.nonce, who.lease_ms, msgspec.json.encode(about)]
+    reply = await _call(store, "join", [keys.nodes, keys.beats, keys.meta], args)
+    store.clock.sample(reply[0])
+    return int(reply[2]) if reply[1] == b"ok" else Taken(reply[2], _about.decode(reply[3]))
+
+
+async def beat(store: Store, who: Identity, about: About, *, leaving: bool = False) -> View | None:
+    """Say that this node lives and see who else does; None when it is not registered any more."""
+    keys = store.keys
+    args: list[Arg] = [who.id, who.nonce, who.lease_ms, int(leaving), msgspec.json.encode(about)]
+    call = store.scripts.call("beat", [keys.nodes, keys.beats, keys.leader], args)
+    reply, plan = await store.run_one(keys.slot, [call, ("HMGET", keys.plan, "version", "owners")])
+    store.clock.sample(reply[0])
+    if reply[1] != b"ok":
+        return None
+    return _view(reply[0], reply[2], reply[3], reply[4], plan, len(keys))
+
+
+async def leave(store: Store, who: Identity) -> None:
+    keys = store.keys
+    await _call(store, "leave", [keys.nodes, keys.beats], [who.id, who.nonce])
+    await announce(store)
+
+
+async def write_plan(store: Store, who: Identity, view: View, owners: Sequence[str]) -> bool:
+    """Put a new plan in the place of the one in `view`; False when that is not the last one, or another leads."""
+    held: dict[str, list[int]] = {}
+    for number, node in enumerate(owners):
+        held.setdefault(node, []).append(number)
+    keys = store.keys
+    args: list[Arg] = [who.id, who.nonce, view.term, view.version, msgspec.json.encode(held)]
+    written: bool = await _call(store, "plan", [keys.leader, keys.plan], args) == b"ok"
+    if written:
+        await announce(store)
+    return written
+
+
+async def announce(store: Store) -> None:
+    """Tell all nodes that something changed, so that they need not wait for their next beat."""
+    await store.run_one(store.keys.slot, [("SPUBLISH", store.keys.cluster, "1")])
+
+
+class Holding(NamedTuple):
+    """Who holds a partition."""
+
+    owner: str
+    """`<node>/<process>`; empty when nobody does."""
+    left_ms: int
+
+
+async def look(store: Store) -> tuple[View, list[Holding]]:
+    """The cluster as somebody sees it who is no part of it."""
+    keys = store.keys
+    questions: list[Command] = [
+        ("HGETALL", keys.nodes),
+        ("ZRANGE", keys.beats, "0", "-1", "WITHSCORES"),
+        ("HMGET", keys.leader, "id", "nonce", "term"),
+        ("HMGET", keys.plan, "version", "owners"),
+    ]
+    now_ms = await store.sample_clock()
+    nodes, beats, lead, plan = await store.run_one(keys.slot, questions)
+    ends = {beats[i]: float(beats[i + 1]) for i in range(0, len(beats), 2)}
+    rows: list[bytes | int] = []
+    leader = b""
+    for i in range(0, len(nodes), 2):
+        order, nonce, _, leaving, record = nodes[i + 1].split(b":", 4)
+        left_ms = int(ends.get(nodes[i], 0)) - now_ms
+        if left_ms > 0:
+            rows += [nodes[i], int(order), left_ms, int(leaving), record]
+            if (nodes[i], nonce) == (lead[0], lead[1]) and leaving == b"0":
+                leader = nodes[i]
+    view = _view(now_ms * 1000, leader, int(lead[2] or 0), rows, plan, len(keys))
+    return view, await holdings(store, now_ms)
+
+
+async def holdings(store: Store, now_ms: int) -> list[Holding]:
+    groups: list[Group] = [
+        (one.slot, [("HMGET", one.own, "owner", "token", "lease_end_ms")]) for one in store.keys.partitions
+    ]
+    found = []
+    for result in await store.run(groups):
+        if isinstance(result, Exception):
+            raise result
+        [[owner, token, lease_end]] = result
+        left_ms = int(float(lease_end or 0)) - now_ms
+        found.append(Holding(owner.decode(), left_ms) if token and left_ms > 0 else Holding("", 0))
+    return found
+
+
+def _view(
+    now_us: int, leader: bytes, term: int, rows: Sequence[bytes | int], plan: Sequence[bytes | None], partitions: int
+) -> View:
+    members = {}
+    for id_, order, left_ms, leaving, record in zip(*(iter(rows),) * 5, strict=True):
+        assert isinstance(id_, bytes)
+        assert isinstance(record, bytes)
+        name = id_.decode()
+        members[name] = Member(name, int(order), int(left_ms), bool(leaving), _about.decode(record))
+    version, raw = plan
+    owners = [""] * partitions
+    held: Mapping[str, list[int]] = _owners.decode(raw) if raw else {}
+    for node, numbers in held.items():
+        for number in numbers:
+            owners[number] = node
+    return View(now_us, leader.decode(), term, members, int(version or 0), tuple(owners))
+
+
+async def _call(store: Store, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+    [reply] = await store.run_one(store.keys.slot, [store.scripts.call(name, keys, args)])
+    return reply
