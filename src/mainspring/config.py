@@ -1,6 +1,7 @@
 """One frozen Config. Where a value comes from: flags, then MAINSPRING_*, then mainspring.toml, then the defaults."""
 
-import socket
+import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -16,6 +17,7 @@ from .store.keys import check_namespace
 from .store.url import parse_url, safe_url
 
 PREFIX: Final = "MAINSPRING_"
+_NODE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 FILE: Final = "mainspring.toml"
 _REDIS_URL_FILE: Final = "redis_url_file"
 
@@ -31,7 +33,12 @@ class Config:
     namespace: str = "main"
     partitions: int | None = None
     """None takes the count the namespace has, or 32 when it is new."""
-    node_id: str = field(default_factory=socket.gethostname)
+    node_id: str | None = None
+    """None generates one; a second live node with the same id is refused."""
+    processes: int = 1
+    """Node processes of `mainspring serve`; more than one run under a supervisor."""
+    concurrency: int = 100_000
+    """Tasks in flight at most; a node's weight among the others."""
     lease_s: float = 5.0
     look_ahead: int = 200_000
     """Tasks held in memory at most."""
@@ -56,8 +63,8 @@ class Config:
             check_target(self.tick_target)
         except InvalidInput as error:
             raise ConfigError(str(error)) from None
-        if not self.node_id or len(self.node_id.encode()) > 128:
-            raise ConfigError("node_id needs 1 to 128 bytes")
+        if self.node_id is not None and not _NODE_ID.fullmatch(self.node_id):
+            raise ConfigError(f"node_id is {self.node_id!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -86,10 +93,23 @@ class Config:
             raise ConfigError(f"retry: {error}") from None
         return cls(**merged)
 
+    def to_environ(self) -> dict[str, str]:
+        """The environment from which `load` makes this config again, whatever file or flags it came from."""
+        values = ((name, setting, _value_of(self, setting.field)) for name, setting in SETTINGS.items())
+        told = {PREFIX + name.upper(): setting.write(value) for name, setting, value in values if value is not None}
+        # A settings file in the working folder must not mix in, nor one that comes to lie there.
+        return told | {PREFIX + "CONFIG": os.devnull}
+
+
+def _value_of(config: Config, name: str) -> object:
+    return getattr(config.retry, name.removeprefix("retry_")) if name.startswith("retry_") else getattr(config, name)
+
 
 _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("partitions", 1, 4096),
+    ("processes", 1, 256),
     ("lease_s", 0.5, 300),
+    ("concurrency", 1, 10_000_000),
     ("look_ahead", 100, 100_000_000),
     ("horizon_s", 0.1, 300),
     ("shutdown_timeout_s", 0, 3600),

@@ -18,7 +18,7 @@ from .embedding import Embedding
 from .engine.engine import Engine, EngineOptions
 from .engine.lookahead import Reach
 from .model.errors import ConfigError, StoreError
-from .signals import stop_signals
+from .signals import stop_in_time, stop_signals
 from .sinks.base import Sink
 from .sinks.log import LogSink
 from .sinks.null import NullSink
@@ -200,7 +200,8 @@ class Node:
                     await self._ended.wait()
             finally:
                 log.info("stopping")
-                await _one_after_the_other(face.stop if face is not None else None, self.stop)
+                with stop_in_time(self.config.shutdown_timeout_s):
+                    await _one_after_the_other(face.stop if face is not None else None, self.stop)
         if self.failure is not None:
             log.error(
                 "a part of the node broke down, which is a bug: %r. The tasks are safe on the server", self.failure,

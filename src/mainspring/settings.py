@@ -12,6 +12,12 @@ class Setting(NamedTuple):
     """The field of Config it ends in."""
     read: Callable[[object], Any]
 
+    def write(self, value: Any) -> str:
+        """The text from which `read` makes this value."""
+        if self.read is _seconds:
+            return f"{value * 1000:.0f}ms"
+        return f"{value}ms" if self.read is _milliseconds else str(value)
+
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
@@ -65,6 +71,8 @@ SETTINGS: Final = {
     "namespace": Setting("namespace", _text),
     "partitions": Setting("partitions", _whole),
     "node_id": Setting("node_id", _text),
+    "processes": Setting("processes", _whole),
+    "concurrency": Setting("concurrency", _whole),
     "lease": Setting("lease_s", _seconds),
     "look_ahead": Setting("look_ahead", _whole),
     "horizon": Setting("horizon_s", _seconds),

@@ -37,6 +37,18 @@ def assert_sound(figures: dict[str, Any]) -> None:
     assert (figures["lost"], figures["duplicated"], figures["early"]) == (0, 0, 0)
 
 
+CLUSTER = {
+    "lease_s",
+    "takeover_kill_p50_s",
+    "takeover_kill_max_s",
+    "takeover_term_max_s",
+    "moved_share_on_join",
+    "imbalance",
+    "fire_per_s_1",
+    "fire_per_s_4",
+}
+
+
 # -- the commands --------------------------------------------------------------------------------------
 
 
@@ -50,6 +62,16 @@ def test_compare_shows_both_designs_and_slices_cost_the_server_less() -> None:
     assert both["bytes_ratio"] < 1
     assert both["put_ratio"] > 0
     assert both["fire_ratio"] > 0
+
+
+def test_a_fleet_of_processes_shares_the_work_takes_over_and_loses_nothing() -> None:
+    figures = bench("cluster", "--kills", "2", "--lease", "1", "--tasks", "20000")
+    assert figures.keys() >= CLUSTER
+    assert figures["lost"] == 0
+    assert figures["imbalance"] <= 1
+    assert 0 < figures["moved_share_on_join"] <= 1.5 / 5
+    assert figures["takeover_kill_max_s"] > 0.5, "a lease cannot be taken over before it ends"
+    assert min(figures["fire_per_s_1"], figures["fire_per_s_4"]) > 0
 
 
 @pytest.mark.parametrize("design", ["cycle", "baseline"])

@@ -3,15 +3,12 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,88 +16,13 @@ import pytest
 
 from mainspring.testing.servers import standalone, wait_until
 
-MAIN = [sys.executable, "-c", "from mainspring.cli import main; main()"]
-ENVIRON = {
-    name: value for name, value in os.environ.items() if not name.startswith("MAINSPRING_") and name != "REDIS_URL"
-}
-
-
-class Serve:
-    """A running `mainspring serve` on a port of its own."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder = folder
-        self._out, self._err = folder / "stdout", folder / "stderr"
-        with self._out.open("ab") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
-                [*MAIN, "serve", "--port", "0", *options], cwd=folder, env=ENVIRON, stdout=out, stderr=err
-            )
-        self.url = ""
-        wait_until(self._started, f"serve is ready; it said:\n{self.log}", timeout_s=30)
-
-    def _started(self) -> bool:
-        assert self.process.poll() is None, self.log
-        found = re.search(r"the API is at (http://[0-9.:]+)", self.log)
-        self.url = found[1] if found else ""
-        return found is not None
-
-    @property
-    def log(self) -> str:
-        return self._err.read_text()
-
-    @property
-    def lines(self) -> list[str]:
-        return self._out.read_text().splitlines()
-
-    def call(self, path: str, body: Any = None) -> tuple[int, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
-
-    def status(self, path: str, body: Any = None) -> int:
-        return self.call(path, body)[0]
-
-    def server_pid(self) -> int:
-        info = json.loads((self.folder / "data" / "server.json").read_text())
-        return int(info["pid"])
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(60)
+from .serving import Serve, in_seconds, is_gone, run, serving
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
-    """Starts `mainspring serve` in one folder; called again, it is the next run on the same data."""
-    running: list[Serve] = []
-
-    def start(*options: str) -> Serve:
-        running.append(Serve(tmp_path, *(options or ("--data-dir", str(tmp_path / "data")))))
-        return running[-1]
-
-    yield start
-    for one in running:
-        if one.process.poll() is None:
-            one.process.kill()
-        one.process.wait()
-
-
-def in_seconds(seconds: float) -> str:
-    due = datetime.now(UTC) + timedelta(seconds=seconds)
-    return due.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+    with serving(tmp_path) as start:
+        yield start
 
 
 def test_a_tick_is_printed_once_as_it_was_posted_and_not_before_its_time(
@@ -199,26 +121,71 @@ def test_a_second_signal_ends_a_stop_that_hangs(serve: Callable[..., Serve]) -> 
         server.resume()
 
 
-def test_output_that_nobody_reads_any_more_does_not_end_the_node(tmp_path: Path) -> None:
+def wide(item: str) -> bytes:
+    """A tick with blanks between its fields: two of them are more than a pipe holds."""
+    return b'{"item": "%b", %b"at": 0}' % (item.encode(), b" " * 60_000)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for fd in ends:
+        with contextlib.suppress(OSError):  # the test closed it
+            os.close(fd)
+
+
+def test_a_stop_waits_for_what_is_in_flight_and_nothing_is_repeated(
+    serve: Callable[..., Serve], pipe: tuple[int, int]
+) -> None:
+    node = serve("--shutdown-timeout", "60s", stdout=pipe[1])
+    os.close(pipe[1])
+    ticks = [wide(item) for item in ("a", "b", "c")]
+    assert [node.status("/ticks", tick) for tick in ticks] == [202] * 3
+    assert os.read(pipe[0], 1)  # the sink is at work, and hangs: nobody reads on
+    node.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "stopping" in node.messages, "the stop has begun")
+    with os.fdopen(pipe[0], "rb") as out:
+        printed = b"{" + out.read()
+    assert sorted(printed.splitlines()) == ticks
+    assert node.process.wait(60) == 0
+    again = serve()
+    assert again.status("/ticks", {"item": "next", "at": 0}) == 202
+    wait_until(lambda: again.lines != [], "the next run prints")
+    assert [json.loads(line)["item"] for line in again.lines] == ["next"]
+
+
+def test_a_sink_that_hangs_is_given_up_after_the_shutdown_timeout_and_its_task_goes_out_again(
+    serve: Callable[..., Serve], pipe: tuple[int, int]
+) -> None:
+    node = serve("--shutdown-timeout", "1s", stdout=pipe[1])
+    ticks = [wide(item) for item in ("a", "b", "c")]
+    assert [node.status("/ticks", tick) for tick in ticks] == [202] * 3
+    assert os.read(pipe[0], 1)
+    assert node.end() == 0  # by itself, though the pipe stays full
+    [told] = [message for message in node.messages if "in flight" in message]
+    assert "they go out again" in told
+    again = serve()
+    given_up = {tick.decode() for tick in ticks[1:]}  # the first found room in the pipe
+    wait_until(lambda: given_up <= set(again.lines), "the next run delivers what was given up", timeout_s=30)
+
+
+def test_a_hangup_stops_the_node_cleanly(serve: Callable[..., Serve]) -> None:
+    node = serve()
+    server_pid = node.server_pid()
+    assert node.end(signal.SIGHUP) == 0
+    assert is_gone(server_pid)
+
+
+def test_output_that_nobody_reads_any_more_does_not_end_the_node(serve: Callable[..., Serve], tmp_path: Path) -> None:
     read_fd, write_fd = os.pipe()
-    with (tmp_path / "stderr").open("wb") as err:
-        process = subprocess.Popen(
-            [*MAIN, "serve", "--port", "0", "--data-dir", str(tmp_path / "data")],
-            cwd=tmp_path, env=ENVIRON, stdout=write_fd, stderr=err,
-        )  # fmt: skip
+    node = serve(stdout=write_fd)
     os.close(write_fd)
     os.close(read_fd)
-    try:
-        node = Serve.__new__(Serve)
-        node.folder, node.process, node._err = tmp_path, process, tmp_path / "stderr"
-        wait_until(node._started, "serve is ready")
-        assert node.status("/ticks", {"item": "unread", "at": 0}) == 202
-        wait_until(lambda: pending(tmp_path, "unread@0")["attempt"] > 1, "it waits for another attempt")
-        assert node.status("/healthy") == 200
-        assert node.end() == 0
-    finally:
-        process.kill()
-        process.wait()
+    assert node.status("/ticks", {"item": "unread", "at": 0}) == 202
+    wait_until(lambda: pending(tmp_path, "unread@0")["attempt"] > 1, "it waits for another attempt", timeout_s=60)
+    assert node.status("/healthy") == 200
+    assert node.end() == 0
 
 
 def pending(folder: Path, id: str) -> Any:
@@ -226,12 +193,6 @@ def pending(folder: Path, id: str) -> Any:
 
 
 # -- the command line ------------------------------------------------------------------------------------------
-
-
-def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*MAIN, *arguments], cwd=cwd, env=ENVIRON | environ, capture_output=True, text=True, check=False
-    )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ import typer.main
 _COMMANDS: Final = {
     "serve": ("mainspring.cli.serve", "Run a scheduler with its HTTP API."),
     "task": ("mainspring.cli.task", "Put, look at, cancel and move tasks."),
+    "schedule": ("mainspring.cli.schedule", "Recurring work: cron and intervals."),
+    "cluster": ("mainspring.cli.cluster", "Show the nodes, who leads, who owns what."),
+    "verify": ("mainspring.cli.verify", "Prove that every task is somewhere; find orphans, repair them."),
     "doctor": ("mainspring.cli.doctor", "Check the server: what is fine, and what to change."),
     "bench": ("mainspring.cli.bench", "Measure, and print the figures of the README."),
 }

@@ -9,6 +9,7 @@ import uvloop
 from rich.console import Console
 
 from ..bench.baseline import baseline as run_baseline
+from ..bench.cluster import cluster as run_cluster
 from ..bench.compare import compare as run_compare
 from ..bench.cycle import cycle as run_cycle
 from ..bench.ground import Where
@@ -185,6 +186,20 @@ def idle(
 ) -> None:
     """What a node costs that owns all partitions and has nothing to do."""
     _run("idle", lambda told: run_idle(Where(redis_url, server), seconds, told), json)
+
+
+@app.command()
+def cluster(
+    lease: Annotated[float, typer.Option("--lease", min=0.5, help="Seconds; takeovers are judged by it.")] = 2.0,
+    kills: Annotated[int, typer.Option("--kills", min=1, help="Nodes killed, one after the other.")] = 20,
+    tasks: Tasks = 1_000_000,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """Four node processes: takeover after a kill and after a stop, what moves, what they fire together."""
+    where = Where(redis_url, server)
+    _run("cluster", lambda told: run_cluster(where, lease_s=lease, kills=kills, tasks=tasks, progress=told), json)
 
 
 @app.command()

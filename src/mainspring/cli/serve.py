@@ -4,10 +4,11 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,17 +38,23 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="Settings; default ./mainspring.toml.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="human, json, or auto.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Node processes under one supervisor; 1.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine.")] = False,
+    listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    parent_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a scheduler with its HTTP API. Ticks that come due are printed, one line each."""
     flags = dict(locals())
-    del flags["insecure"]
+    for name in ("insecure", "listen_fd", "parent_fd"):
+        del flags[name]
     settings = Config.load(flags, os.environ)
-    _check_address(settings.host, insecure)
+    _check_address(settings.host, insecure or listen_fd is not None)
     from mainspring.cli.logs import set_up
 
     set_up(settings.log_format, settings.log_level)
-    raise typer.Exit(_run(settings))
+    if settings.processes > 1:
+        raise typer.Exit(asyncio.run(_supervise(settings)))
+    raise typer.Exit(_run(_serve(settings, listen_fd, parent_fd)))
 
 
 def _check_address(host: str, insecure: bool) -> None:
@@ -66,22 +73,41 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _run(config: Config) -> int:
+def _run(main: Coroutine[Any, Any, int]) -> int:
     try:
         import uvloop
     except ImportError:  # no wheel for this system: asyncio's own loop does the same, slower
-        return asyncio.run(_serve(config))
+        return asyncio.run(main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config))
+        return runner.run(main)
 
 
-async def _serve(config: Config) -> int:
-    from mainspring.api.server import ApiServer
+async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None) -> int:
+    from mainspring.api.server import ApiServer, inherit
+    from mainspring.lifeline import Lifeline
     from mainspring.node import Node
 
     node = Node(config)
-    server = ApiServer(node)
-    return await node.run_until_signal(server, started=lambda: _greet(server.url, node.where))
+    server = ApiServer(node, None if listen_fd is None else inherit(listen_fd))
+    if parent_fd is None:
+        return await node.run_until_signal(server, started=lambda: _greet(server.url, node.where))
+    line = Lifeline(parent_fd, shutdown_timeout_s=config.shutdown_timeout_s)
+
+    def started() -> None:
+        server.open()
+        line.ready()
+
+    return await node.run_until_signal(server, started)
+
+
+async def _supervise(config: Config) -> int:
+    from mainspring.api.server import listen, url_of
+    from mainspring.supervisor import Supervisor, child_command
+
+    listener = listen(config.host, config.port)
+    url = url_of(listener)
+    supervisor = Supervisor(config, child_command(), listener)
+    return await supervisor.run(started=lambda: _greet(url, supervisor.where))
 
 
 def _greet(url: str, where: str) -> None:

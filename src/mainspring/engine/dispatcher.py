@@ -40,6 +40,12 @@ def _well_formed(outcomes: Sequence[Outcome], expected: int) -> bool:
     return len(outcomes) == expected and set(map(type, outcomes)) <= {Done, Retry, Dead}
 
 
+def _raise_first(failures: Sequence[StoreError | None]) -> None:
+    for failure in failures:
+        if failure is not None:
+            raise failure
+
+
 class Pace:
     """How long to wait between ticks: the busier, the longer, so that each call has more to carry."""
 
@@ -97,9 +103,9 @@ class Dispatcher:
     # -- one tick ----------------------------------------------------------------------------------
 
     async def step(self) -> float:
-        await self._resend()
-        await self._commit_outcomes()
+        failures = [await self._resend(), await self._commit_outcomes()]
         fired = await self._tick()
+        _raise_first(failures)  # only now: one server that is away must not keep the partitions of the others waiting
         return self._next_wait(fired)
 
     def _next_wait(self, fired: int) -> float:
@@ -206,18 +212,21 @@ class Dispatcher:
                 self._lost(partition, status)
         return ()
 
-    async def _resend(self) -> None:
+    async def _resend(self) -> StoreError | None:
         """Repeat, unchanged, what was sent and never answered: the server knows by its number if it was done."""
-        for partition in list(self._owned.values()):
-            sent = partition.unanswered
-            if isinstance(sent, Begun):
-                [answer] = await fire.tick(self._store, [sent.section])
-                if isinstance(answer, StoreError):
-                    raise answer
-                partition.unanswered = None
-                self._deliver(list(self._take_answer(partition, sent, answer)))
-            elif sent is not None:
-                await self._send_commit(partition, sent)
+        failure = None
+        sent = [(one, one.unanswered) for one in self._owned.values() if one.unanswered is not None]
+        begun = [(partition, work) for partition, work in sent if isinstance(work, Begun)]
+        try:
+            if begun:
+                answers = await fire.tick(self._store, [work.section for _, work in begun])
+                self._deliver(self._take_answers(begun, answers))
+        except StoreError as error:
+            failure = error
+        for partition, work in sent:
+            if not isinstance(work, Begun):
+                failure = await self._try_commit(partition, work) or failure
+        return failure
 
     # -- deliveries ---------------------------------------------------------------------------------
 
@@ -317,10 +326,19 @@ class Dispatcher:
 
     # -- commits -------------------------------------------------------------------------------------
 
-    async def _commit_outcomes(self) -> None:
+    async def _commit_outcomes(self) -> StoreError | None:
+        failure = None
         for partition in list(self._owned.values()):
             while partition.has_outcomes and partition.unanswered is None:
-                await self._send_commit(partition, partition.commit())
+                failure = await self._try_commit(partition, partition.commit()) or failure
+        return failure
+
+    async def _try_commit(self, partition: Partition, work: fire.Commit) -> StoreError | None:
+        try:
+            await self._send_commit(partition, work)
+        except StoreError as error:
+            return error
+        return None
 
     async def _send_commit(self, partition: Partition, work: fire.Commit) -> None:
         partition.unanswered = work
@@ -344,7 +362,7 @@ class Dispatcher:
     async def drain(self) -> None:
         """Wait for what is in flight and commit it. Nothing new begins: the caller stopped the loop before."""
         # What was begun and not answered when the loop stopped may be fired on the server: it goes out as well.
-        await self._resend()
+        _raise_first([await self._resend()])
         while self._running or any(one.dirty or one.has_outcomes for one in self._owned.values()):
             if self._running:
                 await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
@@ -352,8 +370,7 @@ class Dispatcher:
 
     async def flush(self) -> None:
         """Commit everything that is finished."""
-        await self._resend()
-        await self._commit_outcomes()
+        _raise_first([await self._resend(), await self._commit_outcomes()])
         sections = []
         for partition in self._owned.values():
             begun = partition.begin(-1, 0, commit=True) if partition.dirty and partition.unanswered is None else None

@@ -42,14 +42,15 @@ class Engine:
 
     def __init__(self, store: Store, sinks: Mapping[str, Sink], options: EngineOptions | None = None) -> None:
         self.options = options = options or EngineOptions()
-        self.store = store
+        # Half a lease: a server that hangs must not cost the partitions of the others.
+        self.store = store = store.hurried(timeout_s=max(1.0, options.lease_s / 2))
         self.owned: dict[int, Partition] = {}
         self.ownership_changed: Callable[[], None] = _nobody_asks
         """Called when partitions came, went, or are waited for; the cluster's role sets it."""
         self.keeper = Keeper(
             store, self.owned, node=options.node, lease_s=options.lease_s, changed=self._ownership_changed
         )
-        self.lookahead = LookAhead(store, self.owned, options.reach, self._something_to_fire)
+        self.lookahead = LookAhead(store, self.owned, options.reach, self._something_to_fire, self.keeper.lose)
         self.dispatcher = Dispatcher(
             store,
             self.owned,
@@ -62,9 +63,10 @@ class Engine:
             max_in_flight=options.concurrency,
         )
         self.sweeper = Sweeper(store, self.owned, dedupe_window_ms=int(options.dedupe_window_s * 1000))
-        self._keep = Loop("keeper", self.keeper.step)
-        self._read = Loop("lookahead", self.lookahead.step)
-        self._fire = Loop("dispatcher", self.dispatcher.step)
+        # After a failure they come back soon: it may be one server of many, and the others have work.
+        self._keep = Loop("keeper", self.keeper.step, max_backoff_s=min(2.0, options.lease_s / 4))
+        self._read = Loop("lookahead", self.lookahead.step, max_backoff_s=0.25)
+        self._fire = Loop("dispatcher", self.dispatcher.step, max_backoff_s=0.05)
         self._sweep = Loop("sweeper", self.sweeper.step)
         self._loops = (self._keep, self._read, self._fire, self._sweep)
         self._subscription: Subscription | None = None

@@ -62,23 +62,27 @@ class Keeper:
 
     async def step(self) -> float:
         now = steady_s()
+        failure = None
         if now >= self._renew_at or not self._closing:
-            await self._renew()
+            failure = await self._renew() or await self._look_back()
             # At a third of the lease: one lost renewal must not cost the partitions.
             self._renew_at = now + self.lease_s / 3
         self._closing = await self._hand_over()
         left_s = await self._acquire(self.wanted)
         if not self._leaving and steady_s() >= self._spare_at:
             await self._take_spare()
+        if failure is not None:
+            raise failure  # only now: one server that is away must not keep the partitions of the others from anything
         wait_s = CLOSING_POLL_S if self._closing else min(self._renew_at - steady_s(), left_s)
         return max(0.001, wait_s)
 
     # -- leases ----------------------------------------------------------------------------------------
 
-    async def _renew(self) -> None:
+    async def _renew(self) -> StoreError | None:
+        """Renew all leases; returns what failed."""
         tokens = {number: partition.token for number, partition in self._owned.items()}
         if not tokens:
-            return
+            return None
         asked_at = steady_s()
         answers = await ownership.renew(self._store, tokens, lease_ms=int(self.lease_s * 1000))
         failure = None
@@ -94,8 +98,20 @@ class Keeper:
                 partition.lease_until = asked_at + self.lease_s
             else:
                 self.lose(partition, "fenced")
-        if failure is not None:
-            raise failure
+        return failure
+
+    async def _look_back(self) -> StoreError | None:
+        """Does the server still know what it has answered? An idle partition has no tick that would tell."""
+        owned = dict(self._owned)
+        numbers = {number: partition.seq for number, partition in owned.items()}
+        tokens = {number: partition.token for number, partition in owned.items()}
+        failure = None
+        for number, last in (await ownership.last_calls(self._store, tokens)).items():
+            if isinstance(last, StoreError):
+                failure = last
+            elif last < numbers[number] and self._owned.get(number) is owned[number]:
+                self.lose(owned[number], "rolledback" if last >= 0 else "fenced")
+        return failure
 
     async def _acquire(self, numbers: Iterable[int], *, free_s: float = 0.0) -> float:
         """Try to get these; returns the seconds until it is worth trying again."""

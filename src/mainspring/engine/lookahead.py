@@ -1,5 +1,6 @@
 """Reads slices shortly before they come due, the earliest first, never more than fits."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from ..store import read
 from ..store.store import Store
 from .live import LiveSlice
 from .partition import Partition
+
+log = logging.getLogger("mainspring.engine")
 
 CHUNK_ROWS: Final = 1_000
 """Rows a reply brings at most: parsing them blocks the loop for about a millisecond."""
@@ -35,11 +38,23 @@ class Reach:
 class LookAhead:
     """Keeps the owned partitions' slices in memory as far as the reach goes."""
 
-    def __init__(self, store: Store, owned: dict[int, Partition], reach: Reach, fire: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        owned: dict[int, Partition],
+        reach: Reach,
+        fire: Callable[[], None],
+        lost: Callable[[Partition, str], None],
+    ) -> None:
         self._store = store
         self._owned = owned
         self._reach = reach
         self._fire = fire
+        self._lost = lost
+        self._accepted: dict[int, int] = {}
+        """The highest count seen of each partition, owned now or before: it never falls unless the server forgets."""
+        self.forgotten = 0
+        """Accepted tasks that servers have forgotten since: what a failover lost, as far as it was seen before."""
         self._woken: set[int] = set()
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
@@ -63,28 +78,32 @@ class LookAhead:
     async def step(self) -> float:
         """One round: find out what came, list slices, read. Returns the seconds until the next is needed."""
         now_ms = self._store.clock.now_ms()
-        await self._poll(now_ms)
-        await self._list(now_ms)
+        failure = await self._poll(now_ms)
+        failure = await self._list(now_ms) or failure
         more = await self._read(now_ms)
+        if failure is not None:
+            raise failure  # only now: one server that is away must not keep the others from being read
         if more or self._woken:
             return 0.0
         return max(0.001, (self._next_poll_ms - self._store.clock.now_ms()) / 1000)
 
-    async def _poll(self, now_ms: int) -> None:
+    async def _poll(self, now_ms: int) -> StoreError | None:
         for number in self._woken:
             if number in self._owned:
                 self._owned[number].needs_listing = True
         self._woken.clear()
         if now_ms < self._next_poll_ms:
-            return
+            return None
         partitions = list(self._owned.values())
         counts = await read.accepted_counts(self._store, [one.number for one in partitions])
         changed, failure = False, None
         for partition, count in zip(partitions, counts, strict=True):
             if isinstance(count, StoreError):
                 failure = count
+            elif count < self._accepted.get(partition.number, 0):
+                self._rolled_back(partition, count)
             elif count != partition.accepted_seen:
-                partition.accepted_seen = count
+                partition.accepted_seen = self._accepted[partition.number] = count
                 partition.needs_listing = changed = True
         if self.held < self._reach.tasks // 4:
             self._window_ms = min(WINDOW_MS, self._window_ms * 2)
@@ -92,9 +111,22 @@ class LookAhead:
         self._next_poll_ms = now_ms + self._poll_ms
         if failure is not None:
             self._next_poll_ms = 0
-            raise failure
+        return failure
 
-    async def _list(self, now_ms: int) -> None:
+    def _rolled_back(self, partition: Partition, count: int) -> None:
+        """The server knows of fewer tasks than before: a failover, or a restart, lost what was written last."""
+        missing = self._accepted[partition.number] - count
+        self.forgotten += missing
+        self._accepted[partition.number] = count
+        log.error(
+            "partition %d: the server has forgotten %d accepted tasks (a failover or restart lost its last writes);"
+            " those that were not delivered yet are lost, unless they were put with a level that covers it",
+            partition.number,
+            missing,
+        )
+        self._lost(partition, "rolledback")
+
+    async def _list(self, now_ms: int) -> StoreError | None:
         ahead_ms = now_ms + self._reach.horizon_ms
         wanted = [
             one
@@ -102,7 +134,7 @@ class LookAhead:
             if one.needs_listing or (one.next_start_ms is not None and one.next_start_ms < ahead_ms)
         ]
         if not wanted:
-            return
+            return None
         for one in wanted:
             one.needs_listing = False
         # Slices that are held already must not use up the number: some may wait behind a lane for long.
@@ -119,8 +151,7 @@ class LookAhead:
                 # There are more: look again when some of these are gone.
                 partition.next_start_ms = now_ms
             self._reconcile(partition, listed)
-        if failure is not None:
-            raise failure
+        return failure
 
     def _reconcile(self, partition: Partition, listed: list[read.Listed]) -> None:
         for place, g in listed:
@@ -145,10 +176,13 @@ class LookAhead:
                     wanted.append(live)
         wanted.sort(key=lambda live: live.slice.start_ms)
         held = self.held if wanted else 0
-        if held >= self._reach.tasks:
+        # Little room is no room: in a backlog every tick frees some, and reading a few rows at a time costs most.
+        least = self._reach.tasks // 8
+        if held > self._reach.tasks - least:
             self._make_room(now_ms)
             held = self.held
-        chunks = self._chunks(wanted, self._reach.tasks - held)
+        room = self._reach.tasks - held
+        chunks = self._chunks(wanted, room if room >= least else 0)
         self.hungry = len(chunks) < min(len(wanted), self._at_once)
         if not chunks:
             return False
@@ -163,7 +197,9 @@ class LookAhead:
                 live.trim_after(now_ms + self._window_ms)
 
     def _chunks(self, wanted: list[LiveSlice], room: int) -> list[tuple[LiveSlice, read.Chunk]]:
-        rows_each = max(1, CHUNK_ROWS * CHUNKS_AT_ONCE[0] // self._at_once)
+        few = CHUNKS_AT_ONCE[0]
+        # Few slices may be long ones: only where there are many does each get less.
+        rows_each = max(1, CHUNK_ROWS * few // max(few, min(self._at_once, len(wanted))))
         chunks: list[tuple[LiveSlice, read.Chunk]] = []
         for live in wanted:
             if len(chunks) == self._at_once:

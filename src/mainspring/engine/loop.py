@@ -12,12 +12,20 @@ log = logging.getLogger("mainspring.engine")
 class Loop:
     """Runs `step` again and again. A step returns the seconds until the next; `wake` cuts the wait short."""
 
-    def __init__(self, name: str, step: Callable[[], Awaitable[float]], *, min_backoff_s: float = 0.05) -> None:
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], Awaitable[float]],
+        *,
+        min_backoff_s: float = 0.05,
+        max_backoff_s: float = 2.0,
+    ) -> None:
         self._name = name
         self._step = step
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._min_backoff_s = min_backoff_s
+        self._max_backoff_s = max_backoff_s
         self.failures = 0
         """Failed steps in a row; 0 when the last one went well."""
 
@@ -50,7 +58,7 @@ class Loop:
                 self.failures = 0
             except StoreError as error:
                 self.failures += 1
-                wait_s = min(2.0, self._min_backoff_s * 2 ** min(self.failures, 6))
+                wait_s = min(self._max_backoff_s, self._min_backoff_s * 2 ** min(self.failures, 6))
                 if self.failures in (1, 10, 100):
                     log.warning("%s: %s; trying again", self._name, error)
             if wait_s > 0:

@@ -2,6 +2,7 @@
 
 MainspringError
 ├── InvalidInput          the caller's value is wrong; nothing was written (also a ValueError)
+│   └── InvalidCron       a schedule expression is wrong; says which field, where, and what is allowed
 ├── Conflict              the id is taken and on_conflict="reject"
 ├── ConfigError           a setting is wrong or unknown
 └── StoreError            the server, or the road to it
@@ -20,6 +21,22 @@ class MainspringError(Exception):
 
 class InvalidInput(MainspringError, ValueError):
     """The caller's value is wrong; the message names the field and nothing was written."""
+
+
+class InvalidCron(InvalidInput):
+    """A schedule expression is wrong. `field` counts from 1 (0: the expression as a whole), `position` too."""
+
+    def __init__(
+        self, expression: str, reason: str, *, field: int = 0, name: str = "", text: str = "", position: int = 1
+    ):
+        where = f": field {field} ({name}) {text!r} at position {position}" if field else ""
+        super().__init__(f"cron {expression!r}{where}: {reason}")
+        self.expression = expression
+        self.reason = reason
+        self.field = field
+        self.name = name
+        self.text = text
+        self.position = position
 
 
 class Conflict(MainspringError):

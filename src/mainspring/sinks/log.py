@@ -3,11 +3,14 @@
 import asyncio
 import base64
 import contextlib
+import fcntl
 import os
 import queue
 import select
+import stat
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -49,7 +52,8 @@ class LogSink:
         while (job := self._jobs.get()) is not None:
             error = None
             try:
-                _write_all(self._fd, job.data)
+                with _alone(self._fd):
+                    _write_all(self._fd, job.data)
             except OSError as caught:
                 error = caught
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -80,6 +84,27 @@ def _text_of(raw: bytes) -> bytes:
         return msgspec.json.encode(raw.decode())
     except UnicodeDecodeError:
         return msgspec.json.encode({"base64": base64.b64encode(raw).decode()})
+
+
+@contextlib.contextmanager
+def _alone(fd: int) -> Iterator[None]:
+    """Several processes may share a pipe or a socket, where a long write is no unit: lines would mix.
+
+    A record lock, which belongs to the process: the descriptor itself is one and the same for all of them.
+    """
+    if not _mixes(fd):
+        yield
+        return
+    fcntl.lockf(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+
+
+def _mixes(fd: int) -> bool:
+    mode = os.fstat(fd).st_mode
+    return sys.platform == "linux" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
 
 
 def _write_all(fd: int, data: bytes) -> None:

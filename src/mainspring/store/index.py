@@ -1,4 +1,4 @@
-"""The index of caller-given ids, and everything that goes through it: put with id, replace, cancel, sweep."""
+"""The index of caller-given ids, and what goes through it: replace, cancel, look-ups, sweep."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple, cast
@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from ..model.errors import StoreError
 from .durable import SERVER, Durability
 from .keys import Address, PartitionKeys, Slice, address_prefix
-from .put import WAKE_MS, Widths, fresh_score
+from .put import WAKE_MS, fresh_score
 from .store import Group, Store
 from .wire import Command
 
@@ -21,74 +21,7 @@ class IdRow(NamedTuple):
 
 
 MOST_AT_ONCE: Final = 2_000
-"""Entries a call carries at most: Lua cannot spread many more."""
-
-
-async def put_ids(
-    store: Store,
-    by_partition: dict[int, list[IdRow]],
-    widths: Widths,
-    *,
-    now_ms: int,
-    durability: Durability = SERVER,
-) -> dict[int, dict[int, Address] | StoreError]:
-    """Put rows unless their id is known: returns, per partition, row numbers and addresses of the known ones.
-
-    The ids of a partition must be distinct within one call.
-    """
-    calls = [
-        (p, first, rows[first : first + MOST_AT_ONCE])
-        for p, rows in by_partition.items()
-        for first in range(0, len(rows), MOST_AT_ONCE)
-    ]
-    groups: list[Group] = []
-    orders: list[dict[Slice, list[int]]] = []
-    for p, _, rows in calls:
-        keys = store.keys.partitions[p]
-        call, order = _put_call(store, keys, rows)
-        commands = [call]
-        if min(row.due_ms for row in rows) < now_ms + WAKE_MS:
-            commands.append(("SPUBLISH", keys.wake, "1"))
-        if durability.confirm is not None:
-            # Where every id was known nothing was written, and WAIT would confirm nothing at once.
-            commands.append(("HINCRBY", keys.n, "accepted", 0))
-        groups.append((keys.slot, commands))
-        orders.append(order)
-    answers: dict[int, dict[int, Address] | StoreError] = {p: {} for p in by_partition}
-    results = await store.run(groups, durability)
-    for (p, first, _), order, result in zip(calls, orders, results, strict=True):
-        so_far = answers[p]
-        if isinstance(result, StoreError) or isinstance(so_far, StoreError):
-            answers[p] = result if isinstance(result, StoreError) else so_far
-        else:
-            so_far.update(_known(p, first, order, result[0], widths))
-    return answers
-
-
-def _put_call(store: Store, keys: PartitionKeys, rows: list[IdRow]) -> tuple[Command, dict[Slice, list[int]]]:
-    """The call, and the rows' numbers by slice: that is the order in which they are sent."""
-    order: dict[Slice, list[int]] = {}
-    for i, row in enumerate(rows):
-        order.setdefault(row.slice, []).append(i)
-    args: list[Any] = [len(order)]
-    for place, members in order.items():
-        args += (place.name, fresh_score(place), address_prefix(place), len(members))
-        args += [rows[i].row for i in members]
-    names = [keys.n, keys.slices, keys.ids, *(keys.entries(place.name) for place in order)]
-    return store.scripts.call("put_ids", names, args), order
-
-
-def _known(partition: int, first: int, order: dict[Slice, list[int]], reply: Any, widths: Widths) -> dict[int, Address]:
-    put, taken = reply
-    for at, (place, members) in enumerate(order.items()):
-        widths.saw(partition, place, put[at * 2 + 1] + len(members))
-    if not taken:
-        return {}
-    sent = [i for members in order.values() for i in members]
-    return {
-        first + sent[position - 1]: Address.unpack(partition, raw)
-        for position, raw in zip(taken[::2], taken[1::2], strict=True)
-    }
+"""Tasks a call carries at most: Lua cannot spread many more."""
 
 
 class Replaced(NamedTuple):

@@ -1,6 +1,5 @@
 """Turns tasks into entries: every check happens here, before anything is written."""
 
-import os
 from binascii import crc_hqx
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,6 +15,7 @@ from ..model.targets import check_target
 from ..model.task import Task
 from ..model.times import check_horizon, delay_ms, instant_ms
 from .codec import BIN8, INDEXED, LANE, bin_head, encode_payload, entry, short_head, to_json
+from .generated import GeneratedIds
 from .index import IdRow
 from .keys import HOUR_MS, SECOND_MS, Keyspace, Slice, partition_of
 from .put import Rows, Widths
@@ -60,6 +60,7 @@ class Intake:
         self._widths = widths
         self._max_payload_bytes = max_payload_bytes
         self._heads: dict[str, bytes] = {}
+        self._generated = GeneratedIds(self._partitions)
 
     def take(self, tasks: Sequence[Task], now_ms: int, *, items: bool = True) -> Batch:
         """Encode all or raise for the first that is wrong; nothing is written in either case.
@@ -67,7 +68,7 @@ class Intake:
         Without `items` tasks that carry no id leave no trace in the batch but their rows.
         """
         batch = Batch()
-        random = os.urandom(IDH_BYTES * len(tasks))
+        random = self._generated.draw(len(tasks))
         partitions, heads, most = self._partitions, self._heads, self._max_payload_bytes
         # A common task: no id, no lane, due within the hour. Its row is made right here, without a call.
         first, last = now_ms - now_ms % SECOND_MS, now_ms + HOUR_MS

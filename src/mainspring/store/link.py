@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import hiredis
 
-from mainspring.model.errors import Unavailable
+from mainspring.model.errors import StoreError, Unavailable
 from mainspring.store.subscription import Subscription
 from mainspring.store.url import Endpoint
 from mainspring.store.wire import Command, Connection
@@ -22,6 +22,10 @@ _REDIRECTS = frozenset(
     {"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY", "LOADING", "MASTERDOWN", "NOSCRIPT", "OOM"}
 )
 T = TypeVar("T")
+
+# How long a call waits for a server that could not be reached before. The attempt itself goes on for longer, beside
+# it: a server that hangs must not hold up, call after call, those who have work for other servers too.
+_AWAY_WAIT_S = 0.25
 
 
 def redirect_of(error: hiredis.ReplyError) -> Redirect | None:
@@ -91,13 +95,18 @@ class Link:
         self._main: Connection | None = None
         self._opened: Shared[Connection] = Shared(self._open_main)
         self._extra: set[Connection] = set()
+        self._away = False
         self._closed = False
+
+    @property
+    def timeout_s(self) -> float:
+        return self._options.timeout_s
 
     async def pipeline(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> list[Any]:
         """Sends on the main connection. One attempt to open it, none to send again."""
         main = self._main
         if main is None or main.closed:
-            main = await self._opened()
+            main = await self._reach()
         return await main.pipeline(commands, timeout_s=self._options.timeout_s if timeout_s is None else timeout_s)
 
     async def dedicated(self) -> Connection:
@@ -130,8 +139,22 @@ class Link:
             if connection is not None:
                 connection.close()
 
+    async def _reach(self) -> Connection:
+        if not self._away:
+            return await self._opened()
+        try:
+            async with asyncio.timeout(_AWAY_WAIT_S):
+                return await self._opened()
+        except TimeoutError:
+            raise Unavailable(f"{self.address}: cannot connect: it did not answer before either", sent=False) from None
+
     async def _open_main(self) -> Connection:
-        self._main = await self._open()
+        try:
+            self._main = await self._open()
+        except StoreError:
+            self._away = True
+            raise
+        self._away = False
         return self._main
 
     async def _open(self) -> Connection:

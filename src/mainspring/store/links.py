@@ -1,12 +1,13 @@
 """The servers: one `Link` per primary, and `Links`, which knows which primary holds what.
 
-Nothing here repeats a command. On "moved", "clusterdown", "readonly" or Unavailable the caller calls
-`refresh()` and repeats what is safe to repeat.
+Nothing here repeats a command. On "moved", "clusterdown" or "readonly" the caller calls `refresh()` and repeats what
+is safe to repeat; on Unavailable it calls `suspect()`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,9 @@ from mainspring.store.wire import Command, Connection
 
 __all__ = ["Link", "LinkOptions", "Links", "Redirect", "Subscription", "redirect_of"]
 
+# A node in trouble asks often: a failover is over in an instant. Not more often, for everybody asks then.
+_LOOK_EVERY_S = 0.25
+
 
 class Links:
     """All primaries: one for a standalone server or behind sentinels, several in a cluster."""
@@ -40,8 +44,13 @@ class Links:
         self._options = options
         self._primaries: dict[Node, Link] = {}
         self._former: list[Link] = []
+        self._guests: dict[Node, Link] = {}
+        """Nodes that a redirect named and that hold no slots, as far as is known."""
+        self._known: tuple[Node, ...] = ()
         self._slots: list[Link | None] = [None] * SLOTS
         self._refreshed: Shared[None] = Shared(self._refresh)
+        self._looking: asyncio.Task[None] | None = None
+        self._look_again = 0.0
         self._subscriptions: set[Subscription] = set()
 
     @classmethod
@@ -73,6 +82,25 @@ class Links:
         """Learns again who is primary. Calls made while one runs share its result."""
         await self._refreshed()
 
+    def suspect(self) -> None:
+        """A primary could not be reached: finds out, beside the work, whether another took its place."""
+        now = asyncio.get_running_loop().time()
+        if isinstance(self._endpoint, Endpoint) or now < self._look_again:
+            return
+        self._look_again = now + _LOOK_EVERY_S
+        self._looking = asyncio.create_task(self._look(), name="mainspring-look")
+
+    def at(self, node: Node) -> Link:
+        """The server with this address, which a redirect named."""
+        link = self._primaries.get(node) or self._guests.get(node)
+        if link is None:
+            link = self._guests[node] = Link(self._base().at(*node), self._options, self)
+        return link
+
+    def learn(self, slot: int, node: Node) -> None:
+        """A server says who holds a slot: it knows before the others do."""
+        self._slots[slot] = self.at(node)
+
     def keep(self, subscription: Subscription) -> None:
         self._subscriptions.add(subscription)
 
@@ -80,8 +108,24 @@ class Links:
         for subscription in self._subscriptions:
             await subscription.close()
         self._refreshed.cancel()
-        for link in (*self._primaries.values(), *self._former):
+        if self._looking is not None:
+            self._looking.cancel()
+        for link in (*self._primaries.values(), *self._former, *self._guests.values()):
             link.close()
+
+    async def _look(self) -> None:
+        with contextlib.suppress(StoreError):
+            await self.refresh()
+
+    def _base(self) -> Endpoint:
+        """User, password and TLS as every server of this URL wants them."""
+        match self._endpoint:
+            case ClusterEndpoint(seeds):
+                return seeds[0]
+            case SentinelEndpoint(primary=primary):
+                return primary
+            case endpoint:
+                return endpoint
 
     async def _refresh(self) -> None:
         match self._endpoint:
@@ -91,18 +135,19 @@ class Links:
                 await self._refresh_sentinel(self._endpoint)
             case Endpoint() as endpoint:
                 if not self._primaries:
-                    self._adopt([(0, SLOTS - 1, (endpoint.host, endpoint.port))], endpoint)
+                    self._adopt([(0, SLOTS - 1, (endpoint.host, endpoint.port))])
 
     async def _refresh_cluster(self, cluster: ClusterEndpoint) -> None:
-        # Everyone known is asked: the seeds may all be gone, and one node's view may be old.
-        known = dict.fromkeys([*cluster.seeds, *(link.endpoint for link in self._primaries.values())])
+        # Everyone known is asked, replicas too: the seeds may all be gone, and one node's view may be old.
+        known = dict.fromkeys([*cluster.seeds, *(cluster.seeds[0].at(*node) for node in self._known)])
         maps, errors = await answers([self._slot_map(endpoint) for endpoint in known])
         if not maps:
             raise _none_answered("cluster node", errors)
         best = max(maps, key=lambda found: found.freshness)
         if not best.ranges:
             raise Unavailable("the cluster has no slots assigned", sent=False)
-        self._adopt(best.ranges, cluster.seeds[0])
+        self._known = best.nodes
+        self._adopt(best.ranges)
 
     async def _slot_map(self, endpoint: Endpoint) -> SlotMap:
         info, slots = await self._ask(endpoint, [("CLUSTER", "INFO"), ("CLUSTER", "SLOTS")])
@@ -114,7 +159,7 @@ class Links:
         for _, node in sorted(set(found), reverse=True):
             try:
                 if await self._is_primary(watch.primary.at(*node)):
-                    self._adopt([(0, SLOTS - 1, node)], watch.primary)
+                    self._adopt([(0, SLOTS - 1, node)])
                     return
                 errors.append(Unavailable(f"{node[0]}:{node[1]} is not a primary", sent=False))
             except StoreError as error:
@@ -138,11 +183,12 @@ class Links:
         finally:
             connection.close()
 
-    def _adopt(self, ranges: Sequence[tuple[int, int, Node]], base: Endpoint) -> None:
+    def _adopt(self, ranges: Sequence[tuple[int, int, Node]]) -> None:
         old, self._primaries = self._primaries, {}
         slots: list[Link | None] = [None] * SLOTS
+        base = self._base()
         for first, last, node in ranges:
-            link = self._primaries.get(node) or old.pop(node, None)
+            link = self._primaries.get(node) or old.pop(node, None) or self._guests.pop(node, None)
             if link is None:
                 link = Link(base.at(*node) if base.path is None else base, self._options, self)
             self._primaries[node] = link

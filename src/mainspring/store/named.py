@@ -7,11 +7,12 @@ from ..model.errors import Conflict, StoreError, Unavailable
 from ..model.task import Handle, OnConflict, PutOutcome
 from .codec import decode
 from .durable import Durability
-from .index import Replaced, put_ids, replace
+from .index import Replaced, replace
 from .intake import Intake, Named
 from .keys import Address
 from .put import Widths
 from .query import Found, look_at
+from .register import put_ids
 from .store import Store
 
 _TRIES = 8
@@ -149,7 +150,9 @@ class NamedPuts:
         old: Address | None = None
         if current is not None:
             entry = seen or (await look_at(self._store, [(current, item.row.idh)]))[0]
-            if unsure and current.slice == item.row.slice and entry.body == decode(item.row.row):
+            # The body alone is not enough: within its slice a task's due time stands in the header.
+            same_place = current.slice == item.row.slice and entry.due_ms == item.row.due_ms
+            if unsure and same_place and entry.body == decode(item.row.row):
                 return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
             handle = self._keep(item, current, entry, on_conflict, now_ms, level)
             if handle is not None:

@@ -58,6 +58,26 @@ async def renew(store: Store, tokens: Mapping[int, bytes], *, lease_ms: int) -> 
     return answers
 
 
+async def last_calls(store: Store, tokens: Mapping[int, bytes]) -> dict[int, int | StoreError]:
+    """The number of the last call that the server remembers of each owner; -1 where it remembers another owner."""
+    if not tokens:
+        return {}
+    chunks = [[p] for p in tokens] if store.links.cluster else [list(tokens)]
+    groups: list[Group] = []
+    for chunk in chunks:
+        keys = [store.keys.partitions[p] for p in chunk]
+        groups.append((keys[0].slot, [("MGET", *(one.fence for one in keys))]))
+    answers: dict[int, int | StoreError] = {}
+    for chunk, result in zip(chunks, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            answers.update(dict.fromkeys(chunk, result))
+            continue
+        for p, fence in zip(chunk, result[0], strict=True):
+            token, _, number = (fence or b"").rpartition(b":")
+            answers[p] = int(number) if token == tokens[p] else -1
+    return answers
+
+
 async def release(store: Store, tokens: Mapping[int, bytes]) -> None:
     """Give partitions back; one that cannot be reached falls free when its lease ends."""
     groups: list[Group] = []

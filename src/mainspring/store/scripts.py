@@ -15,6 +15,7 @@ _NEEDS: Final = {
     "commit": ("time", "fence", "entry", "place"),
     "drop": ("time", "entry"),
     "put_ids": ("place",),
+    "register": ("place",),
     "replace": ("entry", "copies", "place"),
     "cancel": ("entry", "copies"),
     "acquire": ("time",),
@@ -26,11 +27,38 @@ _NEEDS: Final = {
     "plan": (),
     "sweep": ("entry",),
     "look": (),
+    "verify_count": (),
+    "verify_keys": (),
+    "verify_ids": ("time", "verify_id"),
+    "verify_dead": (),
+    "repair_place": (),
+    "repair_remains": (),
+    "repair_bits": ("entry", "unseat"),
+    "repair_id": ("time", "verify_id"),
+    "repair_lane": ("unseat",),
+    "repair_dead": (),
+    "repair_books": (),
 }
 # A full server must still be able to fire, finish, cancel and hand over: these free memory or keep order.
 # Refusing them at maxmemory would be a deadlock. Puts are refused whole.
-_REFUSED_WHEN_FULL: Final = frozenset({"put_ids", "replace"})
+_REFUSED_WHEN_FULL: Final = frozenset({"put_ids", "register", "replace"})
 _COMMENT: Final = re.compile(r"^\s*--.*\n", re.MULTILINE)
+_REWRITTEN: Final[dict[str, str]] = {}
+
+
+def source_of(file: str) -> str:
+    """The text of one file of the folder `lua`, by its name without the ending."""
+    return _REWRITTEN.get(file) or (files(__package__) / "lua" / f"{file}.lua").read_text()
+
+
+def rewrite(file: str, text: str | None) -> None:
+    """Only for tests that plant bugs: use another text instead of the file's; None brings the file back."""
+    if text is None:
+        _REWRITTEN.pop(file, None)
+    else:
+        _REWRITTEN[file] = text
+    text_of.cache_clear()
+    _sha.cache_clear()
 
 
 @cache
@@ -38,8 +66,7 @@ def text_of(name: str, manual: bool) -> str:
     """The whole text of a script, comments left out: the server keeps every script it has seen."""
     flags = "" if name in _REFUSED_WHEN_FULL else " flags=allow-oom"
     pieces = [f"_{piece}{'_manual' if piece == 'time' and manual else ''}" for piece in _NEEDS[name]]
-    folder = files(__package__) / "lua"
-    body = "".join((folder / f"{piece}.lua").read_text() for piece in (*pieces, name))
+    body = "".join(source_of(piece) for piece in (*pieces, name))
     return f"#!lua{flags}\n" + _COMMENT.sub("", body)
 
 
@@ -59,6 +86,10 @@ class Scripts:
         if not manual:
             return ("EVALSHA", _sha(name, False), len(keys), *keys, *args)
         return ("EVALSHA", _sha(name, True), len(keys), *keys, *args, self._clock.now_ms() * 1000)
+
+    def whole(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Command:
+        """A call with its text: within a transaction an unknown script would fail alone, and the rest be done."""
+        return self.in_full(self.call(name, keys, args))
 
     def in_full(self, call: Command) -> Command:
         """The same call with the script's text, for a server that does not know it (any more)."""

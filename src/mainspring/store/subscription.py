@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import hiredis
@@ -45,6 +45,7 @@ class Subscription:
         self._on_connect = on_connect
         self._route = route
         self._refresh = refresh
+        self._listeners: dict[Link, _Listener] = {}
         self._task = asyncio.create_task(self._run(), name="mainspring-subscription")
 
     async def close(self) -> None:
@@ -54,35 +55,62 @@ class Subscription:
 
     async def _run(self) -> None:
         delay_s = _FIRST_DELAY_S
-        while True:
-            listeners: list[_Listener] = []
-            try:
-                for link, channels in self._by_link().items():
-                    connection = await link.dedicated()
-                    listeners.append(_Listener(connection, channels, self._on_message))
-                await asyncio.gather(*(listener.subscribed() for listener in listeners))
-                self._on_connect()
-                delay_s = _FIRST_DELAY_S
-                await _first_end(listeners)
-            except StoreError:
-                pass  # the server is away; the caller polls meanwhile
-            finally:
-                for listener in listeners:
-                    listener.close()
-            # Spread, so that a server that comes back is not met by all nodes in one instant.
-            await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))
-            delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
-            with contextlib.suppress(StoreError):
-                await self._refresh()
+        try:
+            while True:
+                if await self._listen():
+                    delay_s = _FIRST_DELAY_S
+                    await _first_end(self._listeners.values())
+                # Spread, so that a server that comes back is not met by all nodes in one instant.
+                await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))
+                delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
+                with contextlib.suppress(StoreError):
+                    await self._refresh()
+        finally:
+            for listener in self._listeners.values():
+                listener.close()
 
-    def _by_link(self) -> dict[Link, list[str]]:
+    async def _listen(self) -> bool:
+        """Subscribe to what is not heard now, each server by itself; False while one of them is away."""
+        wanted, whole = self._by_link()
+        for link, listener in list(self._listeners.items()):
+            if listener.over or set(wanted.get(link, ())) != listener.channels:
+                del self._listeners[link]
+                listener.close()
+        missing = [link for link in wanted if link not in self._listeners]
+        answers = await asyncio.gather(*(self._join(link, wanted[link]) for link in missing))
+        if any(answers):
+            self._on_connect()
+        return whole and all(answers)
+
+    async def _join(self, link: Link, channels: Sequence[str]) -> bool:
+        try:
+            listener = _Listener(await link.dedicated(), channels, self._on_message)
+        except StoreError:
+            return False  # the server is away; the caller polls meanwhile
+        try:
+            await listener.subscribed()
+        except StoreError:
+            listener.close()
+            return False
+        except BaseException:
+            listener.close()
+            raise
+        self._listeners[link] = listener
+        return True
+
+    def _by_link(self) -> tuple[dict[Link, list[str]], bool]:
+        """Channels by server, and whether every channel has one."""
         groups: dict[Link, list[str]] = defaultdict(list)
+        whole = True
         for channel in self._channels:
-            groups[self._route(channel)].append(channel)
-        return groups
+            try:
+                groups[self._route(channel)].append(channel)
+            except StoreError:
+                whole = False
+        return groups, whole
 
 
-async def _first_end(listeners: Sequence[_Listener]) -> None:
+async def _first_end(listeners: Iterable[_Listener]) -> None:
     tasks = [asyncio.ensure_future(listener.ended()) for listener in listeners]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -98,6 +126,7 @@ class _Listener:
     def __init__(self, connection: Connection, channels: Sequence[str], on_message: Callable[[str], None]) -> None:
         self._connection = connection
         self._on_message = on_message
+        self.channels = frozenset(channels)
         self._missing = set(channels)
         self._ready = asyncio.Event()
         self._over = asyncio.Event()
@@ -133,7 +162,12 @@ class _Listener:
                         await self._over.wait()
                         return
                 if not self._heard:
+                    self._over.set()
                     return
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
 
     def close(self) -> None:
         self._connection.close()

@@ -28,6 +28,8 @@ class SlotMap:
     healthy: bool
     epoch: int
     ranges: tuple[tuple[int, int, Node], ...]
+    nodes: tuple[Node, ...] = ()
+    """Primaries and replicas: all that can be asked who is primary."""
 
     @property
     def freshness(self) -> tuple[bool, int]:
@@ -50,8 +52,17 @@ def read_slot_map(info: Any, slots: Any, asked: Node) -> SlotMap:
         raise Refused(f"CLUSTER SLOTS was refused: {slots}")
     fields = {} if isinstance(info, hiredis.ReplyError) else info_fields(info)
     ranges = tuple((row[0], row[1], _node(row[2], asked)) for row in slots)
+    nodes = tuple(dict.fromkeys(_node(node, asked) for row in slots for node in row[2:]))
     healthy = fields.get("cluster_state", "ok") == "ok"
-    return SlotMap(healthy, int(fields.get("cluster_current_epoch", "0")), ranges)
+    return SlotMap(healthy, int(fields.get("cluster_current_epoch", "0")), ranges, nodes)
+
+
+def read_redirect(error: hiredis.ReplyError, asked: Node) -> tuple[int, Node]:
+    """Reads "MOVED 15891 host:port" and "ASK …": the slot and who is to be asked for it."""
+    _, slot, address = str(error).split(" ")[:3]
+    host, _, port = address.rpartition(":")
+    # A server that does not know its own host name leaves it out: it means the one we asked.
+    return int(slot), (asked[0] if host in ("", "?") else host, int(port))
 
 
 def _node(row: Sequence[Any], asked: Node) -> Node:

@@ -1,4 +1,4 @@
-"""What happened, written down by any number of processes, and the proof that it was allowed to happen.
+"""The proof that what happened was allowed to happen.
 
     history = History("main")
     history.accepted("order-42", due_ms, at_us, lane="user-7")
@@ -6,142 +6,53 @@
     …
     assert check(history) == []
 
-Times are the server's clock in microseconds: of a begin the moment the server wrote it, of an answer to a caller
-the moment it was received. A put that was never answered is accepted with `sure=False`: it may have happened.
-One acceptance of a task is named by its idempotency key; a reschedule or a replace is a new one.
+`events` says what each event means and whose clock it carries.
 """
 
-import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Final, Literal, NamedTuple, Self
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
 
-import msgspec
+from .events import (
+    UNSURE,
+    Accepted,
+    Begun,
+    Cancelled,
+    Ending,
+    Event,
+    Fault,
+    Finished,
+    Healed,
+    History,
+    Left,
+    Wrote,
+)
+from .lane_rule import lanes_broken
 
-from ..model.ids import idempotency_key
+__all__ = [
+    "UNSURE",
+    "Accepted",
+    "Begun",
+    "Cancelled",
+    "Ending",
+    "Event",
+    "Fault",
+    "Finished",
+    "Healed",
+    "History",
+    "Left",
+    "Rule",
+    "Violation",
+    "Wrote",
+    "check",
+    "unpromised",
+]
 
-Ending = Literal["done", "retry", "dead"]
-Rule = Literal["early", "lost", "phantom", "cancelled", "superseded", "fenced", "lane", "repeated", "key"]
-
-
-class Accepted(msgspec.Struct, frozen=True, gc=False, tag="accepted", tag_field="event", omit_defaults=True):
-    at_us: int
-    task: str
-    key: str
-    due_ms: int
-    lane: str | None = None
-    sure: bool = True
-    instead: str | None = None
-    """Key of the acceptance whose place this one takes: a reschedule or a replace."""
-
-
-class Begun(msgspec.Struct, frozen=True, gc=False, tag="begun", tag_field="event"):
-    at_us: int
-    task: str
-    key: str
-    attempt: int
-    partition: int
-    token: str
-
-
-class Finished(msgspec.Struct, frozen=True, gc=False, tag="finished", tag_field="event"):
-    at_us: int
-    task: str
-    key: str
-    attempt: int
-    ending: Ending
-    partition: int
-    token: str
-
-
-class Cancelled(msgspec.Struct, frozen=True, gc=False, tag="cancelled", tag_field="event"):
-    at_us: int
-    task: str
-    key: str
-    answer: str
-
-
-class Fault(msgspec.Struct, frozen=True, gc=False, tag="fault", tag_field="event"):
-    """Something failed from `at_us` to `until_us`: a lost reply, a killed node, a server that was away."""
-
-    at_us: int
-    until_us: int
-    what: str = ""
-
-
-class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="event"):
-    """How the store describes a task when all is over."""
-
-    at_us: int
-    task: str
-    state: str
-
-
-Event = Accepted | Begun | Finished | Cancelled | Fault | Left
-
-_encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(Event).decode
-
-
-class History:
-    """Events of one namespace, in any order."""
-
-    def __init__(self, namespace: str = "main", events: Iterable[Event] = ()) -> None:
-        self.namespace = namespace
-        self.events: list[Event] = list(events)
-
-    def key(self, task: str, due_ms: int) -> str:
-        return idempotency_key(self.namespace, task, due_ms)
-
-    def accepted(self, task: str, due_ms: int, at_us: int, *, lane: str | None = None, sure: bool = True) -> None:
-        self.events.append(Accepted(at_us, task, self.key(task, due_ms), due_ms, lane, sure))
-
-    def replaced(
-        self, task: str, old_due_ms: int, due_ms: int, at_us: int, *, lane: str | None = None, sure: bool = True
-    ) -> None:
-        """The task stands at another time, or another one has its id."""
-        old, new = self.key(task, old_due_ms), self.key(task, due_ms)
-        self.events.append(Accepted(at_us, task, new, due_ms, lane, sure, old))
-
-    rescheduled = replaced
-
-    def begun(self, task: str, key: str, attempt: int, at_us: int, *, partition: int, token: str) -> None:
-        self.events.append(Begun(at_us, task, key, attempt, partition, token))
-
-    def finished(
-        self, task: str, key: str, attempt: int, ending: Ending, at_us: int, *, partition: int, token: str
-    ) -> None:
-        self.events.append(Finished(at_us, task, key, attempt, ending, partition, token))
-
-    def cancelled(self, task: str, due_ms: int, answer: str, at_us: int) -> None:
-        self.events.append(Cancelled(at_us, task, self.key(task, due_ms), answer))
-
-    def fault(self, start_us: int, end_us: int, what: str = "") -> None:
-        self.events.append(Fault(start_us, end_us, what))
-
-    def left(self, task: str, state: str, at_us: int) -> None:
-        """The state at the end, as the store tells it."""
-        self.events.append(Left(at_us, task, state))
-
-    # -- several processes ---------------------------------------------------------------------------------
-
-    def merge(self, *others: "History") -> Self:
-        for other in others:
-            self.events += other.events
-        return self
-
-    def save(self, path: Path) -> None:
-        with path.open("wb") as file:
-            file.writelines(_encode(event) + b"\n" for event in self.events)
-
-    @classmethod
-    def load(cls, *paths: Path, namespace: str = "main") -> "History":
-        history = cls(namespace)
-        for path in paths:
-            with path.open("rb") as file:
-                history.events += map(_decode, file)
-        return history
+Rule = Literal[
+    "early", "late", "lost", "phantom", "cancelled", "superseded", "expired", "fenced",
+    "lane", "repeated", "excess", "key", "books",
+]  # fmt: skip
 
 
 class Violation(NamedTuple):
@@ -156,7 +67,7 @@ class Violation(NamedTuple):
 class _Life:
     """Everything that is known of one acceptance."""
 
-    __slots__ = ("accepted", "again", "begins", "cancelled", "done", "retried", "superseded")
+    __slots__ = ("accepted", "again", "begins", "cancelled", "died", "done", "doubted", "retried", "superseded")
 
     def __init__(self, accepted: Accepted) -> None:
         self.accepted = accepted
@@ -165,35 +76,60 @@ class _Life:
         self.begins: list[Begun] = []
         self.retried: set[int] = set()
         self.done = False
+        self.died = False
         self.cancelled: int | None = None
         self.superseded: Accepted | None = None
+        self.doubted = False
+        """A call that would have ended it was never answered."""
 
     def anew_since(self, at_us: int) -> bool:
         return bool(self.again) and self.again[-1] >= at_us
 
+    @property
+    def settled(self) -> bool:
+        return self.done or self.doubted or self.cancelled is not None or self.superseded is not None
+
+
+_Lives = dict[str, _Life]
 
 # At one instant: what ends comes before what begins, and what was accepted then need not be known to it.
-_ORDER: Final[dict[type, int]] = {Finished: 0, Cancelled: 1, Begun: 2, Accepted: 3, Fault: 4, Left: 5}
+_ORDER: Final[dict[type, int]] = {
+    Finished: 0, Cancelled: 1, Begun: 2, Accepted: 3, Wrote: 4, Fault: 5, Healed: 6, Left: 7
+}  # fmt: skip
 
 
 def check(history: History) -> list[Violation]:
     """Every way in which the history breaks an invariant of DESIGN; empty for a good one."""
-    events = sorted(history.events, key=lambda event: (event.at_us, _ORDER[type(event)]))
+    events = _in_order(history)
     lives, found = _lives(events)
-    found += _phantoms(events, lives)
     faults = _Faults(events)
+    found += _phantoms(events, lives)
     for key, life in lives.items():
-        found += _early(life)
-        found += _after_the_end(life)
+        found += _out_of_time(life)
+        found += _after_the_end(life, faults)
         found += _repeats(key, life, faults)
-    found += _lost(events, lives)
-    found += _fenced(events)
-    found += _lanes(events, lives)
+    found += _excess(events, lives, faults)
+    found += (lost for lost, promised in _lost(events, lives, faults) if promised)
+    found += _late(events, lives, faults)
+    found += _fenced(events, faults)
+    found += _sent_too_late(events)
+    found += _lanes(events, lives, faults)
     return found
 
 
-def _lives(events: list[Event]) -> tuple[dict[str, _Life], list[Violation]]:
-    lives: dict[str, _Life] = {}
+def unpromised(history: History) -> list[Violation]:
+    """Tasks that are gone, at a durability that does not protect from what happened. Reported, not hidden."""
+    events = _in_order(history)
+    lives, _ = _lives(events)
+    return [lost for lost, promised in _lost(events, lives, _Faults(events)) if not promised]
+
+
+def _in_order(history: History) -> list[Event]:
+    return sorted(history.events, key=lambda event: (event.at_us, _ORDER[type(event)]))
+
+
+def _lives(events: list[Event]) -> tuple[_Lives, list[Violation]]:
+    lives: _Lives = {}
     found: list[Violation] = []
     for event in events:
         if isinstance(event, Accepted):
@@ -210,6 +146,8 @@ def _lives(events: list[Event]) -> tuple[dict[str, _Life], list[Violation]]:
             former = lives.get(event.instead) if event.instead not in (None, event.key) else None
             if former is not None and event.sure:
                 former.superseded = event
+            elif former is not None:
+                former.doubted = True
         elif isinstance(event, (Begun, Finished, Cancelled)) and event.key in lives:
             _add(lives[event.key], event)
     return lives, found
@@ -221,13 +159,52 @@ def _add(life: _Life, event: Begun | Finished | Cancelled) -> None:
             life.begins.append(event)
         case Finished(ending="retry"):
             life.retried.add(event.attempt)
-        case Finished():
-            life.done = True
+        case Finished(ending=ending):
+            life.done, life.died = True, ending == "dead"
         case Cancelled(answer="cancelled") if life.cancelled is None:
             life.cancelled = event.at_us
+        case Cancelled(answer="unsure"):
+            life.doubted = True
 
 
-def _phantoms(events: list[Event], lives: dict[str, _Life]) -> Iterator[Violation]:
+class _Faults:
+    """Finds a fault in a span of time."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self._spans: dict[str | None, list[tuple[int, int]]] = {}
+        self._lossy: list[tuple[int, int]] = []
+        for event in events:
+            if isinstance(event, Fault):
+                _widen(self._spans.setdefault(event.node, []), event)
+                if event.loses:
+                    _widen(self._lossy, event)
+
+    def between(self, start_us: int, end_us: int, node: str = "") -> bool:
+        """Something failed for everybody, or for this node."""
+        return any(_overlaps(self._spans.get(whom, []), start_us, end_us) for whom in (None, node))
+
+    def lossy(self, start_us: int, end_us: int) -> bool:
+        """Answers given in this time may have been forgotten."""
+        return _overlaps(self._lossy, start_us, end_us)
+
+    def forgave(self, accepted: Accepted) -> bool:
+        """It was promised only what the server itself could give, and that was not enough."""
+        return accepted.level == "server" and self.lossy(accepted.at_us, accepted.at_us)
+
+
+def _widen(spans: list[tuple[int, int]], fault: Fault) -> None:
+    start, end = fault.at_us, fault.until_us
+    if spans and start <= spans[-1][1]:
+        start, end = spans[-1][0], max(spans.pop()[1], end)
+    spans.append((start, end))
+
+
+def _overlaps(spans: list[tuple[int, int]], start_us: int, end_us: int) -> bool:
+    at = bisect_right(spans, (end_us, 1 << 63)) - 1
+    return at >= 0 and spans[at][1] >= start_us
+
+
+def _phantoms(events: list[Event], lives: _Lives) -> Iterator[Violation]:
     """Delivered, but nobody put it; or put by somebody, and delivered with a key of another."""
     tasks = {life.accepted.task for life in lives.values()}
     for event in events:
@@ -240,135 +217,156 @@ def _phantoms(events: list[Event], lives: dict[str, _Life]) -> Iterator[Violatio
             yield Violation("key", event.task, event.at_us, f"was delivered with the key {event.key}")
 
 
-def _early(life: _Life) -> Iterator[Violation]:
-    due_us = life.accepted.due_ms * 1000
+def _out_of_time(life: _Life) -> Iterator[Violation]:
+    due_us, expires_ms = life.accepted.due_ms * 1000, life.accepted.expires_ms
     for begun in life.begins:
         if begun.at_us < due_us:
             text = f"began {due_us - begun.at_us} us before its time"
             yield Violation("early", begun.task, begun.at_us, text)
+        if expires_ms is not None and begun.at_us // 1000 > expires_ms:
+            text = f"began {begun.at_us // 1000 - expires_ms} ms after it had expired"
+            yield Violation("expired", begun.task, begun.at_us, text)
 
 
-def _after_the_end(life: _Life) -> Iterator[Violation]:
+def _after_the_end(life: _Life, faults: _Faults) -> Iterator[Violation]:
     """Begun although it was cancelled or replaced. Attempts that failed before that are in order."""
-    for rule, ended_us in (
-        ("cancelled", life.cancelled),
-        ("superseded", life.superseded.at_us if life.superseded is not None else None),
-    ):
-        if ended_us is None or life.anew_since(ended_us):
+    superseded_us = life.superseded.at_us if life.superseded is not None else None
+    ends: tuple[tuple[Rule, int | None], ...] = (("cancelled", life.cancelled), ("superseded", superseded_us))
+    for rule, ended_us in ends:
+        if ended_us is None or life.accepted.twice or life.anew_since(ended_us) or faults.lossy(ended_us, ended_us):
             continue
         for begun in life.begins:
             if begun.at_us > ended_us or begun.attempt not in life.retried:
                 text = f"began at {begun.at_us} us, attempt {begun.attempt}; the answer came at {ended_us} us"
-                yield Violation("cancelled" if rule == "cancelled" else "superseded", begun.task, begun.at_us, text)
-
-
-class _Faults:
-    """Finds a fault in a span of time."""
-
-    def __init__(self, events: list[Event]) -> None:
-        self._spans: list[tuple[int, int]] = []
-        for event in events:
-            if isinstance(event, Fault):
-                start, end = event.at_us, event.until_us
-                if self._spans and start <= self._spans[-1][1]:
-                    start, end = self._spans[-1][0], max(self._spans.pop()[1], end)
-                self._spans.append((start, end))
-
-    def between(self, start_us: int, end_us: int) -> bool:
-        at = bisect_right(self._spans, (end_us, 1 << 63)) - 1
-        return at >= 0 and self._spans[at][1] >= start_us
+                yield Violation(rule, begun.task, begun.at_us, text)
 
 
 def _repeats(key: str, life: _Life, faults: _Faults) -> Iterator[Violation]:
-    """The same attempt twice, or one after success: only where something failed in between."""
+    """The same attempt twice, or one after success: only where something failed in between for who had it first."""
     for former, begun in zip(life.begins, life.begins[1:], strict=False):
         failed = begun.attempt > former.attempt and former.attempt in life.retried
-        if failed or life.anew_since(former.at_us) or faults.between(former.at_us, begun.at_us):
+        if failed or life.accepted.twice or life.anew_since(former.at_us):
             continue
-        text = f"{key}: attempt {begun.attempt} after attempt {former.attempt} with no fault in between"
-        yield Violation("repeated", begun.task, begun.at_us, text)
+        if not faults.between(former.at_us, begun.at_us, former.node):
+            text = f"{key}: attempt {begun.attempt} after attempt {former.attempt} with no fault in between"
+            yield Violation("repeated", begun.task, begun.at_us, text)
+
+
+_Reign = tuple[int, str]
+"""Partition and token: one owner's time."""
+
+
+def _excess(events: list[Event], lives: _Lives, faults: _Faults) -> Iterator[Violation]:
+    """Of what an owner delivered, only what it had not settled on the server may be delivered again."""
+    settled: Counter[_Reign] = Counter()
+    for event in events:
+        if isinstance(event, Wrote):
+            settled[event.partition, event.token] += event.settled
+    if not settled:
+        return  # nobody wrote down what the servers were told
+    delivered: Counter[_Reign] = Counter()
+    repeated: defaultdict[_Reign, list[Begun]] = defaultdict(list)
+    for life in lives.values():
+        before: dict[int, Begun] = {}
+        for begun in life.begins:
+            former = before.get(begun.attempt)
+            before[begun.attempt] = begun
+            delivered[begun.partition, begun.token] += 1
+            if former is None or life.accepted.twice or life.anew_since(former.at_us):
+                continue
+            if not faults.lossy(former.at_us, begun.at_us):
+                repeated[former.partition, former.token].append(begun)
+    for reign, again in repeated.items():
+        in_flight = delivered[reign] - settled[reign]
+        if len(again) > in_flight:
+            text = (
+                f"partition {reign[0]}: {len(again)} delivered again after {reign[1]} had at most {in_flight} under way"
+            )
+            yield Violation("excess", again[-1].task, again[-1].at_us, text)
 
 
 _ALIVE: Final = frozenset({"pending", "fired", "done", "cancelled", "replaced", "dead", "finished"})
 
 
-def _lost(events: list[Event], lives: dict[str, _Life]) -> Iterator[Violation]:
+_OPEN: Final = frozenset({"pending", "fired"})
+_SAID_DONE: Final = frozenset({"done", "finished"})
+
+
+def _lost(events: list[Event], lives: _Lives, faults: _Faults) -> Iterator[tuple[Violation, bool]]:
+    """What is gone, and whether it was promised not to be."""
     left = {event.task: event.state for event in events if isinstance(event, Left)}
+    # Where targets tell what they got, the store's word that a task is done is not enough.
+    told = any(isinstance(event, Finished) and not event.token for event in events)
+    alive = _ALIVE - _SAID_DONE if told else _ALIVE
+    lived = Counter(life.accepted.task for life in lives.values())
+    for life in lives.values():
+        accepted, state = life.accepted, left.get(life.accepted.task)
+        if accepted.sure and not life.settled and state not in alive:
+            heard = "never heard of" if state not in _SAID_DONE else f"{state} for the store, but no target had it"
+            text = f"due {accepted.due_ms} ms, level {accepted.level}, and {heard}"
+            yield Violation("lost", accepted.task, accepted.at_us, text), not faults.forgave(accepted)
+        elif life.died and state in _SAID_DONE and lived[accepted.task] == 1 and not life.again:
+            yield Violation("lost", accepted.task, accepted.at_us, "died, and left no dead letter"), True
+
+
+def _late(events: list[Event], lives: _Lives, faults: _Faults) -> Iterator[Violation]:
+    """Not begun in good time although everything had been in order for long enough."""
+    healed = next((event for event in reversed(events) if isinstance(event, Healed)), None)
+    if healed is None:
+        return
+    left = {event.task: event for event in events if isinstance(event, Left)}
     for life in lives.values():
         accepted = life.accepted
-        settled = life.done or life.cancelled is not None or life.superseded is not None
-        if accepted.sure and not settled and left.get(accepted.task) not in _ALIVE:
-            yield Violation("lost", accepted.task, accepted.at_us, f"due {accepted.due_ms} ms, and never heard of")
+        latest_us = max(healed.at_us, accepted.at_us, accepted.due_ms * 1000) + healed.within_us
+        last = left.get(accepted.task)
+        gone = last is not None and (last.state not in _OPEN or last.at_us <= latest_us)
+        ended = life.doubted or life.cancelled is not None or life.superseded is not None or gone
+        if not accepted.sure or ended or faults.forgave(accepted):
+            continue
+        begun_us = life.begins[0].at_us if life.begins else None
+        if begun_us is None or begun_us > latest_us:
+            how = "never" if begun_us is None else f"{(begun_us - latest_us) // 1000} ms too late"
+            yield Violation("late", accepted.task, latest_us, f"due {accepted.due_ms} ms, began {how}")
 
 
-def _fenced(events: list[Event]) -> Iterator[Violation]:
+def _fenced(events: list[Event], faults: _Faults) -> Iterator[Violation]:
     """Epochs of the writes of a partition only grow, and one epoch is one owner."""
     newest: dict[int, tuple[int, str, int]] = {}
     for event in events:
-        if isinstance(event, (Begun, Finished)):
-            epoch = int(event.token.partition(".")[0])
-            highest, token, since_us = newest.get(event.partition, (-1, "", 0))
-            if epoch > highest:
-                newest[event.partition] = (epoch, event.token, event.at_us)
-            elif event.token != token and event.at_us > since_us:
-                text = f"partition {event.partition}: a write of {event.token} while {token} has it"
-                yield Violation("fenced", event.task, event.at_us, text)
+        if not isinstance(event, (Begun, Finished, Wrote)) or not event.token:
+            continue
+        epoch = _epoch(event.token)
+        highest, token, since_us = newest.get(event.partition, (-1, "", 0))
+        if epoch > highest:
+            newest[event.partition] = (epoch, event.token, event.at_us)
+        elif event.token != token and event.at_us > since_us and not faults.lossy(since_us, event.at_us):
+            text = f"partition {event.partition}: a write of {event.token} while {token} has it"
+            task = event.what if isinstance(event, Wrote) else event.task
+            yield Violation("fenced", task, event.at_us, text)
 
 
-class _Lane:
-    """One lane as it was at a moment of the past."""
-
-    __slots__ = ("over", "under_way", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[int, str]] = []
-        """Accepted and not finished: the earliest due on top."""
-        self.over: set[str] = set()
-        self.under_way: Begun | None = None
-
-    def follow(self, event: Accepted | Finished | Cancelled) -> None:
-        match event:
-            case Finished():
-                if self.under_way is not None and self.under_way.key == event.key:
-                    self.under_way = None
-                if event.ending != "retry":
-                    self.over.add(event.key)
-            case Cancelled(answer="cancelled"):
-                self.over.add(event.key)
-            case Accepted(sure=True):
-                self.over.discard(event.key)
-                heapq.heappush(self.waiting, (event.due_ms, event.key))
-                if event.instead is not None and event.instead != event.key:
-                    self.over.add(event.instead)
-
-    def head(self) -> tuple[int, str] | None:
-        while self.waiting and self.waiting[0][1] in self.over:
-            heapq.heappop(self.waiting)
-        return self.waiting[0] if self.waiting else None
-
-
-def _lanes(events: list[Event], lives: dict[str, _Life]) -> Iterator[Violation]:
-    """One at a time, the earlier due first among those that were known; a failing head is still the head."""
-    lanes: dict[str, _Lane] = {}
+def _sent_too_late(events: list[Event]) -> Iterator[Violation]:
+    """Handed to a target by an owner after its successor had written: it did not look at its lease any more."""
+    since: dict[_Reign, int] = {}
     for event in events:
-        if isinstance(event, (Fault, Left)) or event.key not in lives:
+        if isinstance(event, (Begun, Wrote)) and event.token:
+            since.setdefault((event.partition, event.token), event.at_us)
+    for event in events:
+        if not isinstance(event, Begun) or not event.sent_us:
             continue
-        name = lives[event.key].accepted.lane
-        if name is None:
-            continue
-        lane = lanes.setdefault(name, _Lane())
-        if isinstance(event, Begun):
-            yield from _begin_in_lane(lane, event, lives[event.key].accepted.due_ms)
-        else:
-            lane.follow(event)
+        for (partition, token), since_us in since.items():
+            if partition == event.partition and _epoch(token) > _epoch(event.token) and since_us < event.sent_us:
+                text = f"partition {partition}: sent under {event.token} at {event.sent_us} us, {token} had it by then"
+                yield Violation("fenced", event.task, event.sent_us, text)
+                break
 
 
-def _begin_in_lane(lane: _Lane, begun: Begun, due_ms: int) -> Iterator[Violation]:
-    other = lane.under_way
-    # What a former owner had under way when it went is not under way any more.
-    if other is not None and other.key != begun.key and other.token == begun.token:
-        yield Violation("lane", begun.task, begun.at_us, f"began while {other.task} of its lane was under way")
-    lane.under_way = begun
-    head = lane.head()
-    if head is not None and head[0] < due_ms and head[1] != begun.key:
-        yield Violation("lane", begun.task, begun.at_us, f"due {due_ms} ms, overtook {head[1]} due {head[0]} ms")
+def _epoch(token: str) -> int:
+    return int(token.partition(".")[0])
+
+
+def _lanes(events: list[Event], lives: _Lives, faults: _Faults) -> Iterator[Violation]:
+    """A failing head is still the head; what the servers forgot holds up nobody."""
+    first = {key: life.accepted for key, life in lives.items()}
+    for begun, text in lanes_broken(events, first, faults.forgave):
+        yield Violation("lane", begun.task, begun.at_us, text)

@@ -1,6 +1,11 @@
--- Open a slice for appending: the first writer's score becomes its incarnation. Returns that incarnation (20 bits).
-local function open_slice(slices, name, score)
-  redis.call('ZADD', slices, 'NX', score, name)
+-- The incarnation of a slice that is there (20 bits): what stands behind the point of its score.
+local function incarnation_of(slices, name)
   local g = tonumber(redis.call('ZSCORE', slices, name))
   return (g - math.floor(g)) * 1048576
+end
+
+-- Open a slice for appending: the first writer's score becomes its incarnation. Returns that incarnation.
+local function open_slice(slices, name, score)
+  redis.call('ZADD', slices, 'NX', score, name)
+  return incarnation_of(slices, name)
 end

@@ -27,12 +27,9 @@ for i = 0, touched - 1 do
 end
 local first_touched = a
 a = a + touched * 6
-local place_key = 7 + touched * 2
+local place_key, first_place = 7 + touched * 2, a
 local incarnation = {}
-for i = 1, places do
-  incarnation[i] = open_slice(slices, ARGV[a + 1], ARGV[a + 2])
-  a = a + 2
-end
+a = a + places * 2
 local superseded, retried = {}, retries
 for _ = 1, retries do
   local place, idh = tonumber(ARGV[a + 1]), ARGV[a + 2]
@@ -42,6 +39,11 @@ for _ = 1, retries do
     superseded[idh] = true
     retried, replaced = retried - 1, replaced + 1
   else
+    if not incarnation[place] then
+      -- Not before: a slice that is opened for a retry which is not written would stand there empty.
+      local at = first_place + place * 2
+      incarnation[place] = open_slice(slices, ARGV[at - 1], ARGV[at])
+    end
     local length = redis.call('RPUSH', KEYS[place_key + place], ARGV[a + 4])
     redis.call('HSET', ids, idh, ARGV[a + 3] .. struct.pack('>I3I4', incarnation[place], length - 1))
   end

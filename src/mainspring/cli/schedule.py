@@ -1,0 +1,93 @@
+"""`mainspring schedule`: recurring work from the command line."""
+
+import json as json_text
+import sys
+import time
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from mainspring.model.errors import InvalidInput
+from mainspring.model.interval import Every
+from mainspring.model.lint import lint
+from mainspring.model.recurrence import Recurrence, spec
+from mainspring.model.times import instant_ms
+from mainspring.model.zone import zone
+from mainspring.model.zoned_cron import Gap, Overlap
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+
+_MAX_COUNT = 10_000
+
+
+@app.callback()
+def _schedule() -> None:
+    """Recurring work: cron and intervals."""
+
+
+@app.command()
+def preview(
+    specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="'0 9 * * MON-FRI', '@daily', '@every 30s'.")],
+    tz: Annotated[str, typer.Option("--tz", help="IANA time zone.")] = "UTC",
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="Runs after this ISO time (of the zone, if without offset); default now."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many runs.")] = 10,
+    gap: Annotated[str, typer.Option(help="A fixed hour that is jumped over: shift or skip.")] = "shift",
+    overlap: Annotated[str, typer.Option(help="A fixed hour that comes twice: first, second or both.")] = "first",
+    exclude: Annotated[list[str] | None, typer.Option(help="A date, dates a..b, or a cron line; repeatable.")] = None,
+    name: Annotated[str, typer.Option(help="The schedule's name: decides where H falls.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the next runs of a schedule; needs no server. With several specs, the runs of any of them."""
+    if not 1 <= count <= _MAX_COUNT:
+        raise InvalidInput(f"--count is {count}; it must lie between 1 and {_MAX_COUNT}")
+    from_ms = time.time_ns() // 1_000_000 if start is None else _instant(start, tz)
+    chosen_gap: Gap = gap  # type: ignore[assignment]  # the recurrence checks both
+    chosen_overlap: Overlap = overlap  # type: ignore[assignment]
+    recurrence = Recurrence.parse(
+        [_anchored(text, name, from_ms) for text in specs],
+        name=name, zone=tz, gap=chosen_gap, overlap=chosen_overlap, exclude=exclude or (),
+    )  # fmt: skip
+    for finding in lint(recurrence, from_ms):
+        print(f"warning: {finding.message} [{finding.code}]", file=sys.stderr)
+    _show(_runs(recurrence, from_ms, count), tz, json)
+
+
+def _instant(text: str, tz: str) -> int:
+    """Without an offset it is a time of the zone: that is what a person previewing a local time means."""
+    if text.isdigit():
+        return int(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return instant_ms(text, field="--from")
+    return instant_ms(when if when.tzinfo else when.replace(tzinfo=zone(tz).info), field="--from")
+
+
+def _anchored(text: str, name: str, from_ms: int) -> str | Every:
+    """A preview counts an interval from its first instant, as a schedule does from its start."""
+    read = spec(text, name)
+    return Every(read.interval_ms, from_ms) if isinstance(read, Every) else text
+
+
+def _runs(recurrence: Recurrence, from_ms: int, count: int) -> list[int]:
+    runs: list[int] = []
+    at_ms = recurrence.next_after(from_ms)
+    while at_ms is not None and len(runs) < count:
+        runs.append(at_ms)
+        at_ms = recurrence.next_after(at_ms)
+    return runs
+
+
+def _show(runs: list[int], tz: str, as_json: bool) -> None:
+    times = [zone(tz).datetime(run) for run in runs]
+    if as_json:
+        print(json_text.dumps({"runs": [at.isoformat() for at in times]}))
+        return
+    for number, at in enumerate(times, 1):
+        print(f"{number:>4}  {at:%a}  {at.isoformat(sep=' ')}  {at.tzname()}")
+    if not times:
+        print("no run: everything is excluded")

@@ -1,0 +1,16 @@
+-- Set the counters of a partition right.
+--
+-- KEYS  n
+-- ARGV  the number of repairs when the books were read, by how much `accepted` grows
+-- returns 'changed' (something was repaired since: read again) or 'ok'
+-- keeps: whatever is put, fired, finished or cancelled meanwhile changes both sides of the books alike, so what was
+--   missing then is missing now. Only another repair could have changed that, and repairs are counted.
+local known = redis.call('HGET', KEYS[1], 'repairs') or '0'
+if known ~= ARGV[1] then return 'changed' end
+for _, name in ipairs({'accepted', 'done', 'cancelled', 'replaced', 'dead', 'retried', 'repairs'}) do
+  local value = redis.call('HGET', KEYS[1], name)
+  if value and not string.find(value, '^-?%d+$') then redis.call('HSET', KEYS[1], name, 0) end
+end
+redis.call('HINCRBY', KEYS[1], 'accepted', ARGV[2])
+redis.call('HINCRBY', KEYS[1], 'repairs', 1)
+return 'ok'

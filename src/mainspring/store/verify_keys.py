@@ -1,0 +1,185 @@
+"""Looks through all keys of a namespace: entries and bits of no live slice, keys that nobody knows."""
+
+import re
+from collections.abc import AsyncIterator, Collection, Sequence
+from functools import partial
+from typing import Any, Final
+
+import hiredis
+
+from ..model.errors import StoreError
+from .keys import Keyspace, PartitionKeys, Slice
+from .link import Link
+from .put import fresh_score
+from .store import Group, Store, error_of
+from .verify_count import slice_named
+from .verify_report import Finding, Repair
+
+KEYS_A_PAGE: Final = 1_000
+_PARTITION_TYPES: Final = {
+    "slices": b"zset",
+    "own": b"hash",
+    "fence": b"string",
+    "n": b"hash",
+    "dead": b"hash",
+    "dead_times": b"zset",
+    "held": b"hash",
+    "ids": b"hash",
+}
+_NAMESPACE_TYPES: Final = {"meta": b"hash", "nodes": b"hash", "beats": b"zset", "leader": b"hash", "plan": b"hash"}
+_SLICE_TYPES: Final = {b"s": b"list", b"f": b"string", b"d": b"string", b"x": b"string"}
+_SLICE_KEY: Final = re.compile(rb"\{([^}]*)\}:([sfdx]):(.*)", re.DOTALL)
+
+Fixed = dict[bytes, tuple[int | None, bytes]]
+"""Keys that are not a slice's: their partition and the type of their value."""
+
+
+def fixed_keys(keyspace: Keyspace) -> Fixed:
+    known: Fixed = {getattr(keyspace, name).encode(): (None, kind) for name, kind in _NAMESPACE_TYPES.items()}
+    for keys in keyspace.partitions:
+        known |= {getattr(keys, name).encode(): (keys.number, kind) for name, kind in _PARTITION_TYPES.items()}
+    return known
+
+
+async def check_types(store: Store) -> AsyncIterator[Finding]:
+    """Keys with a fixed name hold what they should, or nothing."""
+    by_partition: dict[int | None, list[tuple[bytes, bytes]]] = {}
+    for key, (number, kind) in fixed_keys(store.keys).items():
+        by_partition.setdefault(number, []).append((key, kind))
+    groups: list[Group] = []
+    for number, members in by_partition.items():
+        slot = store.keys.slot if number is None else store.keys.partitions[number].slot
+        groups.append((slot, [("TYPE", key) for key, _ in members]))
+    for (number, members), types in zip(by_partition.items(), await store.run(groups), strict=True):
+        if isinstance(types, StoreError):
+            raise types
+        for (key, kind), found in zip(members, types, strict=True):
+            if found not in (kind, b"none"):
+                yield _wrong_type(number, key, kind, found)
+
+
+async def check_keys(store: Store, unreadable: Collection[int]) -> AsyncIterator[Finding]:
+    """All keys of all servers, page by page. Partitions whose own keys are unreadable are left out."""
+    fixed = fixed_keys(store.keys)
+    by_tag = {keys.tag.encode(): keys for keys in store.keys.partitions}
+    told: set[tuple[str, str]] = set()  # a scan may show a key twice, and a slice has several keys
+    for link in store.links.all():
+        async for page in _pages(link, store.keys.namespace):
+            loose = [key for key in page if key not in fixed]
+            async for finding in _check_page(store, link, loose, by_tag, unreadable):
+                if (finding.kind, finding.where) not in told:
+                    told.add((finding.kind, finding.where))
+                    yield finding
+
+
+async def _pages(link: Link, namespace: str) -> AsyncIterator[list[bytes]]:
+    cursor = b"0"
+    while True:
+        [reply] = await link.pipeline([("SCAN", cursor, "MATCH", f"{{{namespace}[:}}]*", "COUNT", KEYS_A_PAGE)])
+        if isinstance(reply, hiredis.ReplyError):
+            raise error_of(reply)
+        cursor, keys = reply
+        yield keys
+        if cursor == b"0":
+            return
+
+
+async def _check_page(
+    store: Store,
+    link: Link,
+    page: Sequence[bytes],
+    by_tag: dict[bytes, PartitionKeys],
+    unreadable: Collection[int],
+) -> AsyncIterator[Finding]:
+    types = await link.pipeline([("TYPE", key) for key in page])
+    places: dict[int, set[Slice]] = {}
+    for key, found in zip(page, types, strict=True):
+        match = _SLICE_KEY.fullmatch(key)
+        keys = by_tag.get(match[1]) if match is not None else None
+        place = slice_named(match[3]) if match is not None else None
+        if isinstance(found, hiredis.ReplyError) or found == b"none":
+            continue  # its slot is moving, or it is gone by now: not ours to judge here
+        if match is None or keys is None or place is None:
+            yield _unknown(key, found)
+        elif found != _SLICE_TYPES[match[2]]:
+            yield _wrong_type(keys.number, key, _SLICE_TYPES[match[2]], found)
+        elif keys.number not in unreadable:
+            places.setdefault(keys.number, set()).add(place)
+    for number, some in places.items():
+        for finding in await _without_slice(store, store.keys.partitions[number], list(some)):
+            yield finding
+
+
+async def _without_slice(store: Store, keys: PartitionKeys, places: list[Slice]) -> list[Finding]:
+    """Of slices that have keys: those that are not live. Looked at in one step, so nothing is on its way."""
+    names = [place.name for place in places]
+    call_keys = [keys.slices, *(key for name in names for key in keys.slice_keys(name))]
+    reply = await store.call(keys.number, "verify_keys", call_keys, [len(names), *names])
+    findings = []
+    for position, entries, bitmaps in zip(reply[::3], reply[1::3], reply[2::3], strict=True):
+        place = places[position - 1]
+        if entries:
+            problem = f"{entries} entries stand in no live slice: nobody will fire them"
+            repair = partial(put_back, store, keys, place)
+            findings.append(Finding("orphan-list", keys.number, keys.entries(place.name), problem, repair))
+        else:
+            problem = f"{bitmaps} bitmaps without a slice: new tasks of that time would look finished"
+            repair = partial(remove_remains, store, keys, place, "")
+            where = f"{{{keys.tag}}}:[fdx]:{place.name}"
+            findings.append(Finding("orphan-bitmap", keys.number, where, problem, repair))
+    return findings
+
+
+async def put_back(store: Store, keys: PartitionKeys, place: Slice) -> Repair:
+    """Make the slice of a list live again, as a new incarnation, and tell the owner."""
+    score = fresh_score(place)
+    reply = await _place(store, keys, place, "", score)
+    if not isinstance(reply, int):
+        return Repair(True, "it is gone, or live again, by now")
+    return Repair(True, f"put back among the live slices with score {score}: {reply} entries, the open ones fire")
+
+
+async def set_score(store: Store, keys: PartitionKeys, place: Slice, old: float, new: float) -> Repair:
+    reply = await _place(store, keys, place, repr(old), repr(new))
+    if not isinstance(reply, int):
+        return Repair(True, "the slice is gone, or has another score, by now")
+    return Repair(True, f"the score is {new!r} now; {reply} entries")
+
+
+async def _place(store: Store, keys: PartitionKeys, place: Slice, old: str, new: str) -> Any:
+    call_keys = [keys.slices, keys.entries(place.name), keys.n]
+    call = store.scripts.call("repair_place", call_keys, [place.name, old, new])
+    # No counter that owners watch has changed: without a word they would not look.
+    return (await store.run_one(keys.slot, [call, ("SPUBLISH", keys.wake, "1")]))[0]
+
+
+async def remove_remains(store: Store, keys: PartitionKeys, place: Slice, score: str) -> Repair:
+    """Remove the bits of a slice without entries, and its place among the live ones."""
+    call_keys = [keys.slices, *keys.slice_keys(place.name)]
+    reply = await store.call(keys.number, "repair_remains", call_keys, [place.name, score])
+    return Repair(True, "removed" if reply == b"ok" else "it has entries by now: nothing to remove")
+
+
+def _wrong_type(number: int | None, key: bytes, expected: bytes, found: bytes) -> Finding:
+    return Finding(
+        "wrong-type",
+        number,
+        shown(key),
+        f"is a {found.decode()}, not a {expected.decode()}"
+        + ("" if number is None else "; the partition was not looked at any further"),
+        advice="what was there is gone and cannot be made again; look at it, rename it away, and verify again",
+    )
+
+
+def _unknown(key: bytes, found: bytes) -> Finding:
+    return Finding(
+        "unknown-key",
+        None,
+        shown(key),
+        f"a {found.decode()} that no part of Mainspring writes",
+        advice="nobody here knows what it is for; look at it, and remove it by hand if it is not needed",
+    )
+
+
+def shown(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")

@@ -1,0 +1,267 @@
+"""`mainspring serve --processes N`: a parent that keeps N node processes running.
+
+The parent owns what they share: the listening socket of the API, so that a child that is started again loses no
+connection, and the embedded server. The children are nodes like all others: they divide the partitions among
+themselves, and what one drops the others take over. They get their settings by environment, since the URL of
+the server may hold a password.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from .config import PREFIX, Config
+from .embedding import Embedding
+from .lifeline import tie
+from .signals import GRACE_S, STOPPING, exit_now, stop_signals
+from .store.url import safe_url
+
+log = logging.getLogger("mainspring.supervisor")
+
+FIRST_DELAY_S: Final = 0.25
+LONGEST_DELAY_S: Final = 30.0
+RAN_WELL_S: Final = 10.0
+HEAL_S: Final = 0.25
+REFUSED: Final = 2
+"""Exit code of a process that does not accept its settings: it would not accept them the next time either."""
+
+
+class Backoff:
+    """How long to wait before a process is started again: ever longer, until one has run well for a while."""
+
+    def __init__(self) -> None:
+        self._delay_s = 0.0
+
+    def after(self, lived_s: float) -> float:
+        if lived_s >= max(RAN_WELL_S, self._delay_s):
+            self._delay_s = 0.0
+        self._delay_s = min(self._delay_s * 2, LONGEST_DELAY_S) or FIRST_DELAY_S
+        return self._delay_s
+
+
+@dataclass(slots=True)
+class Child:
+    """One of the N places, and the process that fills it now."""
+
+    number: int
+    process: asyncio.subprocess.Process | None = None
+    sent_away: bool = False
+    """It ends because it was told to, and starts again at once."""
+
+    def send(self, signal_number: int) -> None:
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):  # it went in this moment
+                self.process.send_signal(signal_number)
+
+    def __str__(self) -> str:
+        return f"process {self.number} ({self.process.pid})" if self.process else f"process {self.number}"
+
+
+class Supervisor:
+    """Starts `command` N times over one listening socket, and again when one ends."""
+
+    def __init__(self, config: Config, command: Sequence[str], listener: socket.socket) -> None:
+        self._config = config
+        self._command = command
+        self._listener = listener
+        self._embedding = Embedding(config.data_dir) if config.redis_url is None else None
+        self._children = [Child(number) for number in range(1, config.processes + 1)]
+        self._patience_s = config.shutdown_timeout_s + GRACE_S + 1.0  # a child ends by itself within the first two
+        self._stopping = asyncio.Event()
+        self._started: Callable[[], None] | None = None
+        self._code = 0
+
+    @property
+    def where(self) -> str:
+        """The place of the data, in words and without secrets."""
+        return safe_url(self._config.redis_url or "") if self._embedding is None else self._embedding.where
+
+    async def run(self, started: Callable[[], None]) -> int:
+        """Run until a signal, or until a child refuses its settings; return the exit code.
+
+        `started` is called when the first child is ready.
+        """
+        self._started = started
+        with self._signals():
+            try:
+                url = await self._server_url()
+                if url is not None:
+                    await self._supervise(_environ(replace(self._config, redis_url=url, processes=1)))
+            finally:
+                self._listener.close()
+                if self._embedding is not None:
+                    await self._embedding.stop()
+        return self._code
+
+    async def _server_url(self) -> str | None:
+        """The server's URL; None when a signal ended a long start (a big AOF is loaded)."""
+        if self._embedding is None:
+            return self._config.redis_url
+        start = asyncio.create_task(self._embedding.start())
+        ended = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([start, ended], return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not start.done():
+            start.cancel()
+            await asyncio.wait([start])
+            return None
+        return await start
+
+    async def _supervise(self, environ: dict[str, str]) -> None:
+        async with asyncio.TaskGroup() as parts:
+            healing = parts.create_task(self._heal())
+            async with asyncio.TaskGroup() as keepers:
+                for child in self._children:
+                    keepers.create_task(self._keep(child, environ))
+            healing.cancel()  # not before: the children need the server to hand over
+
+    async def _heal(self) -> None:
+        while self._embedding is not None:
+            # Never "well": without an engine to tell, the server itself is asked from time to time.
+            await self._embedding.heal(well=False)
+            await asyncio.sleep(HEAL_S)
+
+    # -- one child --------------------------------------------------------------------------------------------
+
+    async def _keep(self, child: Child, environ: dict[str, str]) -> None:
+        """Fill one place until the end."""
+        if self._config.node_id is not None:
+            environ = environ | {PREFIX + "NODE_ID": f"{self._config.node_id}-{child.number}"}
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            self._judge(child, await self._live(child, environ))
+            delay_s = 0.0 if child.sent_away else backoff.after(time.monotonic() - began)
+            child.process, child.sent_away = None, False
+            if not self._stopping.is_set():
+                log.info("%s starts again in %.2f s", child, delay_s)
+                await self._pause(delay_s)
+
+    async def _live(self, child: Child, environ: dict[str, str]) -> int | OSError:
+        """One life of a child: its exit code, or why it could not be started."""
+        ours, theirs = tie()
+        with ours:
+            with theirs:
+                fds = (self._listener.fileno(), theirs.fileno())
+                try:
+                    child.process = await asyncio.create_subprocess_exec(
+                        *self._command, "--listen-fd", str(fds[0]), "--parent-fd", str(fds[1]),
+                        pass_fds=fds,
+                        env=environ,
+                        stdin=asyncio.subprocess.DEVNULL,
+                        start_new_session=True,  # Ctrl-C reaches the parent, which tells each child once
+                    )  # fmt: skip
+                except OSError as error:
+                    return error
+            log.info("%s started", child)
+            if self._stopping.is_set():  # the signal came while it was being started
+                child.send(signal.SIGTERM)
+            async with asyncio.TaskGroup() as ears:
+                hearing = ears.create_task(self._hear(child, ours))
+                code = await child.process.wait()
+                hearing.cancel()
+            return code
+
+    async def _hear(self, child: Child, line: socket.socket) -> None:
+        """Wait for the word that the child is ready."""
+        with contextlib.suppress(ConnectionError):
+            if await asyncio.get_running_loop().sock_recv(line, 1):
+                log.info("%s is ready", child)
+                started, self._started = self._started, None
+                if started is not None:
+                    started()
+
+    def _judge(self, child: Child, code: int | OSError) -> None:
+        if isinstance(code, OSError):
+            log.error("%s cannot be started: %s", child, code)
+        elif self._stopping.is_set():
+            log.info("%s ended with %s", child, _spoken(code))
+            if code not in (0, -signal.SIGTERM):  # the signal itself ends one that is not up yet
+                self._code = self._code or 1
+        elif code == REFUSED:
+            log.error("%s refuses its settings (its message stands above): ending all", child)
+            self._code = REFUSED
+            self._stop()
+        else:
+            log.log(logging.INFO if child.sent_away else logging.ERROR, "%s ended with %s", child, _spoken(code))
+
+    async def _pause(self, delay_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
+
+    # -- stopping -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT stop; SIGHUP renews the children, unless it says that the terminal was closed."""
+        loop = asyncio.get_running_loop()
+        renews = not os.isatty(0) and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        with stop_signals(self._stop, self._end_now, STOPPING[:2] if renews else STOPPING):
+            if renews:
+                loop.add_signal_handler(signal.SIGHUP, self._renew)
+            try:
+                yield
+            finally:
+                if renews:
+                    loop.remove_signal_handler(signal.SIGHUP)
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            return
+        log.info("stopping")
+        self._stopping.set()
+        self._listener.close()  # what knocks from now on is refused; it would wait for nobody
+        self._send_all(signal.SIGTERM)
+        asyncio.get_running_loop().call_later(self._patience_s, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        for child in self._children:
+            if child.process is not None and child.process.returncode is None:
+                log.error(
+                    "%s did not stop within shutdown_timeout (%g s): killed", child, self._config.shutdown_timeout_s
+                )
+        self._send_all(signal.SIGKILL)
+
+    def _end_now(self, number: int) -> None:
+        log.warning("a second signal: ending all processes at once")
+        self._send_all(signal.SIGKILL)
+        exit_now(number)
+
+    def _renew(self) -> None:
+        log.info("SIGHUP: every process stops and starts again")
+        for child in self._children:
+            child.sent_away = child.process is not None
+        self._send_all(signal.SIGHUP)
+
+    def _send_all(self, number: int) -> None:
+        for child in self._children:
+            child.send(number)
+
+
+def child_command() -> list[str]:
+    """`mainspring serve` in this interpreter; -P, so that files in the working folder are not taken for modules."""
+    return [sys.executable, "-P", "-m", "mainspring", "serve"]
+
+
+def _environ(config: Config) -> dict[str, str]:
+    """Our environment with the settings as they are now, and without those that made them."""
+    rest = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name != "REDIS_URL"}
+    return rest | config.to_environ()
+
+
+def _spoken(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

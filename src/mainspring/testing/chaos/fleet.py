@@ -1,0 +1,150 @@
+"""The nodes under test: real processes that join, leave, die and hang."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+from typing import Final
+
+from .recorder import Recorder
+from .road import Road
+from .stage import Stage
+
+_EXIT_S: Final = 40.0
+_PAUSE_S: Final = 0.2
+_FEW: Final = 10
+
+
+class Member:
+    """One node process and its road to the servers."""
+
+    def __init__(self, name: str, road: Road, process: Process, log: Path) -> None:
+        self.name, self.road, self.process, self.log = name, road, process, log
+        self.started = asyncio.Event()
+        self.doomed = False
+        """We ended it, or are about to."""
+        self.stopped = False
+
+    @property
+    def running(self) -> bool:
+        return self.process.returncode is None and not self.doomed
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+    def order(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+
+
+class Fleet:
+    """Starts nodes and knows which of them live. One that ends without being told to is started anew."""
+
+    def __init__(self, stage: Stage, recorder: Recorder, folder: Path, *, lease_s: float) -> None:
+        self._stage, self._recorder, self._folder = stage, recorder, folder
+        self._lease_s = lease_s
+        self._count = 0
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.members: list[Member] = []
+        self.crashes: list[str] = []
+        """Nodes that ended by themselves after they had started, or did not end in order when asked to."""
+        self.failed_starts = 0
+
+    @property
+    def live(self) -> list[Member]:
+        return [member for member in self.members if member.running]
+
+    def pick(self, share: float) -> Member | None:
+        """A victim among those that have started and are not held already."""
+        ready = [member for member in self.live if member.started.is_set() and not member.stopped]
+        return ready[int(share * len(ready))] if ready else None
+
+    async def join(self) -> Member:
+        """Start one more node; it is a member at once and works when its `started` is set."""
+        self._count += 1
+        name = f"n{self._count}"
+        road = await self._stage.road(name)
+        log = self._folder / f"{name}.log"
+        environ = os.environ | {
+            "MAINSPRING_REDIS_URL": self._stage.url(road),
+            "MAINSPRING_NAMESPACE": self._stage.namespace,
+            "MAINSPRING_NODE_ID": name,
+            "MAINSPRING_LEASE": f"{int(self._lease_s * 1000)}ms",
+            "MAINSPRING_RETRY_MAX_ATTEMPTS": "20",
+            "MAINSPRING_SHUTDOWN_TIMEOUT": "25s",
+        }
+        with log.open("wb") as file:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "mainspring.testing.chaos.node", str(self._recorder.path),
+                stdin=PIPE, stdout=PIPE, stderr=file, env=environ, start_new_session=True,
+            )  # fmt: skip
+        member = Member(name, road, process, log)
+        self.members.append(member)
+        watcher = asyncio.create_task(self._watch(member))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        return member
+
+    async def ready(self, count: int, *, timeout_s: float = 60.0) -> None:
+        """Wait until so many nodes work; start more where some are missing."""
+        before = self.failed_starts
+        async with asyncio.timeout(timeout_s):
+            while sum(member.started.is_set() for member in self.live) < count:
+                if self.failed_starts > before + _FEW:
+                    raise RuntimeError(f"nodes do not start: {_tail(self.members[-_FEW].log)}")
+                if len(self.live) < count:
+                    await self.join()
+                await asyncio.sleep(0.05)
+
+    async def kill(self, member: Member) -> None:
+        """SIGKILL: it dies with everything it knows."""
+        member.doomed = True
+        member.signal(signal.SIGKILL)
+        await member.process.wait()
+
+    async def leave(self, member: Member) -> None:
+        """SIGTERM: it finishes what it has begun, hands over, and ends with 0."""
+        member.doomed = True
+        member.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_EXIT_S):
+                code = await member.process.wait()
+        except TimeoutError:
+            self.crashes.append(f"{member.name} did not end within {_EXIT_S:g} s of SIGTERM")
+            await self.kill(member)
+            return
+        if code != 0 and member.started.is_set():
+            self.crashes.append(f"{member.name} ended with {code} after SIGTERM: {_tail(member.log)}")
+
+    async def aclose(self) -> None:
+        self._closing = True
+        for member in self.live:
+            await self.kill(member)
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+
+    async def _watch(self, member: Member) -> None:
+        assert member.process.stdout is not None
+        if await member.process.stdout.readline() == b"started\n":
+            member.started.set()
+        await member.process.stdout.read()
+        code = await member.process.wait()
+        await member.road.aclose()
+        if member.doomed or self._closing:
+            return
+        member.doomed = True
+        if member.started.is_set():
+            self.crashes.append(f"{member.name} ended with {code} by itself: {_tail(member.log)}")
+        else:
+            self.failed_starts += 1  # the server was away: whoever runs it starts it again
+        await asyncio.sleep(_PAUSE_S)
+        if not self._closing:
+            await self.join()
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-1500:]

@@ -1,0 +1,73 @@
+"""What a run does: on which servers, with which faults, for how long."""
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Servers = Literal["standalone", "cluster", "pair"]
+Kind = Literal[
+    "kill node", "stop node", "kill leader", "restart node", "extra node", "clock jump",
+    "reset", "dropped reply", "delayed command", "blackhole", "partition",
+    "kill server", "hang server", "slow server", "script flush",
+    "slot migration", "failover", "promotion",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One kind of run. A run in which a fault happened less often than asked proves nothing and is invalid."""
+
+    name: str
+    servers: Servers
+    faults: dict[Kind, int]
+    """How often each fault must take effect."""
+    seconds: float = 30.0
+    """How long faults go on; start, healing and checking come on top."""
+    nodes: int = 3
+    partitions: int = 16
+    lease_s: float = 1.5
+    rate: float = 120.0
+    """Tasks put a second, about."""
+    levels: tuple[str, ...] = ("server",)
+    """Durability of the puts, in turn."""
+    slack_s: float = 15.0
+    """Beyond the two leases within which all that is due must begin after healing: for a loaded machine."""
+    server_config: dict[str, str] = field(default_factory=dict)
+
+
+_NODES: Final[dict[Kind, int]] = {
+    "kill node": 3, "stop node": 2, "kill leader": 2, "restart node": 3, "extra node": 2, "clock jump": 2
+}  # fmt: skip
+_ROADS: Final[dict[Kind, int]] = {
+    "reset": 4, "dropped reply": 5, "delayed command": 4, "blackhole": 3, "partition": 2
+}  # fmt: skip
+
+PROFILES: Final = {
+    one.name: one
+    for one in (
+        Profile(
+            "standalone",
+            "standalone",
+            _NODES | _ROADS | {"kill server": 2, "hang server": 1, "slow server": 2, "script flush": 3},
+            server_config={"appendonly": "yes", "appendfsync": "always"},
+        ),
+        Profile(
+            "cluster",
+            "cluster",
+            {
+                "kill node": 2, "stop node": 1, "kill leader": 1, "restart node": 2, "clock jump": 1,
+                "reset": 2, "dropped reply": 3, "delayed command": 2, "partition": 1, "slow server": 1,
+                "script flush": 2, "slot migration": 6, "failover": 2,
+            },
+            levels=("replicas=1",),
+            rate=80.0,
+        ),
+        Profile(
+            "promotion",
+            "pair",
+            {"promotion": 3, "kill node": 1, "dropped reply": 2, "reset": 1, "delayed command": 1},
+            seconds=20.0,
+            levels=("server", "replicas=1"),
+            rate=80.0,
+        ),
+    )
+}  # fmt: skip

@@ -1,0 +1,234 @@
+"""One run: servers, recorder, nodes and load; faults by plan; healing; the check."""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ...client import Client
+from ...model.errors import StoreError
+from ...store.keys import Keyspace
+from ...store.link import LinkOptions
+from ..balance import balance
+from ..events import Accepted, Begun, Event, Healed, History, Left, Wrote
+from ..history import Violation, check, unpromised
+from .faults import Faults
+from .fleet import Fleet
+from .load import UNKNOWN_KEY, Load
+from .profile import Profile
+from .recorder import Journal, Recorder, Stalled, now_us
+from .report import Report, too_few
+from .road import Road
+from .schedule import plan
+from .stage import Clustered, Pair, Stage, Standalone
+from .witness import Witness
+
+NAMESPACE: Final = "chaos"
+_WATCH_S: Final = 0.05
+_SHOWN: Final = 10
+_PATIENT: Final = LinkOptions(connect_timeout_s=2.0, timeout_s=8.0)
+
+
+class Run:
+    """Everything that lives while a run goes on."""
+
+    def __init__(self, profile: Profile, seed: int, folder: Path, seconds: float | None = None) -> None:
+        self.profile, self.seed, self.folder = profile, seed, folder
+        self.seconds = profile.seconds if seconds is None else seconds
+        self.planned = plan(profile, seed, seconds)
+        self.journal = Journal(folder / "history.jsonl")
+        self.keys = Keyspace(NAMESPACE, profile.partitions)
+        self.witness = Witness(self.keys, self.journal.wrote)
+        self.recorder = Recorder(self.journal, self.witness, folder / "recorder")
+        self.failures: list[str] = []
+        self.drained_s: float | None = None
+        self.loads: list[Load] = []
+
+    async def go(self) -> Report:
+        watch = asyncio.create_task(self._watch_stalls())
+        try:
+            await self.recorder.start()
+            async with self._on_stage() as (stage, fleet):
+                await self._play(stage, fleet)
+        finally:
+            watch.cancel()
+            await self.recorder.aclose()
+            self.journal.close()
+        return self._judge()
+
+    @contextlib.asynccontextmanager
+    async def _on_stage(self) -> AsyncIterator[tuple[Stage, Fleet]]:
+        stage = await self._set_stage()
+        fleet = Fleet(stage, self.recorder, self.folder, lease_s=self.profile.lease_s)
+        try:
+            # The namespace is made before its nodes: they shall not choose its partitions.
+            async with Client(stage.direct_url, namespace=NAMESPACE, partitions=self.profile.partitions):
+                pass
+            yield stage, fleet
+        finally:
+            await fleet.aclose()
+            await asyncio.to_thread(stage.close)
+
+    async def _set_stage(self) -> Stage:
+        kind = {"standalone": Standalone, "cluster": Clustered, "pair": Pair}[self.profile.servers]
+        stage = await asyncio.to_thread(kind, self.profile, self.keys, self.witness)
+        if isinstance(stage, Pair):
+            await stage.open()
+        assert isinstance(stage, (Standalone, Clustered, Pair))
+        return stage
+
+    # -- the play ------------------------------------------------------------------------------------------
+
+    async def _play(self, stage: Stage, fleet: Fleet) -> None:
+        await fleet.ready(self.profile.nodes)
+        road = await stage.road("load")
+        ends_us = now_us() + int((self.seconds + 1.0) * 1e6)
+        async with self._client(stage.direct_url) as direct, self._client(stage.url(road)) as far:
+            self.loads = [
+                Load("direct", direct, self.journal, self.profile, seed=self.seed, ends_us=ends_us, road=None),
+                Load("far", far, self.journal, self.profile, seed=self.seed, ends_us=ends_us, road=road),
+            ]
+            stop = asyncio.Event()
+            loads = [asyncio.create_task(load.run(stop)) for load in self.loads]
+            faults = Faults(stage, fleet, [road], self.journal, self.keys, lease_s=self.profile.lease_s)
+            await self._strike(faults)
+            stop.set()
+            await asyncio.gather(*loads)
+            await self._heal(fleet, [road], ends_us)
+            await self._drain()
+            await self._close_books(direct)
+        await asyncio.gather(*(fleet.leave(member) for member in fleet.live))
+        self.faults = faults.done
+        self.failures += fleet.crashes
+        self.failures += too_few(self.profile, dict(faults.done))
+        await road.aclose()
+
+    def _client(self, url: str) -> Client:
+        return Client(url, namespace=NAMESPACE, wait_s=6.0, options=_PATIENT)
+
+    async def _strike(self, faults: Faults) -> None:
+        start = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for planned in self.planned:
+                await asyncio.sleep(max(0.0, start + planned.at_s - time.monotonic()))
+                group.create_task(faults.strike(planned))
+            await asyncio.sleep(max(0.0, start + self.seconds - time.monotonic()))
+
+    async def _heal(self, fleet: Fleet, roads: list[Road], ends_us: int) -> None:
+        """Nothing is broken from here on, and everything that was put is due."""
+        for road in (*roads, *(member.road for member in fleet.live)):
+            road.weather.clear()
+        await fleet.ready(self.profile.nodes)
+        await asyncio.sleep(max(0.0, (ends_us - now_us()) / 1e6))
+        within_s = 2 * self.profile.lease_s + self.profile.slack_s
+        self.healed_us = now_us()
+        self.journal.add(Healed(self.healed_us, int(within_s * 1e6)))
+
+    async def _drain(self) -> None:
+        limit_s = 2 * self.profile.lease_s + self.profile.slack_s + 5.0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self._owed():  # noqa: ASYNC110  # the recorder tells nobody
+                    await asyncio.sleep(0.02)
+                self.drained_s = (now_us() - self.healed_us) / 1e6
+                return
+        owed = self._owed()
+        self.failures.append(f"{len(owed)} tasks not delivered within {limit_s:g} s of healing: {owed[:_SHOWN]}")
+
+    def _owed(self) -> list[str]:
+        return [key for load in self.loads for key in load.open if key not in self.recorder.ended]
+
+    async def _close_books(self, client: Client) -> None:
+        for load in self.loads:
+            for put in load.expiring.values():
+                if put.accepted.key not in self.recorder.ended:
+                    info = await client.get(put.id)
+                    self.journal.add(Left(now_us(), put.accepted.task, info.state if info.state == "dead" else "gone"))
+        try:
+            await balance(client.store)
+        except AssertionError as error:
+            self.failures.append(f"the books do not balance: {error}")
+        except StoreError as error:
+            self.failures.append(f"the books cannot be read: {error}")
+
+    async def _watch_stalls(self) -> None:
+        """The recorder and the roads live in this process: when it gets no time, nobody gets an answer."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(_WATCH_S)
+            gap_s = time.monotonic() - before
+            if gap_s > self.profile.lease_s / 3:
+                self.recorder.stalled(Stalled("", now_us() - int(gap_s * 1e6), now_us()))
+
+    # -- the judgement ---------------------------------------------------------------------------------------
+
+    def _judge(self) -> Report:
+        history = History(NAMESPACE, with_keys(self.journal.events))
+        found = check(history)
+        self.failures += _spoken(found)
+        if self.recorder.untold:
+            self.failures.append(f"{len(self.recorder.untold)} deliveries whose begin no server has confirmed")
+        events = history.events
+        report = Report(
+            profile=self.profile.name,
+            seed=self.seed,
+            seconds=self.seconds,
+            lease_s=self.profile.lease_s,
+            faults=dict(self.faults),
+            wanted=dict(self.profile.faults),
+            tasks=sum(load.put for load in self.loads),
+            unsure=sum(load.unsure for load in self.loads),
+            deliveries=sum(isinstance(event, Begun) for event in events),
+            duplicates=duplicates(events),
+            violations=dict(Counter(one.rule for one in found)),
+            unpromised=len(unpromised(history)),
+            drained_s=self.drained_s,
+            takeovers=sum(isinstance(event, Wrote) and event.what == "acquire" for event in events),
+            stalls=len(self.recorder.stalls),
+            failures=self.failures,
+            histories=str(self.folder),
+        )
+        (self.folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+        (self.folder / "violations.txt").write_text("".join(f"{one}\n" for one in found))
+        return report
+
+
+def with_keys(events: list[Event]) -> list[Event]:
+    """A put without an id that was never answered gets the key with which its task was first delivered."""
+    keys: dict[str, str] = {}
+    for event in events:
+        if isinstance(event, Begun):
+            keys.setdefault(event.task, event.key)
+    return [
+        msgspec.structs.replace(event, key=keys.get(event.task, event.key))
+        if isinstance(event, Accepted) and event.key.startswith(UNKNOWN_KEY)
+        else event
+        for event in events
+    ]
+
+
+def duplicates(events: list[Event]) -> int:
+    seen = Counter((event.key, event.attempt) for event in events if isinstance(event, Begun))
+    return sum(count - 1 for count in seen.values())
+
+
+def _spoken(found: list[Violation]) -> list[str]:
+    rules = Counter(one.rule for one in found)
+    lines = [f"{one.rule}: {one.task} at {one.at_us} us: {one.message}" for one in found[:_SHOWN]]
+    more = [f"… {len(found)} violations in all: {dict(rules)}"] if len(found) > _SHOWN else []
+    return lines + more
+
+
+def run(profile: Profile, seed: int, folder: Path, seconds: float | None = None) -> Report:
+    """Do one run in an event loop of its own; histories, logs and the report stay in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    async def go() -> Report:
+        return await Run(profile, seed, folder, seconds).go()
+
+    return asyncio.run(go())

@@ -1,0 +1,164 @@
+"""The servers of a run, and the roads that lead to them."""
+
+import asyncio
+import contextlib
+from typing import Any, Protocol
+
+from ...model.errors import EmbeddedError
+from ...store.keys import Keyspace
+from ..server_process import Server
+from ..servers import Cluster, cluster, standalone, wait_until
+from .profile import Profile
+from .proxy import Proxy, Weather
+from .road import Road
+from .witness import Witness
+
+
+class Stage(Protocol):
+    """What every set of servers can do."""
+
+    namespace: str
+
+    @property
+    def direct_url(self) -> str:
+        """Past all proxies."""
+        ...
+
+    async def road(self, name: str) -> Road: ...
+
+    def url(self, road: Road) -> str: ...
+
+    @property
+    def servers(self) -> list[Server]:
+        """Those that clients may talk to now."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _Base:
+    def __init__(self, keys: Keyspace, witness: Witness) -> None:
+        self.namespace = keys.namespace
+        self.keys = keys
+        self._witness = witness
+
+
+class Standalone(_Base):
+    """One server that keeps everything on disk."""
+
+    def __init__(self, profile: Profile, keys: Keyspace, witness: Witness) -> None:
+        super().__init__(keys, witness)
+        self.server = standalone(extra_config=profile.server_config)
+
+    @property
+    def direct_url(self) -> str:
+        return self.server.url
+
+    @property
+    def servers(self) -> list[Server]:
+        return [self.server]
+
+    async def road(self, name: str) -> Road:
+        return await Road(name, {"server": lambda: self.server.port}, self._witness, translate=False).start()
+
+    def url(self, road: Road) -> str:
+        return f"redis://127.0.0.1:{road.ports[0]}"
+
+    def close(self) -> None:
+        self.server.close()
+
+
+class Clustered(_Base):
+    """Three masters with a replica each."""
+
+    def __init__(self, profile: Profile, keys: Keyspace, witness: Witness) -> None:
+        super().__init__(keys, witness)
+        self.cluster: Cluster = cluster(3, 1)
+
+    @property
+    def direct_url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{one.port}" for one in self.cluster.servers)
+
+    @property
+    def servers(self) -> list[Server]:
+        return [one for one in self.cluster.servers if one.running and _is_master(one)]
+
+    async def road(self, name: str) -> Road:
+        upstreams = {str(one.port): _port_of(one) for one in self.cluster.servers}
+        return await Road(name, upstreams, self._witness, translate=True).start()
+
+    def url(self, road: Road) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in road.ports)
+
+    def close(self) -> None:
+        self.cluster.close()
+
+
+class Pair(_Base):
+    """A primary and its replica behind one address, as behind a virtual address that moves."""
+
+    def __init__(self, profile: Profile, keys: Keyspace, witness: Witness) -> None:
+        super().__init__(keys, witness)
+        self.primary = standalone(extra_config={"repl-diskless-sync-delay": "0"})
+        self.replica = standalone(extra_config={"repl-diskless-sync-delay": "0", "repl-timeout": "60"})
+        self.link_weather = Weather()
+        self._link: Proxy | None = None
+
+    async def open(self) -> None:
+        """The replica follows through a proxy of its own, so that it can be left behind."""
+        self._link = Proxy(lambda: ("127.0.0.1", self.primary.port), self.link_weather)
+        await self._link.start()
+        await self.follow()
+
+    async def follow(self) -> None:
+        """The replica follows the primary and has everything it has."""
+        assert self._link is not None
+        _ok(self.replica.call("REPLICAOF", "127.0.0.1", self._link.port))
+        await asyncio.to_thread(wait_until, self._follows, "the replica follows", timeout_s=30.0)
+
+    def _follows(self) -> bool:
+        return self.replica.info("replication").get("master_link_status") == "up"
+
+    @property
+    def direct_url(self) -> str:
+        return self.primary.url
+
+    @property
+    def servers(self) -> list[Server]:
+        return [self.primary]
+
+    async def road(self, name: str) -> Road:
+        return await Road(name, {"primary": lambda: self.primary.port}, self._witness, translate=False).start()
+
+    def url(self, road: Road) -> str:
+        return f"redis://127.0.0.1:{road.ports[0]}"
+
+    async def promote(self) -> None:
+        """The primary dies; the replica takes its place with what it has; the dead one comes back empty behind it."""
+        assert self._link is not None
+        await asyncio.to_thread(self.primary.kill)
+        self._link.cut()
+        _ok(self.replica.call("REPLICAOF", "NO", "ONE"))
+        self.primary, self.replica = self.replica, self.primary
+        self.link_weather.clear()
+        await asyncio.to_thread(self.replica.start)
+        await self.follow()
+
+    def close(self) -> None:
+        for server in (self.primary, self.replica):
+            with contextlib.suppress(EmbeddedError):
+                server.close()
+
+
+def _is_master(server: Server) -> bool:
+    role: Any = server.call("ROLE")
+    return bool(role[0] == b"master")
+
+
+def _port_of(server: Server) -> Any:
+    return lambda: server.port
+
+
+def _ok(reply: object) -> None:
+    if isinstance(reply, Exception):
+        raise EmbeddedError(f"the server refused: {reply}")

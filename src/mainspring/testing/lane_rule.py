@@ -1,0 +1,82 @@
+"""The rule of lanes: one at a time, the earlier due first among those that were known."""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from .events import Accepted, Begun, Cancelled, Event, Finished
+
+
+class _Lane:
+    """One lane as it was at a moment of the past."""
+
+    __slots__ = ("over", "started", "under_way", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, str]] = []
+        """Accepted and not finished: the earliest due on top."""
+        self.over: set[str] = set()
+        self.started: set[str] = set()
+        """Begun before: its next attempt, or its repeat after a fault, goes first whatever came meanwhile."""
+        self.under_way: Begun | None = None
+
+    def accept(self, event: Accepted, *, first: bool) -> None:
+        if event.instead is not None and event.instead != event.key:
+            self.over.add(event.instead)  # also when it is unsure: the former one may be gone
+        if not event.sure or (first and event.key in self.over):
+            return  # the answer came after the end: nothing waits
+        self.over.discard(event.key)
+        heapq.heappush(self.waiting, (event.due_ms, event.key))
+
+    def end(self, event: Finished | Cancelled) -> None:
+        match event:
+            case Finished():
+                if self.under_way is not None and self.under_way.key == event.key:
+                    self.under_way = None
+                if event.ending != "retry":
+                    self.over.add(event.key)
+            case Cancelled(answer="cancelled") | Cancelled(answer="unsure"):
+                self.over.add(event.key)
+
+    def head(self) -> tuple[int, str] | None:
+        while self.waiting and self.waiting[0][1] in self.over:
+            heapq.heappop(self.waiting)
+        return self.waiting[0] if self.waiting else None
+
+
+Broken = tuple[Begun, str]
+"""The begin that broke the rule, and how."""
+
+
+def lanes_broken(
+    events: Sequence[Event], first: Mapping[str, Accepted], excused: Callable[[Accepted], bool]
+) -> Iterator[Broken]:
+    """Every begin out of turn. `first` has the first acceptance of each key; excused ones are waited for by nobody."""
+    lanes: dict[str, _Lane] = {}
+    for event in events:
+        if not isinstance(event, (Accepted, Begun, Finished, Cancelled)):
+            continue
+        known = first.get(event.key)
+        if known is None or known.lane is None:
+            continue
+        lane = lanes.setdefault(known.lane, _Lane())
+        match event:
+            case Begun():
+                yield from _begin(lane, event, known.due_ms)
+            case Accepted():
+                if not excused(event):
+                    lane.accept(event, first=event is known)
+            case _:
+                lane.end(event)
+
+
+def _begin(lane: _Lane, begun: Begun, due_ms: int) -> Iterator[Broken]:
+    other = lane.under_way
+    # What a former owner had under way when it went is not under way any more.
+    if other is not None and other.key != begun.key and other.token == begun.token:
+        yield begun, f"began while {other.task} of its lane was under way"
+    lane.under_way = begun
+    again = begun.key in lane.started
+    lane.started.add(begun.key)
+    head = lane.head()
+    if head is not None and head[0] < due_ms and head[1] != begun.key and not again:
+        yield begun, f"due {due_ms} ms, overtook {head[1]} due {head[0]} ms"

@@ -1,0 +1,49 @@
+"""What a failure has cost: every task that was accepted, against what was delivered and what is still there.
+
+    handles = [await client.put("log:", n, after="1h", durability="replicas=1") for n in range(100)]
+    …                                                    # a primary is lost, a replica is promoted
+    print(report(await losses(client, handles)))         # lost at level replicas=1: 0 of 100
+
+A task without an id of the caller's whose slice is gone looks the same whether it was finished or forgotten. So who asks
+says which ones were delivered; of the others only what stands on the server, or ended there in another way, is there.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
+
+from ..client import Client
+from ..model.task import Handle
+
+_THERE: Final = frozenset({"pending", "fired", "cancelled", "replaced", "dead"})
+
+
+class Loss(NamedTuple):
+    """Of one level of durability: how many tasks were accepted, and which of them are gone."""
+
+    level: str
+    accepted: int
+    lost: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"lost at level {self.level}: {len(self.lost)} of {self.accepted}"
+
+
+async def losses(client: Client, accepted: Iterable[Handle], delivered: Collection[str] = ()) -> list[Loss]:
+    """By level, what became of the accepted tasks; `delivered` are the ids that reached their target."""
+    by_level: dict[str, list[str]] = {}
+    counts: dict[str, int] = {}
+    reached = set(delivered)
+    for handle in accepted:
+        lost = by_level.setdefault(handle.durability, [])
+        counts[handle.durability] = counts.get(handle.durability, 0) + 1
+        # A generated id is followed by the address it was given at the put; deliveries carry it without.
+        if handle.id not in reached and handle.id.partition("~")[0] not in reached:
+            found = await client.get(handle.id)
+            if found.state not in _THERE:
+                lost.append(handle.id)
+    return [Loss(level, counts[level], tuple(lost)) for level, lost in by_level.items()]
+
+
+def report(found: Iterable[Loss]) -> str:
+    """One line a level."""
+    return "\n".join(map(str, found))

@@ -1,0 +1,41 @@
+"""Planted bugs: the checker must find each of them, or it proves nothing.
+
+    with planted("no-token-check"):
+        …                                # run, record, check: a violation has to be found
+
+A process plants one for the rest of its life with `plant(name)`. Each is one rule of PROTOCOL broken in one place;
+`mutations_scripts` holds those on the server, `mutations_engine` those in the owner and in the client.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from .mutations_engine import ENGINE
+from .mutations_kinds import Mutation
+from .mutations_scripts import SCRIPTS
+
+MUTATIONS: Final[dict[str, Mutation]] = {mutation.name: mutation for mutation in (*SCRIPTS, *ENGINE)}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[Mutation]:
+    """Within the block this bug is in the code of this process."""
+    mutation = MUTATIONS[name]
+    made = []
+    try:
+        for change in mutation.changes:
+            change.make()
+            made.append(change)
+        yield mutation
+    finally:
+        for change in reversed(made):
+            change.take_back()
+
+
+def plant(name: str) -> None:
+    """From now on this bug is in the code of this process."""
+    if name not in MUTATIONS:
+        raise LookupError(f"no planted bug is called {name!r}; there are: {', '.join(sorted(MUTATIONS))}")
+    for change in MUTATIONS[name].changes:
+        change.make()
