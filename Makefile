@@ -1,6 +1,6 @@
 # Mainspring. `make` alone lists what there is to do; every target does its own set-up.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check bench fmt lock clean
+.PHONY: help install serve test test-cron-long check bench fmt lock clean
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -32,6 +32,9 @@ serve: install ## run a scheduler with its own embedded server on port 8000
 test: install ## run all tests on real servers (fetches redis-server where it can)
 	@tools/install-parts
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-cron-long: install ## 200,000 random schedules against a walk over every minute (about ten minutes)
+	@MAINSPRING_CRON_CASES=200000 $(BIN)/python -m pytest -q -n auto tests/unit/test_cron_oracle.py $(ARGS)
 
 check: install ## lint, format, strict types, layer direction
 	@$(BIN)/ruff check .

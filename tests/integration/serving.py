@@ -113,6 +113,9 @@ def is_gone(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
+    # An orphan that ended stays in the list until the init process collects it, which may take its time.
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
     return False
 
 

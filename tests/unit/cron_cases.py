@@ -29,20 +29,27 @@ class Case(NamedTuple):
 
 
 def changes_of(name: str, first: datetime, last: datetime) -> tuple[tuple[int, int, int], ...]:
-    """(instant, offset before, offset after) of each change, by zoneinfo alone: day by day, then by minutes."""
+    """(instant, offset before, offset after) of each change, by zoneinfo alone: day by day, then to the minute."""
     info, found = zone(name).info, []
     low, high = int(first.timestamp()), int(last.timestamp())
 
-    def offset(at_s: int) -> int:
-        return int((datetime.fromtimestamp(at_s, info).utcoffset() or timedelta()).total_seconds())
+    def offset(at_s: int) -> timedelta | None:
+        return datetime.fromtimestamp(at_s, info).utcoffset()
 
     before = offset(low)
     for day in range(low, high, 86_400):
-        if offset(day + 86_400) != before:
-            at_s = next(second for second in range(day + 60, day + 86_401, 60) if offset(second) != before)
-            found.append((at_s, before, offset(at_s)))
-            before = offset(at_s)
+        after = offset(day + 86_400)
+        if after != before:
+            changed = [offset(minute) == after for minute in range(day, day + 86_401, 60)]
+            at_s = day + 60 * changed.index(True)
+            found.append((at_s, seconds(before), seconds(after)))
+            before = after
     return tuple(found)
+
+
+def seconds(offset: timedelta | None) -> int:
+    assert offset is not None
+    return int(offset.total_seconds())
 
 
 @cache

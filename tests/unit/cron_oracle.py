@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 MONTHS = {calendar.month_abbr[number].upper(): number for number in range(1, 13)}
 WEEKDAYS = {calendar.day_abbr[(number - 1) % 7].upper(): number for number in range(7)}
 MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 
 
@@ -118,18 +119,24 @@ class Oracle:
                         if run > after:
                             return run
                 at += MINUTE
-            elif any(self.is_meant(local.date() + days * DAY) for days in (-1, 1, 2)):
-                at += MINUTE
             else:
-                at += DAY  # nothing is meant near this day, whatever the clocks do
+                at += self._step_over(local)
         return None
+
+    def _step_over(self, local: datetime) -> timedelta:
+        """How far the walk may go on a day that is not meant: a day, if its neighbours are not meant either; an hour,
+        if it ends on the same day and no clock has changed."""
+        if not any(self.is_meant(local.date() + days * DAY) for days in (-1, 1, 2)):
+            return DAY
+        later = (local.astimezone(UTC) + HOUR).astimezone(self.info)
+        return HOUR if (later.date(), later.utcoffset()) == (local.date(), local.utcoffset()) else MINUTE
 
     # -- fixed hours: every minute on the calendar is looked for in real time ------------------------------------
 
     def _fixed(self, after: datetime, until: datetime) -> datetime | None:
         day = after.astimezone(self.info).date() - 2 * DAY
         found: list[datetime] = []
-        left = 3  # days after the first find that may still hold an earlier instant
+        left = 2  # the day of the first find, and one more: where clocks go back over midnight it can be earlier
         while day <= until.date() + 2 * DAY and left:
             if self.is_meant(day):
                 for naive in self._minutes_of(day):

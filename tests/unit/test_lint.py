@@ -80,7 +80,7 @@ def test_both_day_fields() -> None:
 
 @pytest.mark.parametrize("text", ["*/90 * * * *", "*/60 * * * *", "0 */24 * * *"])
 def test_a_step_wider_than_its_field(text: str) -> None:
-    assert codes(text) in (["wide-step"], ["wide-step", "midnight"], ["midnight", "wide-step"])
+    assert "wide-step" in codes(text)
     assert "@every" in message(text)
 
 

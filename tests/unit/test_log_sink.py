@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -69,3 +71,28 @@ async def test_a_reader_that_does_not_read_holds_up_deliveries_but_not_the_loop(
         read += len(await asyncio.to_thread(os.read, pipe[0], 1 << 16))
     assert await stuck == [DONE]
     await sink.aclose()
+
+
+_WRITER = """
+import asyncio
+from mainspring.model.delivery import Body, GivenDelivery
+from mainspring.sinks.log import LogSink
+
+async def main():
+    sink = LogSink()
+    lines = [GivenDelivery(Body("log:", b'"%b"' % (b"x" * 3000)), "main", bytes(16), 0) for _ in range(40)]
+    for _ in range(10):
+        await sink.deliver(lines)
+
+asyncio.run(main())
+"""
+
+
+def test_lines_of_several_processes_on_one_pipe_do_not_mix(pipe: tuple[int, int]) -> None:
+    read_fd, write_fd = pipe
+    writers = [subprocess.Popen([sys.executable, "-c", _WRITER], stdout=write_fd) for _ in range(3)]
+    os.close(write_fd)
+    with os.fdopen(os.dup(read_fd), "rb") as out:
+        lines = out.read().splitlines()
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert lines == [b'"%b"' % (b"x" * 3000)] * 1200

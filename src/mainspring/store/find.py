@@ -7,7 +7,8 @@ import msgspec
 from ..model.errors import Conflict, InvalidInput, StoreError
 from ..model.ids import GENERATED, idh_of
 from ..model.task import CancelOutcome
-from .index import Cancel, CancelStatus, IdRow, cancel, look_up, replace
+from .cancel import Cancel, CancelStatus, cancel
+from .index import IdRow, look_up, look_up_packed, replace
 from .intake import Intake
 from .keys import R_UNIT, WIDTHS_MS, Address, partition_of
 from .query import Found, look_at
@@ -80,25 +81,35 @@ class Finder:
         return None
 
     async def _index_many(self, references: list[Reference]) -> list[Address | None]:
-        """Ask the likeliest partition for each; for those it does not know, ask all the others."""
-        first = await look_up(self._store, [(one.home, one.idh) for one in references])
+        found = await self._index_packed(references)
+        return [None if one is None else Address.unpack(*one) for one in found]
+
+    async def _index_packed(self, references: list[Reference]) -> list[tuple[int, bytes] | None]:
+        """(partition, packed address). Asks the likeliest partition for each; of those it does not know, all others."""
+        raws = await look_up_packed(self._store, [(one.home, one.idh) for one in references])
+        found = [None if raw is None else (one.home, raw) for one, raw in zip(references, raws, strict=True)]
         for i, one in enumerate(references):
-            if first[i] is None and one.elsewhere:
+            if found[i] is None and one.elsewhere:
                 others = [p for p in range(len(self._store.keys)) if p != one.home]
-                found = await look_up(self._store, [(p, one.idh) for p in others])
-                first[i] = next((address for address in found if address is not None), None)
-        return first
+                raws = await look_up_packed(self._store, [(p, one.idh) for p in others])
+                known = ((p, raw) for p, raw in zip(others, raws, strict=True) if raw is not None)
+                found[i] = next(known, None)
+        return found
 
     async def cancel(self, references: list[Reference]) -> list[CancelOutcome]:
-        unplaced = [i for i, one in enumerate(references) if one.address is None]
-        addresses = [one.address for one in references]
-        for i, found in zip(unplaced, await self._index_many([references[i] for i in unplaced]), strict=True):
-            addresses[i] = found
         outcomes: list[CancelOutcome] = ["unknown"] * len(references)
-        todo = [
-            (i, Cancel(address, references[i].idh, references[i].address is None))
-            for i, address in enumerate(addresses)
-            if address is not None
+        todo: list[tuple[int, Cancel]] = []
+        unplaced: list[int] = []
+        for i, one in enumerate(references):
+            if one.address is None:
+                unplaced.append(i)
+            else:
+                todo.append((i, Cancel(one.address.partition, one.address.pack(), one.idh, False)))
+        found = await self._index_packed([references[i] for i in unplaced])
+        todo += [
+            (i, Cancel(known[0], known[1], references[i].idh, True))
+            for i, known in zip(unplaced, found, strict=True)
+            if known is not None
         ]
         for _ in range(_MOVES_FOLLOWED):
             if not todo:
@@ -113,20 +124,20 @@ class Finder:
         missed: list[tuple[int, Cancel, CancelStatus]] = []
         answers = await cancel(self._store, [one for _, one in todo])
         for (i, one), answer in zip(todo, answers, strict=True):
-            if isinstance(answer, StoreError):
-                raise answer
-            if isinstance(answer, Address):
-                again.append((i, Cancel(answer, one.idh, True)))
-            elif answer == "cancelled":
+            if answer == "cancelled":
                 outcomes[i] = "cancelled"
+            elif isinstance(answer, StoreError):
+                raise answer
+            elif isinstance(answer, Address):
+                again.append((i, Cancel(one.partition, answer.pack(), one.idh, True)))
             else:
                 missed.append((i, one, answer))
-        known = await look_up(self._store, [(one.address.partition, one.idh) for _, one, _ in missed])
-        for (i, one, answer), address in zip(missed, known, strict=True):
-            if address is not None and address != one.address:
-                again.append((i, Cancel(address, one.idh, True)))  # its retry
+        known = await look_up_packed(self._store, [(one.partition, one.idh) for _, one, _ in missed])
+        for (i, one, answer), raw in zip(missed, known, strict=True):
+            if raw is not None and raw != one.at:
+                again.append((i, Cancel(one.partition, raw, one.idh, True)))  # its retry, or its slice was written anew
             else:
-                outcomes[i] = "too late" if answer == "too late" or address is not None else "unknown"
+                outcomes[i] = "too late" if answer == "too late" or raw is not None else "unknown"
         return again
 
     async def move(self, reference: Reference, intake: Intake, due_ms: int, now_ms: int) -> Address:

@@ -1,14 +1,13 @@
-"""The index of caller-given ids, and what goes through it: replace, cancel, look-ups, sweep."""
+"""The index of caller-given ids: replacing, looking up, forgetting."""
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple
 
 from ..model.errors import StoreError
 from .durable import SERVER, Durability
-from .keys import Address, PartitionKeys, Slice, address_prefix
+from .keys import Address, Slice, address_prefix
 from .put import WAKE_MS, fresh_score
 from .store import Group, Store
-from .wire import Command
 
 
 class IdRow(NamedTuple):
@@ -69,80 +68,27 @@ async def replace(
     return Replaced(status)
 
 
-class Cancel(NamedTuple):
-    address: Address
-    idh: bytes
-    indexed: bool
-
-
-CancelStatus = Literal["cancelled", "too late", "gone"]
-
-
-async def cancel(store: Store, cancels: Sequence[Cancel]) -> list[CancelStatus | Address | StoreError]:
-    """Cancel by address. An Address in the answer is where the task was moved to."""
-    by_slice: dict[tuple[int, Slice, int], list[int]] = {}
-    for i, one in enumerate(cancels):
-        by_slice.setdefault((one.address.partition, one.address.slice, one.address.r), []).append(i)
-    calls: dict[tuple[int, int], list[list[int]]] = {}
-    sizes: dict[int, int] = {}
-    for (p, _, _), members in by_slice.items():
-        # All of a slice go in one call: many at once cost far less. A call takes as many slices as it can bear.
-        size = sizes[p] = sizes.get(p, 0) + len(members)
-        members.sort(key=lambda i: cancels[i].address.index)
-        calls.setdefault((p, size // MOST_AT_ONCE), []).append(members)
-    groups: list[Group] = []
-    orders: list[list[int]] = []
-    for (p, _), slices in calls.items():
-        keys = store.keys.partitions[p]
-        groups.append((keys.slot, [_cancel_call(store, keys, cancels, slices)]))
-        orders.append([i for members in slices for i in members])
-    answers: list[CancelStatus | Address | StoreError] = ["cancelled"] * len(cancels)
-    for order, result in zip(orders, await store.run(groups), strict=True):
-        if isinstance(result, StoreError):
-            for i in order:
-                answers[i] = result
-            continue
-        refused = result[0]
-        for position, word in zip(refused[::2], refused[1::2], strict=True):
-            i = order[position - 1]
-            answers[i] = _refused(cancels[i], word)
-    return answers
-
-
-def _refused(one: Cancel, word: bytes) -> CancelStatus | Address:
-    if len(word) == 14:
-        return Address.unpack(one.address.partition, word)
-    return cast("CancelStatus", word.decode())
-
-
-def _cancel_call(store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], slices: list[list[int]]) -> Command:
-    args: list[Any] = [len(slices), int(any(cancels[i].indexed for members in slices for i in members))]
-    names = [keys.n, keys.slices, keys.ids]
-    for members in slices:
-        first = cancels[members[0]].address
-        s, f, _, x = keys.slice_keys(first.slice.name)
-        names += (s, f, x)
-        args += (first.slice.name, repr(first.score), len(members))
-        for i in members:
-            args += (cancels[i].address.index, cancels[i].idh)
-    return store.scripts.call("cancel", names, args)
-
-
 async def look_up(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Address | None]:
     """Addresses the index holds for (partition, idh)."""
+    raws = await look_up_packed(store, wanted)
+    return [Address.unpack(p, raw) if raw is not None else None for (p, _), raw in zip(wanted, raws, strict=True)]
+
+
+async def look_up_packed(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[bytes | None]:
+    """The same as the index stores them: 14 bytes each."""
     by_partition: dict[int, list[int]] = {}
     for i, (p, _) in enumerate(wanted):
         by_partition.setdefault(p, []).append(i)
     groups: list[Group] = []
     for p, members in by_partition.items():
         keys = store.keys.partitions[p]
-        groups.append((keys.slot, [("HMGET", keys.ids, *(wanted[i][1] for i in members))]))
-    found: list[Address | None] = [None] * len(wanted)
-    for (p, members), result in zip(by_partition.items(), await store.run(groups), strict=True):
+        groups.append((keys.slot, [("HMGET", keys.ids, *[wanted[i][1] for i in members])]))
+    found: list[bytes | None] = [None] * len(wanted)
+    for members, result in zip(by_partition.values(), await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
         for i, raw in zip(members, result[0], strict=True):
-            found[i] = Address.unpack(p, raw) if raw is not None else None
+            found[i] = raw
     return found
 
 

@@ -21,6 +21,7 @@ WAKE_MS: Final = 1_500
 
 
 SMALL_BATCH: Final = 1_024
+_EXEC: Final[Command] = ("EXEC",)
 
 
 class Widths:
@@ -88,11 +89,12 @@ async def put_rows(
         transactions = [todo] if together else [[p] for p in todo]
         groups = [_transaction(store, rows, members, now_ms, resent=resent) for members in transactions]
         failures: dict[int, StoreError] = {}
-        for members, result in zip(transactions, await store.run(groups, durability), strict=True):
+        results = await store.run(groups, durability)
+        for members, (_, commands), result in zip(transactions, groups, results, strict=True):
             if isinstance(result, StoreError):
                 failures.update(dict.fromkeys(members, result))
                 continue
-            replies = iter(result[-1])
+            replies = iter(result[commands.index(_EXEC)])
             for p in members:
                 _learn(p, rows.groups[p], replies, widths, places)
         if not failures:
@@ -124,17 +126,19 @@ def fresh_score(place: Slice) -> str:
 
 def _transaction(store: Store, rows: Rows, members: list[int], now_ms: int, *, resent: bool) -> Group:
     commands: list[Command] = [("MULTI",)]
+    wakes: list[Command] = []
     for p in members:
         slices = rows.groups[p]
-        wake = any(_soonest_ms(place, some) < now_ms + WAKE_MS for place, some in slices.items())
-        commands += commands_for(store.keys.partitions[p], slices, wake=wake, resent=resent)
-    commands.append(("EXEC",))
-    return store.keys.partitions[members[0]].slot, commands
+        keys = store.keys.partitions[p]
+        commands += commands_for(keys, slices, resent=resent)
+        if any(_soonest_ms(place, some) < now_ms + WAKE_MS for place, some in slices.items()):
+            wakes.append(("SPUBLISH", keys.wake, "1"))
+    # Not within the transaction: Valkey looks for keys that have left a moving slot only where nothing is published,
+    # and would make them anew on the server that they have left.
+    return store.keys.partitions[members[0]].slot, [*commands, _EXEC, *wakes]
 
 
-def commands_for(
-    keys: PartitionKeys, slices: dict[Slice, list[bytes]], *, wake: bool, resent: bool = False
-) -> list[Command]:
+def commands_for(keys: PartitionKeys, slices: dict[Slice, list[bytes]], *, resent: bool = False) -> list[Command]:
     """What PROTOCOL "Put" sends within its transaction."""
     scores: list[Any] = []
     names = []
@@ -146,13 +150,12 @@ def commands_for(
         scores += (fresh_score(place), name)
         pushes.append(("RPUSH", keys.entries(name), *(map(_resent, entries) if resent else entries)))
         count += len(entries)
-    commands: list[Command] = [
+    return [
         ("ZADD", keys.slices, "NX", *scores),
         ("ZMSCORE", keys.slices, *names),
         *pushes,
         ("HINCRBY", keys.n, "accepted", count),
     ]
-    return [*commands, ("SPUBLISH", keys.wake, "1")] if wake else commands
 
 
 def _soonest_ms(place: Slice, rows: list[bytes]) -> int:
@@ -167,7 +170,7 @@ def _resent(row: bytes) -> bytes:
 def _learn(
     partition: int, slices: dict[Slice, list[bytes]], replies: Iterator[Any], widths: Widths, places: Places
 ) -> None:
-    """Take this partition's replies off the transaction's: ZADD, scores, lengths, counter, perhaps a wake-up."""
+    """Take this partition's replies off the transaction's: ZADD, scores, lengths, counter."""
     scores = next(reply for reply in replies if isinstance(reply, list))
     for (place, entries), score in zip(slices.items(), scores, strict=True):
         length = next(replies)

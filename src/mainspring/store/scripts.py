@@ -18,6 +18,7 @@ _NEEDS: Final = {
     "register": ("place",),
     "replace": ("entry", "copies", "place"),
     "cancel": ("entry", "copies"),
+    "compact": ("entry",),
     "acquire": ("time",),
     "renew": ("time",),
     "release": ("time",),

@@ -1,6 +1,6 @@
 """Planted bugs: the checker must find each of them, or it proves nothing.
 
-    with planted("no-token-check"):
+    with planted("begin-without-token-check"):
         …                                # run, record, check: a violation has to be found
 
 A process plants one for the rest of its life with `plant(name)`. Each is one rule of PROTOCOL broken in one place;
@@ -34,7 +34,7 @@ def planted(name: str) -> Iterator[Mutation]:
 
 
 def plant(name: str) -> None:
-    """From now on this bug is in the code of this process."""
+    """From now on this bug is in the code of this process. Who knows scripts by their hash has to plant it too."""
     if name not in MUTATIONS:
         raise LookupError(f"no planted bug is called {name!r}; there are: {', '.join(sorted(MUTATIONS))}")
     for change in MUTATIONS[name].changes:

@@ -102,7 +102,7 @@ async def _put_retries(store: Store, work: fire.Commit) -> None:
     keys = store.keys.partitions[work.partition]
     for retry in work.retries:
         rows = {retry.slice: [retry.row]}
-        await store.run_one(keys.slot, [("MULTI",), *put.commands_for(keys, rows, wake=False), ("EXEC",)])
+        await store.run_one(keys.slot, [("MULTI",), *put.commands_for(keys, rows), ("EXEC",)])
         await store.run_one(keys.slot, [("HINCRBY", keys.n, "accepted", -1)])
 
 

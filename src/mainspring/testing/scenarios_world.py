@@ -14,6 +14,7 @@ from ..model.errors import StoreError
 from ..model.outcome import Outcome
 from ..model.retry import RetryPolicy
 from ..store.keys import PartitionKeys
+from ..store.scripts import text_of
 from ..store.store import Store
 from ..store.wire import Command
 from .events import History
@@ -30,6 +31,9 @@ RETRY_MS: Final = 5_000
 RETRY: Final = RetryPolicy(max_attempts=3, base_ms=RETRY_MS, factor=1.0, jitter="none")
 
 
+_SCRIPTS: Final = ("tick", "commit", "drop", "put_ids", "replace", "cancel", "acquire", "renew", "release")
+
+
 class World:
     """One partition, so that everybody meets. Times are in milliseconds after the start."""
 
@@ -43,6 +47,9 @@ class World:
 
     async def __aenter__(self) -> Self:
         self._caller = Caller(Client.over(await self._open(self.clock)), self.history, self._moments)
+        # A call that the server answers with "unknown script" does nothing: losing that reply would be no accident.
+        loads: list[Command] = [("SCRIPT", "LOAD", text_of(name, True)) for name in _SCRIPTS]
+        await self.store.run_one(self.keys.slot, loads)
         return self
 
     async def __aexit__(

@@ -75,8 +75,10 @@ local function cancel_many(s, x, fired, arg, count)
   end
   for i = 1, #refused, 2 do answer(refused[i], refused[i + 1]) end
   if cancelled == first_gone then return true end
-  redis.call('DEL', s)
+  -- The new rows behind the old, then the old ones off. Not DEL first: while its slot is on its way to another server, a
+  -- key that is gone cannot be made again here, and the script would end with the list lost.
   for first = 1, length, 4000 do redis.call('RPUSH', s, unpack(rows, first, math.min(first + 3999, length))) end
+  redis.call('LTRIM', s, length, -1)
   local all = {}
   for byte = 1, math.ceil(length / 8) do all[byte] = string.char(bytes[byte] or byte_of(bits, byte) or 0) end
   redis.call('SET', x, table.concat(all))

@@ -11,7 +11,8 @@ import hiredis
 
 from ...store.keys import Keyspace
 from ..events import Fault
-from ..server_process import Server
+from ..server_group import ok
+from ..server_process import Server, wait_until
 from ..servers import Cluster
 from .fleet import Fleet, Member
 from .profile import Kind
@@ -290,14 +291,19 @@ async def _until(condition: Callable[[], bool], seconds: float) -> bool:
 
 def _move(stage: Clustered, slot: int, size: float) -> bool:
     source = stage.cluster.owner_of(slot)
-    others = [server for server in stage.servers if server is not source]
-    stage.cluster.move_slot(slot, others[int(size * len(others))])
+    masters = stage.servers
+    others = [server for server in masters if server is not source]
+    target = others[int(size * len(others))]
+    move = stage.cluster.begin_move(slot, target)
+    while move.step(3):
+        pass
+    owner = target.call("CLUSTER", "MYID")
+    for server in (target, *(one for one in masters if one is not target)):
+        ok(server.call("CLUSTER", "SETSLOT", slot, "NODE", owner))
     return True
 
 
 def _wait_failed_over(cluster: Cluster, victim: Server) -> None:
-    from ..servers import wait_until
-
     living = [server for server in cluster.servers if server is not victim]
     wait_until(
         lambda: all(_covered(server, victim.port) for server in living), "a replica was promoted", timeout_s=30.0
@@ -315,8 +321,6 @@ def _covered(server: Server, dead_port: int) -> bool:
 
 
 def _wait_replica(server: Server) -> None:
-    from ..servers import wait_until
-
     def follows() -> bool:
         info = server.info("replication")
         return info.get("role") == "slave" and info.get("master_link_status") == "up"

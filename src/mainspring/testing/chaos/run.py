@@ -96,9 +96,11 @@ class Run:
             stop = asyncio.Event()
             loads = [asyncio.create_task(load.run(stop)) for load in self.loads]
             faults = Faults(stage, fleet, [road], self.journal, self.keys, lease_s=self.profile.lease_s)
-            await self._strike(faults)
-            stop.set()
-            await asyncio.gather(*loads)
+            try:
+                await self._strike(faults)
+            finally:
+                stop.set()
+                await asyncio.gather(*loads)
             await self._heal(fleet, [road], ends_us)
             await self._drain()
             await self._close_books(direct)

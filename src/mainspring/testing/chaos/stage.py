@@ -103,11 +103,15 @@ class Pair(_Base):
         self.replica = standalone(extra_config={"repl-diskless-sync-delay": "0", "repl-timeout": "60"})
         self.link_weather = Weather()
         self._link: Proxy | None = None
+        self._clear: Proxy | None = None
+        """A way to whoever is primary that no fault ever strikes."""
 
     async def open(self) -> None:
         """The replica follows through a proxy of its own, so that it can be left behind."""
         self._link = Proxy(lambda: ("127.0.0.1", self.primary.port), self.link_weather)
         await self._link.start()
+        self._clear = Proxy(lambda: ("127.0.0.1", self.primary.port), Weather())
+        await self._clear.start()
         await self.follow()
 
     async def follow(self) -> None:
@@ -121,7 +125,8 @@ class Pair(_Base):
 
     @property
     def direct_url(self) -> str:
-        return self.primary.url
+        assert self._clear is not None
+        return f"redis://127.0.0.1:{self._clear.port}"
 
     @property
     def servers(self) -> list[Server]:

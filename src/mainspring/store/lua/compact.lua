@@ -1,0 +1,107 @@
+-- Cancel nearly all tasks of slices of which nothing was begun: what stays is written into a list of its own, under
+-- another incarnation, and the index is told the new places. Nothing is left of the others.
+--
+-- KEYS  n, slices, ids, held; s, f, d, x of each slice
+-- ARGV  per slice: name, g, another g, address prefix, bitmap of the rows to cancel, their idhs (16 bytes each, in the
+--         order of the rows; all looked up in the index)
+-- returns per slice 1, or 0 when it was refused and stays as it is: cancel takes each row for itself then
+-- keeps: an owner that has read the old list cannot write to it: it has written nothing of this incarnation yet, so its
+--   next call carries the proof and is told that it is stale. Handles find what stays through the index.
+-- Refused where that does not hold: rows that only a handle knows, puts that were sent twice (a copy may still come),
+-- and partitions with a lane that waits for a retry (the owner frees it when it meets the tomb).
+local n, slices, ids = KEYS[1], KEYS[2], KEYS[3]
+local places, cancelled, out = (#KEYS - 4) / 4, 0, {}
+local sub, byte_of, floor = string.sub, string.byte, math.floor
+
+local function bit(bits, index)
+  return floor((byte_of(bits, floor(index / 8) + 1) or 0) / 2 ^ (7 - index % 8)) % 2
+end
+
+-- The indexes of rows that are not to be cancelled; nil when one that is was cancelled or moved before.
+local function others(mask, x, length)
+  local rest = {}
+  for at = 0, math.ceil(length / 8) - 1 do
+    local wanted, dead = byte_of(mask, at + 1) or 0, byte_of(x, at + 1) or 0
+    if wanted ~= 255 or dead ~= 0 then
+      for index = at * 8, math.min(at * 8 + 7, length - 1) do
+        if bit(mask, index) == 0 then rest[#rest + 1] = index
+        elseif bit(x, index) == 1 then return nil end
+      end
+    end
+  end
+  return rest
+end
+
+-- Rows that stay, their idhs and the places the index must hold for them; nil when one of them must not be moved.
+local function staying(s, rest, x, head)
+  local rows, idhs, at = {}, {}, {}
+  for _, index in ipairs(rest) do
+    local row = redis.call('LINDEX', s, index)
+    local flags = #row > 20 and byte_of(row, 5) or 0
+    if floor(flags / 4) % 2 == 1 then return nil end
+    if bit(x, index) == 0 then
+      if #row <= 21 or flags % 2 == 0 then return nil end
+      rows[#rows + 1], idhs[#idhs + 1], at[#at + 1] = row, sub(row, 6, 21), head .. struct.pack('>I4', index)
+    end
+  end
+  local known = #rows > 0 and redis.call('HMGET', ids, unpack(idhs)) or {}
+  for i = 1, #rows do
+    if known[i] ~= at[i] then return nil end
+  end
+  return rows, idhs
+end
+
+local function rewrite(s, x, name, score, head, rows, idhs)
+  redis.call('DEL', s, x)
+  if #rows == 0 then
+    redis.call('ZREM', slices, name)
+    return
+  end
+  redis.call('RPUSH', s, unpack(rows))
+  redis.call('ZADD', slices, score, name)
+  local pairs_ = {}
+  for i = 1, #rows do pairs_[i * 2 - 1], pairs_[i * 2] = idhs[i], head .. struct.pack('>I4', i - 1) end
+  redis.call('HSET', ids, unpack(pairs_))
+end
+
+local function forget(idhs, count)
+  local gone = {}
+  for i = 1, count do gone[i] = sub(idhs, i * 16 - 15, i * 16) end
+  for first = 1, count, 2000 do redis.call('HDEL', ids, unpack(gone, first, math.min(first + 1999, count))) end
+end
+
+local function address_head(prefix, g) return prefix .. struct.pack('>I3', (g - floor(g)) * 1048576) end
+
+local function compact(key, arg)
+  local s, x, name, g, other = KEYS[key + 1], KEYS[key + 4], ARGV[arg + 1], tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
+  local prefix, mask, gone = ARGV[arg + 4], ARGV[arg + 5], ARGV[arg + 6]
+  local count, length = #gone / 16, redis.call('LLEN', s)
+  if g == other or count * 4 < length * 3 or length - count > 3000 then return 0 end
+  if not same_incarnation(slices, name, g) or redis.call('EXISTS', KEYS[key + 2], KEYS[key + 3]) > 0 then return 0 end
+  local bits = redis.call('GET', x) or ''
+  local rest = others(mask, bits, length)
+  if not rest or length - #rest ~= count then return 0 end
+  local last = length - 1
+  while bit(mask, last) == 0 do last = last - 1 end
+  if sub(redis.call('LINDEX', s, last), 6, 21) ~= sub(gone, -16) then return 0 end
+  local rows, idhs = staying(s, rest, bits, address_head(prefix, g))
+  if not rows then return 0 end
+  rewrite(s, x, name, ARGV[arg + 3], address_head(prefix, other), rows, idhs)
+  forget(gone, count)
+  cancelled = cancelled + count
+  return 1
+end
+
+local held = redis.call('EXISTS', KEYS[4]) == 1
+for place = 1, places do out[place] = held and 0 or compact(4 * place, 6 * (place - 1)) end
+if cancelled > 0 then
+  redis.call('HINCRBY', n, 'cancelled', cancelled)
+  -- A hash that was large keeps its table; written anew it takes what it needs. Not worth it while much is left.
+  local left = redis.call('HLEN', ids)
+  if left > 0 and left <= cancelled and redis.call('OBJECT', 'ENCODING', ids) == 'hashtable' then
+    local all = redis.call('HGETALL', ids)
+    redis.call('DEL', ids)
+    for first = 1, #all, 4000 do redis.call('HSET', ids, unpack(all, first, math.min(first + 3999, #all))) end
+  end
+end
+return out

@@ -1,0 +1,55 @@
+"""What a supervisor decides by itself: how long to wait, and what its children are told."""
+
+from pathlib import Path
+
+import pytest
+
+from mainspring.config import Config
+from mainspring.model.retry import RetryPolicy
+from mainspring.supervisor import LONGEST_DELAY_S, RAN_WELL_S, Backoff
+
+
+def test_delays_double_up_to_a_bound() -> None:
+    backoff = Backoff()
+    delays = [backoff.after(0.1) for _ in range(10)]
+    assert delays[:4] == [0.25, 0.5, 1.0, 2.0]
+    assert delays[-1] == LONGEST_DELAY_S
+
+
+def test_a_process_that_ran_well_for_a_while_starts_again_soon() -> None:
+    backoff = Backoff()
+    first = backoff.after(0.1)
+    assert backoff.after(0.1) > first
+    assert backoff.after(RAN_WELL_S) == first
+
+
+def test_one_that_lives_shorter_than_it_waits_has_not_run_well() -> None:
+    backoff = Backoff()
+    while backoff.after(0.1) < LONGEST_DELAY_S:
+        pass
+    assert backoff.after(LONGEST_DELAY_S - 1) == LONGEST_DELAY_S
+
+
+def test_a_config_is_told_by_environment_whatever_file_lies_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(
+        redis_url="redis://:pass%2Fword@host:1/2",
+        namespace="shop",
+        partitions=7,
+        node_id="till-1",
+        processes=3,
+        lease_s=1.5,
+        look_ahead=1000,
+        shutdown_timeout_s=0.0,
+        data_dir=tmp_path / "a folder",
+        port=0,
+        tick_target="null:",
+        dedupe_window_s=12.345,
+        retry=RetryPolicy(max_attempts=9, base_ms=250, factor=1.5, cap_ms=1000, jitter="none"),
+        log_format="json",
+    )
+    assert Config.load({}, config.to_environ()) == config
+    (tmp_path / "mainspring.toml").write_text('namespace = "other"\npartitions = 5\nnode_id = "x"\n')
+    monkeypatch.chdir(tmp_path)
+    assert Config.load({}, Config().to_environ()) == Config()
