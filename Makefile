@@ -11,7 +11,7 @@ ARGS   ?=
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' \
-	  | while IFS='|' read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
+	  | while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
 	@echo '  ARGS="…" is handed on, e.g. make test ARGS="-k cancel" or make serve ARGS="--port 9000"'
 
 install: $(STAMP) ## create .venv with everything pinned (redone only when pins change)
@@ -35,6 +35,12 @@ test: install ## run all tests on real servers (fetches redis-server where it ca
 
 test-cron-long: install ## 200,000 random schedules against a walk over every minute (about ten minutes)
 	@MAINSPRING_CRON_CASES=200000 $(BIN)/python -m pytest -q -n auto tests/unit/test_cron_oracle.py $(ARGS)
+
+chaos: install ## real processes under faults for about two minutes, then the proof (SEED=n for another plan)
+	@$(BIN)/python -m mainspring.testing.chaos --seed $(or $(SEED),1) $(ARGS)
+
+chaos-long: install ## the same with seed after seed for MINUTES=n (default 30)
+	@$(BIN)/python -m mainspring.testing.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),30) $(ARGS)
 
 check: install ## lint, format, strict types, layer direction
 	@$(BIN)/ruff check .

@@ -79,6 +79,11 @@ class Serve:
         info = json.loads((self.folder / "data" / "server.json").read_text())
         return int(info["pid"])
 
+    def written(self, item: str) -> bool:
+        """True once the embedded server's file has it: on a slow disk the server holds writes back for up to 2 s."""
+        files = (self.folder / "data" / "appendonlydir").glob("*.incr.aof")
+        return any(item.encode() in file.read_bytes() for file in files)
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(60)

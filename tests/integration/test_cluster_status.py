@@ -24,7 +24,7 @@ def server() -> Iterator[Server]:
 
 
 async def status(server: Server, *words: str) -> Result:
-    return await asyncio.to_thread(CliRunner().invoke, app, ["status", "--redis-url", server.url, *words])
+    return await asyncio.to_thread(lambda: CliRunner().invoke(app, ["status", "--redis-url", server.url, *words]))
 
 
 @pytest.fixture

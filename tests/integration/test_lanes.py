@@ -234,3 +234,21 @@ async def test_resent_lane_tasks_go_once_and_in_order(ticker: Ticker) -> None:
         await road.deliver_held()
     assert values(await ticker.advance(seconds=5)) == list(range(6))
     await balance(ticker.store)
+
+
+async def test_a_failed_head_that_is_replaced_frees_its_lane_for_the_next_owner_too(
+    tickers: Tickers, store: Store
+) -> None:
+    def fail_the_first(one: Delivery) -> Retry | None:
+        return Retry("no", after_ms=60_000) if one.value() == "first" else None
+
+    former = await tickers(handlers={"log": fail_the_first})
+    await former.client.put("log:", "first", after="1s", id="job", lane="a")
+    await former.advance(seconds=1)
+    await former.client.put("log:", "second", after="5s", id="job", lane="a", on_conflict="replace")
+    assert values(await former.advance(seconds=5)) == ["second"]
+    await former.crash()
+    former.clock.advance(seconds=6)
+    later = await tickers()
+    await later.client.put("log:", "third", after="1s", lane="a")
+    assert values(await later.advance(seconds=1)) == ["third"], "the lane still waits for a task that is gone"

@@ -67,6 +67,7 @@ def test_an_embedded_server_that_is_killed_is_brought_back(serve: Callable[..., 
     node = serve()
     tick = {"item": "kept", "at": in_seconds(2)}
     assert node.status("/ticks", tick) == 202
+    wait_until(lambda: node.written("kept"), "it is on disk")
     killed = node.server_pid()
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: node.server_pid() != killed, "another server runs", timeout_s=30)

@@ -20,6 +20,8 @@ from mainspring.testing.servers import Server, standalone, wait_until
 
 from .serving import Serve, in_seconds, is_gone, serving
 
+Tick = dict[str, str | int]
+
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
@@ -152,9 +154,9 @@ def test_a_killed_child_starts_again_and_no_tick_is_lost(supervise: Callable[...
     where = ("--redis-url", server.url, "--namespace", "kill", "--lease", "1s", "--node-id", "till")
     node = supervise(3, *where)
     wait_spread(server, "kill", 3)
-    before = [{"item": f"before-{i}", "at": 0} for i in range(30)]
-    at_the_kill = [{"item": f"kill-{i}", "at": in_seconds(0.5 + i / 20)} for i in range(60)]
-    after = [{"item": f"after-{i}", "at": 0} for i in range(30)]
+    before: list[Tick] = [{"item": f"before-{i}", "at": 0} for i in range(30)]
+    at_the_kill: list[Tick] = [{"item": f"kill-{i}", "at": in_seconds(0.5 + i / 20)} for i in range(60)]
+    after: list[Tick] = [{"item": f"after-{i}", "at": 0} for i in range(30)]
     for tick in before:
         assert node.status("/ticks", tick) == 202
     wait_until(lambda: done(server, "kill") == 30, "what was due is delivered and finished")
@@ -208,6 +210,7 @@ def test_the_embedded_server_is_brought_back_by_the_parent(supervise: Callable[.
     node = supervise(2)
     tick = {"item": "kept", "at": in_seconds(2)}
     patiently(node, tick)
+    wait_until(lambda: node.written("kept"), "it is on disk")
     killed = node.server_pid()
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: node.server_pid() != killed, "another server runs", timeout_s=60)

@@ -42,6 +42,12 @@ class Scene:
         """Ids that reached their target."""
         return {one.id for one in self.sink.deliveries}
 
+    @property
+    def cancel_less(self) -> list[Handle]:
+        """Handles of everything that is to be delivered."""
+        cancelled = {event.task for event in self.history.events if getattr(event, "answer", "") == "cancelled"}
+        return [handle for handle in self.handles if handle.id not in cancelled]
+
     def delivered_from(self, partitions: set[int]) -> int:
         return sum(
             partition_of(one.id, PARTITIONS) in partitions for one in self.sink.deliveries if one.id.startswith("n")
@@ -53,11 +59,10 @@ class Scene:
 
     async def all_delivered(self) -> None:
         """Until everything that was accepted, and not cancelled, has reached its target, and the server knows it."""
-        cancelled = {event.task for event in self.history.events if getattr(event, "answer", "") == "cancelled"}
-        wanted = {handle.id.partition("~")[0] for handle in self.handles} - cancelled
+        wanted = {handle.id.partition("~")[0] for handle in self.cancel_less}
         await until(lambda: wanted <= self.delivered, 60, lambda: f"missing: {sorted(wanted - self.delivered)[:5]}")
         async with asyncio.timeout(60):
-            while (books := await balance(self.store)).pending or books.fired:
+            while (books := await balance(self.store)).pending or books.fired:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     def violations(self) -> list[object]:
@@ -96,6 +101,8 @@ class Traffic:
         self._random = random.Random(1)
         self.cancels = cancels
         self.rounds = 0
+        self.confirmed = 0
+        """Tasks put with an answer."""
         self._stopped = False
         self._task = asyncio.create_task(self._run())
 
@@ -139,6 +146,7 @@ class Traffic:
             made.unsure |= {str(task.payload) for task in tasks}
             return []
         assert summary.handles is not None
+        self.confirmed += len(summary.handles)
         for handle in summary.handles:
             assert handle.outcome == "created", "a put that is repeated inside must not find itself"
             made.handles.append(handle)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.testing.history import Fault, History, Rule, check
+from mainspring.testing.history import UNSURE, Accepted, Fault, History, Rule, check, unpromised
 
 DUE_MS = 1_000_000
 DUE_US = DUE_MS * 1000
@@ -19,10 +19,18 @@ class Story(History):
         self.accepted(task, DUE_MS + due, DUE_US + at, lane=lane, sure=sure)
 
     def begin(
-        self, task: str, *, due: int = 0, at: int = 10, attempt: int = 1, token: str = OWNER, key: str = ""
+        self,
+        task: str,
+        *,
+        due: int = 0,
+        at: int = 10,
+        attempt: int = 1,
+        token: str = OWNER,
+        key: str = "",
+        node: str = "",
     ) -> None:
         key = key or self.key(task, DUE_MS + due)
-        self.begun(task, key, attempt, DUE_US + at, partition=3, token=token)
+        self.begun(task, key, attempt, DUE_US + at, partition=3, token=token, node=node)
 
     def end(
         self, task: str, *, due: int = 0, at: int = 20, attempt: int = 1, token: str = OWNER, ending: str = "done"
@@ -239,6 +247,27 @@ def test_two_owners_with_the_same_epoch_are_found(story: Story) -> None:
     assert broken(story) == ["fenced", "fenced"]
 
 
+def test_a_write_that_took_effect_for_a_former_owner_is_found_though_no_task_shows_it(story: Story) -> None:
+    story.wrote(DUE_US + 1, "acquire", partition=3, token="100.aa")
+    story.wrote(DUE_US + 2, "acquire", partition=3, token="200.bb")
+    story.wrote(DUE_US + 3, "renew", partition=4, token="100.aa")
+    assert check(story) == []
+    story.wrote(DUE_US + 4, "drop", partition=3, token="100.aa")
+    [violation] = check(story)
+    assert (violation.rule, violation.task) == ("fenced", "drop")
+
+
+def test_what_only_the_target_knows_is_no_write(story: Story) -> None:
+    """A node that hung in the middle of a delivery finishes it when it wakes up."""
+    story.put("a")
+    story.begin("a", at=10)
+    story.fault(DUE_US + 11, DUE_US + 30, "stopped")
+    story.begin("a", at=20, token="200.bb")
+    story.end("a", at=25, token="")
+    story.end("a", at=30, token="")
+    assert check(story) == []
+
+
 def test_a_new_owner_may_go_on_where_the_former_one_stopped(story: Story) -> None:
     for task in "ab":
         story.put(task)
@@ -326,6 +355,38 @@ def test_a_cancelled_head_frees_its_lane(story: Story) -> None:
     assert check(story) == []
 
 
+def test_a_repeated_head_goes_before_what_came_meanwhile(story: Story) -> None:
+    """What a former owner had begun goes out first, also when an earlier one was put since."""
+    story.put("second", due=1, lane="l")
+    story.begin("second", due=1, at=5000)
+    story.put("first", lane="l", at=5001)
+    story.fault(DUE_US + 5002, DUE_US + 5003)
+    story.begin("second", due=1, at=5010, token="200.bb")
+    story.end("second", due=1, at=5020, token="200.bb")
+    story.begin("first", at=5030, token="200.bb")
+    story.end("first", at=5040, token="200.bb")
+    assert check(story) == []
+
+
+def test_an_acceptance_that_was_answered_after_the_end_holds_up_nobody(story: Story) -> None:
+    story.begin("first", at=5000)
+    story.end("first", at=5010)
+    story.put("first", lane="l", at=5020)
+    story.put("second", due=1, lane="l")
+    story.begin("second", due=1, at=5030)
+    story.end("second", due=1, at=5040)
+    assert check(story) == []
+
+
+def test_a_task_of_a_lane_that_may_be_cancelled_holds_up_nobody(story: Story) -> None:
+    story.put("first", lane="l")
+    story.put("second", due=1, lane="l")
+    story.cancel("first", at=-10, answer=UNSURE)
+    story.begin("second", due=1, at=5020)
+    story.end("second", due=1, at=5030)
+    assert check(story) == []
+
+
 # -- repeats -------------------------------------------------------------------------------------------------
 
 
@@ -371,6 +432,143 @@ def test_a_next_attempt_after_success_is_found(story: Story) -> None:
     story.begin("a", at=50, attempt=2)
     story.end("a", at=60, attempt=2)
     assert broken(story) == ["repeated"]
+
+
+def test_the_fault_of_another_node_is_no_excuse(story: Story) -> None:
+    story.put("a")
+    story.begin("a", at=10, node="n1")
+    story.fault(DUE_US + 20, DUE_US + 40, "n2 was killed", node="n2")
+    story.begin("a", at=50, token="200.bb", node="n3")
+    story.end("a", at=60, token="200.bb")
+    assert broken(story) == ["repeated"]
+    story.fault(DUE_US + 20, DUE_US + 40, "n1 was killed", node="n1")
+    assert check(story) == []
+
+
+def test_no_more_may_come_again_than_was_under_way(story: Story) -> None:
+    """Three were delivered by the first owner and two of them settled on the server: one may come again."""
+    story.fault(DUE_US + 15, DUE_US + 20, "killed")
+    for task in "abc":
+        story.put(task)
+        story.begin(task, at=10)
+        story.end(task, at=12, token="")
+    story.wrote(DUE_US + 14, "tick", partition=3, token=OWNER, settled=2)
+    story.begin("a", at=50, token="200.bb")
+    assert check(story) == []
+    story.begin("b", at=50, token="200.bb")
+    [violation] = check(story)
+    assert violation.rule == "excess"
+    assert "2 delivered again after 100.aa had at most 1 under way" in violation.message
+
+
+def test_what_was_put_twice_may_be_delivered_twice(story: Story) -> None:
+    """An old copy of a put arrived when its slice was gone."""
+    story.events.append(Accepted(DUE_US - 10, "a", story.key("a", DUE_MS), DUE_MS, twice=True))
+    story.begin("a", at=10)
+    story.end("a", at=20, token="")
+    story.wrote(DUE_US + 14, "tick", partition=3, token=OWNER, settled=1)
+    story.begin("a", at=50)
+    story.end("a", at=60, token="")
+    assert check(story) == []
+
+
+# -- in good time --------------------------------------------------------------------------------------------
+
+
+def test_what_is_due_must_begin_soon_after_healing(story: Story) -> None:
+    story.put("a")
+    story.put("b", due=5000)
+    story.healed(DUE_US + 1000, within_us=2000)
+    story.begin("a", at=3000)
+    story.begin("b", due=5000, at=5_002_000)
+    assert "late" not in broken(story)
+    story.healed(DUE_US + 1001, within_us=1998)
+    assert [one.task for one in check(story) if one.rule == "late"] == ["a", "b"]
+
+
+def test_what_never_began_after_healing_is_late_and_lost(story: Story) -> None:
+    story.put("a")
+    story.put("gone")
+    story.cancel("gone", at=-5)
+    story.healed(DUE_US, within_us=10)
+    assert broken(story) == ["lost", "late"]
+
+
+def test_a_task_that_begins_after_it_expired_is_found(story: Story) -> None:
+    story.events.append(Accepted(DUE_US - 10, "a", story.key("a", DUE_MS), DUE_MS, expires_ms=DUE_MS + 5))
+    story.begin("a", at=5_999)
+    story.end("a", at=6_000)
+    assert check(story) == []
+    story.begin("a", at=6_000)
+    assert "expired" in broken(story)
+
+
+# -- answers that were lost ----------------------------------------------------------------------------------
+
+
+def test_a_cancel_that_was_never_answered_may_have_happened_or_not(story: Story) -> None:
+    story.put("a")
+    story.cancel("a", at=-5, answer=UNSURE)
+    assert check(story) == []
+    story.begin("a")
+    story.end("a")
+    assert check(story) == []
+
+
+def test_a_move_that_was_never_answered_may_have_happened_or_not(story: Story) -> None:
+    story.put("a")
+    story.replaced("a", DUE_MS, DUE_MS + 1, DUE_US - 10, sure=False)
+    assert check(story) == []
+    story.begin("a")
+    story.end("a")
+    assert check(story) == []
+
+
+# -- servers that forget -------------------------------------------------------------------------------------
+
+
+def forgetful(level: str) -> Story:
+    story = Story("main")
+    story.events.append(Accepted(DUE_US - 10, "a", story.key("a", DUE_MS), DUE_MS, level=level))
+    story.fault(DUE_US - 20, DUE_US, "promotion", loses=True)
+    return story
+
+
+def test_what_was_lost_in_a_promotion_at_the_level_of_the_server_is_told_apart() -> None:
+    story = forgetful("server")
+    assert check(story) == []
+    assert [one.task for one in unpromised(story)] == ["a"]
+
+
+def test_what_replicas_had_confirmed_must_not_be_lost_in_a_promotion() -> None:
+    story = forgetful("replicas=1")
+    assert broken(story) == ["lost"]
+    assert unpromised(story) == []
+
+
+def test_a_fault_that_loses_nothing_excuses_no_loss(story: Story) -> None:
+    story.fault(DUE_US - 2000, DUE_US, "server killed")
+    story.put("a")
+    assert broken(story) == ["lost"]
+
+
+def test_a_cancel_that_the_servers_forgot_is_excused_and_any_other_is_not() -> None:
+    story = forgetful("replicas=1")
+    story.cancel("a", at=-5)
+    story.begin("a")
+    story.end("a")
+    assert check(story) == []
+    story.events = [event for event in story.events if not isinstance(event, Fault)]
+    assert broken(story) == ["cancelled"]
+
+
+def test_a_confirmed_task_whose_move_was_forgotten_must_stand_where_it_was() -> None:
+    story = forgetful("replicas=1")
+    story.replaced("a", DUE_MS, DUE_MS + 1, DUE_US - 5)
+    assert broken(story) == ["lost"]
+    story.begin("a")
+    story.end("a")
+    assert check(story) == []
 
 
 # -- several processes ---------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`mainspring schedule preview`: as a program, without a server."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,8 +11,10 @@ PARIS = ["30 2 * * *", "--tz", "Europe/Paris", "--count", "3"]
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Without the machine's own zones: the package brings all it needs."""
     command = [sys.executable, "-c", "from mainspring.cli import main; main()", "schedule", "preview", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    env = os.environ | {"PYTHONTZPATH": ""}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
 
 
 def runs(*arguments: str) -> list[str]:

@@ -14,6 +14,8 @@ class Lanes:
         """The task a lane waits for: in flight, or waiting for its retry."""
         self._retrying: set[str] = set()
         """Lanes whose head is not in flight but somewhere ahead in time."""
+        self._kept: set[str] = set()
+        """Lanes that wait by the server's word too: a new owner would learn of it."""
         self._behind: dict[str, list[tuple[int, int, int, Flight]]] = {}
         self._count = 0
         self.stirred: set[str] = set()
@@ -25,6 +27,7 @@ class Lanes:
         """The lane waits for the retry of this task."""
         self._head[lane] = idh
         self._retrying.add(lane)
+        self._kept.add(lane)
 
     def offer(self, lane: str, flight: Flight) -> None:
         """A due task; it leaves when its turn comes.
@@ -77,7 +80,7 @@ class Lanes:
 
     def take_back(self, lane: str, flight: Flight) -> None:
         """It did not leave after all; an earlier one may have come in the meantime."""
-        if flight.body.attempt > 1:
+        if lane in self._kept:
             self._retrying.add(lane)
         else:
             self._head.pop(lane, None)
@@ -92,9 +95,17 @@ class Lanes:
         self.stirred.add(lane)
         return True
 
+    def let_go(self, lane: str) -> bool:
+        """True when the server has to be told that the lane waits no more. Its head need not be a retry: the failed
+        task may have been replaced."""
+        kept = lane in self._kept
+        self._kept.discard(lane)
+        return kept
+
     def free_cancelled(self, prefix: bytes) -> list[str]:
         """An entry was cancelled before it was read: free the lanes that wait for its retry."""
         lanes = [lane for lane in self._retrying if self._head[lane][: len(prefix)] == prefix]
         for lane in lanes:
             self.free(lane, self._head[lane])
+            self.let_go(lane)
         return lanes

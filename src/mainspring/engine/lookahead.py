@@ -51,7 +51,7 @@ class LookAhead:
         self._reach = reach
         self._fire = fire
         self._lost = lost
-        self._accepted: dict[int, int] = {}
+        self.accepted: dict[int, int] = {}
         """The highest count seen of each partition, owned now or before: it never falls unless the server forgets."""
         self.forgotten = 0
         """Accepted tasks that servers have forgotten since: what a failover lost, as far as it was seen before."""
@@ -100,10 +100,10 @@ class LookAhead:
         for partition, count in zip(partitions, counts, strict=True):
             if isinstance(count, StoreError):
                 failure = count
-            elif count < self._accepted.get(partition.number, 0):
+            elif count < self.accepted.get(partition.number, 0):
                 self._rolled_back(partition, count)
             elif count != partition.accepted_seen:
-                partition.accepted_seen = self._accepted[partition.number] = count
+                partition.accepted_seen = self.accepted[partition.number] = count
                 partition.needs_listing = changed = True
         if self.held < self._reach.tasks // 4:
             self._window_ms = min(WINDOW_MS, self._window_ms * 2)
@@ -115,9 +115,9 @@ class LookAhead:
 
     def _rolled_back(self, partition: Partition, count: int) -> None:
         """The server knows of fewer tasks than before: a failover, or a restart, lost what was written last."""
-        missing = self._accepted[partition.number] - count
+        missing = self.accepted[partition.number] - count
         self.forgotten += missing
-        self._accepted[partition.number] = count
+        self.accepted[partition.number] = count
         log.error(
             "partition %d: the server has forgotten %d accepted tasks (a failover or restart lost its last writes);"
             " those that were not delivered yet are lost, unless they were put with a level that covers it",

@@ -266,8 +266,9 @@ class Partition:
                 self.lanes.take_back(flight.body.lane, flight)
         finished = begun.section.finished
         for live, touch in zip(begun.touched, begun.section.touches, strict=True):
-            live.finished, finished = live.finished + finished, 0
             if touch.d:
+                # With the done bits goes their count: either both are written or none.
+                live.finished, finished = live.finished + finished, 0
                 live.untake_dirty(touch.d_at, touch.d)
                 self.settled(live, 0.0)
         self.survey()
@@ -294,7 +295,7 @@ class Partition:
     def lane_goes_on(self, flight: Flight) -> None:
         """The head of a lane is settled: the next one may leave."""
         lane = flight.body.lane
-        if lane is not None and self.lanes.free(lane, flight.idh) and flight.body.attempt > 1:
+        if lane is not None and self.lanes.free(lane, flight.idh) and self.lanes.let_go(lane):
             self.holds.append((lane, b""))
 
     def took(self, live: LiveSlice, now_s: float) -> None:

@@ -56,6 +56,8 @@ class Span(NamedTuple):
 
     @property
     def bits(self) -> int:
+        if self.step == 1:
+            return (2 << self.high) - (1 << self.low)
         return sum(1 << number for number in range(self.low, self.high + 1, self.step))
 
 
@@ -72,6 +74,8 @@ class FieldText:
 
     def items(self) -> "list[FieldText]":
         """The members of a list, each with its own position."""
+        if "," not in self.text:
+            return [self]
         found, at = [], self.position
         for part in self.text.split(","):
             found.append(FieldText(self.expression, self.number, self.kind, part, at, self.seed))

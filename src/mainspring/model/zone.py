@@ -6,7 +6,6 @@ The rules come from the package `tzdata` and never from the machine: nodes with 
 from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Final, NamedTuple
@@ -118,12 +117,17 @@ class Zone:
 def zone(name: str) -> Zone:
     """The zone of that IANA name."""
     if name not in zone_names():
-        near = get_close_matches(name, zone_names(), n=3, cutoff=0.5)
-        folded = [known for known in zone_names() if known.lower() == name.lower()]
-        hint = f"; did you mean {' or '.join(folded or near)}?" if folded or near else ", e.g. Europe/Paris"
-        raise InvalidInput(f"zone {name!r} is not in the time zone database {tz_version()}{hint}")
+        raise InvalidInput(f"zone {name!r} is not in the time zone database {tz_version()}{_suggestion(name)}")
     with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as file:
         return Zone(name, ZoneInfo.from_file(file, key=name))
+
+
+def _suggestion(name: str) -> str:
+    from difflib import get_close_matches  # only for an error: it is slow to load
+
+    near = [known for known in zone_names() if known.lower() == name.lower()]
+    near = near or get_close_matches(name, sorted(zone_names()), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else ", e.g. Europe/Paris"
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Cancelling by address: each task for itself, or nearly a whole slice at once. See PROTOCOL "Cancel"."""
+"""Cancelling by address: each task for itself, or most of a slice at once. See PROTOCOL "Cancel"."""
 
 import random
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from .keys import R_UNIT, Address, PartitionKeys, score_of
 from .store import Group, Store
 from .wire import Command
 
-DENSE_TASKS: Final = 64
-"""From so many tasks of a slice on, nearly all there are, what is left of it is written anew."""
+DENSE_TASKS: Final = 32
+"""From so many tasks of a slice on, half of it or more, what is left of it is written anew."""
 
 _NEAR_MS: Final = 10_000
 """An owner may have read what starts within this time: it is told that there is something new."""
@@ -57,9 +57,9 @@ async def cancel(store: Store, cancels: Sequence[Cancel]) -> Answers:
 
 
 def _rows_of(cancels: Sequence[Cancel], members: Members) -> bytes | None:
-    """A bitmap of the places, where they lie so close together that it is most of the slice."""
+    """A bitmap of the places, where they lie so close together that it may be most of the slice."""
     last = int.from_bytes(cancels[members[-1]].at[_PLACE_BYTES:], "big")
-    if len(members) * 4 < last * 3:
+    if len(members) * 2 < last:
         return None
     rows = bytearray(last // 8 + 1)
     for i in members:
@@ -83,7 +83,7 @@ def _calls(slices: Sequence[tuple[Members, Any]]) -> list[list[int]]:
 async def _compact(
     store: Store, cancels: Sequence[Cancel], dense: dict[int, list[tuple[Members, bytes]]], answers: Answers
 ) -> dict[int, list[Members]]:
-    """Cancel nearly whole slices; return those that have to be cancelled task by task."""
+    """Cancel most of some slices; return those that have to be cancelled task by task."""
     groups: list[Group] = []
     sent: list[tuple[int, list[Members]]] = []
     for p, slices in dense.items():
@@ -93,8 +93,8 @@ async def _compact(
             groups.append((keys.slot, _compact_call(store, keys, cancels, some)))
             sent.append((p, [members for members, _ in some]))
     refused: dict[int, list[Members]] = {}
-    for (p, slices), result in zip(sent, await store.run(groups), strict=True):
-        for number, members in enumerate(slices):
+    for (p, all_members), result in zip(sent, await store.run(groups), strict=True):
+        for number, members in enumerate(all_members):
             if isinstance(result, StoreError):
                 for i in members:
                     answers[i] = result

@@ -40,7 +40,7 @@ class GeneratedIds:
         """The same ids with their last bytes changed so that all have one crc16: one of the next partition's."""
         partition, self._next = self._next, (self._next + 1) % self._partitions
         state = _state_before(partition + self._partitions * random.randrange(65536 // self._partitions))
-        ids = []
+        ids: list[bytes] = []
         for at in range(0, len(block), IDH_BYTES):
             free = block[at : at + _FREE]
             ids += (free, (crc_hqx(free, 0) ^ state).to_bytes(_CHOSEN, "big"))

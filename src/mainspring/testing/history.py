@@ -9,7 +9,6 @@
 `events` says what each event means and whose clock it carries.
 """
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
@@ -28,6 +27,7 @@ from .events import (
     Left,
     Wrote,
 )
+from .fault_windows import Faults
 from .lane_rule import lanes_broken
 
 __all__ = [
@@ -86,8 +86,9 @@ class _Life:
         return bool(self.again) and self.again[-1] >= at_us
 
     @property
-    def settled(self) -> bool:
-        return self.done or self.doubted or self.cancelled is not None or self.superseded is not None
+    def ended(self) -> bool:
+        """By its delivery, by its caller, or nobody can say."""
+        return self.done or self.doubted or self.cancelled is not None
 
 
 _Lives = dict[str, _Life]
@@ -102,7 +103,7 @@ def check(history: History) -> list[Violation]:
     """Every way in which the history breaks an invariant of DESIGN; empty for a good one."""
     events = _in_order(history)
     lives, found = _lives(events)
-    faults = _Faults(events)
+    faults = Faults(events)
     found += _phantoms(events, lives)
     for key, life in lives.items():
         found += _out_of_time(life)
@@ -121,7 +122,7 @@ def unpromised(history: History) -> list[Violation]:
     """Tasks that are gone, at a durability that does not protect from what happened. Reported, not hidden."""
     events = _in_order(history)
     lives, _ = _lives(events)
-    return [lost for lost, promised in _lost(events, lives, _Faults(events)) if not promised]
+    return [lost for lost, promised in _lost(events, lives, Faults(events)) if not promised]
 
 
 def _in_order(history: History) -> list[Event]:
@@ -167,43 +168,6 @@ def _add(life: _Life, event: Begun | Finished | Cancelled) -> None:
             life.doubted = True
 
 
-class _Faults:
-    """Finds a fault in a span of time."""
-
-    def __init__(self, events: list[Event]) -> None:
-        self._spans: dict[str | None, list[tuple[int, int]]] = {}
-        self._lossy: list[tuple[int, int]] = []
-        for event in events:
-            if isinstance(event, Fault):
-                _widen(self._spans.setdefault(event.node, []), event)
-                if event.loses:
-                    _widen(self._lossy, event)
-
-    def between(self, start_us: int, end_us: int, node: str = "") -> bool:
-        """Something failed for everybody, or for this node."""
-        return any(_overlaps(self._spans.get(whom, []), start_us, end_us) for whom in (None, node))
-
-    def lossy(self, start_us: int, end_us: int) -> bool:
-        """Answers given in this time may have been forgotten."""
-        return _overlaps(self._lossy, start_us, end_us)
-
-    def forgave(self, accepted: Accepted) -> bool:
-        """It was promised only what the server itself could give, and that was not enough."""
-        return accepted.level == "server" and self.lossy(accepted.at_us, accepted.at_us)
-
-
-def _widen(spans: list[tuple[int, int]], fault: Fault) -> None:
-    start, end = fault.at_us, fault.until_us
-    if spans and start <= spans[-1][1]:
-        start, end = spans[-1][0], max(spans.pop()[1], end)
-    spans.append((start, end))
-
-
-def _overlaps(spans: list[tuple[int, int]], start_us: int, end_us: int) -> bool:
-    at = bisect_right(spans, (end_us, 1 << 63)) - 1
-    return at >= 0 and spans[at][1] >= start_us
-
-
 def _phantoms(events: list[Event], lives: _Lives) -> Iterator[Violation]:
     """Delivered, but nobody put it; or put by somebody, and delivered with a key of another."""
     tasks = {life.accepted.task for life in lives.values()}
@@ -228,7 +192,7 @@ def _out_of_time(life: _Life) -> Iterator[Violation]:
             yield Violation("expired", begun.task, begun.at_us, text)
 
 
-def _after_the_end(life: _Life, faults: _Faults) -> Iterator[Violation]:
+def _after_the_end(life: _Life, faults: Faults) -> Iterator[Violation]:
     """Begun although it was cancelled or replaced. Attempts that failed before that are in order."""
     superseded_us = life.superseded.at_us if life.superseded is not None else None
     ends: tuple[tuple[Rule, int | None], ...] = (("cancelled", life.cancelled), ("superseded", superseded_us))
@@ -241,7 +205,7 @@ def _after_the_end(life: _Life, faults: _Faults) -> Iterator[Violation]:
                 yield Violation(rule, begun.task, begun.at_us, text)
 
 
-def _repeats(key: str, life: _Life, faults: _Faults) -> Iterator[Violation]:
+def _repeats(key: str, life: _Life, faults: Faults) -> Iterator[Violation]:
     """The same attempt twice, or one after success: only where something failed in between for who had it first."""
     for former, begun in zip(life.begins, life.begins[1:], strict=False):
         failed = begun.attempt > former.attempt and former.attempt in life.retried
@@ -256,7 +220,7 @@ _Reign = tuple[int, str]
 """Partition and token: one owner's time."""
 
 
-def _excess(events: list[Event], lives: _Lives, faults: _Faults) -> Iterator[Violation]:
+def _excess(events: list[Event], lives: _Lives, faults: Faults) -> Iterator[Violation]:
     """Of what an owner delivered, only what it had not settled on the server may be delivered again."""
     settled: Counter[_Reign] = Counter()
     for event in events:
@@ -292,7 +256,7 @@ _OPEN: Final = frozenset({"pending", "fired"})
 _SAID_DONE: Final = frozenset({"done", "finished"})
 
 
-def _lost(events: list[Event], lives: _Lives, faults: _Faults) -> Iterator[tuple[Violation, bool]]:
+def _lost(events: list[Event], lives: _Lives, faults: Faults) -> Iterator[tuple[Violation, bool]]:
     """What is gone, and whether it was promised not to be."""
     left = {event.task: event.state for event in events if isinstance(event, Left)}
     # Where targets tell what they got, the store's word that a task is done is not enough.
@@ -300,8 +264,10 @@ def _lost(events: list[Event], lives: _Lives, faults: _Faults) -> Iterator[tuple
     alive = _ALIVE - _SAID_DONE if told else _ALIVE
     lived = Counter(life.accepted.task for life in lives.values())
     for life in lives.values():
-        accepted, state = life.accepted, left.get(life.accepted.task)
-        if accepted.sure and not life.settled and state not in alive:
+        accepted, state, next_ = life.accepted, left.get(life.accepted.task), life.superseded
+        # A move that the servers forgot leaves the task where it was.
+        replaced = next_ is not None and (lives[next_.key].ended or not faults.lossy(next_.at_us, next_.at_us))
+        if accepted.sure and not life.ended and not replaced and state not in alive:
             heard = "never heard of" if state not in _SAID_DONE else f"{state} for the store, but no target had it"
             text = f"due {accepted.due_ms} ms, level {accepted.level}, and {heard}"
             yield Violation("lost", accepted.task, accepted.at_us, text), not faults.forgave(accepted)
@@ -309,7 +275,7 @@ def _lost(events: list[Event], lives: _Lives, faults: _Faults) -> Iterator[tuple
             yield Violation("lost", accepted.task, accepted.at_us, "died, and left no dead letter"), True
 
 
-def _late(events: list[Event], lives: _Lives, faults: _Faults) -> Iterator[Violation]:
+def _late(events: list[Event], lives: _Lives, faults: Faults) -> Iterator[Violation]:
     """Not begun in good time although everything had been in order for long enough."""
     healed = next((event for event in reversed(events) if isinstance(event, Healed)), None)
     if healed is None:
@@ -329,7 +295,7 @@ def _late(events: list[Event], lives: _Lives, faults: _Faults) -> Iterator[Viola
             yield Violation("late", accepted.task, latest_us, f"due {accepted.due_ms} ms, began {how}")
 
 
-def _fenced(events: list[Event], faults: _Faults) -> Iterator[Violation]:
+def _fenced(events: list[Event], faults: Faults) -> Iterator[Violation]:
     """Epochs of the writes of a partition only grow, and one epoch is one owner."""
     newest: dict[int, tuple[int, str, int]] = {}
     for event in events:
@@ -365,7 +331,7 @@ def _epoch(token: str) -> int:
     return int(token.partition(".")[0])
 
 
-def _lanes(events: list[Event], lives: _Lives, faults: _Faults) -> Iterator[Violation]:
+def _lanes(events: list[Event], lives: _Lives, faults: Faults) -> Iterator[Violation]:
     """A failing head is still the head; what the servers forgot holds up nobody."""
     first = {key: life.accepted for key, life in lives.items()}
     for begun, text in lanes_broken(events, first, faults.forgave):

@@ -19,11 +19,11 @@ class _Lane:
         """Begun before: its next attempt, or its repeat after a fault, goes first whatever came meanwhile."""
         self.under_way: Begun | None = None
 
-    def accept(self, event: Accepted, *, first: bool) -> None:
+    def accept(self, event: Accepted, *, first: bool, waited_for: bool) -> None:
         if event.instead is not None and event.instead != event.key:
             self.over.add(event.instead)  # also when it is unsure: the former one may be gone
-        if not event.sure or (first and event.key in self.over):
-            return  # the answer came after the end: nothing waits
+        if not waited_for or (first and event.key in self.over):
+            return  # nobody can say that it is there; or the answer came after the end
         self.over.discard(event.key)
         heapq.heappush(self.waiting, (event.due_ms, event.key))
 
@@ -63,8 +63,7 @@ def lanes_broken(
             case Begun():
                 yield from _begin(lane, event, known.due_ms)
             case Accepted():
-                if not excused(event):
-                    lane.accept(event, first=event is known)
+                lane.accept(event, first=event is known, waited_for=event.sure and not excused(event))
             case _:
                 lane.end(event)
 

@@ -4,8 +4,9 @@
     …                                                    # a primary is lost, a replica is promoted
     print(report(await losses(client, handles)))         # lost at level replicas=1: 0 of 100
 
-A task without an id of the caller's whose slice is gone looks the same whether it was finished or forgotten. So who asks
-says which ones were delivered; of the others only what stands on the server, or ended there in another way, is there.
+A task without an id of the caller's whose slice is gone looks the same whether it was finished or forgotten. So who
+asks says which ones were delivered; of the others only what stands on the server, or ended there in another way, is
+there.
 """
 
 from collections.abc import Collection, Iterable

@@ -54,10 +54,18 @@ for _ = 1, deaths do
   redis.call('ZADD', dead_times, ARGV[a + 3], ARGV[a + 1])
   a = a + 3
 end
+-- Lanes that are held first, then those that are free: a hash that is emptied in between is gone, and while its slot is
+-- on its way to another server it cannot be made again here.
+local waits = {}
 for _ = 1, holds do
-  if ARGV[a + 2] == '' or superseded[ARGV[a + 2]] then redis.call('HDEL', held, ARGV[a + 1])
-  else redis.call('HSET', held, ARGV[a + 1], ARGV[a + 2]) end
+  waits[ARGV[a + 1]] = superseded[ARGV[a + 2]] and '' or ARGV[a + 2]
   a = a + 2
+end
+for lane, idh in pairs(waits) do
+  if idh ~= '' then redis.call('HSET', held, lane, idh) end
+end
+for lane, idh in pairs(waits) do
+  if idh == '' then redis.call('HDEL', held, lane) end
 end
 if finished > 0 then redis.call('HINCRBY', n, 'done', finished) end
 if replaced > 0 then redis.call('HINCRBY', n, 'replaced', replaced) end

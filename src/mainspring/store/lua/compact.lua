@@ -1,4 +1,4 @@
--- Cancel nearly all tasks of slices of which nothing was begun: what stays is written into a list of its own, under
+-- Cancel most tasks of slices of which nothing was begun: what stays is written into a list of its own, under
 -- another incarnation, and the index is told the new places. Nothing is left of the others.
 --
 -- KEYS  n, slices, ids, held; s, f, d, x of each slice
@@ -76,7 +76,7 @@ local function compact(key, arg)
   local s, x, name, g, other = KEYS[key + 1], KEYS[key + 4], ARGV[arg + 1], tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
   local prefix, mask, gone = ARGV[arg + 4], ARGV[arg + 5], ARGV[arg + 6]
   local count, length = #gone / 16, redis.call('LLEN', s)
-  if g == other or count * 4 < length * 3 or length - count > 3000 then return 0 end
+  if g == other or count * 2 < length or length - count > 3000 then return 0 end
   if not same_incarnation(slices, name, g) or redis.call('EXISTS', KEYS[key + 2], KEYS[key + 3]) > 0 then return 0 end
   local bits = redis.call('GET', x) or ''
   local rest = others(mask, bits, length)

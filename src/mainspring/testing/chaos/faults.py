@@ -21,6 +21,7 @@ from .road import Road
 from .schedule import Planned
 from .stage import Clustered, Pair, Stage, Standalone
 
+_TRIES: Final = 6
 _CATCH_S: Final = 4.0
 """How long a trap waits for a command or a reply to fall into it."""
 
@@ -35,7 +36,6 @@ class Faults:
         self._journal, self._keys, self._lease_s = journal, keys, lease_s
         self._server_turn = asyncio.Lock()
         self.done: Counter[Kind] = Counter()
-        self.log: list[str] = []
         self._acts: dict[Kind, Callable[[Planned], Awaitable[bool]]] = {
             "kill node": self._kill_node, "stop node": self._stop_node, "kill leader": self._kill_leader,
             "restart node": self._restart_node, "extra node": self._extra_node, "clock jump": self._clock_jump,
@@ -47,9 +47,13 @@ class Faults:
         }  # fmt: skip
 
     async def strike(self, planned: Planned) -> None:
-        effective = await self._acts[planned.kind](planned)
-        self.done[planned.kind] += effective
-        self.log.append(f"{planned}{'' if effective else '  (no effect)'}")
+        """Strike once; where it hit nobody (its victim died of something else), choose another."""
+        for attempt in range(_TRIES):
+            shifted = planned._replace(pick=(planned.pick + attempt * 0.37) % 1.0)
+            if await self._acts[planned.kind](shifted):
+                self.done[planned.kind] += 1
+                return
+            await asyncio.sleep(self._lease_s / 3)
 
     def _note(self, kind: str, start_us: int, *, node: str | None, loses: bool = False, after_s: float = 0.0) -> None:
         self._journal.add(Fault(start_us, now_us() + int(after_s * 1e6), kind, node, loses))
@@ -70,9 +74,14 @@ class Faults:
         return True
 
     async def _kill_leader(self, planned: Planned) -> bool:
-        leader = await asyncio.to_thread(self._leader)
-        member = next((one for one in self._fleet.live if one.name == leader), None)
-        return await self._kill(member, "kill leader", planned.size)
+        """Whoever leads now; after the last leader's death it takes a moment until somebody does."""
+        give_up = asyncio.get_running_loop().time() + 4 * self._lease_s
+        while True:
+            leader = await asyncio.to_thread(self._leader)
+            member = next((one for one in self._fleet.live if one.name == leader), None)
+            if member is not None or asyncio.get_running_loop().time() > give_up:
+                return await self._kill(member, "kill leader", planned.size)
+            await asyncio.sleep(0.1)
 
     def _leader(self) -> str:
         for server in self._stage.servers:
@@ -239,7 +248,7 @@ class Faults:
         self._note("slow server", start_us, node=None, after_s=self._lease_s)
         return True
 
-    async def _script_flush(self, planned: Planned) -> bool:
+    async def _script_flush(self, _: Planned) -> bool:
         async with self._server_turn:
             for server in await asyncio.to_thread(lambda: self._stage.servers):
                 await asyncio.to_thread(server.call, "SCRIPT", "FLUSH")

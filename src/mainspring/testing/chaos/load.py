@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Final, TypeVar
 
 from ...client import Client
@@ -63,7 +63,7 @@ class Load:
         self.unsure = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        steps: list[tuple[float, Callable[[], Awaitable[None]]]] = [
+        steps: list[tuple[float, Callable[[], Coroutine[None, None, None]]]] = [
             (6, self._plain), (4, self._named), (2, self._lane), (1, self._burst), (2, self._cancelled),
             (2, self._moved), (1, self._swapped), (1, self._expiring),
         ]  # fmt: skip
@@ -73,13 +73,10 @@ class Load:
             await asyncio.sleep(gap_s * self._rng.uniform(0.5, 1.5))
             if len(self._busy) < _AT_ONCE and now_us() < self._ends_us:
                 [(_, step)] = self._rng.choices(steps, weights)
-                task = asyncio.create_task(self._one(step))
+                task: asyncio.Task[None] = asyncio.create_task(step())
                 self._busy.add(task)
                 task.add_done_callback(self._busy.discard)
         await asyncio.gather(*self._busy)
-
-    async def _one(self, step: Callable[[], Awaitable[None]]) -> None:
-        await step()
 
     # -- kinds of tasks --------------------------------------------------------------------------------------
 
@@ -132,8 +129,8 @@ class Load:
             return  # it has begun: nothing changed
         except StoreError:
             sure = False
-        # Without an id the key is made of the generated one, which moves along.
-        self._replaced(put.accepted, due_ms, sure=sure)
+        # A move promises no more than the server itself: there is no level to ask for.
+        self._replaced(put.accepted, due_ms, "server", sure=sure)
 
     async def _swapped(self) -> None:
         put = await self._later_touched("swaps", named=True)
@@ -153,7 +150,9 @@ class Load:
         if outcome == "created":
             # The former one was under way or over, or the client met its own work: only the store knows.
             self._doubt(accepted)
-        self._replaced(accepted, due_ms, sure=sure, beside=outcome == "created", twice=self._slow(started))
+        self._replaced(
+            accepted, due_ms, accepted.level, sure=sure, beside=outcome == "created", twice=self._slow(started)
+        )
 
     # -- putting ---------------------------------------------------------------------------------------------
 
@@ -203,23 +202,14 @@ class Load:
         self._note(accepted)
         return accepted
 
-    def _replaced(self, old: Accepted, due_ms: int, *, sure: bool, beside: bool = False, twice: bool = False) -> None:
-        head, _, _ = old.key.rpartition("/")
+    def _replaced(
+        self, old: Accepted, due_ms: int, level: str, *, sure: bool, beside: bool = False, twice: bool = False
+    ) -> None:
+        # Without an id the key is made of the generated one, which moves along.
+        key = f"{old.key.rpartition('/')[0]}/{due_ms}"
         instead = None if beside else old.key
-        self._note(
-            Accepted(
-                now_us(),
-                old.task,
-                f"{head}/{due_ms}",
-                due_ms,
-                old.lane,
-                sure,
-                instead,
-                None,
-                old.twice or twice,
-                old.level,
-            )
-        )
+        twice = old.twice or twice
+        self._note(Accepted(now_us(), old.task, key, due_ms, old.lane, sure, instead, None, twice, level))
         self.open.pop(old.key, None)
 
     def _doubt(self, accepted: Accepted) -> None:

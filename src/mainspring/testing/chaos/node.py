@@ -1,7 +1,7 @@
 """One node under test: `python -m mainspring.testing.chaos.node <socket of the recorder>`, settings in MAINSPRING_*.
 
-The node is the real one. Its only sink hands every delivery to the recorder and waits for the answer. Standard input takes
-orders: `jump 3600` sets every clock of the process an hour ahead. At the end of the input the process ends at once.
+The node is the real one. Its only sink hands every delivery to the recorder and waits for the answer. Standard input
+takes orders: `jump 3600` sets every clock of the process an hour ahead. At its end the process ends at once.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Calls:
     def __init__(self) -> None:
         self._tick = fire.tick
         self.last: dict[int, tuple[str, int]] = {}
-        fire.tick = self._watch  # type: ignore[assignment]
+        fire.tick = self._watch
 
     async def _watch(self, store: Any, sections: Sequence[fire.Section]) -> Any:
         answers = await self._tick(store, sections)
@@ -58,7 +58,7 @@ class ReportingSink:
         # Before anything is awaited: the call that began these is the last one of their partitions.
         given = [self._given(one) for one in batch]
         answers = await self.tell(Deliveries(self._node, given), answered=True)
-        return [_OUTCOMES[answer]() for answer in msgspec.msgpack.decode(answers, type=list[str])]
+        return [_outcome(answer) for answer in msgspec.msgpack.decode(answers, type=list[str])]
 
     def _given(self, one: Any) -> Given:
         token, seq = self._calls.last[one.live.partition]
@@ -77,11 +77,14 @@ class ReportingSink:
             self._ends[1].close()
 
 
-_OUTCOMES = {
-    "done": lambda: DONE,
-    "retry": lambda: Retry("the target is busy", after_ms=random.randint(*RETRY_MS)),
-    "dead": lambda: Dead("the target will never take it"),
-}
+def _outcome(answer: str) -> Outcome:
+    match answer:
+        case "done":
+            return DONE
+        case "retry":
+            return Retry("the target is busy", after_ms=random.randint(*RETRY_MS))
+        case _:
+            return Dead("the target will never take it")
 
 
 def jump(seconds: float) -> None:

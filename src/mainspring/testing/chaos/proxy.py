@@ -75,6 +75,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._pipes: set[_Pipe] = set()
         self._late: set[asyncio.Task[None]] = set()
+        self._served: set[asyncio.Task[None]] = set()
         self.port = 0
 
     async def start(self) -> None:
@@ -88,6 +89,9 @@ class Proxy:
         for task in self._late:
             task.cancel()
         await asyncio.gather(*self._late, return_exceptions=True)
+        while self._served:
+            self.cut()
+            await asyncio.wait(list(self._served), timeout=0.1)
 
     def cut(self) -> int:
         """Reset every connection; returns how many there were."""
@@ -100,7 +104,12 @@ class Proxy:
         self._late.add(work)
         work.add_done_callback(self._late.discard)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._served.add(task)
+        task.add_done_callback(self._served.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             upstream = await asyncio.open_connection(*self._upstream())
         except OSError:

@@ -11,6 +11,7 @@ from ..events import Begun, Ending, Event, Fault, Finished, Wrote, encode
 from .witness import Witness, Write
 
 RETRY_MS: Final = (100, 400)
+STALL: Final = "no time on the machine"
 
 
 class Given(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +96,6 @@ class Recorder:
         self._server: asyncio.Server | None = None
         self.ended: set[str] = set()
         """Keys of what was delivered and needs no further attempt."""
-        self.stalls: list[Stalled] = []
         self.untold: list[Given] = []
         """Deliveries of a begin that no server has confirmed."""
 
@@ -121,9 +121,8 @@ class Recorder:
             writer.close()
 
     def stalled(self, stalled: Stalled) -> None:
-        self.stalls.append(stalled)
         node = stalled.node or None
-        self._journal.add(Fault(stalled.from_us, stalled.until_us, "no time on the machine", node))
+        self._journal.add(Fault(stalled.from_us, stalled.until_us, STALL, node))
 
     def _take(self, node: str, given: Given) -> Ending:
         answer = answer_to(given.task, given.attempt)

@@ -1,10 +1,10 @@
 """What a run came to, for people and for programs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from .profile import Profile
+from .profile import Kind, Profile
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             yield f"  again       python -m mainspring.testing.chaos --profile {self.profile} --seed {self.seed}"
 
 
-def too_few(profile: Profile, done: dict[str, int]) -> list[str]:
+def too_few(profile: Profile, done: Mapping[Kind, int]) -> list[str]:
     """Why a run proves nothing, if it does not."""
     return [
         f"invalid run: {kind} took effect {done.get(kind, 0)} times, {count} are needed"

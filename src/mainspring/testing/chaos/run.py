@@ -15,13 +15,13 @@ from ...model.errors import StoreError
 from ...store.keys import Keyspace
 from ...store.link import LinkOptions
 from ..balance import balance
-from ..events import Accepted, Begun, Event, Healed, History, Left, Wrote
+from ..events import Accepted, Begun, Event, Fault, Healed, History, Left, Wrote
 from ..history import Violation, check, unpromised
 from .faults import Faults
 from .fleet import Fleet
 from .load import UNKNOWN_KEY, Load
 from .profile import Profile
-from .recorder import Journal, Recorder, Stalled, now_us
+from .recorder import STALL, Journal, Recorder, Stalled, now_us
 from .report import Report, too_few
 from .road import Road
 from .schedule import plan
@@ -72,7 +72,7 @@ class Run:
             yield stage, fleet
         finally:
             await fleet.aclose()
-            await asyncio.to_thread(stage.close)
+            await stage.aclose()
 
     async def _set_stage(self) -> Stage:
         kind = {"standalone": Standalone, "cluster": Clustered, "pair": Pair}[self.profile.servers]
@@ -107,7 +107,7 @@ class Run:
         await asyncio.gather(*(fleet.leave(member) for member in fleet.live))
         self.faults = faults.done
         self.failures += fleet.crashes
-        self.failures += too_few(self.profile, dict(faults.done))
+        self.failures += too_few(self.profile, faults.done)
         await road.aclose()
 
     def _client(self, url: str) -> Client:
@@ -143,7 +143,14 @@ class Run:
         self.failures.append(f"{len(owed)} tasks not delivered within {limit_s:g} s of healing: {owed[:_SHOWN]}")
 
     def _owed(self) -> list[str]:
-        return [key for load in self.loads for key in load.open if key not in self.recorder.ended]
+        """What must still be delivered: all that was promised through what happened."""
+        lossy = [one for one in self.journal.events if isinstance(one, Fault) and one.loses]
+        return [
+            key
+            for load in self.loads
+            for key, accepted in load.open.items()
+            if key not in self.recorder.ended and not _forgiven(accepted, lossy)
+        ]
 
     async def _close_books(self, client: Client) -> None:
         for load in self.loads:
@@ -181,8 +188,8 @@ class Run:
             seed=self.seed,
             seconds=self.seconds,
             lease_s=self.profile.lease_s,
-            faults=dict(self.faults),
-            wanted=dict(self.profile.faults),
+            faults={str(kind): count for kind, count in self.faults.items()},
+            wanted={str(kind): count for kind, count in self.profile.faults.items()},
             tasks=sum(load.put for load in self.loads),
             unsure=sum(load.unsure for load in self.loads),
             deliveries=sum(isinstance(event, Begun) for event in events),
@@ -191,7 +198,7 @@ class Run:
             unpromised=len(unpromised(history)),
             drained_s=self.drained_s,
             takeovers=sum(isinstance(event, Wrote) and event.what == "acquire" for event in events),
-            stalls=len(self.recorder.stalls),
+            stalls=unplanned(events),
             failures=self.failures,
             histories=str(self.folder),
         )
@@ -212,6 +219,21 @@ def with_keys(events: list[Event]) -> list[Event]:
         else event
         for event in events
     ]
+
+
+def _forgiven(accepted: Accepted, lossy: list[Fault]) -> bool:
+    return accepted.level == "server" and any(one.at_us <= accepted.at_us <= one.until_us for one in lossy)
+
+
+def unplanned(events: list[Event]) -> int:
+    """Stalls that nobody caused: not those of nodes that were stopped on purpose."""
+    faults = [event for event in events if isinstance(event, Fault)]
+    stopped = [one for one in faults if one.what.startswith("stop ")]
+    return sum(
+        one.what == STALL
+        and not any(stop.node == one.node and stop.at_us <= one.until_us <= stop.until_us for stop in stopped)
+        for one in faults
+    )
 
 
 def duplicates(events: list[Event]) -> int:

@@ -1,17 +1,18 @@
 """The servers of a run, and the roads that lead to them."""
 
 import asyncio
-import contextlib
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from ...model.errors import EmbeddedError
 from ...store.keys import Keyspace
+from ..server_group import ok
 from ..server_process import Server
 from ..servers import Cluster, cluster, standalone, wait_until
 from .profile import Profile
 from .proxy import Proxy, Weather
 from .road import Road
 from .witness import Witness
+
+_REPLICATED: Final = {"repl-diskless-sync-delay": "0"}
 
 
 class Stage(Protocol):
@@ -33,11 +34,12 @@ class Stage(Protocol):
         """Those that clients may talk to now."""
         ...
 
-    def close(self) -> None: ...
+    async def aclose(self) -> None: ...
 
 
 class _Base:
-    def __init__(self, keys: Keyspace, witness: Witness) -> None:
+    def __init__(self, profile: Profile, keys: Keyspace, witness: Witness) -> None:
+        self.profile = profile
         self.namespace = keys.namespace
         self.keys = keys
         self._witness = witness
@@ -47,7 +49,7 @@ class Standalone(_Base):
     """One server that keeps everything on disk."""
 
     def __init__(self, profile: Profile, keys: Keyspace, witness: Witness) -> None:
-        super().__init__(keys, witness)
+        super().__init__(profile, keys, witness)
         self.server = standalone(extra_config=profile.server_config)
 
     @property
@@ -64,16 +66,16 @@ class Standalone(_Base):
     def url(self, road: Road) -> str:
         return f"redis://127.0.0.1:{road.ports[0]}"
 
-    def close(self) -> None:
-        self.server.close()
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.server.close)
 
 
 class Clustered(_Base):
     """Three masters with a replica each."""
 
     def __init__(self, profile: Profile, keys: Keyspace, witness: Witness) -> None:
-        super().__init__(keys, witness)
-        self.cluster: Cluster = cluster(3, 1)
+        super().__init__(profile, keys, witness)
+        self.cluster: Cluster = cluster(3, 1, extra_config=profile.server_config)
 
     @property
     def direct_url(self) -> str:
@@ -90,17 +92,17 @@ class Clustered(_Base):
     def url(self, road: Road) -> str:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in road.ports)
 
-    def close(self) -> None:
-        self.cluster.close()
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.cluster.close)
 
 
 class Pair(_Base):
     """A primary and its replica behind one address, as behind a virtual address that moves."""
 
     def __init__(self, profile: Profile, keys: Keyspace, witness: Witness) -> None:
-        super().__init__(keys, witness)
-        self.primary = standalone(extra_config={"repl-diskless-sync-delay": "0"})
-        self.replica = standalone(extra_config={"repl-diskless-sync-delay": "0", "repl-timeout": "60"})
+        super().__init__(profile, keys, witness)
+        self.primary = standalone(extra_config=_REPLICATED | profile.server_config)
+        self.replica = standalone(extra_config=_REPLICATED | profile.server_config)
         self.link_weather = Weather()
         self._link: Proxy | None = None
         self._clear: Proxy | None = None
@@ -117,7 +119,7 @@ class Pair(_Base):
     async def follow(self) -> None:
         """The replica follows the primary and has everything it has."""
         assert self._link is not None
-        _ok(self.replica.call("REPLICAOF", "127.0.0.1", self._link.port))
+        ok(self.replica.call("REPLICAOF", "127.0.0.1", self._link.port))
         await asyncio.to_thread(wait_until, self._follows, "the replica follows", timeout_s=30.0)
 
     def _follows(self) -> bool:
@@ -143,16 +145,18 @@ class Pair(_Base):
         assert self._link is not None
         await asyncio.to_thread(self.primary.kill)
         self._link.cut()
-        _ok(self.replica.call("REPLICAOF", "NO", "ONE"))
+        ok(self.replica.call("REPLICAOF", "NO", "ONE"))
         self.primary, self.replica = self.replica, self.primary
         self.link_weather.clear()
         await asyncio.to_thread(self.replica.start)
         await self.follow()
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
+        for proxy in (self._link, self._clear):
+            if proxy is not None:
+                await proxy.aclose()
         for server in (self.primary, self.replica):
-            with contextlib.suppress(EmbeddedError):
-                server.close()
+            await asyncio.to_thread(server.close)
 
 
 def _is_master(server: Server) -> bool:
@@ -162,8 +166,3 @@ def _is_master(server: Server) -> bool:
 
 def _port_of(server: Server) -> Any:
     return lambda: server.port
-
-
-def _ok(reply: object) -> None:
-    if isinstance(reply, Exception):
-        raise EmbeddedError(f"the server refused: {reply}")

@@ -1,0 +1,26 @@
+"""Nodes die and hang, servers fall, roads break; nothing is lost, early, or finished by a former owner.
+
+`MAINSPRING_CHAOS_SEED=7` plans other faults; `make chaos-long` goes on with seed after seed.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mainspring.testing.chaos.profile import PROFILES
+from mainspring.testing.chaos.run import run
+
+SEED = int(os.environ.get("MAINSPRING_CHAOS_SEED", "1"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PROFILES)
+def test_nothing_happens_that_must_not(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = run(PROFILES[name], SEED, tmp_path)
+    with capsys.disabled():
+        print("\n" + "\n".join(report.lines()))  # noqa: T201  # the figures belong into the log of every run
+    assert report.valid, report.failures
+    assert report.failures == []
+    assert report.drained_s is not None
