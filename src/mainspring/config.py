@@ -6,13 +6,17 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from .model.allow import LOOPBACK, AllowList
 from .model.errors import ConfigError, InvalidInput
+from .model.named import Targets
 from .model.retry import RetryPolicy
 from .model.targets import check_target
 from .settings import RETRY_SETTINGS, SETTINGS
+from .sinks.kafka_options import Properties, parse_servers
 from .store.keys import check_namespace
 from .store.url import parse_url, safe_url
 
@@ -51,6 +55,21 @@ class Config:
     port: int = 8000
     tick_target: str = "log:"
     dedupe_window_s: float = 3600.0
+    http_allow: tuple[str, ...] = ()
+    """Networks, addresses and names that webhooks may reach although they are not public."""
+    http_timeout_s: float = 15.0
+    http_concurrency: int = 64
+    """Requests to one host at one time."""
+    kafka_url: str | None = None
+    """Where `kafka:` targets are: kafka://host:9092, several with commas."""
+    kafka: Properties = field(default_factory=Properties)
+    """Further settings of the Kafka library, by its own names: SASL, TLS and the like."""
+    kafka_create_topics: bool = False
+    kafka_topic_partitions: int | None = None
+    """Of topics that are created; None takes the broker's default."""
+    kafka_topic_replication: int | None = None
+    targets: Targets = field(default_factory=Targets)
+    """What `target:<name>` stands for."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     log_format: LogFormat = "auto"
     log_level: str = "info"
@@ -61,6 +80,9 @@ class Config:
                 parse_url(self.redis_url)
             check_namespace(self.namespace)
             check_target(self.tick_target)
+            AllowList.parse(self.http_allow)
+            if self.kafka_url is not None:
+                parse_servers(self.kafka_url)
         except InvalidInput as error:
             raise ConfigError(str(error)) from None
         if self.node_id is not None and not _NODE_ID.fullmatch(self.node_id):
@@ -73,6 +95,12 @@ class Config:
         for name, word in chosen.items():
             if word not in _CHOICES[name]:
                 raise ConfigError(f"{name} is {word!r}; use one of {', '.join(_CHOICES[name])}")
+
+    @property
+    def http_reach(self) -> tuple[str, ...]:
+        """What webhooks may reach besides public addresses. On one machine that nobody else can reach, itself."""
+        local = self.redis_url is None and is_loopback(self.host)
+        return (*self.http_allow, *LOOPBACK) if local else self.http_allow
 
     def __repr__(self) -> str:
         url = safe_url(self.redis_url) if self.redis_url else None
@@ -101,6 +129,13 @@ class Config:
         return told | {PREFIX + "CONFIG": os.devnull}
 
 
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _value_of(config: Config, name: str) -> object:
     return getattr(config.retry, name.removeprefix("retry_")) if name.startswith("retry_") else getattr(config, name)
 
@@ -115,6 +150,10 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("shutdown_timeout_s", 0, 3600),
     ("port", 0, 65535),
     ("dedupe_window_s", 0, 366 * 86400),
+    ("kafka_topic_partitions", 1, 100_000),
+    ("kafka_topic_replication", 1, 100),
+    ("http_timeout_s", 0.001, 600),
+    ("http_concurrency", 1, 10_000),
 )
 _CHOICES: Final = {
     "log_format": ("auto", "human", "json"),

@@ -20,7 +20,11 @@ from .engine.lookahead import Reach
 from .model.errors import ConfigError, StoreError
 from .signals import stop_in_time, stop_signals
 from .sinks.base import Sink
+from .sinks.http import HttpOptions, HttpSink
+from .sinks.kafka import kafka_sink
+from .sinks.kafka_options import KafkaOptions
 from .sinks.log import LogSink
+from .sinks.named import NamedSink
 from .sinks.null import NullSink
 from .store.checks import check_server
 from .store.links import Links
@@ -50,7 +54,7 @@ class Node:
         self.config = config
         self.roles: tuple[str, ...] = ("scheduler",)
         self.embedding = Embedding(config.data_dir) if config.redis_url is None else None
-        self._sinks: Mapping[str, Sink] = {"log": LogSink(), "null": NullSink()} if sinks is None else sinks
+        self._sinks = builtin_sinks(config) if sinks is None else sinks
         self._store: Store | None = None
         self._client: Client | None = None
         self.engine: Engine | None = None
@@ -222,6 +226,28 @@ class Node:
             return False
         await start
         return not self._ended.is_set()
+
+
+def builtin_sinks(config: Config) -> Mapping[str, Sink]:
+    """Every kind of target there is. What a sink needs, it opens at its first delivery."""
+    http = HttpSink(
+        HttpOptions(config.http_timeout_s, config.http_concurrency, config.http_reach, room=config.concurrency)
+    )
+    sinks: dict[str, Sink] = {"log": LogSink(), "null": NullSink(), "http": http, "https": http}
+    sinks["kafka"] = kafka_sink(_kafka_options(config))
+    return sinks | {"target": NamedSink(config.targets, sinks)}
+
+
+def _kafka_options(config: Config) -> KafkaOptions | None:
+    if config.kafka_url is None:
+        return None
+    return KafkaOptions(
+        config.kafka_url,
+        config.kafka,
+        create_topics=config.kafka_create_topics,
+        partitions=config.kafka_topic_partitions,
+        replication=config.kafka_topic_replication,
+    )
 
 
 async def _one_after_the_other(*steps: Callable[[], Awaitable[None]] | None) -> None:

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from .kafka_table import read_kafka, write_kafka
 from .model.times import delay_ms
+from .target_tables import read_targets, write_targets
 
 
 class Setting(NamedTuple):
@@ -16,6 +18,12 @@ class Setting(NamedTuple):
         """The text from which `read` makes this value."""
         if self.read is _seconds:
             return f"{value * 1000:.0f}ms"
+        if self.read is _list:
+            return ",".join(value)
+        if self.read is read_targets:
+            return write_targets(value)
+        if self.read is read_kafka:
+            return write_kafka(value)
         return f"{value}ms" if self.read is _milliseconds else str(value)
 
 
@@ -54,6 +62,22 @@ def _seconds(value: object) -> float:
     return _milliseconds(value) / 1000
 
 
+def _list(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part for part in (part.strip() for part in value.split(",")) if part)
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"expected a list of texts, not {value!r}")
+    return tuple(map(_text, value))
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError(f"expected true or false, not {value!r}")
+    return str(value).lower() == "true"
+
+
 def _path(value: object) -> Path:
     return value if isinstance(value, Path) else Path(_text(value)).expanduser()
 
@@ -82,6 +106,15 @@ SETTINGS: Final = {
     "port": Setting("port", _whole),
     "tick_target": Setting("tick_target", _text),
     "dedupe_window": Setting("dedupe_window_s", _seconds),
+    "http_allow": Setting("http_allow", _list),
+    "http_timeout": Setting("http_timeout_s", _seconds),
+    "http_concurrency": Setting("http_concurrency", _whole),
+    "targets": Setting("targets", read_targets),
+    "kafka_url": Setting("kafka_url", _text),
+    "kafka": Setting("kafka", read_kafka),
+    "kafka_create_topics": Setting("kafka_create_topics", _switch),
+    "kafka_topic_partitions": Setting("kafka_topic_partitions", _whole),
+    "kafka_topic_replication": Setting("kafka_topic_replication", _whole),
     "log_format": Setting("log_format", _text),
     "log_level": Setting("log_level", _text),
 } | {f"retry_{name.removesuffix('_ms')}": Setting(f"retry_{name}", read) for name, read in RETRY_SETTINGS.items()}

@@ -94,7 +94,9 @@ class Supervisor:
             try:
                 url = await self._server_url()
                 if url is not None:
-                    await self._supervise(_environ(replace(self._config, redis_url=url, processes=1)))
+                    # With a URL the children would not know that all of this is on one machine.
+                    reach = self._config.http_reach
+                    await self._supervise(_environ(replace(self._config, redis_url=url, processes=1, http_allow=reach)))
             finally:
                 self._listener.close()
                 if self._embedding is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.testing.chaos.profile import PROFILES
+from mainspring.testing.chaos.profile import PROFILES, Profile
 from mainspring.testing.chaos.run import run
 
 SEED = int(os.environ.get("MAINSPRING_CHAOS_SEED", "1"))
@@ -24,3 +24,26 @@ def test_nothing_happens_that_must_not(name: str, tmp_path: Path, capsys: pytest
     assert report.valid, report.failures
     assert report.failures == []
     assert report.drained_s is not None
+
+
+SMALL = Profile(
+    "small",
+    "standalone",
+    {"kill node": 4, "dropped reply": 2},
+    seconds=8.0,
+    nodes=2,
+    partitions=4,
+    slack_s=3.0,
+    server_config={"appendonly": "yes", "appendfsync": "always"},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("bug", "rule"), [("lane-order-ignored", "lane"), ("commit-before-delivery", "lost"), ("busy-ignored", "repeated")]
+)
+def test_a_bug_in_the_nodes_does_not_get_through(bug: str, rule: str, tmp_path: Path) -> None:
+    """All of it together, processes, roads, recorder and checker, must be able to fail."""
+    report = run(SMALL, SEED, tmp_path, bugs=(bug,))
+    assert rule in report.violations, report.failures

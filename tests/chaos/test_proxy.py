@@ -87,6 +87,15 @@ async def test_a_black_hole_keeps_the_connection_and_says_nothing(mainspring_ser
         assert await link.pipeline([("PING",)]) == [b"PONG"]
 
 
+async def test_after_a_lost_cable_only_a_new_connection_carries_anything(mainspring_server: Server) -> None:
+    async with road_to(mainspring_server) as road, links_over(road) as links:
+        [link] = links.all()
+        assert road.numb() == 1
+        with pytest.raises(Unavailable, match="no reply within"):
+            await link.pipeline([("PING",)])
+        assert await link.pipeline([("PING",)]) == [b"PONG"]
+
+
 async def test_a_held_command_arrives_after_its_sender_was_cut(
     mainspring_server: Server, mainspring_namespace: str
 ) -> None:

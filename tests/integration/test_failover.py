@@ -23,6 +23,7 @@ from mainspring.testing.servers import (
     standalone,
     wait_until,
 )
+from mainspring.testing.ticker import Ticker
 
 from .traffic import PARTITIONS, QUICK, Scene, Traffic, now_us, scene, until
 
@@ -201,6 +202,22 @@ async def test_an_owner_whose_writes_were_forgotten_delivers_again_with_the_same
         async with asyncio.timeout(20):
             while (await made.books()).done < 10:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+async def test_an_idle_owner_looks_back_whether_the_server_still_knows_its_last_call() -> None:
+    with standalone() as server:
+        async with Ticker(server.url, partitions=1) as ticker:
+            await ticker.client.put("log:", after="1s")
+            await ticker.advance(seconds=1)
+            [partition] = ticker.engine.owned.values()
+            assert partition.seq > 1
+            keys = ticker.store.keys.partitions[0]
+            await ticker.engine.keeper.step()
+            assert ticker.engine.owned[0] is partition, "the server knows everything"
+            server.call("SET", keys.fence, b"%b:%d" % (partition.token, partition.seq - 1))
+            await ticker.engine.keeper.step()
+            assert ticker.engine.owned[0] is not partition, "it was given up, and acquired anew"
+            assert ticker.engine.owned[0].seq == 0
 
 
 # -- the report itself -----------------------------------------------------------------------------------------

@@ -175,13 +175,14 @@ async def test_a_bulk_cancel_keeps_the_list_of_a_slot_on_its_way(nodes: Cluster)
     await client.cancel("t1")  # now every key that a cancel names is there
     move = begin(nodes, store.keys.partitions[0].slot)
     keys = store.keys.partitions[0]
-    assert await client.cancel_many([f"t{n}" for n in range(2, 42)]) == ["cancelled"] * 40
+    # Many, but not nearly all: those would be a call of another kind, which waits.
+    assert await client.cancel_many([f"t{n}" for n in range(2, 64, 2)]) == ["cancelled"] * 31
     assert move.left() >= {key.encode() for key in (*keys.slice_keys(place.name)[:2], keys.ids, keys.n)}
     while move.step(10):
         pass
     move.finish()
     books = await balance(store)
-    assert (books.cancelled, books.pending, books.fired) == (41, 22, 1)
+    assert (books.cancelled, books.pending, books.fired) == (32, 31, 1)
     await store.aclose()
     nodes.owner_of(keys.slot).call("FLUSHALL")
 
@@ -267,9 +268,7 @@ def test_partitions_are_spread_evenly_over_the_masters(masters: int) -> None:
     """As `--cluster create` deals the slots out, and as this project's test clusters do."""
     rounded = [round(SLOTS / masters * n) for n in range(masters)]
     for starts in (rounded, [SLOTS * n // masters for n in range(masters)]):
-        assert apart("main", starts) <= 1
-        # A partition whose stripe of slots lies across a border falls to one side or the other, by its namespace.
-        assert max(apart(f"ns{n}", starts) for n in range(40)) <= 2
+        assert max(apart(name, starts) for name in ("main", *(f"ns{n}" for n in range(40)))) <= 1
 
 
 def apart(namespace: str, starts: list[int]) -> int:

@@ -122,6 +122,15 @@ def test_a_second_signal_ends_a_stop_that_hangs(serve: Callable[..., Serve]) -> 
         server.resume()
 
 
+def test_a_stop_that_hangs_ends_by_itself_and_says_so(serve: Callable[..., Serve]) -> None:
+    with standalone() as server:
+        node = serve("--redis-url", server.url, "--shutdown-timeout", "0s")
+        server.pause()
+        assert node.end() == 1
+        assert any(message.startswith("the stop hangs") for message in node.messages)
+        server.resume()
+
+
 def wide(item: str) -> bytes:
     """A tick with blanks between its fields: two of them are more than a pipe holds."""
     return b'{"item": "%b", %b"at": 0}' % (item.encode(), b" " * 60_000)

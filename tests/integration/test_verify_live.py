@@ -16,7 +16,7 @@ from mainspring.model.outcome import DONE, Dead, Outcome, Retry
 from mainspring.model.task import Task
 from mainspring.store import verify_count, verify_dead, verify_index, verify_keys, verify_lanes
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.verify import Books, verify
 from mainspring.store.wire import Command
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road
@@ -24,7 +24,7 @@ from mainspring.testing.servers import Cluster, Server
 from mainspring.testing.ticker import RecordingSink
 
 PARTITIONS = 8
-ROUNDS = 12
+ROUNDS = 6
 DELIVERED = 2_000
 
 
@@ -51,7 +51,6 @@ class Traffic:
         self._random = random.Random(3)
         self._count = 0
         self._stopped = False
-        self.rounds = 0
 
     def stop(self) -> None:
         self._stopped = True
@@ -62,7 +61,6 @@ class Traffic:
             await self._client.put_many([self._task(3_000, id=True) for _ in range(30)])
             await self._client.put_many([self._task(2_000, lane=True) for _ in range(10)])
             await self._change([self._task(4_000_000, id=True) for _ in range(40)])
-            self.rounds += 1
             await asyncio.sleep(0)
 
     async def _change(self, tasks: list[Task]) -> None:
@@ -89,30 +87,49 @@ class Traffic:
         return Task("log:", number, after=after, id=f"id-{number}" if id else None, lane=name)
 
 
+@contextlib.asynccontextmanager
+async def started(engine: Engine) -> AsyncIterator[Engine]:
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@contextlib.asynccontextmanager
+async def flowing(traffic: Traffic) -> AsyncIterator[Traffic]:
+    running = asyncio.create_task(traffic.run())
+    try:
+        yield traffic
+    finally:
+        traffic.stop()
+        await running
+
+
+async def watch(store: Store, rounds: int) -> Books:
+    """Verify again and again; nothing may be found, and the traffic must go on."""
+    books = Books()
+    for _ in range(rounds):
+        report = await verify(store)
+        assert report.found == {}, report.as_dict()
+        assert report.total.missing == 0
+        assert report.total.accepted > books.accepted, "nothing was put meanwhile"
+        books = report.total
+    return books
+
+
 async def test_live_traffic_raises_no_false_alarm(live: Store) -> None:
     sink = RecordingSink()
     sink.handlers["log"] = sometimes
-    engines = [Engine(live, {"log": sink}, EngineOptions(node=f"node-{i}")) for i in range(2)]
-    traffic = Traffic(live)
-    await engines[0].start()
-    running = asyncio.create_task(traffic.run())
-    seen, rounds = 0, 0
-    async with asyncio.timeout(240):
-        while rounds < ROUNDS or len(sink.deliveries) < DELIVERED:
-            report = await verify(live)
-            assert report.found == {}, report.as_dict()
-            assert report.total.missing == 0
-            assert report.total.accepted > seen, "the traffic goes on"
-            seen, rounds = report.total.accepted, rounds + 1
-            if rounds == ROUNDS // 2:  # the partitions change hands while all goes on
-                await engines[0].stop()
-                await engines[1].start()
-            assert not running.done(), running.exception()
-    traffic.stop()
-    await running
-    await engines[1].stop()
-    assert traffic.rounds > 1
-    books = report.total
+    first, second = (Engine(live, {"log": sink}, EngineOptions(node=name)) for name in ("first", "second"))
+    async with asyncio.timeout(240), flowing(Traffic(live)):
+        async with started(first):
+            await watch(live, ROUNDS)
+        # The partitions change hands while all goes on.
+        async with started(second):
+            books = await watch(live, ROUNDS)
+            while len(sink.deliveries) < DELIVERED:
+                books = await watch(live, 1)
     assert min(books.pending, books.done, books.cancelled, books.replaced, books.dead, books.retried) > 0, books
     last, rows = (await verify(live)).total, await balance(live)
     assert last == tuple(getattr(rows, name) for name in last._fields), "the same, counted row by row"
@@ -131,10 +148,8 @@ async def test_repairs_beside_a_running_node_lose_nothing(live: Store) -> None:
 
     sink = RecordingSink()
     sink.handlers["log"] = arrives
-    engine = Engine(live, {"log": sink})
-    await engine.start()
     client = Client.over(live)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(120), started(Engine(live, {"log": sink})):
         for turn in range(6):
             for _ in range(100):
                 await client.put("log:", number, after=f"{500 + number % 1500}ms", id=str(number))
@@ -145,7 +160,6 @@ async def test_repairs_beside_a_running_node_lose_nothing(live: Store) -> None:
             assert report.left == 0, report.as_dict()
             assert report.found["held-lane"] == 1
         await complete.wait()
-    await engine.stop()
     assert (await verify(live)).found == {}
     books = await balance(live)
     assert (books.pending, books.fired, books.done) == (0, 0, 600)

@@ -65,10 +65,12 @@ def crc16(data: bytes) -> int:
 
 def tag_of(partition: int) -> str:
     salt = 0
+    low = partition * 16384 // PARTITIONS
+    width = (partition + 1) * 16384 // PARTITIONS - low
     while True:
         tag = f"{NAMESPACE}:{partition}.{salt}"
         slot = crc16(tag.encode()) % 16384
-        if partition * 16384 // PARTITIONS <= slot < (partition + 1) * 16384 // PARTITIONS:
+        if low <= slot < low + max(width // 8, min(width, 32)):
             return tag
         salt += 1
 
@@ -87,8 +89,8 @@ def put_by_hand(stranger: redis.Redis, idh: bytes, due_ms: int, payload: bytes, 
     pipe.zscore(f"{{{tag}}}:slices", slice_)
     pipe.rpush(f"{{{tag}}}:s:{slice_}", entry)
     pipe.hincrby(f"{{{tag}}}:n", "accepted", 1)
-    pipe.spublish(f"{{{tag}}}:wake", "1")
     _, stored, length, *_ = pipe.execute()
+    stranger.spublish(f"{{{tag}}}:wake", "1")
     r = round(float(stored) % 1 * 2**20)
     return f"{idh.hex()}~{'.'.join(map(base36, (partition, 1000, start_ms, r, length - 1)))}"
 

@@ -154,12 +154,15 @@ class Oracle:
 
     def _real(self, naive: datetime) -> list[datetime]:
         """When the wall clock shows this: once, never, or twice."""
-        one, two = (naive.replace(tzinfo=self.info, fold=fold).astimezone(UTC) for fold in (0, 1))
-        if one == two:
-            return [one]
-        if one < two:
-            return {"first": [one], "second": [two], "both": [one, two]}[self.overlap]
-        return [self._after_gap(two, one)] if self.gap == "shift" else []
+        tries = sorted({naive.replace(tzinfo=self.info, fold=fold).astimezone(UTC) for fold in (0, 1)})
+        # Only what shows this time again is real. zoneinfo itself errs where a zone's last listed change meets its rule
+        # for the future: it takes America/Nuuk 2023-10-28 23:37 for a time that comes twice.
+        real = [at for at in tries if at.astimezone(self.info).replace(tzinfo=None, fold=0) == naive]
+        if len(real) == 2:
+            return {"first": real[:1], "second": real[1:], "both": real}[self.overlap]
+        if real:
+            return real
+        return [self._after_gap(*tries)] if self.gap == "shift" else []
 
     def _after_gap(self, before: datetime, later: datetime) -> datetime:
         """`before` lies before the jump and `later` after it: the first minute of the new time."""

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mainspring.testing.history import UNSURE, Accepted, Fault, History, Rule, check, unpromised
@@ -375,6 +376,21 @@ def test_an_acceptance_that_was_answered_after_the_end_holds_up_nobody(story: St
     story.put("second", due=1, lane="l")
     story.begin("second", due=1, at=5030)
     story.end("second", due=1, at=5040)
+    assert check(story) == []
+
+
+def test_a_head_that_was_moved_away_is_gone_before_its_caller_hears_of_it(story: Story) -> None:
+    story.put("first", lane="l")
+    story.put("second", due=1, lane="l")
+    story.begin("second", due=1, at=5020)
+    story.end("second", due=1, at=5030)
+    old, new = (story.key("first", DUE_MS + due) for due in (0, 9))
+    answered = Accepted(DUE_US + 5040, "first", new, DUE_MS + 9, "l", instead=old, asked_us=DUE_US + 5021)
+    story.events.append(answered)
+    story.begin("first", due=9, at=9_000)
+    story.end("first", due=9, at=9_010)
+    assert broken(story) == ["lane"]  # asked for only after the other one began
+    story.events[story.events.index(answered)] = msgspec.structs.replace(answered, asked_us=DUE_US + 5019)
     assert check(story) == []
 
 

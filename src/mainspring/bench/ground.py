@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import hiredis
 
@@ -22,6 +22,10 @@ class Where:
 
     url: str | None = None
     server: Kind = "valkey"
+
+
+_PLAIN: Final = {"latency-tracking": "no"}
+"""A histogram for every kind of command ever used, 30 KiB each, is not what a pending task costs."""
 
 
 class Reading(NamedTuple):
@@ -104,7 +108,7 @@ def _checked(reply: Any) -> Any:
 async def ground(where: Where) -> AsyncIterator[Ground]:
     """A place to measure on; nothing of it is left behind."""
     with contextlib.ExitStack() as stack:
-        url = where.url or stack.enter_context(standalone(where.server)).url
+        url = where.url or stack.enter_context(standalone(where.server, extra_config=_PLAIN)).url
         links = await Links.connect(url, LinkOptions(client_name="mainspring-bench"))
         made = Ground(url, links, private=where.url is None)
         try:

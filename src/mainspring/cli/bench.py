@@ -21,6 +21,7 @@ from ..bench.life import Progress
 from ..bench.load import Shape
 from ..bench.short import all_in_short
 from ..bench.show import Bar, table_of
+from ..bench.sinks import sinks as run_sinks
 from ..bench.sparse import sparse as run_sparse
 from ..model.errors import MainspringError
 from ..testing.servers import Kind
@@ -200,6 +201,19 @@ def cluster(
     """Four node processes: takeover after a kill and after a stop, what moves, what they fire together."""
     where = Where(redis_url, server)
     _run("cluster", lambda told: run_cluster(where, lease_s=lease, kills=kills, tasks=tasks, progress=told), json)
+
+
+@app.command()
+def sinks(
+    tasks: Tasks = 20_000,
+    rounds: Rounds = 3,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Kind of target; may be repeated.")] = None,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """Through the engine into real targets, beside the same library in a plain loop."""
+    _run("sinks", lambda told: run_sinks(Where(redis_url, server), only or (), tasks, rounds, told), json)
 
 
 @app.command()

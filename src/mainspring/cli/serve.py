@@ -6,13 +6,12 @@ import os
 import sys
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mainspring.config import Config
+from mainspring.config import Config, is_loopback
 from mainspring.model.errors import ConfigError
 
 log = logging.getLogger("mainspring.serve")
@@ -31,10 +30,16 @@ def serve(
     tick_target: Annotated[str | None, typer.Option(help="Where ticks go; default log:.")] = None,
     lease: Annotated[str | None, typer.Option(help="How long partitions outlive a dead owner; 5s.")] = None,
     look_ahead: Annotated[int | None, typer.Option(help="Tasks held in memory at most; 200000.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Tasks in flight at most; 100000.")] = None,
     horizon: Annotated[str | None, typer.Option(help="How early tasks are read; 3s.")] = None,
-    node_id: Annotated[str | None, typer.Option(help="Name of this process; default the host's.")] = None,
+    node_id: Annotated[str | None, typer.Option(help="Name of this node; default a generated one.")] = None,
     shutdown_timeout: Annotated[str | None, typer.Option(help="For tasks in flight at a stop; 25s.")] = None,
     dedupe_window: Annotated[str | None, typer.Option(help="How long a finished id is known; 1h.")] = None,
+    kafka_url: Annotated[str | None, typer.Option(help="Brokers of kafka: targets, kafka://host:9092.")] = None,
+    kafka_create_topics: Annotated[bool | None, typer.Option(help="Create Kafka topics that are missing.")] = None,
+    http_allow: Annotated[str | None, typer.Option(help="Networks and names webhooks may reach.")] = None,
+    http_timeout: Annotated[str | None, typer.Option(help="For a webhook's answer; 15s.")] = None,
+    http_concurrency: Annotated[int | None, typer.Option(help="Requests to one host at one time; 64.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings; default ./mainspring.toml.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="human, json, or auto.")] = None,
@@ -58,19 +63,12 @@ def serve(
 
 
 def _check_address(host: str, insecure: bool) -> None:
-    if insecure or _is_loopback(host):
+    if insecure or is_loopback(host):
         return
     raise ConfigError(
         f"host {host}: whoever reaches this address could schedule tasks, for access control comes later. "
         "Bind to loopback (127.0.0.1), or say --insecure if the network itself is guarded"
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:

@@ -245,9 +245,14 @@ class Dispatcher:
             if sink is None:
                 self._settle(group, [Retry(f"no sink for {target.partition(':')[0]}: on this node")] * len(group))
                 continue
-            task: asyncio.Task[Sequence[Outcome]] = asyncio.ensure_future(sink.deliver(group))
-            self._running.add(task)
-            task.add_done_callback(lambda task, group=group: self._delivered(task, group))  # type: ignore[misc]
+            most = getattr(sink, "batch_tasks", len(group))
+            for first in range(0, len(group), most):
+                self._hand_over(sink, group[first : first + most])
+
+    def _hand_over(self, sink: Sink, group: list[Flight]) -> None:
+        task: asyncio.Task[Sequence[Outcome]] = asyncio.ensure_future(sink.deliver(group))
+        self._running.add(task)
+        task.add_done_callback(lambda task: self._delivered(task, group))
 
     def _without_expired(self, flights: list[Flight]) -> list[Flight]:
         now_ms = self._store.clock.now_ms()

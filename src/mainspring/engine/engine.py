@@ -98,7 +98,8 @@ class Engine:
                 await self.dispatcher.drain()
         except (TimeoutError, StoreError) as error:
             clean = False
-            log.warning("stopping with %d tasks in flight (%s); they go out again", self.dispatcher.in_flight, error)
+            why = error if isinstance(error, StoreError) else "shutdown_timeout is over"
+            log.warning("stopping with %d tasks in flight (%s); they go out again", self.dispatcher.in_flight, why)
             self.dispatcher.cancel()
         await self._keep.stop()
         try:

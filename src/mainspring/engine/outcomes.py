@@ -1,8 +1,11 @@
 """Turns failures into what commit writes: retries and dead letters."""
 
+from typing import Final
+
 import msgspec
 
 from ..model.clock import Clock
+from ..model.delivery import Body
 from ..model.ids import idh_of
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.outcome import Dead, Retry
@@ -14,6 +17,8 @@ from ..store.keys import SECOND_MS, Address, Slice, r_of
 from .flight import Flight
 from .partition import Damaged, Partition
 
+UNTRIED_WAIT_MS: Final = 1_000
+
 
 class Outcomes:
     """Applies the retry policy."""
@@ -24,6 +29,9 @@ class Outcomes:
 
     def apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
         """Queue what commit has to write. True when the task is over, and its lane may go on."""
+        if isinstance(outcome, Retry) and outcome.untried:
+            self._place_again(partition, flight, outcome.after_ms or UNTRIED_WAIT_MS, flight.body)
+            return False
         reason = outcome.reason[:MAX_ERROR_CHARS]
         wait_ms = self._retry.wait_ms(flight.body.attempt) if isinstance(outcome, Retry) else None
         if wait_ms is None:
@@ -35,15 +43,17 @@ class Outcomes:
         return False
 
     def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> None:
-        due_ms = self._clock.now_ms() + wait_ms
-        place = Slice.at(due_ms, SECOND_MS)
         body = msgspec.structs.replace(
             flight.body,
-            due_ms=None,
-            original_due_ms=flight.original_due_ms,
             attempt=flight.body.attempt + 1,
             errors=(*flight.body.errors, reason)[-MAX_ERRORS_KEPT:],
         )
+        self._place_again(partition, flight, wait_ms, body)
+
+    def _place_again(self, partition: Partition, flight: Flight, wait_ms: int, body: Body) -> None:
+        due_ms = self._clock.now_ms() + wait_ms
+        place = Slice.at(due_ms, SECOND_MS)
+        body = msgspec.structs.replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
         flags = INDEXED | (LANE if body.lane is not None else 0)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
         old = Address(partition.number, flight.live.slice, r_of(flight.live.g), flight.index).pack()

@@ -5,8 +5,9 @@ from typing import Final
 
 from .errors import InvalidInput
 from .limits import MAX_NAME_BYTES
+from .weburl import parse_web_url
 
-SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log", "null"})
+SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log", "null", "target"})
 _NEEDS_REST: Final = SCHEMES - {"log", "null"}
 
 
@@ -33,4 +34,6 @@ def _scheme_of(target: str) -> str:
         raise InvalidInput("target is longer than 8192 characters")
     if scheme in _NEEDS_REST and not rest.strip("/"):
         raise InvalidInput(f"target {target!r} names nothing after '{scheme}:'")
+    if scheme in ("http", "https"):
+        parse_web_url(target)
     return scheme

@@ -8,7 +8,11 @@ from ..model.outcome import Outcome
 
 
 class Sink(Protocol):
-    """Delivers to one kind of target."""
+    """Delivers to one kind of target.
+
+    A sink whose deliveries end one by one has a number `batch_tasks`, the most tasks it wants in one batch: what
+    was delivered is then soon marked done, and does not wait for the slowest of thousands.
+    """
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         """One outcome per delivery, in order, after the target has it. All of a batch go to one target."""

@@ -90,7 +90,7 @@ async def _compact(
         keys = store.keys.partitions[p]
         for numbers in _calls(slices):
             some = [slices[number] for number in numbers]
-            groups.append((keys.slot, _compact_call(store, keys, cancels, some)))
+            groups.append((keys.slot, _compact_call(store, keys, cancels, some, first=numbers[0] == 0)))
             sent.append((p, [members for members, _ in some]))
     refused: dict[int, list[Members]] = {}
     for (p, all_members), result in zip(sent, await store.run(groups), strict=True):
@@ -104,21 +104,23 @@ async def _compact(
 
 
 def _compact_call(
-    store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], slices: list[tuple[Members, bytes]]
+    store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], slices: list[tuple[Members, bytes]], *, first: bool
 ) -> list[Command]:
     names = [keys.n, keys.slices, keys.ids, keys.held]
     args: list[Any] = []
     near_ms = store.clock.now_ms() + _NEAR_MS
     near = False
     for members, rows in slices:
-        first = cancels[members[0]]
-        place, r = Address.unpack(first.partition, first.at)[1:3]
+        earliest = cancels[members[0]]
+        place, r = Address.unpack(earliest.partition, earliest.at)[1:3]
         other = score_of(place.start_ms, (r + random.randrange(1, R_UNIT)) % R_UNIT)
         names += keys.slice_keys(place.name)
         idhs = b"".join([cancels[i].idh for i in members])
-        args += (place.name, repr(score_of(place.start_ms, r)), repr(other), first.at[:7], rows, idhs)
+        args += (place.name, repr(score_of(place.start_ms, r)), repr(other), earliest.at[:7], rows, idhs)
         near = near or place.start_ms < near_ms
-    call = store.scripts.call("compact", names, args)
+    # The first of a partition's calls brings the script: they are many and long, and would all be sent again if it were
+    # not known.
+    call = (store.scripts.whole if first else store.scripts.call)("compact", names, args)
     return [call, ("SPUBLISH", keys.wake, "1")] if near else [call]
 
 

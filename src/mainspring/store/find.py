@@ -15,6 +15,8 @@ from .query import Found, look_at
 from .store import Store
 
 _MOVES_FOLLOWED = 8
+_PORTION = 8_192
+"""Tasks looked up and cancelled before the next ones: what the server has just looked up is still in its caches."""
 
 
 class Reference(NamedTuple):
@@ -98,9 +100,17 @@ class Finder:
 
     async def cancel(self, references: list[Reference]) -> list[CancelOutcome]:
         outcomes: list[CancelOutcome] = ["unknown"] * len(references)
+        for numbers in _portions(references):
+            await self._cancel_some(references, numbers, outcomes)
+        return outcomes
+
+    async def _cancel_some(
+        self, references: list[Reference], numbers: list[int], outcomes: list[CancelOutcome]
+    ) -> None:
         todo: list[tuple[int, Cancel]] = []
         unplaced: list[int] = []
-        for i, one in enumerate(references):
+        for i in numbers:
+            one = references[i]
             if one.address is None:
                 unplaced.append(i)
             else:
@@ -115,7 +125,6 @@ class Finder:
             if not todo:
                 break
             todo = await self._cancel_round(todo, outcomes)
-        return outcomes
 
     async def _cancel_round(
         self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]
@@ -168,3 +177,17 @@ class Finder:
             if result.status != "changed":
                 raise Conflict(f"cannot be moved: {result.status}")
         raise Conflict("cannot be moved: it keeps changing; try again")
+
+
+def _portions(references: list[Reference]) -> list[list[int]]:
+    """Numbers of references by partition, whole partitions together: then most of a slice is cancelled at once."""
+    by_partition: dict[int, list[int]] = {}
+    for i, one in enumerate(references):
+        by_partition.setdefault(one.home, []).append(i)
+    portions: list[list[int]] = []
+    for numbers in by_partition.values():
+        if portions and len(portions[-1]) < _PORTION:
+            portions[-1] += numbers
+        else:
+            portions.append(numbers)
+    return portions

@@ -3,6 +3,7 @@
 from binascii import crc_hqx
 from collections.abc import Sequence
 from datetime import datetime
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 import msgspec
@@ -24,6 +25,11 @@ _MOST_TARGETS: Final = 10_000
 _BYTES: Final = (bytes, bytearray, memoryview)
 _OFFSETS: Final = tuple(ms.to_bytes(4, "big") + b"\0" for ms in range(SECOND_MS))
 """Offset and flags of a plain entry."""
+_NAMED_OFFSETS: Final = tuple(ms.to_bytes(4, "big") + bytes((INDEXED,)) for ms in range(SECOND_MS))
+"""The same of one with an id."""
+_THREE_FIELDS: Final = b"\x93"
+_FIXSTR: Final = tuple(bytes((0xA0 | size,)) for size in range(2 * IDH_BYTES))
+"""The msgpack header of a text of less than 32 bytes."""
 
 
 class Plain(NamedTuple):
@@ -73,6 +79,7 @@ class Intake:
         # A common task: no id, no lane, due within the hour. Its row is made right here, without a call.
         first, last = now_ms - now_ms % SECOND_MS, now_ms + HOUR_MS
         plain_lists: dict[int, list[bytes]] = {}
+        places: dict[int, Slice] = {}
         for at in range(0, len(random), IDH_BYTES):
             task = tasks[at // IDH_BYTES]
             due_ms = task.at
@@ -80,14 +87,14 @@ class Intake:
                 due_ms = self._due_ms(task, now_ms)
             payload = task.payload
             head = heads.get(task.target) if type(task.target) is str else None
+            named = task.id is not None
             if (
                 head is None
-                or task.id is not None
                 or task.lane is not None
                 or task.expires is not None
                 or task.after is not None
                 or not first <= due_ms < last
-                or items
+                or (items and not named)
                 or isinstance(payload, _BYTES)
             ):
                 self._take_slowly(batch, task, random[at : at + IDH_BYTES], due_ms, now_ms, items)
@@ -99,6 +106,9 @@ class Intake:
             size = len(data)
             if size > most:
                 encode_payload(payload, most)
+            if named:
+                self._take_named(batch, task, head, due_ms, now_ms, data, places)
+                continue
             idh = random[at : at + IDH_BYTES]
             second, offset = divmod(due_ms, SECOND_MS)
             partition = crc_hqx(idh, 0) % partitions
@@ -112,6 +122,48 @@ class Intake:
             rows.append(b"".join((_OFFSETS[offset], idh, head, BIN8[size] if size < 256 else bin_head(size), data)))
             batch.rows.size += 1
         return batch
+
+    def _take_named(
+        self,
+        batch: Batch,
+        task: Task,
+        head: bytes,
+        due_ms: int,
+        now_ms: int,
+        data: bytes,
+        places: dict[int, Slice],
+    ) -> None:
+        """A common task with an id: put together from bytes, as plain ones are. `places` are those found before."""
+        task_id = task.id
+        # A longer id may have the form of a generated one: that is looked at with more care.
+        if type(task_id) is not str or not 0 < len(task_id) < 2 * IDH_BYTES or not task_id.isascii():
+            self._take_slowly(batch, task, b"", due_ms, now_ms, True)
+            return
+        name = task_id.encode()
+        second, offset = divmod(due_ms, SECOND_MS)
+        partition = crc_hqx(name, 0) % self._partitions
+        place = places.get(second * self._partitions + partition)
+        if place is None:
+            place = self._widths.place(partition, due_ms, now_ms)
+            if place.width_ms != SECOND_MS:
+                self._take_slowly(batch, task, b"", due_ms, now_ms, True)
+                return
+            places[second * self._partitions + partition] = place
+        size = len(data)
+        idh = blake2b(name, digest_size=IDH_BYTES).digest()
+        row = b"".join(
+            (
+                _NAMED_OFFSETS[offset],
+                idh,
+                _THREE_FIELDS,
+                head[1:],
+                BIN8[size] if size < 256 else bin_head(size),
+                data,
+                _FIXSTR[len(name)],
+                name,
+            )
+        )
+        batch.items.append(Named(task_id, due_ms < now_ms, partition, IdRow(idh, place, row, due_ms)))
 
     def _take_slowly(self, batch: Batch, task: Task, idh: bytes, due_ms: int, now_ms: int, items: bool) -> None:
         """Any task, with everything it may carry."""

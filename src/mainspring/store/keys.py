@@ -33,13 +33,15 @@ def slot_of(tag: str) -> int:
 
 @lru_cache(maxsize=1024)
 def tags(namespace: str, partitions: int) -> tuple[str, ...]:
-    """One hash tag a partition, searched so that partition p falls into the p-th stripe of the slots.
+    """One hash tag a partition, searched so that partition p falls near the start of the p-th stripe of the slots.
 
-    Plain `ns:p` tags fall where the hash throws them: of 32, one of three servers may get 15 and another 6.
+    Plain `ns:p` tags fall where the hash throws them: of 32, one of three servers may get 15 and another 6. Anywhere in
+    its stripe, of 32 one of five servers may get 8 and another 5: the border between servers cuts through stripes.
     """
     found = []
     for p in range(partitions):
-        low, high = p * SLOTS // partitions, (p + 1) * SLOTS // partitions
+        low, end = p * SLOTS // partitions, (p + 1) * SLOTS // partitions
+        high = low + max((end - low) // 8, min(end - low, 32))
         salt = 0
         while not low <= slot_of(f"{namespace}:{p}.{salt}") < high:
             salt += 1

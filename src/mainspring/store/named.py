@@ -195,6 +195,8 @@ class NamedPuts:
 
 
 def _first_of_each(items: list[Named], todo: list[int]) -> tuple[list[int], list[int]]:
+    if len({items[i].row.idh for i in todo}) == len(todo):
+        return todo, []
     seen: set[tuple[int, bytes]] = set()
     first: list[int] = []
     later: list[int] = []

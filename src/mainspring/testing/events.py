@@ -33,6 +33,8 @@ class Accepted(msgspec.Struct, frozen=True, gc=False, tag="accepted", tag_field=
     """An old copy of its put may have reached the server long after the answer: no fault of an owner."""
     level: str = "server"
     """The durability that was promised."""
+    asked_us: int = 0
+    """When it was asked for, if known: it took effect between then and the answer."""
 
 
 class Begun(msgspec.Struct, frozen=True, gc=False, tag="begun", tag_field="event", omit_defaults=True):
@@ -59,11 +61,12 @@ class Finished(msgspec.Struct, frozen=True, gc=False, tag="finished", tag_field=
     token: str
 
 
-class Cancelled(msgspec.Struct, frozen=True, gc=False, tag="cancelled", tag_field="event"):
+class Cancelled(msgspec.Struct, frozen=True, gc=False, tag="cancelled", tag_field="event", omit_defaults=True):
     at_us: int
     task: str
     key: str
     answer: str
+    asked_us: int = 0
 
 
 class Wrote(msgspec.Struct, frozen=True, gc=False, tag="wrote", tag_field="event", omit_defaults=True):

@@ -1,9 +1,10 @@
 """The rule of lanes: one at a time, the earlier due first among those that were known."""
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from .events import Accepted, Begun, Cancelled, Event, Finished
+from .events import UNSURE, Accepted, Begun, Cancelled, Event, Finished
 
 
 class _Lane:
@@ -51,14 +52,20 @@ def lanes_broken(
     events: Sequence[Event], first: Mapping[str, Accepted], excused: Callable[[Accepted], bool]
 ) -> Iterator[Broken]:
     """Every begin out of turn. `first` has the first acceptance of each key; excused ones are waited for by nobody."""
-    lanes: dict[str, _Lane] = {}
+    lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+    leaving = _leaving(events)
     for event in events:
+        while leaving and leaving[-1][0] <= event.at_us:
+            _, key = leaving.pop()
+            gone = first.get(key)
+            if gone is not None and gone.lane is not None:
+                lanes[gone.lane].over.add(key)
         if not isinstance(event, (Accepted, Begun, Finished, Cancelled)):
             continue
         known = first.get(event.key)
         if known is None or known.lane is None:
             continue
-        lane = lanes.setdefault(known.lane, _Lane())
+        lane = lanes[known.lane]
         match event:
             case Begun():
                 yield from _begin(lane, event, known.due_ms)
@@ -66,6 +73,17 @@ def lanes_broken(
                 lane.accept(event, first=event is known, waited_for=event.sure and not excused(event))
             case _:
                 lane.end(event)
+
+
+def _leaving(events: Sequence[Event]) -> list[tuple[int, str]]:
+    """From when on a task may be gone because its caller asked for it, the latest first."""
+    asked = []
+    for event in events:
+        if isinstance(event, Accepted) and event.asked_us and event.instead not in (None, event.key):
+            asked.append((event.asked_us, str(event.instead)))
+        elif isinstance(event, Cancelled) and event.asked_us and event.answer in ("cancelled", UNSURE):
+            asked.append((event.asked_us, event.key))
+    return sorted(asked, reverse=True)
 
 
 def _begin(lane: _Lane, begun: Begun, due_ms: int) -> Iterator[Broken]:

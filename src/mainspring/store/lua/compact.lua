@@ -96,9 +96,10 @@ local held = redis.call('EXISTS', KEYS[4]) == 1
 for place = 1, places do out[place] = held and 0 or compact(4 * place, 6 * (place - 1)) end
 if cancelled > 0 then
   redis.call('HINCRBY', n, 'cancelled', cancelled)
-  -- A hash that was large keeps its table; written anew it takes what it needs. Not worth it while much is left.
+  -- A hash that was large keeps its table; written anew it takes what it needs, and a small one is packed. Not worth it
+  -- while much is left.
   local left = redis.call('HLEN', ids)
-  if left > 0 and left <= cancelled and redis.call('OBJECT', 'ENCODING', ids) == 'hashtable' then
+  if left > 0 and left <= (left <= 512 and cancelled * 4 or cancelled) and redis.call('OBJECT', 'ENCODING', ids) == 'hashtable' then
     local all = redis.call('HGETALL', ids)
     redis.call('DEL', ids)
     for first = 1, #all, 4000 do redis.call('HSET', ids, unpack(all, first, math.min(first + 3999, #all))) end

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..mutations import MUTATIONS
 from .profile import PROFILES
 from .report import Report
 from .run import run
@@ -23,7 +24,7 @@ def main() -> int:
     failed = 0
     while True:
         for name in names:
-            report = _one(name, seed, options.seconds, options.keep, show_plan=options.plan)
+            report = _one(name, seed, options)
             _say(msgspec.json.encode(report).decode() if options.json else "\n".join(report.lines()))
             failed += bool(report.failures)
         seed += 1
@@ -31,12 +32,12 @@ def main() -> int:
             return 1 if failed else 0
 
 
-def _one(name: str, seed: int, seconds: float | None, keep: Path | None, *, show_plan: bool) -> Report:
+def _one(name: str, seed: int, options: argparse.Namespace) -> Report:
     profile = PROFILES[name]
-    if show_plan:
-        _say("\n".join(map(str, plan(profile, seed, seconds))))
-    folder = Path(tempfile.mkdtemp(prefix="chaos-")) if keep is None else keep / f"{name}-{seed}"
-    return run(profile, seed, folder, seconds)
+    if options.plan:
+        _say("\n".join(map(str, plan(profile, seed, options.seconds))))
+    folder = options.keep / f"{name}-{seed}" if options.keep else Path(tempfile.mkdtemp(prefix="chaos-"))
+    return run(profile, seed, folder, options.seconds, tuple(options.bug))
 
 
 def _options() -> argparse.Namespace:
@@ -46,6 +47,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="length of the faults of one run")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with further seeds for so long")
     parser.add_argument("--keep", type=Path, help="folder for histories and logs")
+    parser.add_argument("--bug", action="append", default=[], choices=MUTATIONS, help="plant it in every node")
     parser.add_argument("--plan", action="store_true", help="print the planned faults first")
     parser.add_argument("--json", action="store_true", help="print reports as JSON, one a line")
     return parser.parse_args()

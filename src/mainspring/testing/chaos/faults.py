@@ -21,7 +21,9 @@ from .road import Road
 from .schedule import Planned
 from .stage import Clustered, Pair, Stage, Standalone
 
-_TRIES: Final = 6
+_TRIES: Final = 12
+_NOTICED_S: Final = 15.0
+"""A node gives a server ten seconds to answer before it takes another connection."""
 _CATCH_S: Final = 4.0
 """How long a trap waits for a command or a reply to fall into it."""
 
@@ -40,7 +42,7 @@ class Faults:
             "kill node": self._kill_node, "stop node": self._stop_node, "kill leader": self._kill_leader,
             "restart node": self._restart_node, "extra node": self._extra_node, "clock jump": self._clock_jump,
             "reset": self._reset, "dropped reply": self._dropped_reply, "delayed command": self._delayed_command,
-            "blackhole": self._blackhole, "partition": self._partition,
+            "blackhole": self._blackhole, "lost cable": self._lost_cable, "partition": self._partition,
             "kill server": self._kill_server, "hang server": self._hang_server, "slow server": self._slow_server,
             "script flush": self._script_flush,
             "slot migration": self._migrate_slot, "failover": self._failover, "promotion": self._promotion,
@@ -163,19 +165,20 @@ class Faults:
         return caught
 
     async def _delayed_command(self, planned: Planned) -> bool:
-        """An old write arrives long after its sender was cut, sometimes after it was killed: a former owner's."""
+        """An old write arrives long after its sender was cut; mostly the sender is dead by then, another the owner."""
         found = self._road(planned)
         if found is None:
             return False
         road, node = found
+        member = next((one for one in self._fleet.live if one.name == node), None)
+        doomed = member is not None and planned.size > 0.4
+        hold_s = self._lease_s * (2.5 if doomed else 0.3 + planned.size)
         start_us, before = now_us(), road.weather.held
-        hold_s = self._lease_s * (0.3 + 2.2 * planned.size)
-        road.weather.hold_all = node == "a client"
+        road.weather.hold_all = member is None
         road.weather.hold_s = hold_s
         caught = await _until(lambda: road.weather.held > before, _CATCH_S)
         road.weather.hold_s, road.weather.hold_all = 0.0, False
-        member = next((one for one in self._fleet.live if one.name == node), None)
-        if caught and member is not None and planned.size > 0.6:
+        if caught and doomed and member is not None and member.running:
             await self._fleet.kill(member)
             await self._fleet.join()
         if caught:
@@ -190,6 +193,16 @@ class Faults:
             return False
         await self._silence([found], self._lease_s * (0.4 + planned.size), "blackhole")
         return True
+
+    async def _lost_cable(self, planned: Planned) -> bool:
+        """Connections that nobody closes and nobody answers on: only a timeout can tell."""
+        member = self._fleet.pick(planned.pick)
+        if member is None:
+            return False
+        start_us = now_us()
+        numb = member.road.numb()
+        self._note(f"lost cable of {member.name}", start_us, node=member.name, after_s=_NOTICED_S)
+        return numb > 0
 
     async def _partition(self, planned: Planned) -> bool:
         """A part of the nodes cannot reach the servers for longer than the lease."""

@@ -44,9 +44,11 @@ class Member:
 class Fleet:
     """Starts nodes and knows which of them live. One that ends without being told to is started anew."""
 
-    def __init__(self, stage: Stage, recorder: Recorder, folder: Path, *, lease_s: float) -> None:
+    def __init__(
+        self, stage: Stage, recorder: Recorder, folder: Path, *, lease_s: float, bugs: tuple[str, ...]
+    ) -> None:
         self._stage, self._recorder, self._folder = stage, recorder, folder
-        self._lease_s = lease_s
+        self._lease_s, self._bugs = lease_s, bugs
         self._count = 0
         self._watchers: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -80,7 +82,7 @@ class Fleet:
         }
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "mainspring.testing.chaos.node", str(self._recorder.path),
+                sys.executable, "-m", "mainspring.testing.chaos.node", str(self._recorder.path), *self._bugs,
                 stdin=PIPE, stdout=PIPE, stderr=file, env=environ, start_new_session=True,
             )  # fmt: skip
         member = Member(name, road, process, log)

@@ -1,6 +1,7 @@
 """The load: puts of every kind, cancels, moves and replaces, each written down as the caller saw it end."""
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -109,12 +110,11 @@ class Load:
         put = await self._later_touched("goes")
         if put is None:
             return
-        accepted = put.accepted
-        try:
+        accepted, asked_us = put.accepted, now_us()
+        answer: str = UNSURE
+        with contextlib.suppress(StoreError):
             answer = await self._client.cancel(put.id, lane=accepted.lane)
-        except StoreError:
-            answer = UNSURE  # type: ignore[assignment]
-        self._journal.add(Cancelled(now_us(), accepted.task, accepted.key, answer))
+        self._journal.add(Cancelled(now_us(), accepted.task, accepted.key, answer, asked_us))
         if answer in ("cancelled", UNSURE):
             self.open.pop(accepted.key, None)
 
@@ -122,7 +122,7 @@ class Load:
         put = await self._later_touched("moves")
         if put is None:
             return
-        due_ms, sure = self._due_ms(), True
+        due_ms, asked_us, sure = self._other_due_ms(put.accepted), now_us(), True
         try:
             await self._client.reschedule(put.id, at=due_ms, lane=put.accepted.lane)
         except Conflict:
@@ -130,29 +130,29 @@ class Load:
         except StoreError:
             sure = False
         # A move promises no more than the server itself: there is no level to ask for.
-        self._replaced(put.accepted, due_ms, "server", sure=sure)
+        self._replaced(put.accepted, due_ms, "server", asked_us, sure=sure)
 
     async def _swapped(self) -> None:
         put = await self._later_touched("swaps", named=True)
         if put is None:
             return
-        accepted, due_ms, started = put.accepted, self._due_ms(), time.monotonic()
+        accepted, started, asked_us = put.accepted, time.monotonic(), now_us()
+        due_ms = self._other_due_ms(accepted)
         task = Task(TARGET, accepted.task, due_ms, id=accepted.task, lane=accepted.lane)
         outcome, sure = "", True
         try:
             [handle] = await self._handles([task], "replace", accepted.level)
             outcome = handle.outcome
         except Conflict:
-            self._doubt(accepted)
+            self._doubt(accepted, asked_us)
             return
         except StoreError:
             sure = False
         if outcome == "created":
             # The former one was under way or over, or the client met its own work: only the store knows.
-            self._doubt(accepted)
-        self._replaced(
-            accepted, due_ms, accepted.level, sure=sure, beside=outcome == "created", twice=self._slow(started)
-        )
+            self._doubt(accepted, asked_us)
+        beside, twice = outcome == "created", self._slow(started)
+        self._replaced(accepted, due_ms, accepted.level, asked_us, sure=sure, beside=beside, twice=twice)
 
     # -- putting ---------------------------------------------------------------------------------------------
 
@@ -203,17 +203,25 @@ class Load:
         return accepted
 
     def _replaced(
-        self, old: Accepted, due_ms: int, level: str, *, sure: bool, beside: bool = False, twice: bool = False
+        self,
+        old: Accepted,
+        due_ms: int,
+        level: str,
+        asked_us: int,
+        *,
+        sure: bool,
+        beside: bool = False,
+        twice: bool = False,
     ) -> None:
         # Without an id the key is made of the generated one, which moves along.
         key = f"{old.key.rpartition('/')[0]}/{due_ms}"
         instead = None if beside else old.key
         twice = old.twice or twice
-        self._note(Accepted(now_us(), old.task, key, due_ms, old.lane, sure, instead, None, twice, level))
+        self._note(Accepted(now_us(), old.task, key, due_ms, old.lane, sure, instead, None, twice, level, asked_us))
         self.open.pop(old.key, None)
 
-    def _doubt(self, accepted: Accepted) -> None:
-        self._journal.add(Cancelled(now_us(), accepted.task, accepted.key, UNSURE))
+    def _doubt(self, accepted: Accepted, asked_us: int) -> None:
+        self._journal.add(Cancelled(now_us(), accepted.task, accepted.key, UNSURE, asked_us))
         self.open.pop(accepted.key, None)
 
     def _note(self, accepted: Accepted) -> None:
@@ -259,6 +267,11 @@ class Load:
         ahead_s = self._rng.uniform(0.3, 3.0) if self._rng.random() < 0.65 else self._rng.uniform(3.0, 10.0)
         now_ms = time.time_ns() // 1_000_000
         return max(now_ms + 300, min(now_ms + int(ahead_s * 1000), self._ends_us // 1000))
+
+    def _other_due_ms(self, accepted: Accepted) -> int:
+        """Another time than it has: the same one would be the same task."""
+        due_ms = self._due_ms()
+        return due_ms if due_ms != accepted.due_ms else due_ms + 1
 
     def _level(self) -> str:
         return self._profile.levels[self._count % len(self._profile.levels)]

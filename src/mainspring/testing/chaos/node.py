@@ -1,7 +1,8 @@
-"""One node under test: `python -m mainspring.testing.chaos.node <socket of the recorder>`, settings in MAINSPRING_*.
+"""One node under test: `python -m mainspring.testing.chaos.node <socket of the recorder> [planted bug]`.
 
-The node is the real one. Its only sink hands every delivery to the recorder and waits for the answer. Standard input
-takes orders: `jump 3600` sets every clock of the process an hour ahead. At its end the process ends at once.
+The node is the real one, with its settings in MAINSPRING_*. Its only sink hands every delivery to the recorder and
+waits for the answer. Standard input takes orders: `jump 3600` sets every clock of the process an hour ahead. At the end
+of the input the process ends at once.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from ...model.delivery import Delivery
 from ...model.outcome import DONE, Dead, Outcome, Retry
 from ...node import Node
 from ...store import fire
+from ..mutations import plant
 from .recorder import RETRY_MS, Deliveries, Given, Message, Stalled, frame, pack, read_frame
 
 _WATCH_S = 0.05
@@ -141,6 +143,8 @@ def _say_started() -> None:
 
 
 def main() -> int:
+    for bug in sys.argv[2:]:
+        plant(bug)
     try:
         import uvloop
     except ImportError:

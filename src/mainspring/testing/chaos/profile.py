@@ -6,7 +6,7 @@ from typing import Final, Literal
 Servers = Literal["standalone", "cluster", "pair"]
 Kind = Literal[
     "kill node", "stop node", "kill leader", "restart node", "extra node", "clock jump",
-    "reset", "dropped reply", "delayed command", "blackhole", "partition",
+    "reset", "dropped reply", "delayed command", "blackhole", "lost cable", "partition",
     "kill server", "hang server", "slow server", "script flush",
     "slot migration", "failover", "promotion",
 ]  # fmt: skip
@@ -38,7 +38,7 @@ _NODES: Final[dict[Kind, int]] = {
     "kill node": 3, "stop node": 2, "kill leader": 2, "restart node": 3, "extra node": 2, "clock jump": 2
 }  # fmt: skip
 _ROADS: Final[dict[Kind, int]] = {
-    "reset": 4, "dropped reply": 5, "delayed command": 4, "blackhole": 3, "partition": 2
+    "reset": 4, "dropped reply": 5, "delayed command": 4, "blackhole": 3, "lost cable": 1, "partition": 2
 }  # fmt: skip
 
 PROFILES: Final = {

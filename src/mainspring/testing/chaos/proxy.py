@@ -100,6 +100,12 @@ class Proxy:
             pipe.cut()
         return len(pipes)
 
+    def numb(self) -> int:
+        """Every connection stays and carries nothing ever again, as after a lost cable; new ones work."""
+        for pipe in self._pipes:
+            pipe.numb = True
+        return len(self._pipes)
+
     def keep_late(self, work: "asyncio.Task[None]") -> None:
         self._late.add(work)
         work.add_done_callback(self._late.discard)
@@ -136,6 +142,7 @@ class _Pipe:
         self._proxy, self._weather = proxy, proxy.weather
         self._client, self._server = client, server
         self._wire, self._translate = wire, translate
+        self.numb = False
         self._ends_late = False
         """The client is cut, but the server's side lives until what was held back has arrived."""
 
@@ -159,6 +166,8 @@ class _Pipe:
         with contextlib.suppress(OSError):
             while data := await reader.read(_CHUNK):
                 await self._weather.passage()
+                if self.numb:
+                    continue
                 owners = self._wire.sent(data) if self._wire is not None else False
                 if self._weather.hold_s and (owners or self._weather.hold_all):
                     self._hold(data)
@@ -173,6 +182,8 @@ class _Pipe:
                 if self._wire is not None:
                     self._wire.heard(data)
                 await self._weather.passage()
+                if self.numb:
+                    continue
                 if self._weather.swallow:
                     self._weather.swallow = False
                     self._weather.swallowed += 1

@@ -41,6 +41,10 @@ class Road:
         """Reset all connections; returns how many there were."""
         return sum(proxy.cut() for proxy in self._proxies.values())
 
+    def numb(self) -> int:
+        """Let all connections stand and carry nothing more; returns how many there were."""
+        return sum(proxy.numb() for proxy in self._proxies.values())
+
     def _translator(self) -> Callable[[bytes], bytes]:
         ports = {port(): self._proxies[server].port for server, port in self._upstreams.items()}
         return Translator(ports).take

@@ -17,6 +17,7 @@ from ...store.link import LinkOptions
 from ..balance import balance
 from ..events import Accepted, Begun, Event, Fault, Healed, History, Left, Wrote
 from ..history import Violation, check, unpromised
+from ..mutations import planted
 from .faults import Faults
 from .fleet import Fleet
 from .load import UNKNOWN_KEY, Load
@@ -37,7 +38,10 @@ _PATIENT: Final = LinkOptions(connect_timeout_s=2.0, timeout_s=8.0)
 class Run:
     """Everything that lives while a run goes on."""
 
-    def __init__(self, profile: Profile, seed: int, folder: Path, seconds: float | None = None) -> None:
+    def __init__(
+        self, profile: Profile, seed: int, folder: Path, seconds: float | None = None, bugs: tuple[str, ...] = ()
+    ) -> None:
+        self.bugs = bugs
         self.profile, self.seed, self.folder = profile, seed, folder
         self.seconds = profile.seconds if seconds is None else seconds
         self.planned = plan(profile, seed, seconds)
@@ -64,7 +68,7 @@ class Run:
     @contextlib.asynccontextmanager
     async def _on_stage(self) -> AsyncIterator[tuple[Stage, Fleet]]:
         stage = await self._set_stage()
-        fleet = Fleet(stage, self.recorder, self.folder, lease_s=self.profile.lease_s)
+        fleet = Fleet(stage, self.recorder, self.folder, lease_s=self.profile.lease_s, bugs=self.bugs)
         try:
             # The namespace is made before its nodes: they shall not choose its partitions.
             async with Client(stage.direct_url, namespace=NAMESPACE, partitions=self.profile.partitions):
@@ -248,11 +252,17 @@ def _spoken(found: list[Violation]) -> list[str]:
     return lines + more
 
 
-def run(profile: Profile, seed: int, folder: Path, seconds: float | None = None) -> Report:
-    """Do one run in an event loop of its own; histories, logs and the report stay in the folder."""
+def run(profile: Profile, seed: int, folder: Path, seconds: float | None = None, bugs: tuple[str, ...] = ()) -> Report:
+    """Do one run in an event loop of its own; histories, logs and the report stay in the folder.
+
+    `bugs` are planted in every node (see `mutations`): a run that does not find them proves nothing.
+    """
     folder.mkdir(parents=True, exist_ok=True)
 
     async def go() -> Report:
-        return await Run(profile, seed, folder, seconds).go()
+        return await Run(profile, seed, folder, seconds, bugs).go()
 
-    return asyncio.run(go())
+    with contextlib.ExitStack() as stack:
+        for bug in bugs:
+            stack.enter_context(planted(bug))  # the witness knows scripts by their hash
+        return asyncio.run(go())

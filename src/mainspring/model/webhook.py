@@ -1,0 +1,150 @@
+"""A webhook: where, how and with which credentials."""
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+from .errors import InvalidInput
+from .weburl import WebUrl, parse_web_url
+
+METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "GET", "HEAD")
+BODILESS: Final = frozenset({"GET", "HEAD"})
+SECRET_PREFIX: Final = "whsec_"
+RESPONSE_BYTES: Final = 4 * 1024
+MAX_RESPONSE_BYTES: Final = 64 * 1024
+MAX_TIMEOUT_S: Final = 600.0
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
+_OURS: Final = frozenset(
+    {
+        "connection", "content-length", "expect", "host", "idempotency-key", "keep-alive", "te", "trailer",
+        "transfer-encoding", "upgrade", "webhook-id", "webhook-signature", "webhook-timestamp",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Basic:
+    """User and password."""
+
+    user: str
+    password: str
+
+    def __post_init__(self) -> None:
+        if not self.user or ":" in self.user:
+            raise InvalidInput("auth: the user is empty or holds a colon, which HTTP cannot carry")
+
+    @property
+    def header(self) -> str:
+        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+    def __repr__(self) -> str:
+        return f"Basic(user={self.user!r}, password='***')"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Bearer:
+    """A token."""
+
+    token: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\x21-\x7e]+", self.token):
+            raise InvalidInput("auth: the bearer token is empty or holds spaces or characters beyond ASCII")
+
+    @property
+    def header(self) -> str:
+        return f"Bearer {self.token}"
+
+    def __repr__(self) -> str:
+        return "Bearer('***')"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Webhook:
+    """What a delivery over HTTP needs to know. None leaves a choice to the node's settings."""
+
+    url: str
+    method: str = "POST"
+    headers: tuple[tuple[str, str], ...] = ()
+    timeout_s: float | None = None
+    auth: Basic | Bearer | None = None
+    ca_file: str | None = None
+    """The authority that signed the server's certificate; None means those that the system trusts."""
+    secrets: tuple[str, ...] = ()
+    """Each signs; give the new one beside the old one while receivers change over."""
+    response_bytes: int = RESPONSE_BYTES
+    """How much of an answer's body is kept."""
+    gone_disables: bool = False
+    """410 Gone: nothing more is sent there until the node starts again."""
+    concurrency: int | None = None
+    """Requests at one time; with its own, or its own rate, a target shares neither with others on its host."""
+    rate: float | None = None
+    """Requests a second."""
+
+    def __post_init__(self) -> None:
+        parsed = parse_web_url(self.url)
+        if self.method not in METHODS:
+            raise InvalidInput(f"method is {self.method!r}; use one of {', '.join(METHODS)}")
+        _check_headers(self.headers, with_auth=self.auth is not None)
+        if self.ca_file is not None and (parsed.scheme != "https" or not PurePath(self.ca_file).name):
+            raise InvalidInput(f"ca_file is {self.ca_file!r}; it names a file, and only an https:// address has a use")
+        for secret in self.secrets:
+            secret_key(secret)
+        for name, value, low, high in (
+            ("timeout", self.timeout_s, 0.001, MAX_TIMEOUT_S),
+            ("response_bytes", self.response_bytes, 0, MAX_RESPONSE_BYTES),
+            ("concurrency", self.concurrency, 1, 10_000),
+            ("rate", self.rate, 0.001, 1_000_000),
+        ):
+            if value is not None and not low <= value <= high:
+                raise InvalidInput(f"{name} is {value}; it must lie between {low} and {high}")
+
+    @property
+    def address(self) -> str:
+        """The target that this stands for."""
+        return self.url
+
+    @property
+    def parsed(self) -> WebUrl:
+        return parse_web_url(self.url)
+
+    def __repr__(self) -> str:
+        names = ", ".join(name for name, _ in self.headers)
+        return (
+            f"Webhook({self.method} {self.parsed.shown}, headers=[{names}], auth={self.auth!r}, "
+            f"secrets={len(self.secrets)}, timeout_s={self.timeout_s}, ca_file={self.ca_file!r})"
+        )
+
+
+def secret_key(secret: str) -> bytes:
+    """The bytes that sign; the secret itself never stands in an error."""
+    if not secret.startswith(SECRET_PREFIX):
+        raise InvalidInput(f"a signing secret must start with '{SECRET_PREFIX}', followed by base64")
+    try:
+        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput(f"a signing secret is not base64 after '{SECRET_PREFIX}'") from None
+    if not 24 <= len(key) <= 64:
+        raise InvalidInput(f"a signing secret has {len(key)} bytes; the specification wants 24 to 64")
+    return key
+
+
+def _check_headers(headers: tuple[tuple[str, str], ...], *, with_auth: bool) -> None:
+    seen: set[str] = set()
+    for name, value in headers:
+        low = name.lower()
+        if not _TOKEN.fullmatch(name):
+            raise InvalidInput(f"headers: {name!r} is no name of a header")
+        if low in _OURS or low.startswith("mainspring-"):
+            raise InvalidInput(f"headers: {name} is set by Mainspring itself; leave it out")
+        if low == "authorization" and with_auth:
+            raise InvalidInput("headers: Authorization is given, and auth too; keep one")
+        if low in seen:
+            raise InvalidInput(f"headers: {name} is given twice")
+        if not _VALUE.fullmatch(value):
+            raise InvalidInput(f"headers: the value of {name} must be printable ASCII, without spaces at its ends")
+        seen.add(low)

@@ -1,0 +1,124 @@
+"""Web addresses, read strictly: what two programs could read differently is refused.
+
+A guard that judges one host while the connection goes to another guards nothing. So there is one reading, this
+one, and whatever is sent is put together again from its parts.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from typing import Final, NoReturn
+from urllib.parse import quote
+
+from .errors import InvalidInput
+
+PORTS: Final = {"http": 80, "https": 443}
+_URL: Final = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.DOTALL)
+_UNSAFE: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029]")
+_NAME: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_AMBIGUOUS: Final = re.compile("[\u00df\u03c2\u200c\u200d]")
+"""Letters that the two standards for names in other scripts turn into different names."""
+
+Address = IPv4Address | IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class WebUrl:
+    """The parts of an address, each in its one form: lower case, ASCII, no trailing dot."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    """Path and query."""
+    address: Address | None
+    """The host, where it is a number and not a name."""
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+    @property
+    def shown(self) -> str:
+        """For logs: queries often hold keys."""
+        path, mark, _ = self.path.partition("?")
+        return f"{self.scheme}://{self.authority}{path}{mark and '?…'}"
+
+
+@lru_cache(maxsize=1024)
+def parse_web_url(text: str) -> WebUrl:
+    """Read a URL, or refuse it with the reason."""
+    if not (match := _URL.match(text)):
+        _refuse(text, "it must start with http:// or https://")
+    scheme, authority, path = match.groups()
+    if _UNSAFE.search(text):
+        _refuse(text, "it holds spaces, control characters or backslashes; percent-encode them")
+    if "@" in authority:
+        _refuse(text, "user and password do not belong into it; use a named target with auth")
+    host, port = _split(text, authority)
+    name, address = _host(text, host)
+    try:
+        path = quote(path, safe="".join(map(chr, range(33, 127))))
+    except UnicodeEncodeError:
+        _refuse(text, "it is not valid Unicode (a lone surrogate)")
+    path = path if path.startswith("/") else "/" + path
+    return WebUrl(scheme, name, PORTS[scheme] if port is None else port, path, address)
+
+
+def _refuse(text: str, reason: str) -> NoReturn:
+    scheme, mark, rest = text.partition("://")
+    # What stands before an @ may be a password.
+    shown = f"{scheme}{mark}{rest.rpartition('@')[2]}"[:80]
+    raise InvalidInput(f"the address {shown!r} is not accepted: {reason}")
+
+
+def _split(text: str, authority: str) -> tuple[str, int | None]:
+    if authority.startswith("["):
+        host, bracket, rest = authority.partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            _refuse(text, "an IPv6 address stands in brackets, as in http://[2001:db8::1]/")
+        host, port = host + bracket, rest[1:]
+    else:
+        host, _, port = authority.partition(":")
+    if not port:
+        return host, None
+    if not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
+        _refuse(text, "the port must be a number from 1 to 65535")
+    return host, int(port)
+
+
+def _host(text: str, host: str) -> tuple[str, Address | None]:
+    if host.startswith("["):
+        try:
+            address = IPv6Address("" if "%" in host else host[1:-1])
+        except AddressValueError:
+            _refuse(text, "that is no IPv6 address (zones such as %eth0 are not accepted)")
+        return str(address), address
+    name = _ascii(text, host).lower().removesuffix(".")
+    if not name:
+        _refuse(text, "it names no host")
+    if not _NAME.fullmatch(name) or len(name) > 253:
+        _refuse(text, "that is no name of a host")
+    if not _NUMBER.fullmatch(name.rpartition(".")[2]):
+        return name, None
+    try:
+        return name, IPv4Address(name)
+    except AddressValueError:
+        _refuse(text, "an IPv4 address is written as four decimal numbers, as in 192.0.2.1")
+
+
+def _ascii(text: str, host: str) -> str:
+    if host.isascii():
+        return host
+    if _AMBIGUOUS.search(host):
+        _refuse(text, "its host can be read in two ways; write it in its xn-- form")
+    try:
+        return host.encode("idna").decode()
+    except UnicodeError:
+        _refuse(text, "that is no name of a host")

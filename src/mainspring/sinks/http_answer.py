@@ -1,0 +1,81 @@
+"""What an answer means: done, again later, or never."""
+
+import random
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from itertools import islice
+from typing import Final
+
+from ..model.outcome import Dead, Done, Outcome, Response, Retry
+
+LONGEST_WAIT_MS: Final = 3_600_000
+"""A target that asks for more patience than an hour is asked again after an hour."""
+
+SPREAD: Final = 0.1
+"""Those that were told the same time come back within a tenth of it more, not all at once."""
+
+_AGAIN: Final = frozenset({408, 425, 429})
+_MOVED: Final = frozenset({301, 308})
+_EXCERPT_CHARS: Final = 200
+_BLANK: Final = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ufffd]+")
+MAX_HEADERS: Final = 50
+MAX_HEADER_CHARS: Final = 500
+
+
+def outcome_of(response: Response, now_s: float) -> Outcome:
+    """Judge an answer by its status."""
+    status = response.status
+    if 200 <= status < 300:
+        return Done(response)
+    reason = _reason(response)
+    if status in _AGAIN or not 300 <= status < 500 or (300 <= status < 400 and status not in _MOVED):
+        return Retry(reason, retry_after_ms(header(response, "retry-after"), now_s), response=response)
+    return Dead(reason, response=response)
+
+
+def header(response: Response, name: str) -> str | None:
+    return next((value for key, value in response.headers if key.lower() == name), None)
+
+
+def kept_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """As many and as long as is reasonable: a target must not fill our memory."""
+    return tuple([(name[:MAX_HEADER_CHARS], value[:MAX_HEADER_CHARS]) for name, value in islice(headers, MAX_HEADERS)])
+
+
+def retry_after_ms(value: str | None, now_s: float) -> int | None:
+    """Seconds, or a date. None where nothing usable is said: then the policy decides."""
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        wait_ms = min(int(text[:9]) * 1000, LONGEST_WAIT_MS)
+    else:
+        try:
+            when = parsedate_to_datetime(text)
+        except (ValueError, TypeError, IndexError):
+            return None
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=UTC)
+        wait_ms = min(round(((when - datetime.fromtimestamp(now_s, UTC)).total_seconds()) * 1000), LONGEST_WAIT_MS)
+    return wait_ms + int(wait_ms * random.uniform(0, SPREAD)) if wait_ms > 0 else None
+
+
+def _reason(response: Response) -> str:
+    try:
+        text = f"HTTP {response.status} {HTTPStatus(response.status).phrase}"
+    except ValueError:
+        text = f"HTTP {response.status}"
+    if 300 <= response.status < 400:
+        where = _plain(header(response, "location") or "nowhere")
+        return f"{text} to {where}: redirects are never followed; give the final address"
+    excerpt = _plain(response.body.decode("utf-8", "replace"))
+    return f"{text}: {excerpt}" if excerpt else text
+
+
+def _plain(text: str) -> str:
+    """One line, fit for a log."""
+    line = _BLANK.sub(" ", text[: 4 * _EXCERPT_CHARS]).strip()
+    return line if len(line) <= _EXCERPT_CHARS else line[: _EXCERPT_CHARS - 1] + "…"

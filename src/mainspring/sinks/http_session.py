@@ -1,0 +1,123 @@
+"""Connections: aiohttp, held to the guard's word. The only module that imports it, and only when it is needed."""
+
+import resource
+import socket
+import ssl
+from functools import lru_cache
+from typing import Any, Final
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from ..model.errors import InvalidInput
+from ..model.weburl import WebUrl
+from .http_guard import Guard
+
+KEEP_ALIVE_S: Final = 15.0
+DNS_CACHE_S: Final = 10
+_MOST_CONNECTIONS: Final = 2000
+
+
+class GuardedResolver(AbstractResolver):
+    """Answers with addresses that the guard has approved; they are what is connected to."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        del family  # both kinds are asked for, and both are judged
+        return [
+            ResolveResult(
+                hostname=host,
+                host=text,
+                port=port,
+                family=socket.AF_INET6 if ":" in text else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for text in await self._guard.resolve(host, port)
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+
+def open_session(guard: Guard) -> aiohttp.ClientSession:
+    """A session that follows nothing, remembers no cookies and takes no proxy or password from the environment."""
+
+    def gate(found: tuple[Any, ...]) -> socket.socket:
+        family, kind, proto, _, address = found
+        guard.check_socket(address[0])
+        return socket.socket(family, kind, proto)
+
+    # Hosts have their own limits, and all of them together: see http_limits.
+    connector = aiohttp.TCPConnector(
+        resolver=GuardedResolver(guard),
+        ttl_dns_cache=DNS_CACHE_S,
+        limit=0,
+        keepalive_timeout=KEEP_ALIVE_S,
+        socket_factory=gate,
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        auto_decompress=False,  # the first bytes are kept as they came; nothing can swell in our memory
+        skip_auto_headers=("User-Agent", "Content-Type", "Accept-Encoding"),
+    )
+
+
+def url_for(parsed: WebUrl) -> URL:
+    """The address as aiohttp has it, made of what the guard has judged."""
+    url = URL(str(parsed), encoded=True)
+    if (url.raw_host, url.port) != (parsed.host, parsed.port):
+        raise InvalidInput(f"the address {parsed.shown!r} is not accepted: it can be read in two ways")
+    return url
+
+
+@lru_cache(maxsize=256)
+def tls_context(ca_file: str | None) -> ssl.SSLContext:
+    """Always verifies. With `ca_file` only that authority counts."""
+    return ssl.create_default_context(cafile=ca_file)
+
+
+def most_connections() -> int:
+    """Half of the files this process may open: the server's connections and the API need some too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(16, min(_MOST_CONNECTIONS, soft // 2))
+
+
+async def first_bytes(answer: aiohttp.ClientResponse, count: int) -> bytes:
+    """The start of a body. A short rest is read, so that the connection can be used again; a long one ends it."""
+    if answer.content.at_eof():
+        return b""
+    parts: list[bytes] = []
+    size = 0
+    while size <= count + _SHORT_REST:
+        part = await answer.content.readany()
+        if not part:
+            break
+        parts.append(part)
+        size += len(part)
+    else:
+        answer.close()
+    return b"".join(parts)[:count]
+
+
+_SHORT_REST: Final = 64 * 1024
+
+
+def failure_text(error: BaseException) -> str:
+    """Why a connection failed, in one line."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"the name cannot be resolved: {error.os_error.strerror or error.os_error}"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"the server's certificate is not accepted: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect: {error.os_error.strerror or error.os_error}"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the server closed the connection without an answer"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,57 @@
+-- Give dead letters of one partition another life: each is a task again in the step in which its letter goes.
+--
+-- KEYS  n, slices, ids, dead, dead:t; s of each new place; s, d, x of each place the index led to
+-- ARGV  places, old places, letters, then
+--         per place: name, score, address prefix
+--         per old place: name
+--         per letter: idh, time of its death in ms, place (counted from 1), entry,
+--           address the index held ('' = none), its old place (counted from 1, 0 = none)
+-- returns {status, index | address the index holds} per letter
+--   status: ok | gone (the letter is not there, or is of a later death) | changed (the index holds another address)
+--     | live (a task with this id is pending or under way)
+-- keeps: one step, so there is never a moment without letter and task, or with both. Sent again it finds the letter
+--   gone. A replayed task counts as accepted anew: its death stays counted, and no counter goes back.
+local n, slices, ids, dead, dead_times = unpack(KEYS, 1, 5)
+local places, olds, letters = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local first_old_key, first_old, a = 5 + places, 3 + places * 3, 3 + places * 3 + olds
+
+local function is_live(idh, address, old)
+  local r, index = struct.unpack('>I3I4', string.sub(address, 8))
+  local at = first_old_key + (old - 1) * 3
+  local score = redis.call('ZSCORE', slices, ARGV[first_old + old])
+  if not score or (tonumber(score) - math.floor(tonumber(score))) * 1048576 ~= r then return false end
+  local row = redis.call('LINDEX', KEYS[at + 1], index)
+  if not row or string.sub(row, 6, 21) ~= idh or math.floor(string.byte(row, 5) / 8) % 2 == 1 then return false end
+  return redis.call('GETBIT', KEYS[at + 2], index) == 0 and redis.call('GETBIT', KEYS[at + 3], index) == 0
+end
+
+local function status_of(idh, died, expected, old)
+  local time = redis.call('ZSCORE', dead_times, idh)
+  local current = redis.call('HGET', ids, idh) or ''
+  if not time or tonumber(time) ~= died or redis.call('HEXISTS', dead, idh) == 0 then return 'gone', current end
+  if current ~= expected then return 'changed', current end
+  if old > 0 and is_live(idh, expected, old) then return 'live', current end
+  return 'ok'
+end
+
+local out, incarnation, buried = {}, {}, {}
+for i = 1, letters do
+  local idh, place, expected = ARGV[a + 1], tonumber(ARGV[a + 3]), ARGV[a + 5]
+  local status, answer = status_of(idh, tonumber(ARGV[a + 2]), expected, tonumber(ARGV[a + 6]))
+  if status == 'ok' then
+    local at = 3 + (place - 1) * 3
+    -- Not before: a slice that is opened for a task which is not written would stand there empty.
+    incarnation[place] = incarnation[place] or open_slice(slices, ARGV[at + 1], ARGV[at + 2])
+    answer = redis.call('RPUSH', KEYS[5 + place], ARGV[a + 4]) - 1
+    redis.call('HSET', ids, idh, ARGV[at + 3] .. struct.pack('>I3I4', incarnation[place], answer))
+    buried[#buried + 1] = idh
+  end
+  out[i * 2 - 1], out[i * 2] = status, answer
+  a = a + 6
+end
+if #buried > 0 then
+  redis.call('HINCRBY', n, 'accepted', #buried)
+  redis.call('HDEL', dead, unpack(buried))
+  redis.call('ZREM', dead_times, unpack(buried))
+end
+return out
