@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from .client import Client
     from .model.clock import ManualClock
+    from .model.dead import DeadLetter, DeadPage, Replayed, ReplaySummary
     from .model.errors import (
         ConfigError,
         Conflict,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         Unavailable,
         WrongFormat,
     )
+    from .model.explain import Explanation
     from .model.outcome import DONE, Dead, Done, Retry
     from .model.retry import RetryPolicy
     from .model.task import Count, Handle, Page, PutSummary, Task, TaskInfo
@@ -32,8 +34,11 @@ __all__ = [
     "Conflict",
     "Count",
     "Dead",
+    "DeadLetter",
+    "DeadPage",
     "Done",
     "EmbeddedError",
+    "Explanation",
     "Handle",
     "InvalidCron",
     "InvalidInput",
@@ -44,6 +49,8 @@ __all__ = [
     "Page",
     "PutSummary",
     "Refused",
+    "ReplaySummary",
+    "Replayed",
     "Retry",
     "RetryPolicy",
     "StoreError",
@@ -59,6 +66,8 @@ _MODULES: Final = {
     "client": ("Client",),
     "sync": ("SyncClient",),
     "model.clock": ("ManualClock",),
+    "model.dead": ("DeadLetter", "DeadPage", "ReplaySummary", "Replayed"),
+    "model.explain": ("Explanation",),
     "model.outcome": ("DONE", "Dead", "Done", "Retry"),
     "model.retry": ("RetryPolicy",),
     "model.task": ("Count", "Handle", "Page", "PutSummary", "Task", "TaskInfo"),

@@ -7,19 +7,23 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self
 
+from .letters import Letters
 from .model.clock import Clock
 from .model.errors import InvalidInput, MainspringError
+from .model.explain import Explanation
 from .model.ids import check_name
 from .model.limits import MAX_PAYLOAD_BYTES
 from .model.task import CancelOutcome, Count, Handle, OnConflict, Page, PutSummary, Task, TaskInfo
 from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from .store import query
 from .store.durable import Durability, check_durability
+from .store.explain import explain
 from .store.find import Finder, Reference
 from .store.intake import Batch, Intake, Named, Plain
 from .store.link import LinkOptions
 from .store.named import NamedPuts
 from .store.put import Places, Widths, address_at, put_rows
+from .store.replay import Replayer
 from .store.store import Store
 
 BATCH: Final = 8_192
@@ -34,7 +38,7 @@ Progress = Callable[[int], None]
 _CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
 
 
-class Client:
+class Client(Letters):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
     `wait_s` is how long calls wait for a server that is away; 0 means that they fail at once.
@@ -189,6 +193,11 @@ class Client:
             return TaskInfo(id, "unknown")
         return query.describe(id, found.entry)
 
+    async def explain(self, id: str, *, lane: str | None = None) -> Explanation:
+        """Why a task has not run (yet): one sentence for people, a code and its facts for programs."""
+        _, _, _, finder = self._ready()
+        return await explain(self.store, finder, id, self._reference(id, lane))
+
     async def cancel(self, id: str, *, lane: str | None = None) -> CancelOutcome:
         """Cancel before it fires. After "cancelled" it never fires; "too late" means it has begun."""
         [outcome] = await self.cancel_many([id], lane=lane)
@@ -253,6 +262,10 @@ class Client:
         if self._parts is None:
             raise MainspringError("the client is not open; use 'async with Client(…)' or await client.open()")
         return self._parts
+
+    def _replayer(self) -> Replayer:
+        store, intake, _, _ = self._ready()
+        return Replayer(store, intake, self._widths, wait_s=self._wait_s)
 
     def _reference(self, id: str, lane: str | None) -> Reference:
         return Reference.parse(check_name(id, "id"), lane, len(self.store.keys))

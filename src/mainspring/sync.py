@@ -59,11 +59,19 @@ class SyncClient:
     put = _waiting(Client.put)
     put_many = _waiting(Client.put_many)
     get = _waiting(Client.get)
+    explain = _waiting(Client.explain)
     cancel = _waiting(Client.cancel)
     cancel_many = _waiting(Client.cancel_many)
     reschedule = _waiting(Client.reschedule)
     list = _waiting(Client.list)
     count = _waiting(Client.count)
+    dead_list = _waiting(Client.dead_list)
+    dead_get = _waiting(Client.dead_get)
+    dead_replay = _waiting(Client.dead_replay)
+    dead_replay_many = _waiting(Client.dead_replay_many)
+    dead_drop = _waiting(Client.dead_drop)
+    dead_drop_many = _waiting(Client.dead_drop_many)
+    dead_export = _waiting(Client.dead_export)
 
     def close(self) -> None:
         """Close the connections and end the thread. May be called again."""

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from mainspring.cli.cluster import app
 from mainspring.config import Config

@@ -164,3 +164,19 @@ async def test_a_huge_slice_does_not_stall_another_partition(tickers: Tickers, s
         await ticker.engine.dispatcher.step()
         steps += 1
         assert steps < 20, "the small one waits for the huge slice"
+
+
+async def test_rows_that_took_the_place_of_forgotten_ones_are_read(ticker: Ticker, clock: ManualClock) -> None:
+    """A failover forgot the last put, and others came since: the list is as long again as the owner remembers it."""
+    place = Slice.at(clock.now_ms() + 2_000, 1000)
+    kept, forgotten, *new = (entry(500, 0, bytes([n]) * 16, Body("log:", b"%d" % n)) for n in range(1, 5))
+    await append(ticker.store, place, kept, forgotten)
+    await ticker.turn()
+    owner = HandOwner(ticker.store, 0, b"")
+    await owner.raw("RPOP", owner.keys.entries(place.name))
+    await owner.raw("HINCRBY", owner.keys.n, "accepted", -1)
+    await append(ticker.store, place, *new)
+    await ticker.turn()
+    delivered = [one.value() for one in await ticker.advance(seconds=4)]
+    assert sorted(delivered) == [1, 3, 4]
+    assert (await balance(ticker.store)).done == 3

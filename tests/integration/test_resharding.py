@@ -254,7 +254,12 @@ async def test_an_owner_is_woken_on_the_server_that_a_slot_moved_to(nodes: Clust
         await until(lambda: made.engine.healthy)
         heard: list[int] = []
         woken = made.engine.lookahead.woken
-        vars(made.engine.lookahead)["woken"] = lambda number: (heard.append(number), woken(number))
+
+        def hear(number: int) -> None:
+            heard.append(number)
+            woken(number)
+
+        vars(made.engine.lookahead)["woken"] = hear
         await made.client.put("log:", id=name)
         await until(lambda: heard == [0])
         await until(lambda: name in made.delivered)

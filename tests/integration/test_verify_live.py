@@ -122,7 +122,7 @@ async def test_live_traffic_raises_no_false_alarm(live: Store) -> None:
     sink = RecordingSink()
     sink.handlers["log"] = sometimes
     first, second = (Engine(live, {"log": sink}, EngineOptions(node=name)) for name in ("first", "second"))
-    async with asyncio.timeout(240), flowing(Traffic(live)):
+    async with asyncio.timeout(100), flowing(Traffic(live)):
         async with started(first):
             await watch(live, ROUNDS)
         # The partitions change hands while all goes on.
@@ -149,7 +149,7 @@ async def test_repairs_beside_a_running_node_lose_nothing(live: Store) -> None:
     sink = RecordingSink()
     sink.handlers["log"] = arrives
     client = Client.over(live)
-    async with asyncio.timeout(120), started(Engine(live, {"log": sink})):
+    async with asyncio.timeout(100), started(Engine(live, {"log": sink})):
         for turn in range(6):
             for _ in range(100):
                 await client.put("log:", number, after=f"{500 + number % 1500}ms", id=str(number))

@@ -15,7 +15,7 @@ from mainspring.store.keys import partition_of
 from mainspring.store.link import LinkOptions
 from mainspring.store.store import Store
 from mainspring.testing.balance import Balance, balance
-from mainspring.testing.history import History, check
+from mainspring.testing.history import Cancelled, History, check
 from mainspring.testing.recording import record
 from mainspring.testing.ticker import RecordingSink
 
@@ -45,7 +45,8 @@ class Scene:
     @property
     def cancel_less(self) -> list[Handle]:
         """Handles of everything that is to be delivered."""
-        cancelled = {event.task for event in self.history.events if getattr(event, "answer", "") == "cancelled"}
+        events = self.history.events
+        cancelled = {one.task for one in events if isinstance(one, Cancelled) and one.answer == "cancelled"}
         return [handle for handle in self.handles if handle.id not in cancelled]
 
     def delivered_from(self, partitions: set[int]) -> int:

@@ -55,8 +55,23 @@ def test_a_plain_task_becomes_an_entry_of_its_second(items: bool) -> None:
 
 def test_the_fast_way_and_the_careful_way_write_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.urandom", lambda size: bytes(i % 251 for i in range(size)))
+    monkeypatch.setattr("random.randrange", lambda _most: 0)
     tasks = [Task("kafka:ticks", "x" * n, at=NOW_MS + n * 100) for n in range(98)]
     assert rows_of(take(*tasks, items=True)) == rows_of(take(*tasks, items=False))
+
+
+@pytest.mark.parametrize(
+    "task_id", ["a", "order-42", "x" * 31, "x" * 32, "x" * 256, "ä {1}:\n", "\U0001f600", "f" * 31]
+)
+@pytest.mark.parametrize("payload", [None, "x" * 90, {"n": 1}])
+def test_the_fast_way_and_the_careful_way_write_ids_alike(task_id: str, payload: object) -> None:
+    task = Task("log:", payload, at=NOW_MS + 2_345, id=task_id)
+    [careful] = take(task).items  # the first task of a target is looked at with care
+    _, fast = take(task, task).items
+    assert fast == careful
+    assert isinstance(fast, Named)
+    assert (decode(fast.row.row).id, fast.row.idh) == (task_id, idh_of(task_id))
+    assert fast.partition == partition_of(task_id, 8)
 
 
 def test_generated_ids_are_all_different() -> None:

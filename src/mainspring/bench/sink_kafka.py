@@ -98,7 +98,8 @@ async def _broker() -> AsyncIterator[KafkaOptions]:
         raise MainspringError(f"no Kafka broker can be started here: {reason}")
     with broker(jvm="") as made:
         options = KafkaOptions(made.url)
-        [created] = AdminClient({**options.for_admin()}).create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values()
+        admin = AdminClient({**options.for_admin()})
+        [created] = admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values()
         try:
             await asyncio.wrap_future(created)
         except KafkaException as error:

@@ -10,7 +10,8 @@ import typer.main
 
 _COMMANDS: Final = {
     "serve": ("mainspring.cli.serve", "Run a scheduler with its HTTP API."),
-    "task": ("mainspring.cli.task", "Put, look at, cancel and move tasks."),
+    "task": ("mainspring.cli.task", "Put, look at, explain, cancel and move tasks."),
+    "dead": ("mainspring.cli.dead", "Tasks that were given up: look, replay, drop, export."),
     "schedule": ("mainspring.cli.schedule", "Recurring work: cron and intervals."),
     "cluster": ("mainspring.cli.cluster", "Show the nodes, who leads, who owns what."),
     "verify": ("mainspring.cli.verify", "Prove that every task is somewhere; find orphans, repair them."),

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -14,6 +13,7 @@ from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, l
 from mainspring.client import Client
 from mainspring.config import Config
 from mainspring.model.errors import InvalidInput
+from mainspring.model.explain import moment
 from mainspring.model.task import Handle, OnConflict
 from mainspring.model.times import When
 
@@ -42,10 +42,10 @@ def put(
     """Put one task."""
     value = _json(sys.stdin.read() if payload == "-" else payload)
     conflict: OnConflict = on_conflict  # type: ignore[assignment]  # the client checks it
-    handle = _with(
+    handle = with_client(
         load(redis_url, data_dir, namespace, config),
         lambda client: client.put(
-            target, value, at=_when(at), after=after, id=id, lane=lane, expires=expires,
+            target, value, at=when_of(at), after=after, id=id, lane=lane, expires=expires,
             on_conflict=conflict, durability=durability,
         ),
     )  # fmt: skip
@@ -59,14 +59,30 @@ def get(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Show one task; exit code 1 if nobody knows it."""
-    info = _with(load(redis_url, data_dir, namespace, config), lambda client: client.get(id, lane=lane))
+    info = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.get(id, lane=lane))
     if json:
-        _print_json(info)
+        print_json(info)
     else:
         for name, value in msgspec.to_builtins(info).items():
             if value not in (None, ()):
                 print(f"{name:10} {_spoken(name, value)}")
     if info.state == "unknown":
+        raise typer.Exit(1)
+
+
+@app.command()
+def explain(
+    id: str, lane: Lane = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Say why a task has not run; exit code 1 if nobody knows it."""
+    found = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.explain(id, lane=lane))
+    if json:
+        print_json(found)
+    else:
+        print(f"{found.id}: {found.text}")
+    if found.code == "unknown":
         raise typer.Exit(1)
 
 
@@ -80,15 +96,15 @@ def list_(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """List pending tasks, the earliest first."""
-    page = _with(
+    page = with_client(
         load(redis_url, data_dir, namespace, config),
-        lambda client: client.list(after=_when(after), before=_when(before), limit=limit, cursor=cursor),
+        lambda client: client.list(after=when_of(after), before=when_of(before), limit=limit, cursor=cursor),
     )
     if json:
-        _print_json(page)
+        print_json(page)
         return
     for task in page.tasks:
-        print(f"{_time(task.due_ms)}  {task.target}  {task.id}")
+        print(f"{'?' if task.due_ms is None else moment(task.due_ms)}  {task.target}  {task.id}")
     if page.next is not None:
         print(f"more: --cursor {page.next}", file=sys.stderr)
 
@@ -101,12 +117,12 @@ def count(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Count pending tasks."""
-    found = _with(
+    found = with_client(
         load(redis_url, data_dir, namespace, config),
-        lambda client: client.count(after=_when(after), before=_when(before)),
+        lambda client: client.count(after=when_of(after), before=when_of(before)),
     )
     if json:
-        _print_json(found)
+        print_json(found)
     else:
         print(found.pending if found.exact else f"about {found.pending}")
 
@@ -118,9 +134,11 @@ def cancel(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Cancel tasks; exit code 1 if one had begun or is not known."""
-    outcomes = _with(load(redis_url, data_dir, namespace, config), lambda client: client.cancel_many(ids, lane=lane))
+    outcomes = with_client(
+        load(redis_url, data_dir, namespace, config), lambda client: client.cancel_many(ids, lane=lane)
+    )
     if json:
-        _print_json([{"id": id, "outcome": outcome} for id, outcome in zip(ids, outcomes, strict=True)])
+        print_json([{"id": id, "outcome": outcome} for id, outcome in zip(ids, outcomes, strict=True)])
     else:
         for id, outcome in zip(ids, outcomes, strict=True):
             print(f"{id}: {outcome}")
@@ -135,9 +153,9 @@ def reschedule(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Move a pending task to another time."""
-    handle = _with(
+    handle = with_client(
         load(redis_url, data_dir, namespace, config),
-        lambda client: client.reschedule(id, at=_when(at), after=after, lane=lane),
+        lambda client: client.reschedule(id, at=when_of(at), after=after, lane=lane),
     )
     _show_handle(handle, json)
 
@@ -145,7 +163,7 @@ def reschedule(
 # -- inside ----------------------------------------------------------------------------------------------------
 
 
-def _with(config: Config, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+def with_client(config: Config, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
     async def run() -> T:
         async with _client(config) as client:
             return await work(client)
@@ -163,7 +181,7 @@ async def _client(config: Config) -> AsyncIterator[Client]:
         yield client
 
 
-def _when(text: str | None) -> When | None:
+def when_of(text: str | None) -> When | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
 
@@ -177,22 +195,16 @@ def _json(text: str) -> Any:
 
 def _show_handle(handle: Handle, json: bool) -> None:
     if json:
-        _print_json(handle)
+        print_json(handle)
         return
-    print(f"{handle.id}: {handle.outcome}, due {_time(handle.due_ms)}" + (" (past: at once)" * handle.past))
+    print(f"{handle.id}: {handle.outcome}, due {moment(handle.due_ms)}" + (" (past: at once)" * handle.past))
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     print(msgspec.json.encode(value).decode())
 
 
 def _spoken(name: str, value: Any) -> str:
     if name in ("due_ms", "expires_ms"):
-        return f"{value} ({_time(value)})"
+        return f"{value} ({moment(value)})"
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def _time(ms: int | None) -> str:
-    if ms is None:
-        return "?"
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -66,8 +66,8 @@ def as_text(report: Report, *, repair: bool) -> str:
         lines += [line for one in told[:MOST_SHOWN] for line in _lines_of(one)]
         if count > MOST_SHOWN:
             lines.append(f"  and {count - MOST_SHOWN} more; --json tells them")
-    end = f"{report.repaired.total()} repaired, {report.left} left" if repair else "repair them with --repair"
-    return "\n".join([*lines, "", f"{report.found.total()} findings: {end}"])
+    end = f"{report.repaired.total()} repaired, {report.left} left" if repair else "to repair, add --repair"
+    return "\n".join([*lines, "", f"findings: {report.found.total()}; {end}"])
 
 
 def _lines_of(told: Told) -> list[str]:

@@ -41,11 +41,15 @@ class Membership:
         follow: Callable[[set[int], set[int]], None],
     ) -> None:
         self._store = store
+        # One that does not answer, or not now, is asked again by the next step: a stop must not wait for it, and
+        # a beat that hangs would cost the membership.
+        self._hurried = store.hurried(timeout_s=max(1.0, lease_s / 2))
         self._who = Identity(node, secrets.token_hex(8), int(lease_s * 1000))
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._describe = describe
         self._follow = follow
         self._leads_until = 0.0
+        self._plans_from = 0.0
         self._leaving = False
         self._waiting: tuple[int, ...] = ()
         self.view: View | None = None
@@ -68,13 +72,13 @@ class Membership:
         if other is None:
             return
         log.warning("node id %s is taken; waiting for the lease of its last holder to end", self.id)
-        deadline = steady_s() + MOST_PATIENCE * self._lease_s
         left_ms = other.left_ms
+        deadline = steady_s() + MOST_PATIENCE * max(self.lease_s, left_ms / 1000)
         while other is not None:
             if other.left_ms > left_ms or steady_s() > deadline:
                 raise self._refusal(other)
             left_ms = other.left_ms
-            await asyncio.sleep(min(self._lease_s / 10, left_ms / 1000))
+            await asyncio.sleep(min(self.lease_s / 10, left_ms / 1000))
             other = await self.join()
 
     async def join(self) -> Taken | None:
@@ -98,17 +102,17 @@ class Membership:
 
     async def step(self) -> float:
         asked_at, about = steady_s(), self._describe()
-        view = await members.beat(self._store, self._who, about, leaving=self._leaving)
+        view = await members.beat(self._hurried, self._who, about, leaving=self._leaving)
         if view is None:
             return await self._come_back()
         if about.waiting and about.waiting != self._waiting:
-            await members.announce(self._store)  # whoever holds these shall not learn of it a third of a lease later
+            await members.announce(self._hurried)  # whoever holds these shall not learn of it a third of a lease later
         self._waiting = about.waiting
         led, leads = self.leads, view.leader == self.id and not self._leaving
-        self._leads_until = asked_at + self._lease_s if leads else 0.0
+        self._leads_until = asked_at + self.lease_s if leads else 0.0
         if leads and not led:
             log.info("node %s leads (term %d)", self.id, view.term)
-        if leads:
+        if leads and asked_at >= self._plans_from:
             planned = await self._plan(view)
             if planned is None:
                 return 0.0
@@ -116,15 +120,15 @@ class Membership:
         self._take(view)
         # Whoever is next must notice at once when a lease ends, not a third of a lease later.
         others = (one.left_ms / 1000 + 0.005 for one in view.members.values() if one.id != self.id)
-        return min(self._lease_s / BEATS_A_LEASE, *others, self._lease_s)
+        return min(self.lease_s / BEATS_A_LEASE, *others, self.lease_s)
 
     async def _plan(self, view: View) -> View | None:
         """Plan anew if the nodes are not those of the plan; None when another leader was faster."""
-        weights = {one.id: one.about.concurrency for one in view.members.values() if not one.leaving}
+        weights = {one.id: max(1, one.about.concurrency) for one in view.members.values() if not one.leaving}
         owners = tuple(assign(view.owners, weights))
         if owners == view.owners:
             return view
-        if not self.leads or not await members.write_plan(self._store, self._who, view, owners):
+        if not self.leads or not await members.write_plan(self._hurried, self._who, view, owners):
             return None
         moved = sum(old != new for old, new in zip(view.owners, owners, strict=True))
         log.info("plan %d: %d nodes, %d partitions move", view.version + 1, len(weights), moved)
@@ -146,8 +150,10 @@ class Membership:
         """This node was away for longer than its lease: it starts at the end of the line."""
         self._leads_until = 0.0
         if self._leaving:
-            return self._lease_s
+            return self.lease_s
         log.warning("node %s was away for longer than its lease; joining again", self.id)
+        # The server may have been away, and then so were all: a plan without them would move everything, twice.
+        self._plans_from = steady_s() + self.lease_s / 2
         if (other := await self.join()) is not None:
             raise self._refusal(other)
         return 0.0
@@ -159,13 +165,13 @@ class Membership:
         self._leaving = True
         self._leads_until = 0.0
         try:
-            await members.beat(self._store, self._who, self._describe(), leaving=True)
-            await members.announce(self._store)
+            await members.beat(self._hurried, self._who, self._describe(), leaving=True)
+            await members.announce(self._hurried)
         except StoreError as error:
             log.warning("the other nodes could not be told of the stop (%s); they notice by the lease", error)
 
     async def leave(self) -> None:
         try:
-            await members.leave(self._store, self._who)
+            await members.leave(self._hurried, self._who)
         except StoreError as error:
             log.warning("node %s could not sign off (%s); its lease runs out", self.id, error)

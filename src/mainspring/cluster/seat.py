@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from ..engine.loop import Loop
+from ..model.errors import ConfigError
 from ..store.links import Subscription
 from ..store.members import View
 from ..store.store import Store
@@ -17,8 +18,10 @@ class Seat:
         self._called = called
         self._subscription: Subscription | None = None
         self.joined = False
+        """Registered, or perhaps so: the reply may have been lost. Then `stop` signs off."""
         self.membership = membership
-        self.loop = Loop("membership", membership.step)
+        # After a failure it comes back within the lease: a short outage must not cost the membership.
+        self.loop = Loop("membership", membership.step, max_backoff_s=min(2.0, membership.lease_s / 4))
 
     @property
     def view(self) -> View | None:
@@ -27,8 +30,12 @@ class Seat:
 
     async def start(self) -> None:
         """Take a place among the nodes. Raises ConfigError when a live node has the same id."""
-        await self.membership.enter()
         self.joined = True
+        try:
+            await self.membership.enter()
+        except ConfigError:
+            self.joined = False  # another has the id
+            raise
         while await self.membership.step() == 0.0:
             pass
         self._subscription = await self._store.links.all()[0].subscribe(

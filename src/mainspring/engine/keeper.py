@@ -1,5 +1,6 @@
 """Keeps the partitions: acquires those that are planned for this node, renews their leases, hands them over."""
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable
@@ -16,6 +17,9 @@ log = logging.getLogger("mainspring.engine")
 
 CLOSING_POLL_S: Final = 0.01
 """How often a partition that is being handed over is looked at: is everything that was begun finished?"""
+
+LONGEST_OPEN: Final = 64
+"""So many leases at most pass between two attempts to close a partition in which something is always in flight."""
 
 
 class Keeper:
@@ -48,7 +52,12 @@ class Keeper:
         self._closing = False
         self._leaving = False
         self._renew_at = 0.0
-        self._spare_at = steady_s() + lease_s
+        self._spare_at = inf
+        """Set by the first step: the start may have waited long for a node id, and the others come first."""
+        self._failed = False
+        self._asking: asyncio.Future[list[ownership.Answer]] | None = None
+        self._unused: dict[int, bytes] = {}
+        """Tokens that this node has on the server and does not fire with: to be given back."""
         self.takeovers = 0
         self.fenced = 0
 
@@ -56,9 +65,11 @@ class Keeper:
         """What this node shall own from now on, and what it shall hand over."""
         self.wanted, self._asked = set(wanted), set(asked)
         self.waiting &= self.wanted
-        for number, partition in self._owned.items():
-            if number not in self._asked:
-                partition.closing_since = inf
+        reopened = [one for number, one in self._owned.items() if one.closing and number not in self._asked]
+        for partition in reopened:
+            partition.closing_since = inf
+        if reopened:
+            self._changed()  # the dispatcher may sleep: nothing could begin there
 
     async def step(self) -> float:
         now = steady_s()
@@ -67,10 +78,13 @@ class Keeper:
             failure = await self._renew() or await self._look_back()
             # At a third of the lease: one lost renewal must not cost the partitions.
             self._renew_at = now + self.lease_s / 3
+        if self._unused:
+            await self._give_back()
         self._closing = await self._hand_over()
-        left_s = await self._acquire(self.wanted)
-        if not self._leaving and steady_s() >= self._spare_at:
-            await self._take_spare()
+        left_s, failed = await self._acquire(self.wanted)
+        failure = failure or failed
+        if self._is_time_for_spare(failure):
+            failure = await self._take_spare() or failure
         if failure is not None:
             raise failure  # only now: one server that is away must not keep the partitions of the others from anything
         wait_s = CLOSING_POLL_S if self._closing else min(self._renew_at - steady_s(), left_s)
@@ -113,54 +127,73 @@ class Keeper:
                 self.lose(owned[number], "rolledback" if last >= 0 else "fenced")
         return failure
 
-    async def _acquire(self, numbers: Iterable[int], *, free_s: float = 0.0) -> float:
-        """Try to get these; returns the seconds until it is worth trying again."""
+    async def _acquire(self, numbers: Iterable[int], *, free_s: float = 0.0) -> tuple[float, StoreError | None]:
+        """Try to get these; returns the seconds until it is worth trying again, and what failed."""
         missing = sorted(number for number in numbers if number not in self._owned)
         if not missing:
-            return self.lease_s
+            return self.lease_s, None
         asked_at = steady_s()
-        answers = await ownership.acquire(
-            self._store,
-            missing,
-            owner=self.owner,
-            nonce=secrets.token_hex(4),
-            lease_ms=int(self.lease_s * 1000),
-            free_ms=int(free_s * 1000),
-        )
+        # Shielded: what the server grants to a node that is just being stopped must be known, to be given back.
+        self._asking = asyncio.ensure_future(self._ask(missing, free_s))
+        answers = await asyncio.shield(self._asking)
         left_s, failure = self.lease_s, None
         waiting_before = set(self.waiting)
         for number, answer in zip(missing, answers, strict=True):
-            match answer:
-                case ownership.Acquired(token):
-                    self.waiting.discard(number)
-                    await self._take(number, token, asked_at)
-                case ownership.Busy(_, left_ms):
-                    self.waiting |= {number} & self.wanted
-                    left_s = min(left_s, left_ms / 1000)
-                case _:
-                    failure = answer
+            if isinstance(answer, ownership.Busy):
+                self.waiting |= {number} & self.wanted
+                left_s = min(left_s, answer.left_ms / 1000)
+                continue
+            # Also where its server is away: nobody shall give up what this node cannot take.
+            self.waiting.discard(number)
+            if isinstance(answer, ownership.Acquired):
+                failure = await self._take(number, answer.token, asked_at) or failure
+            else:
+                failure = answer
         if self.waiting != waiting_before or any(isinstance(one, ownership.Acquired) for one in answers):
             self._changed()
-        if isinstance(failure, StoreError):
-            raise failure
-        return max(left_s, 0.01)
+        return max(left_s, 0.01), failure
 
-    async def _take(self, number: int, token: bytes, asked_at: float) -> None:
-        keys = self._store.keys.partitions[number]
-        partition = Partition(keys, token, asked_at + self.lease_s)
-        for lane, idh in (await read.held_lanes(self._store, number)).items():
+    async def _ask(self, numbers: list[int], free_s: float) -> list[ownership.Answer]:
+        lease_ms, free_ms = int(self.lease_s * 1000), int(free_s * 1000)
+        nonce = secrets.token_hex(4)
+        answers = await ownership.acquire(
+            self._store, numbers, owner=self.owner, nonce=nonce, lease_ms=lease_ms, free_ms=free_ms
+        )
+        for number, answer in zip(numbers, answers, strict=True):
+            if isinstance(answer, ownership.Acquired):
+                self._unused[number] = answer.token
+        return answers
+
+    async def _take(self, number: int, token: bytes, asked_at: float) -> StoreError | None:
+        """Begin to use a partition that was granted. One that cannot be read is given back by the next step."""
+        partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s)
+        try:
+            held = await read.held_lanes(self._store, number)
+        except StoreError as error:
+            return error
+        for lane, idh in held.items():
             partition.lanes.hold(lane, idh)
         self._owned[number] = partition
+        self._unused.pop(number, None)
         self.takeovers += 1
+        return None
 
-    async def _take_spare(self) -> None:
+    def _is_time_for_spare(self, failure: StoreError | None) -> bool:
+        healed, self._failed = self._failed and failure is None, failure is not None
+        if self._spare_at == inf or healed:
+            # Whoever had them, or is planned for them, comes back now as well.
+            self._spare_at = steady_s() + self.lease_s
+        return not self._leaving and steady_s() >= self._spare_at
+
+    async def _take_spare(self) -> StoreError | None:
         """What nobody took for two leases may be taken by anyone: the planned owner may be unable to."""
         self._spare_at = steady_s() + self.lease_s
         others = set(range(len(self._store.keys))) - self.wanted
         before = self.takeovers
-        await self._acquire(others, free_s=2 * self.lease_s)
+        _, failure = await self._acquire(others, free_s=2 * self.lease_s)
         if self.takeovers > before:
             log.warning("took %d partitions that nobody had for two leases", self.takeovers - before)
+        return failure
 
     # -- giving away ---------------------------------------------------------------------------------------
 
@@ -168,7 +201,8 @@ class Keeper:
         """Give what others wait for, once everything begun there is finished. True while some are closing."""
         now = steady_s()
         closing = []
-        for number in self._asked & self._owned.keys():
+        # Who leaves gives everything, also what was granted after the stop began: nothing fires here any more.
+        for number in set(self._owned) if self._leaving else self._asked & self._owned.keys():
             partition = self._owned[number]
             if partition.closing_since == inf and (now >= partition.open_until or self._leaving):
                 partition.closing_since = now
@@ -181,7 +215,10 @@ class Keeper:
             # Something slow is in flight: what comes due meanwhile must not wait for it. Try again later.
             late = now > partition.closing_since + self.lease_s and not self._leaving
             if late and not partition.drained:
-                partition.closing_since, partition.open_until = inf, now + self.lease_s
+                # Longer each time: where something slow is always in flight, closing in vain must not be a habit.
+                partition.closed_in_vain += 1
+                leases = min(2 ** (partition.closed_in_vain - 1), LONGEST_OPEN)
+                partition.closing_since, partition.open_until = inf, now + leases * self.lease_s
                 log.info("partition %d is not handed over yet: tasks are still in flight", partition.number)
                 self._changed()
         return len(closing) > len(drained)
@@ -189,9 +226,17 @@ class Keeper:
     async def _give(self, partitions: list[Partition]) -> None:
         for partition in partitions:
             self._forget(partition)
-        await ownership.release(self._store, {one.number: one.token for one in partitions})
-        await members.announce(self._store)
+            self._unused[partition.number] = partition.token
+        await self._give_back()
         self._changed()
+
+    async def _give_back(self) -> None:
+        """Release what this node does not use. Where the answer is lost the next step asks again."""
+        tokens = dict(self._unused)
+        for number in await ownership.release(self._store, tokens):
+            if self._unused.get(number) == tokens[number]:
+                del self._unused[number]
+        await members.announce(self._store)
 
     def close(self) -> None:
         """Want nothing any more, and hand everything over as it drains; for a clean stop."""
@@ -212,7 +257,11 @@ class Keeper:
             live.forgotten = True
 
     async def release(self) -> None:
-        """Hand back at once all that is left."""
+        """Hand back at once all that is left, and what was granted while the loop was being stopped."""
         self._leaving, self.wanted = True, set()
-        if self._owned:
+        if self._asking is not None:
+            await asyncio.wait([self._asking])
+        if self._owned or self._unused:
             await self._give(list(self._owned.values()))
+        if self._unused:
+            log.warning("%d partitions could not be handed back; they fall free with their leases", len(self._unused))

@@ -8,6 +8,7 @@ from typing import Final
 
 from ..model.errors import StoreError
 from ..store import read
+from ..store.codec import same_entry
 from ..store.store import Store
 from .live import LiveSlice
 from .partition import Partition
@@ -211,7 +212,8 @@ class LookAhead:
                 count = CHUNK_ROWS
             if count > 0:
                 room -= count
-                chunk = read.Chunk(live.partition, live.slice, live.cursor, count, live.inherited)
+                overlap = int(0 <= live.tail_index == live.cursor - 1)
+                chunk = read.Chunk(live.partition, live.slice, live.cursor, count, live.inherited, overlap)
                 chunks.append((live, chunk))
         return chunks
 
@@ -225,10 +227,24 @@ class LookAhead:
             if isinstance(answer, StoreError):
                 failure = answer
             elif not live.forgotten and live.cursor == chunk.first:
-                self._take(live, chunk, answer, until_ms, full=full)
+                if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
+                    self._read_anew(live)
+                else:
+                    self._take(live, chunk, answer, until_ms, full=full)
         self._fire()
         if failure is not None:
             raise failure
+
+    def _read_anew(self, live: LiveSlice) -> None:
+        """Other rows stand where some were read: a failover forgot those, and puts have come since.
+
+        Begin proves the last row only. Were the list just read on, what took the place of the forgotten rows would
+        never be seen, and be marked as done with them.
+        """
+        log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
+        live.unread = False
+        if live.partition in self._owned:
+            self._owned[live.partition].forget(live)
 
     def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.Rows, until_ms: int, *, full: bool) -> None:
         if chunk.bitmaps:

@@ -50,6 +50,7 @@ class Partition:
         """On the same clock: since then nothing new begins here, for another node waits for the partition."""
         self.open_until = 0.0
         """Until then it does not close: it could not be drained in time."""
+        self.closed_in_vain = 0
         self.slices: dict[Slice, LiveSlice] = {}
         """In the order of their starts."""
         self.soonest_ms: float = inf
@@ -288,6 +289,8 @@ class Partition:
         if self.slices.get(live.slice) is live:
             del self.slices[live.slice]
         self.dirty.pop(live, None)
+        if not self.dirty:
+            self.dirty_since = inf  # else the dispatcher would come again and again for a commit of nothing
         self.survey()
 
     # -- outcomes -----------------------------------------------------------------------------------

@@ -76,6 +76,13 @@ def header(row: bytes) -> bytes:
     return row if len(row) == TOMB_BYTES else row[:4] + row[5:HEADER_BYTES]
 
 
+def same_entry(row: bytes, head: bytes) -> bool:
+    """Is this the entry with that header? One that was cancelled since has shrunk; `_entry.lua` says the same."""
+    if len(row) == TOMB_BYTES:
+        return row in (head, head[4 : 4 + TOMB_BYTES])
+    return header(row) == head
+
+
 BIN8: Final = tuple(b"\xc4" + bytes((size,)) for size in range(256))
 
 

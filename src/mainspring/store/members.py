@@ -1,12 +1,17 @@
 """The nodes of a namespace, who leads them, and the plan of who shall own what."""
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ..model.errors import StoreError
 from .store import Group, Store
 from .wire import Arg, Command
+
+log = logging.getLogger("mainspring.cluster")
 
 
 class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -69,6 +74,8 @@ class Identity(NamedTuple):
 
 _about = msgspec.json.Decoder(About)
 _owners = msgspec.json.Decoder(dict[str, list[int]])
+_MEMBER: Final = re.compile(rb"(\d+):([^:]*):(\d+):([01]):(.*)", re.DOTALL)
+"""As _member.lua reads it."""
 
 
 async def join(store: Store, who: Identity, about: About) -> int | Taken:
@@ -77,7 +84,7 @@ async def join(store: Store, who: Identity, about: About) -> int | Taken:
     args: list[Arg] = [who.id, who.nonce, who.lease_ms, msgspec.json.encode(about)]
     reply = await _call(store, "join", [keys.nodes, keys.beats, keys.meta], args)
     store.clock.sample(reply[0])
-    return int(reply[2]) if reply[1] == b"ok" else Taken(reply[2], _about.decode(reply[3]))
+    return int(reply[2]) if reply[1] == b"ok" else Taken(reply[2], _about_of(reply[3]))
 
 
 async def beat(store: Store, who: Identity, about: About, *, leaving: bool = False) -> View | None:
@@ -111,9 +118,17 @@ async def write_plan(store: Store, who: Identity, view: View, owners: Sequence[s
     return written
 
 
-async def announce(store: Store) -> None:
-    """Tell all nodes that something changed, so that they need not wait for their next beat."""
-    await store.run_one(store.keys.slot, [("SPUBLISH", store.keys.cluster, "1")])
+async def announce(store: Store) -> bool:
+    """Tell all nodes that something changed, so that they need not wait for their next beat.
+
+    A hint, never data: where it fails what was announced stands all the same, and they notice a little later.
+    """
+    try:
+        await store.run_one(store.keys.slot, [("SPUBLISH", store.keys.cluster, "1")])
+    except StoreError as error:
+        log.info("the other nodes could not be called (%s); they notice with their next beat", error)
+        return False
+    return True
 
 
 class Holding(NamedTuple):
@@ -139,13 +154,14 @@ async def look(store: Store) -> tuple[View, list[Holding]]:
     rows: list[bytes | int] = []
     leader = b""
     for i in range(0, len(nodes), 2):
-        order, nonce, _, leaving, record = nodes[i + 1].split(b":", 4)
+        member = _MEMBER.fullmatch(nodes[i + 1])
         left_ms = int(ends.get(nodes[i], 0)) - now_ms
-        if left_ms > 0:
+        if member is not None and left_ms > 0:
+            order, nonce, _, leaving, record = member.groups()
             rows += [nodes[i], int(order), left_ms, int(leaving), record]
             if (nodes[i], nonce) == (lead[0], lead[1]) and leaving == b"0":
                 leader = nodes[i]
-    view = _view(now_ms * 1000, leader, int(lead[2] or 0), rows, plan, len(keys))
+    view = _view(now_ms * 1000, leader, _whole(lead[2]), rows, plan, len(keys))
     return view, await holdings(store, now_ms)
 
 
@@ -170,15 +186,36 @@ def _view(
     for id_, order, left_ms, leaving, record in zip(*(iter(rows),) * 5, strict=True):
         assert isinstance(id_, bytes)
         assert isinstance(record, bytes)
-        name = id_.decode()
-        members[name] = Member(name, int(order), int(left_ms), bool(leaving), _about.decode(record))
+        name = id_.decode(errors="replace")
+        members[name] = Member(name, int(order), int(left_ms), bool(leaving), _about_of(record))
     version, raw = plan
     owners = [""] * partitions
-    held: Mapping[str, list[int]] = _owners.decode(raw) if raw else {}
-    for node, numbers in held.items():
+    for node, numbers in _owners_of(raw or b"{}").items():
         for number in numbers:
-            owners[number] = node
-    return View(now_us, leader.decode(), term, members, int(version or 0), tuple(owners))
+            if 0 <= number < partitions:
+                owners[number] = node
+    return View(now_us, leader.decode(errors="replace"), term, members, _whole(version), tuple(owners))
+
+
+def _about_of(record: bytes) -> About:
+    """What a node says of itself. One that speaks in riddles (a later version, a bug) must not break the others."""
+    try:
+        return _about.decode(record)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return About()
+
+
+def _owners_of(raw: bytes) -> Mapping[str, list[int]]:
+    """A plan that cannot be read is none: the leader writes another."""
+    try:
+        return _owners.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _whole(raw: bytes | None) -> int:
+    """A version or term; what is no number counts as 0, as it does in the scripts."""
+    return int(raw) if raw and raw.isdigit() else 0
 
 
 async def _call(store: Store, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:

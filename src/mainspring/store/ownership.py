@@ -17,16 +17,19 @@ class Busy(NamedTuple):
     left_ms: int
 
 
+Answer = Acquired | Busy | StoreError
+
+
 async def acquire(
     store: Store, partitions: Sequence[int], *, owner: str, nonce: str, lease_ms: int, free_ms: int = 0
-) -> list[Acquired | Busy | StoreError]:
+) -> list[Answer]:
     """Try to become the owner of each partition that nobody has, or had in the last `free_ms`."""
     args: list[Arg] = [owner, nonce, lease_ms, free_ms]
     groups: list[Group] = []
     for p in partitions:
         keys = store.keys.partitions[p]
         groups.append((keys.slot, [store.scripts.call("acquire", [keys.own, keys.fence], args)]))
-    answers: list[Acquired | Busy | StoreError] = []
+    answers: list[Answer] = []
     for result in await store.run(groups):
         if isinstance(result, StoreError):
             answers.append(result)
@@ -78,10 +81,14 @@ async def last_calls(store: Store, tokens: Mapping[int, bytes]) -> dict[int, int
     return answers
 
 
-async def release(store: Store, tokens: Mapping[int, bytes]) -> None:
-    """Give partitions back; one that cannot be reached falls free when its lease ends."""
+async def release(store: Store, tokens: Mapping[int, bytes]) -> list[int]:
+    """Give partitions back; returns those that the server has answered for: they are not this owner's any more.
+
+    It may be repeated. One that cannot be reached falls free when its lease ends.
+    """
     groups: list[Group] = []
     for p, token in tokens.items():
         keys = store.keys.partitions[p]
         groups.append((keys.slot, [store.scripts.call("release", [keys.own, keys.fence], [token])]))
-    await store.run(groups)
+    results = await store.run(groups)
+    return [p for p, result in zip(tokens, results, strict=True) if not isinstance(result, StoreError)]

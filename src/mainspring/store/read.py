@@ -24,12 +24,16 @@ class Chunk(NamedTuple):
     first: int
     rows: int
     bitmaps: bool
+    overlap: int = 0
+    """Rows to read once more before the first: they show that the list is still the one that was read."""
 
 
 class Rows(NamedTuple):
     rows: list[bytes]
     fired: bytes
     done: bytes
+    before: list[bytes]
+    """The rows of the overlap; fewer when the list has become shorter."""
 
 
 async def accepted_counts(store: Store, partitions: Sequence[int]) -> list[int | StoreError]:
@@ -74,18 +78,21 @@ async def read_chunks(store: Store, chunks: Sequence[Chunk]) -> list[Rows | Stor
     for chunk in chunks:
         keys = store.keys.partitions[chunk.partition]
         s, f, d, _ = keys.slice_keys(chunk.slice.name)
-        commands: list[Command] = [("LRANGE", s, chunk.first, chunk.first + chunk.rows - 1)]
+        commands: list[Command] = [("LRANGE", s, chunk.first - chunk.overlap, chunk.first + chunk.rows - 1)]
         if chunk.bitmaps:
             commands += [("GET", f), ("GET", d)]
         groups.append((keys.slot, commands))
     answers: list[Rows | StoreError] = []
-    for result in await store.run(groups):
+    for chunk, result in zip(chunks, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             answers.append(result)
-        elif len(result) == 1:
-            answers.append(Rows(result[0], b"", b""))
-        else:
-            answers.append(Rows(result[0], result[1] or b"", result[2] or b""))
+            continue
+        rows = result[0]
+        before = rows[: chunk.overlap] if chunk.overlap else []
+        if before:
+            del rows[: chunk.overlap]
+        fired, done = (result[1] or b"", result[2] or b"") if chunk.bitmaps else (b"", b"")
+        answers.append(Rows(rows, fired, done, before))
     return answers
 
 

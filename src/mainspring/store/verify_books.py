@@ -22,9 +22,9 @@ def problem_of(reading: Reading) -> str:
     problems = [f"the counter {name} holds {value!r}, no number" for name, value in reading.garbled.items()]
     missing = reading.books.missing
     if missing > 0:
-        problems.append(f"{missing} accepted tasks are nowhere")
+        problems.append(f"accepted tasks that are nowhere: {missing}")
     elif missing < 0:
-        problems.append(f"{-missing} tasks are there that nobody counted as accepted")
+        problems.append(f"tasks that were never counted as accepted: {-missing}")
     return "; ".join(problems)
 
 
@@ -38,5 +38,5 @@ async def _set_right(store: Store, keys: PartitionKeys) -> Repair:
         accepted = reading.books.accepted - reading.books.missing
         reply = await store.call(keys.number, "repair_books", [keys.n], [reading.repairs, -reading.books.missing])
         if reply == b"ok":
-            return Repair(True, f"accepted set from {reading.books.accepted} to {accepted}: {problem_of(reading)}")
+            return Repair(True, f"accepted set from {reading.books.accepted} to {accepted} ({problem_of(reading)})")
     return Repair(False, "the partition keeps changing; verify again in a calmer moment")

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from .dead import DeadLetter
+from ..model.dead import DeadLetter
 from .keys import PartitionKeys
 from .store import Store
 from .verify_report import Finding, Repair

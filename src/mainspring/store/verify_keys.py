@@ -119,11 +119,11 @@ async def _without_slice(store: Store, keys: PartitionKeys, places: list[Slice])
     for position, entries, bitmaps in zip(reply[::3], reply[1::3], reply[2::3], strict=True):
         place = places[position - 1]
         if entries:
-            problem = f"{entries} entries stand in no live slice: nobody will fire them"
+            problem = f"entries in no live slice ({entries}): nobody will fire them"
             repair = partial(put_back, store, keys, place)
             findings.append(Finding("orphan-list", keys.number, keys.entries(place.name), problem, repair))
         else:
-            problem = f"{bitmaps} bitmaps without a slice: new tasks of that time would look finished"
+            problem = f"bitmaps without a slice ({bitmaps}): new tasks of that time would look finished"
             repair = partial(remove_remains, store, keys, place, "")
             where = f"{{{keys.tag}}}:[fdx]:{place.name}"
             findings.append(Finding("orphan-bitmap", keys.number, where, problem, repair))
@@ -136,7 +136,7 @@ async def put_back(store: Store, keys: PartitionKeys, place: Slice) -> Repair:
     reply = await _place(store, keys, place, "", score)
     if not isinstance(reply, int):
         return Repair(True, "it is gone, or live again, by now")
-    return Repair(True, f"put back among the live slices with score {score}: {reply} entries, the open ones fire")
+    return Repair(True, f"put back among the live slices, with the score {score}: what is not finished fires")
 
 
 async def set_score(store: Store, keys: PartitionKeys, place: Slice, old: float, new: float) -> Repair:

@@ -1,4 +1,8 @@
-"""The books of a namespace: every accepted task is somewhere, and in one place only."""
+"""The books of a namespace: every accepted task is somewhere, and in one place only.
+
+Counted row by row, and apart from `store/verify_count.py`, which counts by lengths and bitmaps: tests hold one against
+the other. This one reads everything at once and is meant for tests; on a large server use `mainspring verify`.
+"""
 
 from typing import NamedTuple
 

@@ -16,7 +16,7 @@ if lease_end > furthest then
   redis.call('HSET', KEYS[1], 'lease_end_ms', string.format('%.0f', lease_end))
 end
 local free_at = lease_end + tonumber(ARGV[4])
-if free_at > now_ms and stored[1] ~= ARGV[1] then return {now, 'busy', stored[1], free_at - now_ms} end
+if free_at > now_ms and stored[1] ~= ARGV[1] then return {now, 'busy', stored[1] or '', free_at - now_ms} end
 local epoch = string.format('%.0f', math.max((tonumber(stored[3]) or 0) + 1, now))
 local token = epoch .. '.' .. ARGV[2]
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'token', token, 'owner', ARGV[1], 'lease_ms', ARGV[3],

@@ -38,7 +38,7 @@ for i = 1, #nodes, 2 do
     out[at + 4], out[at + 5] = one.leaving and 1 or 0, one.record
   end
 end
-local leader, term = led and lead[1] or '', tonumber(lead[3]) or 0
+local leader, term = led and lead[1] or '', tonumber(string.match(lead[3] or '', '^%d+$')) or 0
 if not led and oldest and oldest.id == ARGV[1] then
   leader, term = ARGV[1], term + 1
   redis.call('HSET', KEYS[3], 'id', leader, 'nonce', ARGV[2], 'term', term)

@@ -4,15 +4,16 @@
 -- ARGV  how many, then per letter: idh, time of its death in ms
 -- returns 1 (dropped) or 0 (it is not there, or died again since) per letter
 -- keeps: a letter that nobody has seen yet stays. The counter `dead` stays too: it counts deaths, not letters.
-local out = {}
-for i = 1, tonumber(ARGV[1]) do
-  local idh = ARGV[i * 2]
-  local died = redis.call('ZSCORE', KEYS[2], idh)
-  local known = died and tonumber(died) == tonumber(ARGV[i * 2 + 1])
-  out[i] = known and 1 or 0
-  if known then
-    redis.call('HDEL', KEYS[1], idh)
-    redis.call('ZREM', KEYS[2], idh)
+-- Looked at first, all of them: a set that is emptied on the way is gone, and cannot be asked while its slot is moving.
+local out, count = {}, tonumber(ARGV[1])
+for i = 1, count do
+  local died = redis.call('ZSCORE', KEYS[2], ARGV[i * 2])
+  out[i] = died and tonumber(died) == tonumber(ARGV[i * 2 + 1]) and 1 or 0
+end
+for i = 1, count do
+  if out[i] == 1 then
+    redis.call('HDEL', KEYS[1], ARGV[i * 2])
+    redis.call('ZREM', KEYS[2], ARGV[i * 2])
   end
 end
 return out

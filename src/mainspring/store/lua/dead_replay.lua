@@ -31,27 +31,29 @@ local function status_of(idh, died, expected, old)
   if not time or tonumber(time) ~= died or redis.call('HEXISTS', dead, idh) == 0 then return 'gone', current end
   if current ~= expected then return 'changed', current end
   if old > 0 and is_live(idh, expected, old) then return 'live', current end
-  return 'ok'
+  return 'ok', 0
 end
 
-local out, incarnation, buried = {}, {}, {}
+-- All that is read is read first: a hash that is emptied on the way is gone, and cannot be asked while its slot is on its
+-- way to another server.
+local out, incarnation = {}, {}
 for i = 1, letters do
-  local idh, place, expected = ARGV[a + 1], tonumber(ARGV[a + 3]), ARGV[a + 5]
-  local status, answer = status_of(idh, tonumber(ARGV[a + 2]), expected, tonumber(ARGV[a + 6]))
-  if status == 'ok' then
-    local at = 3 + (place - 1) * 3
-    -- Not before: a slice that is opened for a task which is not written would stand there empty.
-    incarnation[place] = incarnation[place] or open_slice(slices, ARGV[at + 1], ARGV[at + 2])
-    answer = redis.call('RPUSH', KEYS[5 + place], ARGV[a + 4]) - 1
-    redis.call('HSET', ids, idh, ARGV[at + 3] .. struct.pack('>I3I4', incarnation[place], answer))
-    buried[#buried + 1] = idh
-  end
-  out[i * 2 - 1], out[i * 2] = status, answer
-  a = a + 6
+  local at = a + (i - 1) * 6
+  out[i * 2 - 1], out[i * 2] = status_of(ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 5], tonumber(ARGV[at + 6]))
 end
-if #buried > 0 then
-  redis.call('HINCRBY', n, 'accepted', #buried)
-  redis.call('HDEL', dead, unpack(buried))
-  redis.call('ZREM', dead_times, unpack(buried))
+for i = 1, letters do
+  if out[i * 2 - 1] == 'ok' then
+    local at = a + (i - 1) * 6
+    local idh, place = ARGV[at + 1], tonumber(ARGV[at + 3])
+    local where = 3 + (place - 1) * 3
+    -- Not before: a slice that is opened for a task which is not written would stand there empty.
+    incarnation[place] = incarnation[place] or open_slice(slices, ARGV[where + 1], ARGV[where + 2])
+    local index = redis.call('RPUSH', KEYS[5 + place], ARGV[at + 4]) - 1
+    redis.call('HSET', ids, idh, ARGV[where + 3] .. struct.pack('>I3I4', incarnation[place], index))
+    redis.call('HINCRBY', n, 'accepted', 1)
+    redis.call('HDEL', dead, idh)
+    redis.call('ZREM', dead_times, idh)
+    out[i * 2] = index
+  end
 end
 return out

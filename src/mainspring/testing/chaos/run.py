@@ -20,6 +20,7 @@ from ..history import Violation, check, unpromised
 from ..mutations import planted
 from .faults import Faults
 from .fleet import Fleet
+from .ground import Ground
 from .load import UNKNOWN_KEY, Load
 from .profile import Profile
 from .recorder import STALL, Journal, Recorder, Stalled, now_us
@@ -99,7 +100,7 @@ class Run:
             ]
             stop = asyncio.Event()
             loads = [asyncio.create_task(load.run(stop)) for load in self.loads]
-            faults = Faults(stage, fleet, [road], self.journal, self.keys, lease_s=self.profile.lease_s)
+            faults = Faults(Ground(stage, fleet, [road], self.journal, self.keys, self.profile.lease_s))
             try:
                 await self._strike(faults)
             finally:

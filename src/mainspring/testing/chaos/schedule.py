@@ -1,6 +1,7 @@
 """Which fault strikes when: all of it drawn from one seed, before the run begins."""
 
 import random
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from .profile import Kind, Profile
@@ -16,6 +17,10 @@ class Planned(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.at_s:6.2f} s  {self.kind} (pick {self.pick:.3f}, size {self.size:.3f})"
+
+
+Act = Callable[[Planned], Awaitable[bool]]
+"""Carries out one fault; True when it took effect."""
 
 
 def plan(profile: Profile, seed: int, seconds: float | None = None) -> list[Planned]:

@@ -1,0 +1,256 @@
+"""Finds out why a task has not run: what became of it, else what it waits for."""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from ..model.dead import DeadLetter
+from ..model.explain import Code, Explanation, moment, span
+from .dead import Kept, find_letter
+from .find import Finder, Located, Reference
+from .lane_head import Head, head_before
+from .members import Holding, View, look
+from .query import Found, look_at
+from .store import Store
+
+PROMPT_MS: Final = 1_000
+"""A task that is due for less than this is simply about to fire."""
+
+EXPIRED: Final = "expired"
+"""The reason with which an engine buries what it did not deliver in time."""
+
+
+class Facts(NamedTuple):
+    """What is known of a task that is not over."""
+
+    id: str
+    now_ms: int
+    located: Located
+    view: View
+    holding: Holding
+    head: Head | None
+
+    @property
+    def entry(self) -> Found:
+        return self.located.entry
+
+    @property
+    def late_ms(self) -> int:
+        """Negative before its time."""
+        return self.now_ms - (self.entry.due_ms or self.located.address.slice.start_ms)
+
+    @property
+    def owner(self) -> str | None:
+        """The node; owners are named `<node>/<process>`."""
+        return self.holding.owner.rpartition("/")[0] or self.holding.owner or None
+
+    @property
+    def lag_ms(self) -> int | None:
+        member = self.view.members.get(self.owner or "")
+        return None if member is None else member.about.lag_ms
+
+
+Reason = Callable[[Facts], tuple[Code, str] | None]
+
+
+def _unreadable(facts: Facts) -> tuple[Code, str] | None:
+    if facts.entry.body is not None:
+        return None
+    return "unreadable", "Its entry cannot be read; the owner of its partition puts it with the dead letters."
+
+
+def _expired(facts: Facts) -> tuple[Code, str] | None:
+    expires_ms = facts.entry.body.expires_ms if facts.entry.body is not None else None
+    if facts.entry.state != "pending" or expires_ms is None or expires_ms >= facts.now_ms:
+        return None
+    ago = span(facts.now_ms - expires_ms)
+    return "expired", f"It expired {ago} ago and is not delivered any more; its owner puts it with the dead letters."
+
+
+def _ahead(facts: Facts) -> tuple[Code, str] | None:
+    """Its time, or that of its next attempt, has not come."""
+    body, due_ms = facts.entry.body, facts.entry.due_ms
+    if facts.entry.state != "pending" or facts.late_ms >= 0 or body is None or due_ms is None:
+        return None
+    when = f"in {span(-facts.late_ms)} ({moment(due_ms)})"
+    nobody = "" if facts.view.members or facts.owner else "; no node is running now"
+    if body.attempt == 1:
+        return "not-due", f"It is not due yet: it comes due {when}{nobody}."
+    error = f"; the last error was: {body.errors[-1]}" if body.errors else ""
+    return "retry", f"It failed {body.attempt - 1} times; attempt {body.attempt} comes {when}{error}{nobody}."
+
+
+def _ownerless(facts: Facts) -> tuple[Code, str] | None:
+    if facts.owner is not None:
+        return None
+    begun = facts.entry.state == "fired"
+    what = "It was begun and not finished" if begun else f"It is due since {span(facts.late_ms)}"
+    then = "delivers it again" if begun else "fires it"
+    if not facts.view.members:
+        return "no-node", f"{what}, and no node is running; start one: mainspring serve."
+    planned = facts.view.owners[facts.located.address.partition]
+    after = f"; by the plan node {planned} takes it and {then}" if planned else f"; the next owner {then}"
+    return "no-owner", f"{what}, and its partition {facts.located.address.partition} has no owner{after}."
+
+
+def _under_way(facts: Facts) -> tuple[Code, str] | None:
+    if facts.entry.state != "fired" or facts.entry.due_ms is None:
+        return None
+    since = f"begun at {moment(facts.entry.due_ms)} or later"
+    return "fired", f"Node {facts.owner} is delivering it, {since}, and has not finished."
+
+
+def _behind_head(facts: Facts) -> tuple[Code, str] | None:
+    head = facts.head
+    if head is None:
+        return None
+    lane = facts.entry.body.lane if facts.entry.body is not None else None
+    return "behind-head", f"It waits in lane {lane} behind {head.id}, which {_doing(head, facts.now_ms)}."
+
+
+def _doing(head: Head, now_ms: int) -> str:
+    if head.state == "fired":
+        return "is being delivered"
+    if head.state != "pending" or head.due_ms is None:
+        return "failed and has not come back" if head.state == "unknown" else f"is {head.state}"
+    ahead = f"in {span(head.due_ms - now_ms)}" if head.due_ms > now_ms else "now"
+    if head.body is not None and head.body.attempt > 1:
+        error = f" ({head.body.errors[-1]})" if head.body.errors else ""
+        return f"failed{error} and is tried again, attempt {head.body.attempt}, {ahead}"
+    return f"comes first and is due {ahead}"
+
+
+def _overdue(facts: Facts) -> tuple[Code, str]:
+    late = span(facts.late_ms)
+    if facts.late_ms < PROMPT_MS:
+        return "due", f"It is due since {late}; node {facts.owner} is about to fire it."
+    lag = "" if facts.lag_ms is None else f" (it says that it is {span(facts.lag_ms)} behind)"
+    return "owner-behind", f"It is due since {late}, and node {facts.owner} has not come to it yet{lag}."
+
+
+REASONS: Final[tuple[Reason, ...]] = (
+    _unreadable, _expired, _ahead, _ownerless, _under_way, _behind_head, _overdue,
+)  # fmt: skip
+"""What may hold up a task that is not over, in the order in which it is asked: the first that answers is the reason.
+The last always answers. To explain something new, write such a function, put it where it takes precedence, and name its
+code in `model.explain`."""
+
+
+async def explain(store: Store, finder: Finder, task_id: str, reference: Reference) -> Explanation:
+    located = await finder.find(reference)
+    if located is None or located.entry.state not in ("pending", "fired"):
+        return await _over(store, task_id, reference, located)
+    view, holdings = await look(store)
+    head = None
+    body, address = located.entry.body, located.address
+    now_ms = store.clock.now_ms()
+    if body is not None and body.lane is not None and located.entry.state == "pending":
+        # One that was overdue when it was put stands where it was put, not where it was due.
+        place_ms = max(located.entry.due_ms or 0, address.slice.start_ms)
+        head = await head_before(store, body.lane, reference.idh, address, place_ms) if place_ms <= now_ms else None
+    facts = Facts(task_id, now_ms, located, view, holdings[address.partition], head)
+    code, text = next(answer for reason in REASONS if (answer := reason(facts)) is not None)
+    return _explanation(facts, code, text)
+
+
+def _explanation(facts: Facts, code: Code, text: str) -> Explanation:
+    entry, body, head = facts.entry, facts.entry.body, facts.head
+    told: dict[str, Any] = {}
+    if body is not None:
+        told = {"target": body.target, "lane": body.lane, "attempt": body.attempt, "errors": body.errors}
+    if head is not None:
+        told |= {"head_id": head.id, "head_state": head.state, "head_due_ms": head.due_ms}
+    return Explanation(
+        id=facts.id,
+        code=code,
+        text=text,
+        state=entry.state,
+        now_ms=facts.now_ms,
+        due_ms=entry.due_ms,
+        wait_ms=-facts.late_ms,
+        partition=facts.located.address.partition,
+        owner=facts.owner,
+        planned=facts.view.owners[facts.located.address.partition] or None,
+        nodes=len(facts.view.members),
+        lag_ms=facts.lag_ms,
+        **told,
+    )
+
+
+# -- what is over -----------------------------------------------------------------------------------------------
+
+
+async def _over(store: Store, task_id: str, reference: Reference, located: Located | None) -> Explanation:
+    now_ms = await store.sample_clock()
+    state = "unknown" if located is None else located.entry.state
+    kept = None
+    if state in ("unknown", "dead"):
+        # An id is forgotten some time after its end, its dead letter is not.
+        kept = await find_letter(store, reference)
+    if kept is not None:
+        return _dead(task_id, now_ms, kept)
+    if located is None and reference.address is not None:
+        # Its old places were followed as far as that is done.
+        [entry] = await look_at(store, [(reference.address, reference.idh)])
+        state = entry.state
+    body = None if located is None else located.entry.body
+    code, text = _ENDS.get(state, _ENDS["unknown"])
+    if state == "finished" and reference.address is None:
+        # A cancelled task leaves no mark in the index.
+        code, text = _ENDS["done"]
+    return Explanation(
+        id=task_id,
+        code=code,
+        text=text,
+        state=state,
+        now_ms=now_ms,
+        due_ms=None if located is None else located.entry.due_ms,
+        partition=None if located is None else located.address.partition,
+        target=None if body is None else body.target,
+        lane=None if body is None else body.lane,
+        attempt=None if body is None else body.attempt,
+        errors=() if body is None else body.errors,
+    )
+
+
+_ENDS: Final[dict[str, tuple[Code, str]]] = {
+    "done": ("done", "It was delivered."),
+    "finished": ("finished", "It is over and its slice is gone: it was delivered, unless it was cancelled before."),
+    "cancelled": ("cancelled", "It was cancelled and will not fire."),
+    "replaced": ("replaced", "It was moved many times since this id was given out; ask with the id of the last move."),
+    "dead": ("dead", "It was given up; its dead letter has been replayed or dropped in this very moment."),
+    "unknown": (
+        "unknown",
+        "Nobody knows this id: it was never put, it was cancelled, or it has been over for longer than ids are kept.",
+    ),
+}
+
+
+def _dead(task_id: str, now_ms: int, kept: Kept) -> Explanation:
+    letter = kept.letter
+    code, text = _how_it_died(letter, now_ms)
+    return Explanation(
+        id=task_id,
+        code=code,
+        text=text,
+        state="dead",
+        now_ms=now_ms,
+        due_ms=letter.due_ms,
+        partition=kept.place[1],
+        target=letter.target or None,
+        lane=letter.lane,
+        attempt=letter.attempts,
+        errors=letter.errors,
+        reason=letter.reason,
+        died_ms=letter.died_ms,
+    )
+
+
+def _how_it_died(letter: DeadLetter, now_ms: int) -> tuple[Code, str]:
+    ago = f"{span(max(0, now_ms - letter.died_ms))} ago"
+    if letter.reason == EXPIRED:
+        return (
+            "expired",
+            f"It was not delivered in time and was recorded as expired {ago}; replay it to deliver it late.",
+        )
+    after = f"after {letter.attempts} attempt{'s' if letter.attempts > 1 else ''}"
+    return "dead", f"It was given up {ago} {after}: {letter.reason}; when the cause is gone, replay it."

@@ -1,0 +1,210 @@
+"""Webhooks and named targets through the engine: from the put to the receiver, the retry or the dead letter."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+import pytest
+
+from mainspring.config import Config
+from mainspring.model.delivery import Delivery
+from mainspring.model.named import Plain, Targets
+from mainspring.model.outcome import DONE, Outcome, Retry
+from mainspring.model.task import Task
+from mainspring.model.webhook import Webhook
+from mainspring.node import Node
+from mainspring.sinks.http import HttpOptions, HttpSink
+from mainspring.sinks.log import LogSink
+from mainspring.sinks.named import NamedSink
+from mainspring.store.dead import list_dead
+from mainspring.store.store import Store
+from mainspring.testing.ticker import Ticker
+
+from .conftest import Fleet
+from .web_receiver import Answer, delivery, receiving
+
+Tickers = Callable[..., Awaitable[Ticker]]
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[HttpSink]:
+    made = HttpSink(HttpOptions(allow=("127.0.0.0/8",)))
+    yield made
+    await made.aclose()
+
+
+async def test_failed_attempts_are_repeated_with_the_same_key_until_it_is_done(
+    tickers: Tickers, store: Store, sink: HttpSink
+) -> None:
+    ticker = await tickers(sinks={"http": sink})
+    answers = iter([Answer(503, {}, b"busy"), Answer(429, {"Retry-After": "120"}), Answer(200)])
+    with receiving(lambda _: next(answers)) as receiver:
+        await ticker.client.put(receiver.url, {"order": 42}, after="1m", id="order/42")
+        await ticker.advance(minutes=1)
+        assert len(receiver.requests) == 1
+        await ticker.advance(seconds=2)
+        assert len(receiver.requests) == 2
+        await ticker.advance(seconds=118)
+        assert len(receiver.requests) == 2  # the target named a time, and that is kept to
+        await ticker.advance(seconds=20)
+        assert len(receiver.requests) == 3
+        await ticker.advance(hours=1)
+    assert [request.headers["mainspring-attempt"] for request in receiver.requests] == ["1", "2", "3"]
+    assert len({request.headers["idempotency-key"] for request in receiver.requests}) == 1
+    assert len({request.headers["mainspring-due"] for request in receiver.requests}) == 1
+    assert {request.body for request in receiver.requests} == {b'{"order":42}'}
+    info = await ticker.client.get("order/42")
+    assert info is not None
+    assert info.state == "finished"
+
+
+async def test_a_dead_letter_says_what_the_target_answered_every_time(
+    tickers: Tickers, store: Store, sink: HttpSink
+) -> None:
+    ticker = await tickers(sinks={"http": sink})
+    answers = iter([Answer(500, {}, b"broken"), Answer(404, {}, b"no such order")])
+    with receiving(lambda _: next(answers)) as receiver:
+        await ticker.client.put(receiver.url, 1, after="1s")
+        await ticker.advance(minutes=10)
+    [letter] = await list_dead(store)
+    assert letter.reason == "HTTP 404 Not Found: no such order"
+    assert letter.errors == ("HTTP 500 Internal Server Error: broken", "HTTP 404 Not Found: no such order")
+    assert letter.attempts == 2
+
+
+async def test_what_was_put_off_has_lost_no_attempt_and_its_key_stays(tickers: Tickers, store: Store) -> None:
+    class Busy:
+        """Puts off twice, then fails, then takes it."""
+
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, str, tuple[str, ...]]] = []
+            self._answers: list[Outcome] = [
+                Retry("busy", 5_000, untried=True), Retry("busy", untried=True), Retry("failed"), DONE,
+            ]  # fmt: skip
+
+        async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+            [one] = batch
+            self.seen.append((one.attempt, one.idempotency_key, one.body.errors))
+            return [self._answers[len(self.seen) - 1]]
+
+        async def aclose(self) -> None:
+            """Nothing is held open."""
+
+    busy = Busy()
+    ticker = await tickers(sinks={"http": busy})
+    await ticker.client.put("http://a.example/", 1, after="1s", lane="a")
+    await ticker.advance(seconds=1)
+    await ticker.advance(seconds=4)
+    assert len(busy.seen) == 1
+    await ticker.advance(minutes=10)
+    assert [attempt for attempt, _, _ in busy.seen] == [1, 1, 1, 2]
+    assert len({key for _, key, _ in busy.seen}) == 1
+    assert busy.seen[-1][2] == ("failed",)
+
+
+async def test_deliveries_are_handed_over_in_small_batches_and_all_are_marked_done(
+    tickers: Tickers, store: Store, sink: HttpSink
+) -> None:
+    ticker = await tickers(sinks={"http": sink})
+    with receiving() as receiver:
+        due = ticker.clock.now_ms() + 1_000
+        await ticker.client.put_many(Task(receiver.url, number, due) for number in range(500))
+        await ticker.advance(seconds=1)
+    assert sorted(int(request.body) for request in receiver.requests) == list(range(500))
+    assert receiver.connections <= 64
+    assert ticker.engine.dispatcher.in_flight == 0
+
+
+# -- named targets ---------------------------------------------------------------------------------------------
+
+
+async def test_a_name_stands_for_a_webhook_or_for_another_address(
+    tickers: Tickers, store: Store, sink: HttpSink
+) -> None:
+    with receiving() as receiver:
+        hook = Webhook(receiver.url, method="PUT", headers=(("X-Shop", "1"),))
+        targets = Targets({"orders": hook, "plain": Plain(receiver.url + "/plain")})
+        ticker = await tickers(sinks={"target": NamedSink(targets, {"http": sink})})
+        await ticker.client.put("target:orders", 1, after="1s")
+        await ticker.client.put("target:plain", 2, after="2s")
+        await ticker.advance(seconds=2)
+    first, second = receiver.requests
+    assert (first.method, first.path, first.headers["x-shop"], first.body) == ("PUT", "/hook", "1", b"1")
+    assert (second.method, second.path, second.body) == ("POST", "/hook/plain", b"2")
+
+
+async def test_a_name_nobody_knows_is_tried_again_and_said_once(
+    sink: HttpSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = NamedSink(Targets({"odd": Plain("kafka:x"), "wrong": Webhook("https://a.example/")}), {"https": LogSink()})
+    expected = {
+        "target:orders": "this node knows no target 'orders'; add [targets.orders] to its settings",
+        "target:odd": "target 'odd' is kafka:x, and this node has no sink for it",
+        "target:wrong": "target 'wrong': the sink for https: takes plain addresses only",
+    }
+    for target, reason in expected.items():
+        for _ in range(3):
+            assert await named.deliver([delivery(target)] * 2) == [Retry(reason)] * 2
+    assert [record.message for record in caplog.records] == list(expected.values())
+
+
+# -- a whole node ----------------------------------------------------------------------------------------------
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # another thread receives
+            await asyncio.sleep(0.02)
+
+
+async def test_on_one_machine_the_node_reaches_its_own_webhooks(tmp_path: Path) -> None:
+    with receiving() as receiver:
+        targets = Targets({"orders": Webhook(receiver.url, headers=(("X-Shop", "1"),))})
+        node = Node(Config(data_dir=tmp_path, targets=targets))
+        await node.start()
+        try:
+            assert node.client is not None
+            await node.client.put(f"http://localhost:{receiver.port}/", 1, after="10ms")
+            await node.client.put("target:orders", 2, after="10ms")
+            await until(lambda: len(receiver.requests) == 2)
+        finally:
+            await node.stop()
+    assert {request.body: request.headers.get("x-shop") for request in receiver.requests} == {b"1": None, b"2": "1"}
+
+
+async def test_the_example_of_the_page_on_webhooks_reaches_a_receiver(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    example = page.partition("```python\n")[2].partition("```")[0]
+    with receiving() as receiver:
+        node = Node(Config(data_dir=tmp_path))
+        await node.start()
+        try:
+            assert node.embedding is not None
+            assert node.embedding.server is not None
+            names: dict[str, Any] = {"url": node.embedding.server.url, "hook": receiver.url}
+            exec(f"async def example():\n{indent(example, '    ')}", names)  # noqa: S102
+            await names["example"]()
+            await until(lambda: len(receiver.requests) == 1)
+        finally:
+            await node.stop()
+    [request] = receiver.requests
+    assert (request.body, request.headers["mainspring-id"]) == (b'{"order":42}', "order-42")
+
+
+async def test_elsewhere_the_loopback_is_refused_with_the_setting_that_allows_it(fleet: Fleet, namespace: str) -> None:
+    with receiving() as receiver:
+        node = Node(Config(redis_url=fleet.url, namespace=namespace, partitions=4))
+        await node.start()
+        try:
+            assert node.client is not None
+            await node.client.put(receiver.url, 1, after="10ms")
+            letters: list[str] = []
+            async with asyncio.timeout(60):
+                while not letters:
+                    letters = [one.reason for one in await list_dead(node.client.store)]
+        finally:
+            await node.stop()
+        assert receiver.connections == 0
+    assert letters[0].endswith("MAINSPRING_HTTP_ALLOW=127.0.0.1, or --http-allow 127.0.0.1")
