@@ -206,6 +206,9 @@ class Node:
                 log.info("stopping")
                 with stop_in_time(self.config.shutdown_timeout_s):
                     await _one_after_the_other(face.stop if face is not None else None, self.stop)
+        if isinstance(self.failure, ConfigError):  # it hung for longer than its lease, and another has its id now
+            log.error("the node cannot go on: %s", self.failure)
+            return 2
         if self.failure is not None:
             log.error(
                 "a part of the node broke down, which is a bug: %r. The tasks are safe on the server", self.failure,

@@ -271,24 +271,75 @@ async def test_a_replay_that_failed_for_good_can_be_repeated(dying: Ticker) -> N
     await even(dying.store)
 
 
-async def test_after_a_lost_reply_a_letter_that_somebody_dropped_is_not_called_replayed(
-    dying: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch
+Between = Callable[[Callable[[], Awaitable[object]]], None]
+
+
+@pytest.fixture
+def between(dying: Ticker, monkeypatch: pytest.MonkeyPatch) -> Between:
+    """Something that others do after the first attempt of our call has failed and before the second."""
+    recover = dying.store.recover
+
+    def do(work: Callable[[], Awaitable[object]]) -> None:
+        async def work_then_recover() -> None:
+            monkeypatch.undo()
+            await work()
+            await recover()
+
+        monkeypatch.setattr(dying.store, "recover", work_then_recover)
+
+    return do
+
+
+async def test_a_letter_that_somebody_dropped_meanwhile_is_not_called_replayed(
+    dying: Ticker, store: Store, between: Between
 ) -> None:
     await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
-    recover = dying.store.recover
-
-    async def drop_then_recover() -> None:
-        assert await Client.over(store).dead_drop("id") == "dropped"
-        await recover()
-
-    monkeypatch.setattr(dying.store, "recover", drop_then_recover)
+    between(lambda: Client.over(store).dead_drop("id"))
     with bad_road(dying.store) as road:
         road.next("hold back", only=calls("dead_replay"))
         assert (await dying.client.dead_replay("id")).outcome == "gone"
         await road.deliver_held()
     assert await dying.advance(minutes=1) == []
     await even(dying.store)
+
+
+async def test_a_task_that_was_put_meanwhile_is_not_overwritten(dying: Ticker, store: Store, between: Between) -> None:
+    await dying.client.put("log:", "old", id="id", after="1s")
+    await dying.advance(seconds=1)
+    heal(dying)
+    between(lambda: Client.over(store).put("log:", "new", id="id", after="5s", on_conflict="replace"))
+    with bad_road(dying.store) as road:
+        road.next("hold back", only=calls("dead_replay"))
+        assert (await dying.client.dead_replay("id")).outcome == "conflict"
+        await road.deliver_held()
+    assert [one.value() for one in await dying.advance(minutes=1)] == ["new"]
+    assert await dying.client.dead_get("id") is not None
+    await even(dying.store)
+
+
+@pytest.mark.parametrize("script", ["dead_replay", "dead_drop"])
+async def test_a_late_call_does_not_touch_the_letter_of_a_later_death(
+    dying: Ticker, store: Store, between: Between, script: str
+) -> None:
+    """Somebody else replayed it and it died again: nobody has seen that letter yet."""
+    await dying.client.put("log:", "x", id="id", after="1s")
+    await dying.advance(seconds=1)
+
+    async def die_again() -> None:
+        assert (await Client.over(store).dead_replay("id", after="1s")).outcome == "replayed"
+        assert len(await dying.advance(seconds=1)) == 1
+
+    between(die_again)
+    with bad_road(dying.store) as road:
+        road.next("hold back", only=calls(script))
+        await (dying.client.dead_replay("id") if script == "dead_replay" else dying.client.dead_drop("id"))
+        await road.deliver_held()
+    letter = await dying.client.dead_get("id")
+    assert letter is not None
+    assert letter.died_ms == dying.clock.now_ms()
+    books = await balance(dying.store)
+    assert (books.accepted, books.dead, books.pending) == (2, 2, 0)
 
 
 @pytest.mark.parametrize("fault", ["lose reply", "never sent"])

@@ -98,7 +98,7 @@ async def _broker() -> AsyncIterator[KafkaOptions]:
         raise MainspringError(f"no Kafka broker can be started here: {reason}")
     with broker(jvm="") as made:
         options = KafkaOptions(made.url)
-        admin = AdminClient({**options.for_admin()})
+        admin = AdminClient({**options.for_admin(), "log_level": 0})
         [created] = admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values()
         try:
             await asyncio.wrap_future(created)

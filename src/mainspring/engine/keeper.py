@@ -8,7 +8,7 @@ from math import inf
 from typing import Final
 
 from ..model.clock import steady_s
-from ..model.errors import StoreError
+from ..model.errors import StoreError, Unavailable
 from ..store import members, ownership, read
 from ..store.store import Store
 from .partition import Partition
@@ -78,8 +78,7 @@ class Keeper:
             failure = await self._renew() or await self._look_back()
             # At a third of the lease: one lost renewal must not cost the partitions.
             self._renew_at = now + self.lease_s / 3
-        if self._unused:
-            await self._give_back()
+        failure = await self._give_back() or failure
         self._closing = await self._hand_over()
         left_s, failed = await self._acquire(self.wanted)
         failure = failure or failed
@@ -87,7 +86,7 @@ class Keeper:
             failure = await self._take_spare() or failure
         if failure is not None:
             raise failure  # only now: one server that is away must not keep the partitions of the others from anything
-        wait_s = CLOSING_POLL_S if self._closing else min(self._renew_at - steady_s(), left_s)
+        wait_s = CLOSING_POLL_S if self._closing or self._unused else min(self._renew_at - steady_s(), left_s)
         return max(0.001, wait_s)
 
     # -- leases ----------------------------------------------------------------------------------------
@@ -129,7 +128,7 @@ class Keeper:
 
     async def _acquire(self, numbers: Iterable[int], *, free_s: float = 0.0) -> tuple[float, StoreError | None]:
         """Try to get these; returns the seconds until it is worth trying again, and what failed."""
-        missing = sorted(number for number in numbers if number not in self._owned)
+        missing = sorted(set(numbers) - self._owned.keys() - self._unused.keys())
         if not missing:
             return self.lease_s, None
         asked_at = steady_s()
@@ -162,6 +161,8 @@ class Keeper:
         for number, answer in zip(numbers, answers, strict=True):
             if isinstance(answer, ownership.Acquired):
                 self._unused[number] = answer.token
+            elif isinstance(answer, Unavailable) and answer.sent:
+                self._unused[number] = ownership.token_granted_to(nonce)  # if it was: the answer is lost
         return answers
 
     async def _take(self, number: int, token: bytes, asked_at: float) -> StoreError | None:
@@ -230,13 +231,17 @@ class Keeper:
         await self._give_back()
         self._changed()
 
-    async def _give_back(self) -> None:
-        """Release what this node does not use. Where the answer is lost the next step asks again."""
-        tokens = dict(self._unused)
-        for number in await ownership.release(self._store, tokens):
-            if self._unused.get(number) == tokens[number]:
+    async def _give_back(self) -> StoreError | None:
+        """Release what this node does not use; returns what failed. What was not answered the next step asks again."""
+        tokens, failure = dict(self._unused), None
+        for number, answer in (await ownership.release(self._store, tokens)).items():
+            if isinstance(answer, StoreError):
+                failure = answer
+            elif self._unused.get(number) == tokens[number]:
                 del self._unused[number]
-        await members.announce(self._store)
+        if tokens and len(self._unused) < len(tokens):
+            await members.announce(self._store)
+        return failure
 
     def close(self) -> None:
         """Want nothing any more, and hand everything over as it drains; for a clean stop."""

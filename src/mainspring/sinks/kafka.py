@@ -96,11 +96,12 @@ class KafkaSink:
             for one, error in zip(batch, errors, strict=True)
             if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE
         ]
-        log.warning(
-            "Kafka refused %d messages for %s as too large together: sending them one by one, which is slow. "
-            "Lower batch.size in [kafka] below the topic's max.message.bytes", len(large), topic,
-        )  # fmt: skip
         failures = await self._singly.send(topic, large)
+        if len(failures) < len(large):
+            log.warning(
+                "Kafka refused %d messages for %s as too large together: they went one by one, which is slow. "
+                "Lower batch.size in [kafka] below the topic's max.message.bytes", len(large), topic,
+            )  # fmt: skip
         again = {id(one): failures.get(_key_of(one)) for one in large}
         return [again.get(id(one), error) for one, error in zip(batch, errors, strict=True)]
 

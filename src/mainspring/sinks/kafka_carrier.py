@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 log = logging.getLogger("mainspring.kafka")
 library_log = logging.getLogger("mainspring.kafka.library")
@@ -56,7 +56,7 @@ class Carrier:
     async def _serve(self) -> None:
         wait_s = FIRST_POLL_S
         while self.queued or not self._retired:
-            served = self.producer.poll(0)
+            served = self._fetch()
             if self.broken is not None:
                 self.retire()
             if self.queued:
@@ -67,6 +67,13 @@ class Carrier:
                 await self._rest()
         # Joins the library's threads: not on the loop.
         await asyncio.get_running_loop().run_in_executor(None, self.producer.close)
+
+    def _fetch(self) -> int:
+        try:
+            return self.producer.poll(0)
+        except KafkaException as caught:  # how the library tells of a fatal error
+            self._on_error(caught.args[0])
+            return 1
 
     async def _rest(self) -> None:
         self._wake.clear()

@@ -83,7 +83,7 @@ def _ownerless(facts: Facts) -> tuple[Code, str] | None:
     if facts.owner is not None:
         return None
     begun = facts.entry.state == "fired"
-    what = "It was begun and not finished" if begun else f"It is due since {span(facts.late_ms)}"
+    what = "It was begun and not finished" if begun else f"It has been due for {span(facts.late_ms)}"
     then = "delivers it again" if begun else "fires it"
     if not facts.view.members:
         return "no-node", f"{what}, and no node is running; start one: mainspring serve."
@@ -122,9 +122,9 @@ def _doing(head: Head, now_ms: int) -> str:
 def _overdue(facts: Facts) -> tuple[Code, str]:
     late = span(facts.late_ms)
     if facts.late_ms < PROMPT_MS:
-        return "due", f"It is due since {late}; node {facts.owner} is about to fire it."
+        return "due", f"It has been due for {late}; node {facts.owner} is about to fire it."
     lag = "" if facts.lag_ms is None else f" (it says that it is {span(facts.lag_ms)} behind)"
-    return "owner-behind", f"It is due since {late}, and node {facts.owner} has not come to it yet{lag}."
+    return "owner-behind", f"It has been due for {late}, and node {facts.owner} has not come to it yet{lag}."
 
 
 REASONS: Final[tuple[Reason, ...]] = (

@@ -81,8 +81,13 @@ async def last_calls(store: Store, tokens: Mapping[int, bytes]) -> dict[int, int
     return answers
 
 
-async def release(store: Store, tokens: Mapping[int, bytes]) -> list[int]:
-    """Give partitions back; returns those that the server has answered for: they are not this owner's any more.
+def token_granted_to(nonce: str) -> bytes:
+    """Stands for the token of an acquire whose answer was lost; only `release` takes it."""
+    return b"." + nonce.encode()
+
+
+async def release(store: Store, tokens: Mapping[int, bytes]) -> dict[int, bool | StoreError]:
+    """Give partitions back; False for one that was not this owner's (any more).
 
     It may be repeated. One that cannot be reached falls free when its lease ends.
     """
@@ -90,5 +95,8 @@ async def release(store: Store, tokens: Mapping[int, bytes]) -> list[int]:
     for p, token in tokens.items():
         keys = store.keys.partitions[p]
         groups.append((keys.slot, [store.scripts.call("release", [keys.own, keys.fence], [token])]))
-    results = await store.run(groups)
-    return [p for p, result in zip(tokens, results, strict=True) if not isinstance(result, StoreError)]
+    results = await store.run(groups) if groups else []
+    return {
+        p: result if isinstance(result, StoreError) else result[0][1] == b"ok"
+        for p, result in zip(tokens, results, strict=True)
+    }

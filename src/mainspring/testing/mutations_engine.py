@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..engine import dispatcher, sweeper
+from ..engine import dispatcher, lookahead, sweeper
 from ..engine.dispatcher import Dispatcher
 from ..engine.flight import Flight
 from ..engine.live import LiveSlice
@@ -204,8 +204,12 @@ def _another_id(_: Any) -> Any:
 _READ: Final = (
     Mutation(
         "old-cursor-on-a-slice-made-anew",
-        "incarnations are not looked at anywhere: reading goes on where it stopped in the slice before",
-        (Rewrite("_entry", INCARNATION, ONLY_THERE), Patch(LookAhead, "_reconcile", _old_cursor)),
+        "nothing shows that a slice is another one: reading goes on where it stopped in the slice before",
+        (
+            Rewrite("_entry", INCARNATION, ONLY_THERE),
+            Patch(LookAhead, "_reconcile", _old_cursor),
+            Patch(lookahead, "same_entry", lambda _: lambda _row, _head: True),
+        ),
     ),
     Mutation(
         "nothing-read-again-after-a-reconnect",

@@ -238,7 +238,7 @@ _OWN: Final = (
             Rewrite(
                 "acquire",
                 "if free_at > now_ms and stored[1] ~= ARGV[1] then"
-                " return {now, 'busy', stored[1], free_at - now_ms} end\n",
+                " return {now, 'busy', stored[1] or '', free_at - now_ms} end\n",
                 "",
             ),
         ),
@@ -246,13 +246,7 @@ _OWN: Final = (
     Mutation(
         "release-without-token-check",
         "a former owner that stops gives away what another one has",
-        (
-            Rewrite(
-                "release",
-                "if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return {now, 'fenced'} end\n",
-                "",
-            ),
-        ),
+        (Rewrite("release", "if token ~= ARGV[1] then return {now, 'fenced'} end\n", ""),),
     ),
 )
 
