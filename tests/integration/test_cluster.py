@@ -20,8 +20,10 @@ from mainspring.model.errors import ConfigError
 from mainspring.model.outcome import DONE, Outcome
 from mainspring.node import Node
 from mainspring.store import members
+from mainspring.store.keys import partition_of
 from mainspring.store.members import About, Identity
 from mainspring.store.store import Store
+from mainspring.testing.faults import bad_road, calls
 from mainspring.testing.servers import Server, standalone
 
 PARTITIONS = 8
@@ -292,3 +294,23 @@ async def test_a_stop_hands_over_as_it_drains(site: Site) -> None:
     await stopping
     await until(lambda: owned(other) == [PARTITIONS])
     assert site.basket.ids == {"in-flight": 1}
+
+
+async def test_a_reply_lost_at_the_stop_gives_nothing_up(site: Site) -> None:
+    node, client = await site.node(), await site.client()
+    site.basket.gate.clear()
+    await client.put("log:", 1, after="0s", id="in-flight")
+    await until(lambda: site.basket.under_way == {"in-flight"})
+    assert node.engine is not None
+    engine = node.engine
+    with bad_road(engine.store) as road:
+        stopping = asyncio.create_task(node.stop())
+        await until(lambda: engine.owned == {} or list(engine.owned) == [partition_of("in-flight", PARTITIONS)])
+        road.next("lose reply", only=calls("tick"))
+        site.basket.gate.set()
+        await stopping
+    again = await site.node()
+    await client.put("log:", 2, after="0s", id="after")
+    await until(lambda: "after" in site.basket.ids)
+    assert site.basket.ids == {"in-flight": 1, "after": 1}, "what was finished before the stop was delivered again"
+    assert again.healthy

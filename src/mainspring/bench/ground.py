@@ -24,8 +24,8 @@ class Where:
     server: Kind = "valkey"
 
 
-_PLAIN: Final = {"latency-tracking": "no"}
-"""A histogram for every kind of command ever used, 30 KiB each, is not what a pending task costs."""
+_PLAIN: Final = {"latency-tracking": "no", "slowlog-log-slower-than": "-1"}
+"""A histogram of 30 KiB for every kind of command, and the log of slow calls, are not what a pending task costs."""
 
 
 class Reading(NamedTuple):

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
 
 from ..model.errors import StoreError
 from ..model.retry import RetryPolicy
@@ -19,6 +20,9 @@ from .partition import Partition
 from .sweeper import Sweeper
 
 log = logging.getLogger("mainspring.engine")
+
+DRAIN_PAUSES_S: Final = (0.05, 0.2)
+"""Between attempts to finish at a stop."""
 
 
 def _nobody_asks() -> None:
@@ -95,7 +99,7 @@ class Engine:
         self._keep.wake()
         try:
             async with asyncio.timeout(self.options.shutdown_timeout_s):
-                await self.dispatcher.drain()
+                await self._drain()
         except (TimeoutError, StoreError) as error:
             clean = False
             why = error if isinstance(error, StoreError) else "shutdown_timeout is over"
@@ -109,6 +113,16 @@ class Engine:
         if self._subscription is not None:
             await self._subscription.close()
         return clean
+
+    async def _drain(self) -> None:
+        """One lost reply must not give up what is in flight; a server that stays away is not waited for."""
+        for pause_s in DRAIN_PAUSES_S:
+            try:
+                return await self.dispatcher.drain()
+            except StoreError as error:
+                log.info("the stop goes on after %s", error)
+                await asyncio.sleep(pause_s)
+        return await self.dispatcher.drain()
 
     @property
     def crashed(self) -> BaseException | None:
