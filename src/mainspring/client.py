@@ -29,7 +29,7 @@ from .store.store import Store
 BATCH: Final = 8_192
 """Tasks that travel together in a bulk put."""
 
-CANCEL_BATCH: Final = 262_144
+CANCEL_BATCH: Final = 1_048_576
 """Cancels that travel together: the more of them fall into one slice, the less each costs."""
 
 Progress = Callable[[int], None]
@@ -209,7 +209,7 @@ class Client(Letters):
         outcomes: list[CancelOutcome] = []
         rest = iter(ids)
         while some := list(islice(rest, CANCEL_BATCH)):
-            outcomes += await finder.cancel([self._reference(id, lane) for id in some])
+            outcomes += await finder.cancel(self._reference(id, lane) for id in some)
         return outcomes
 
     async def reschedule(

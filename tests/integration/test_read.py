@@ -180,3 +180,15 @@ async def test_rows_that_took_the_place_of_forgotten_ones_are_read(ticker: Ticke
     delivered = [one.value() for one in await ticker.advance(seconds=4)]
     assert sorted(delivered) == [1, 3, 4]
     assert (await balance(ticker.store)).done == 3
+
+
+async def test_after_a_clock_went_back_an_hour_what_comes_is_still_found(ticker: Ticker, clock: ManualClock) -> None:
+    engine = ticker.engine
+    await engine.keeper.step()
+    clock.advance(seconds=3600)
+    await engine.lookahead.step()
+    clock.advance(seconds=-3600)
+    await ticker.client.put("log:", after="2s")
+    while await engine.lookahead.step() == 0.0:
+        pass
+    assert engine.lookahead.held == 1

@@ -7,8 +7,9 @@ import pytest
 from mainspring.engine.flight import Flight
 from mainspring.engine.lanes import Lanes
 from mainspring.engine.live import LiveSlice
+from mainspring.engine.partition import Partition
 from mainspring.model.delivery import Body
-from mainspring.store.codec import entry
+from mainspring.store.codec import LANE, entry
 from mainspring.store.keys import Keyspace, Slice
 
 KEYS = Keyspace("main", 1).partitions[0]
@@ -144,3 +145,88 @@ def test_what_stands_in_a_forgotten_slice_is_passed_over(lanes: Lanes) -> None:
     gone.live.forgotten = True
     assert lanes.free("l", first.idh)
     assert lanes.leaving() == [last]
+
+
+# -- taken before its time, let go, read anew ----------------------------------------------------------------
+
+
+def test_one_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> None:
+    """This node's clock had run ahead: the server would refuse it, and all that is due with it."""
+    early = flight(500)
+    offer(lanes, early)
+    assert lanes.leaving(now_ms=499) == []
+    assert lanes.early == {"l": 500}
+    lanes.stir_due(499)
+    assert lanes.leaving(now_ms=499) == []
+    lanes.stir_due(500)
+    assert lanes.leaving(now_ms=500) == [early]
+    assert lanes.early == {}
+
+
+def test_an_earlier_one_that_comes_while_it_waits_goes_first(lanes: Lanes) -> None:
+    second = flight(500)
+    offer(lanes, second)
+    assert lanes.leaving(now_ms=100) == []
+    first = flight(400)
+    offer(lanes, first)
+    assert lanes.leaving(now_ms=600) == [first]
+
+
+def test_a_retry_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> None:
+    head = flight(500, attempt=2)
+    lanes.hold("l", head.idh)
+    offer(lanes, head, flight(400))
+    assert lanes.leaving(now_ms=450) == []
+    lanes.stir_due(500)
+    assert lanes.leaving(now_ms=500) == [head]
+
+
+def test_a_head_whose_slice_is_read_anew_leaves_again(lanes: Lanes) -> None:
+    """Its outcome will not be taken: were the lane to wait for it, it would wait for ever."""
+    head = flight(5)
+    offer(lanes, head, flight(6))
+    assert lanes.leaving() == [head]
+    head.live.forgotten = True
+    lanes.forget(head.live)
+    again = flight(5, idh=head.idh)
+    offer(lanes, again)
+    assert lanes.leaving() == [again]
+
+
+def test_a_head_on_its_retry_whose_slice_is_read_anew_is_still_the_head(lanes: Lanes) -> None:
+    head = flight(5, attempt=2)
+    lanes.hold("l", head.idh)
+    offer(lanes, head, flight(1))
+    assert lanes.leaving() == [head]
+    head.live.forgotten = True
+    lanes.forget(head.live)
+    assert lanes.leaving() == []
+    again = flight(5, attempt=2, idh=head.idh)
+    offer(lanes, again)
+    assert lanes.leaving() == [again]
+
+
+def test_a_slice_of_others_read_anew_changes_nothing_for_the_head(lanes: Lanes) -> None:
+    head, other = flight(5), flight(6)
+    offer(lanes, head, other)
+    assert lanes.leaving() == [head]
+    lanes.forget(other.live)
+    assert lanes.leaving() == []
+
+
+def test_a_head_that_did_not_leave_and_whose_row_was_let_go_holds_up_nobody() -> None:
+    partition = Partition(KEYS, b"1.a", 1e9)
+    live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
+    partition.add(live)
+    row = entry(5, LANE, b"i" * 16, Body("log:", b"1", None, "l"))
+    live.load_bitmaps(b"", b"")
+    live.absorb([row])
+    begun = partition.begin(10, 100, commit=False)
+    assert begun is not None
+    live.let_rows_go()
+    live.passes += 1
+    partition.take_back(begun)
+    live.absorb([row])  # read again
+    again = partition.begin(10, 100, commit=False)
+    assert again is not None
+    assert [one.idh for one in again.flights] == [b"i" * 16]

@@ -86,14 +86,16 @@ class LookAhead:
             raise failure  # only now: one server that is away must not keep the others from being read
         if more or self._woken:
             return 0.0
-        return max(0.001, (self._next_poll_ms - self._store.clock.now_ms()) / 1000)
+        wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
+        return max(0.001, wait_ms / 1000)
 
     async def _poll(self, now_ms: int) -> StoreError | None:
         for number in self._woken:
             if number in self._owned:
                 self._owned[number].needs_listing = True
         self._woken.clear()
-        if now_ms < self._next_poll_ms:
+        # Further ahead than a poll ever is: the clock was set back since. To wait for it could take an hour.
+        if now_ms < self._next_poll_ms <= now_ms + self._reach.idle_poll_ms:
             return None
         partitions = list(self._owned.values())
         counts = await read.accepted_counts(self._store, [one.number for one in partitions])
@@ -228,21 +230,21 @@ class LookAhead:
                 failure = answer
             elif not live.forgotten and live.cursor == chunk.first:
                 if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
-                    self._read_anew(live)
+                    self._read_anew(live, gone=not answer.before)
                 else:
                     self._take(live, chunk, answer, until_ms, full=full)
         self._fire()
         if failure is not None:
             raise failure
 
-    def _read_anew(self, live: LiveSlice) -> None:
+    def _read_anew(self, live: LiveSlice, *, gone: bool) -> None:
         """Other rows stand where some were read: a failover forgot those, and puts have come since.
 
         Begin proves the last row only. Were the list just read on, what took the place of the forgotten rows would
         never be seen, and be marked as done with them.
         """
-        log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
-        live.unread = False
+        if not gone:  # one that is gone was mostly dropped by this very node a moment ago
+            log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
         if live.partition in self._owned:
             self._owned[live.partition].forget(live)
 

@@ -83,7 +83,7 @@ class Partition:
             if live.slice.start_ms >= soonest:
                 break
             soonest = min(soonest, live.next_due_ms() or inf)
-        self.soonest_ms = soonest
+        self.soonest_ms = min(soonest, *self.lanes.early.values()) if self.lanes.early else soonest
 
     def add(self, live: LiveSlice) -> None:
         last = next(reversed(self.slices), None)
@@ -139,9 +139,11 @@ class Partition:
                     flights += leaving
                     left = keys if len(leaving) == len(keys) else [flight.key for flight in leaving]
                     by_live[live] = list(map(INDEX_MASK.__and__, left))
+        if self.lanes.early:
+            self.lanes.stir_due(now_ms)
         # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
         stirred = self.lanes.stirred and (limit > 0 or flights)
-        for flight in self.lanes.leaving(self._barrier_ms()) if stirred else ():
+        for flight in self.lanes.leaving(self._barrier_ms(), now_ms) if stirred else ():
             max_due = max(max_due, flight.place_ms)
             flights.append(flight)
             by_live.setdefault(flight.live, []).append(flight.index)
@@ -263,8 +265,9 @@ class Partition:
                 live.held |= lanes
                 live.put_back([key for key in some if key & INDEX_MASK not in lanes])
         for flight in begun.flights:
-            if flight.body.lane is not None and flight.index in flight.live.held:
-                self.lanes.take_back(flight.body.lane, flight)
+            if flight.body.lane is not None:
+                waits = flight.index in flight.live.held  # else its row is read again, and offered then
+                (self.lanes.take_back if waits else self.lanes.give_up)(flight.body.lane, flight)
         finished = begun.section.finished
         for live, touch in zip(begun.touched, begun.section.touches, strict=True):
             if touch.d:
@@ -286,6 +289,8 @@ class Partition:
 
     def remove(self, live: LiveSlice) -> None:
         live.forgotten = True
+        if live.has_lanes:
+            self.lanes.forget(live)
         if self.slices.get(live.slice) is live:
             del self.slices[live.slice]
         self.dirty.pop(live, None)

@@ -54,8 +54,9 @@ class Sweeper:
         if status == "ok":
             partition.remove(live)
             self.dropped += 1
-        elif status in ("stale", "refused"):
-            # Something was appended since we looked, or the server is behind us: read everything again.
+        elif status == "stale" or (status == "refused" and live.all_done):
+            # Something was appended since we looked, or the server is behind us: read everything again. Not where the
+            # new rows are known by now: some may be under way, and would be delivered twice.
             partition.forget(live)
 
     async def _forget_ids(self) -> bool:

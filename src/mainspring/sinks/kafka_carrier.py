@@ -25,7 +25,7 @@ class Carrier:
     would have to win the interpreter back from the loop for every single report.
     """
 
-    def __init__(self, properties: Mapping[str, str], away: Callable[[str], None]) -> None:
+    def __init__(self, properties: Mapping[str, str], away: Callable[[], None]) -> None:
         self.broken: KafkaError | None = None
         """Why it will never send again: its identity at the broker is lost."""
         self._away = away
@@ -87,6 +87,6 @@ class Carrier:
         if error.fatal():
             self.broken = self.broken or error
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._away(error.str())
+            self._away()
         else:
             log.info("Kafka: %s", error.str())

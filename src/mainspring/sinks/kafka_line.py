@@ -99,9 +99,9 @@ class Line:
             self.carriers_made += 1
         return self._carrier
 
-    def _note_away(self, reason: str) -> None:
+    def _note_away(self) -> None:
         if not self._away:
-            log.warning("no Kafka broker can be reached (%s): tasks for Kafka are held back", reason)
+            log.warning("no Kafka broker can be reached: tasks for Kafka are held back")
         self._away = True
 
 

@@ -11,7 +11,7 @@ from .store import Group, Store
 from .wire import Command
 
 DENSE_TASKS: Final = 32
-"""From so many tasks of a slice on, half of it or more, what is left of it is written anew."""
+"""From so many tasks of a slice on, a quarter of it or more, what is left may be written anew."""
 
 _NEAR_MS: Final = 10_000
 """An owner may have read what starts within this time: it is told that there is something new."""
@@ -57,9 +57,9 @@ async def cancel(store: Store, cancels: Sequence[Cancel]) -> Answers:
 
 
 def _rows_of(cancels: Sequence[Cancel], members: Members) -> bytes | None:
-    """A bitmap of the places, where they lie so close together that it may be most of the slice."""
+    """A bitmap of the places, where they lie so close together that they may be a good part of the slice."""
     last = int.from_bytes(cancels[members[-1]].at[_PLACE_BYTES:], "big")
-    if len(members) * 2 < last:
+    if len(members) * 4 < last:
         return None
     rows = bytearray(last // 8 + 1)
     for i in members:

@@ -1,11 +1,13 @@
 """Finding a task again by its id: through the address in a generated id, or through the index."""
 
+from array import array
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from ..model.errors import Conflict, InvalidInput, StoreError
-from ..model.ids import GENERATED, idh_of
+from ..model.ids import GENERATED, IDH_BYTES, idh_of
 from ..model.task import CancelOutcome
 from .cancel import Cancel, CancelStatus, cancel
 from .index import IdRow, look_up, look_up_packed, replace
@@ -17,6 +19,9 @@ from .store import Store
 _MOVES_FOLLOWED = 8
 _PORTION = 8_192
 """Tasks looked up and cancelled before the next ones: what the server has just looked up is still in its caches."""
+
+Wanted = tuple[int, bytes, bool]
+"""The likeliest partition of an id, its hash, and whether it may be in another."""
 
 
 class Reference(NamedTuple):
@@ -63,7 +68,7 @@ class Finder:
         """Where the task stands now and how; None for an unknown id."""
         address, indexed = reference.address, False
         if address is None:
-            [address] = await self._index_many([reference])
+            address = await self._index_one(reference)
             indexed = True
         for _ in range(_MOVES_FOLLOWED):
             if address is None:
@@ -82,45 +87,44 @@ class Finder:
             return Located(address, indexed, entry)
         return None
 
-    async def _index_many(self, references: list[Reference]) -> list[Address | None]:
-        found = await self._index_packed(references)
-        return [None if one is None else Address.unpack(*one) for one in found]
+    async def _index_one(self, reference: Reference) -> Address | None:
+        [found] = await self._index_packed([(reference.home, reference.idh, reference.elsewhere)])
+        return None if found is None else Address.unpack(*found)
 
-    async def _index_packed(self, references: list[Reference]) -> list[tuple[int, bytes] | None]:
+    async def _index_packed(self, wanted: list[Wanted]) -> list[tuple[int, bytes] | None]:
         """(partition, packed address). Asks the likeliest partition for each; of those it does not know, all others."""
-        raws = await look_up_packed(self._store, [(one.home, one.idh) for one in references])
-        found = [None if raw is None else (one.home, raw) for one, raw in zip(references, raws, strict=True)]
-        for i, one in enumerate(references):
-            if found[i] is None and one.elsewhere:
-                others = [p for p in range(len(self._store.keys)) if p != one.home]
-                raws = await look_up_packed(self._store, [(p, one.idh) for p in others])
+        raws = await look_up_packed(self._store, [(home, idh) for home, idh, _ in wanted])
+        found = [None if raw is None else (home, raw) for (home, _, _), raw in zip(wanted, raws, strict=True)]
+        for i, (home, idh, elsewhere) in enumerate(wanted):
+            if found[i] is None and elsewhere:
+                others = [p for p in range(len(self._store.keys)) if p != home]
+                raws = await look_up_packed(self._store, [(p, idh) for p in others])
                 known = ((p, raw) for p, raw in zip(others, raws, strict=True) if raw is not None)
                 found[i] = next(known, None)
         return found
 
-    async def cancel(self, references: list[Reference]) -> list[CancelOutcome]:
-        outcomes: list[CancelOutcome] = ["unknown"] * len(references)
-        for numbers in _portions(references):
-            await self._cancel_some(references, numbers, outcomes)
+    async def cancel(self, references: Iterable[Reference]) -> list[CancelOutcome]:
+        outcomes: list[CancelOutcome] = []
+        placed: list[tuple[int, Cancel]] = []
+        unplaced: dict[int, Unplaced] = {}
+        for i, one in enumerate(references):
+            outcomes.append("unknown")
+            if one.address is not None:
+                placed.append((i, Cancel(one.address.partition, one.address.pack(), one.idh, False)))
+            else:
+                unplaced.setdefault(one.home, Unplaced()).add(i, one)
+        await self._cancel_placed(placed, outcomes)
+        for numbers, wanted in _portions(unplaced):
+            found = await self._index_packed(wanted)
+            known = [
+                (i, Cancel(*at, idh, True))
+                for i, (_, idh, _), at in zip(numbers, wanted, found, strict=True)
+                if at is not None
+            ]
+            await self._cancel_placed(known, outcomes)
         return outcomes
 
-    async def _cancel_some(
-        self, references: list[Reference], numbers: list[int], outcomes: list[CancelOutcome]
-    ) -> None:
-        todo: list[tuple[int, Cancel]] = []
-        unplaced: list[int] = []
-        for i in numbers:
-            one = references[i]
-            if one.address is None:
-                unplaced.append(i)
-            else:
-                todo.append((i, Cancel(one.address.partition, one.address.pack(), one.idh, False)))
-        found = await self._index_packed([references[i] for i in unplaced])
-        todo += [
-            (i, Cancel(known[0], known[1], references[i].idh, True))
-            for i, known in zip(unplaced, found, strict=True)
-            if known is not None
-        ]
+    async def _cancel_placed(self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]) -> None:
         for _ in range(_MOVES_FOLLOWED):
             if not todo:
                 break
@@ -179,15 +183,36 @@ class Finder:
         raise Conflict("cannot be moved: it keeps changing; try again")
 
 
-def _portions(references: list[Reference]) -> list[list[int]]:
-    """Numbers of references by partition, whole partitions together: then most of a slice is cancelled at once."""
-    by_partition: dict[int, list[int]] = {}
-    for i, one in enumerate(references):
-        by_partition.setdefault(one.home, []).append(i)
-    portions: list[list[int]] = []
-    for numbers in by_partition.values():
-        if portions and len(portions[-1]) < _PORTION:
-            portions[-1] += numbers
-        else:
-            portions.append(numbers)
-    return portions
+class Unplaced:
+    """Ids that have to be looked up in one partition; 21 bytes each, for there may be a million."""
+
+    def __init__(self) -> None:
+        self._numbers = array("I")
+        self._idhs = bytearray()
+        self._elsewhere = bytearray()
+
+    def add(self, number: int, reference: Reference) -> None:
+        self._numbers.append(number)
+        self._idhs += reference.idh
+        self._elsewhere.append(reference.elsewhere)
+
+    def wanted(self, home: int) -> tuple[list[int], list[Wanted]]:
+        idhs = bytes(self._idhs)
+        cut = range(0, len(idhs), IDH_BYTES)
+        wanted = [(home, idhs[at : at + IDH_BYTES], bool(flag)) for at, flag in zip(cut, self._elsewhere, strict=True)]
+        return self._numbers.tolist(), wanted
+
+
+def _portions(unplaced: dict[int, Unplaced]) -> Iterator[tuple[list[int], list[Wanted]]]:
+    """Whole partitions together: then most of a slice is cancelled at once."""
+    numbers: list[int] = []
+    wanted: list[Wanted] = []
+    for home, some in unplaced.items():
+        more, of_it = some.wanted(home)
+        numbers += more
+        wanted += of_it
+        if len(numbers) >= _PORTION:
+            yield numbers, wanted
+            numbers, wanted = [], []
+    if numbers:
+        yield numbers, wanted

@@ -80,11 +80,16 @@ async def look_up_packed(store: Store, wanted: Sequence[tuple[int, bytes]]) -> l
     for i, (p, _) in enumerate(wanted):
         by_partition.setdefault(p, []).append(i)
     groups: list[Group] = []
+    asked: list[list[int]] = []
     for p, members in by_partition.items():
         keys = store.keys.partitions[p]
-        groups.append((keys.slot, [("HMGET", keys.ids, *[wanted[i][1] for i in members])]))
+        # A call of many thousands would hold up everybody else.
+        for first in range(0, len(members), MOST_AT_ONCE):
+            some = members[first : first + MOST_AT_ONCE]
+            groups.append((keys.slot, [("HMGET", keys.ids, *[wanted[i][1] for i in some])]))
+            asked.append(some)
     found: list[bytes | None] = [None] * len(wanted)
-    for members, result in zip(by_partition.values(), await store.run(groups), strict=True):
+    for members, result in zip(asked, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
         for i, raw in zip(members, result[0], strict=True):

@@ -1,4 +1,4 @@
--- Cancel most tasks of slices of which nothing was begun: what stays is written into a list of its own, under
+-- Cancel many tasks of slices of which nothing was begun, and of which less than half is left then: what stays is written into a list of its own, under
 -- another incarnation, and the index is told the new places. Nothing is left of the others.
 --
 -- KEYS  n, slices, ids, held; s, f, d, x of each slice
@@ -17,32 +17,41 @@ local function bit(bits, index)
   return floor((byte_of(bits, floor(index / 8) + 1) or 0) / 2 ^ (7 - index % 8)) % 2
 end
 
--- The indexes of rows that are not to be cancelled; nil when one that is was cancelled or moved before.
+-- Which rows stay, and which were cancelled or moved before; nil when one that is to be cancelled is among those.
 local function others(mask, x, length)
-  local rest = {}
+  local stay, dead = {}, {}
   for at = 0, math.ceil(length / 8) - 1 do
-    local wanted, dead = byte_of(mask, at + 1) or 0, byte_of(x, at + 1) or 0
-    if wanted ~= 255 or dead ~= 0 then
+    if byte_of(mask, at + 1) ~= 255 or (byte_of(x, at + 1) or 0) ~= 0 then
       for index = at * 8, math.min(at * 8 + 7, length - 1) do
-        if bit(mask, index) == 0 then rest[#rest + 1] = index
-        elseif bit(x, index) == 1 then return nil end
+        local wanted, over = bit(mask, index) == 1, bit(x, index) == 1
+        if wanted and over then return nil end
+        if over then dead[#dead + 1] = index elseif not wanted then stay[#stay + 1] = index end
       end
     end
   end
-  return rest
+  return stay, dead
 end
 
--- Rows that stay, their idhs and the places the index must hold for them; nil when one of them must not be moved.
-local function staying(s, rest, x, head)
+-- One row after the other, or all at once where they are many.
+local function reader(s, wanted, length)
+  if wanted * 5 < length then return function(index) return redis.call('LINDEX', s, index) end end
+  local rows = redis.call('LRANGE', s, 0, -1)
+  return function(index) return rows[index + 1] end
+end
+
+local function is_resent(row) return #row > 20 and floor(byte_of(row, 5) / 4) % 2 == 1 end
+
+-- Rows that stay and their idhs; nil when one of them must not be moved, or a tomb not be forgotten.
+local function staying(s, stay, dead, head, length)
+  local row_at = reader(s, #stay + #dead, length)
+  for _, index in ipairs(dead) do
+    if is_resent(row_at(index)) then return nil end
+  end
   local rows, idhs, at = {}, {}, {}
-  for _, index in ipairs(rest) do
-    local row = redis.call('LINDEX', s, index)
-    local flags = #row > 20 and byte_of(row, 5) or 0
-    if floor(flags / 4) % 2 == 1 then return nil end
-    if bit(x, index) == 0 then
-      if #row <= 21 or flags % 2 == 0 then return nil end
-      rows[#rows + 1], idhs[#idhs + 1], at[#at + 1] = row, sub(row, 6, 21), head .. struct.pack('>I4', index)
-    end
+  for i, index in ipairs(stay) do
+    local row = row_at(index)
+    if #row <= 21 or byte_of(row, 5) % 2 == 0 or is_resent(row) then return nil end
+    rows[i], idhs[i], at[i] = row, sub(row, 6, 21), head .. struct.pack('>I4', index)
   end
   local known = #rows > 0 and redis.call('HMGET', ids, unpack(idhs)) or {}
   for i = 1, #rows do
@@ -76,15 +85,14 @@ local function compact(key, arg)
   local s, x, name, g, other = KEYS[key + 1], KEYS[key + 4], ARGV[arg + 1], tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
   local prefix, mask, gone = ARGV[arg + 4], ARGV[arg + 5], ARGV[arg + 6]
   local count, length = #gone / 16, redis.call('LLEN', s)
-  if g == other or count * 2 < length or length - count > 3000 then return 0 end
+  if g == other or count * 4 < length or length > 10000 then return 0 end
   if not same_incarnation(slices, name, g) or redis.call('EXISTS', KEYS[key + 2], KEYS[key + 3]) > 0 then return 0 end
-  local bits = redis.call('GET', x) or ''
-  local rest = others(mask, bits, length)
-  if not rest or length - #rest ~= count then return 0 end
+  local stay, dead = others(mask, redis.call('GET', x) or '', length)
+  if not stay or #stay * 2 > length or #stay > 3000 or #stay + #dead + count ~= length then return 0 end
   local last = length - 1
   while bit(mask, last) == 0 do last = last - 1 end
   if sub(redis.call('LINDEX', s, last), 6, 21) ~= sub(gone, -16) then return 0 end
-  local rows, idhs = staying(s, rest, bits, address_head(prefix, g))
+  local rows, idhs = staying(s, stay, dead, address_head(prefix, g), length)
   if not rows then return 0 end
   rewrite(s, x, name, ARGV[arg + 3], address_head(prefix, other), rows, idhs)
   forget(gone, count)
