@@ -1,5 +1,5 @@
--- Cancel many tasks of slices of which nothing was begun, and of which less than half is left then: what stays is written into a list of its own, under
--- another incarnation, and the index is told the new places. Nothing is left of the others.
+-- Cancel many tasks of slices of which nothing was begun, where less than half is left then: what stays is written into a
+-- list of its own, under another incarnation, and the index is told the new places. Nothing is left of the others.
 --
 -- KEYS  n, slices, ids, held; s, f, d, x of each slice
 -- ARGV  per slice: name, g, another g, address prefix, bitmap of the rows to cancel, their idhs (16 bytes each, in the
