@@ -94,7 +94,7 @@ async def test_something_that_is_no_task_is_refused(client: Client, store: Store
         {"payload": b"x" * 65_536}, {"payload": "x" * 65_534}, {"id": "x" * 256}, {"lane": "ü" * 128},
         {"after": timedelta(days=3_650)}, {"at": datetime(2027, 1, 15, 9, tzinfo=UTC)}, {"at": 0}, {"at": 1.5},
         {"at": "2027-01-15T09:00:00+01:00"}, {"after": "1h30m"}, {"after": "PT10M"}, {"after": "250ms"},
-        {"target": "https://" + "x" * 2_000}, {"expires": "1s"}, {"expires": timedelta(days=1)},
+        {"target": "https://example.com/" + "x" * 2_000}, {"expires": "1s"}, {"expires": timedelta(days=1)},
     ],
 )  # fmt: skip
 async def test_what_is_just_within_the_limits_is_taken(client: Client, arguments: dict[str, Any]) -> None:

@@ -5,10 +5,12 @@ import asyncio
 import pytest
 
 from mainspring.client import Client
-from mainspring.model.clock import ManualClock
+from mainspring.model.clock import ManualClock, ServerClock
 from mainspring.model.errors import Conflict, Unavailable
 from mainspring.model.outcome import Dead, Outcome, Retry
 from mainspring.model.task import OnConflict, Task
+from mainspring.store import index
+from mainspring.store.keys import HOUR_MS, Address, Slice
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, calls, uses
@@ -251,3 +253,23 @@ async def test_a_put_with_id_to_a_server_that_is_away_fails_clearly(client: Clie
         road.next("never sent", "never sent", "never sent", "never sent")
         with pytest.raises(Unavailable):
             await client.put("log:", id="id")
+
+
+class Ahead(ServerClock):
+    """A node's clock that is an hour ahead of the server's."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() + HOUR_MS
+
+
+async def test_a_clock_that_runs_ahead_forgets_no_id_before_its_window_is_over(
+    mainspring_url: str, mainspring_namespace: str
+) -> None:
+    store = await Store.open(mainspring_url, namespace=mainspring_namespace, partitions=1, clock=Ahead())
+    keys = store.keys.partitions[0]
+    over = Slice.at(await store.sample_clock() - HOUR_MS - 10_000, 1000)
+    address = Address(0, over, 1, 0).pack()
+    await store.run_one(keys.slot, [("HSET", keys.ids, b"i" * 16, address)])
+    assert await index.sweep(store, 0, 0, window_ms=60_000) == (0, 0)
+    assert await index.sweep(store, 0, 0, window_ms=5_000) == (0, 1)
+    await store.aclose()

@@ -65,7 +65,6 @@ class Sweeper:
         if not numbers:
             return False
         number = next((n for n in numbers if n >= self._at), numbers[0])
-        before_ms = self._store.clock.now_ms() - self._window_ms
-        self._cursor, removed = await index.sweep(self._store, number, self._cursor, before_ms=before_ms)
+        self._cursor, removed = await index.sweep(self._store, number, self._cursor, window_ms=self._window_ms)
         self._at = number if self._cursor else number + 1
         return removed > 0

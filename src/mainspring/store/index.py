@@ -97,8 +97,9 @@ async def look_up_packed(store: Store, wanted: Sequence[tuple[int, bytes]]) -> l
     return found
 
 
-async def sweep(store: Store, partition: int, cursor: int, *, before_ms: int, count: int = 256) -> tuple[int, int]:
-    """Look at some ids and forget those of tasks finished before a time. Returns the next cursor and how many went."""
+async def sweep(store: Store, partition: int, cursor: int, *, window_ms: int, count: int = 256) -> tuple[int, int]:
+    """Look at some ids and forget those finished longer ago than the window. The next cursor, and how many went."""
+    before_ms = store.clock.now_ms() - window_ms
     keys = store.keys.partitions[partition]
     [reply] = await store.run_one(keys.slot, [("HSCAN", keys.ids, cursor, "COUNT", count)])
     following, pairs = int(reply[0]), reply[1]
@@ -108,5 +109,5 @@ async def sweep(store: Store, partition: int, cursor: int, *, before_ms: int, co
             old += (idh, raw)
     removed = 0
     if old:
-        removed = await store.call(partition, "sweep", [keys.slices, keys.ids], [before_ms, *old])
+        removed = await store.call(partition, "sweep", [keys.slices, keys.ids], [window_ms, *old])
     return following, removed

@@ -26,7 +26,7 @@ _NEEDS: Final = {
     "beat": ("time", "member"),
     "leave": ("member",),
     "plan": (),
-    "sweep": ("entry",),
+    "sweep": ("time", "entry"),
     "look": (),
     "dead_page": (),
     "dead_drop": (),

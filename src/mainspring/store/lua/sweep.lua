@@ -1,10 +1,11 @@
 -- Forget ids that finished longer ago than the dedupe window.
 --
 -- KEYS  slices, ids
--- ARGV  forget what was due before this time in ms, then pairs of idh, address as they were read
+-- ARGV  the window in ms, then pairs of idh, address as they were read
 -- returns how many were removed
+-- The server's clock decides: a node whose clock ran ahead by an hour would forget all that is finished.
 -- Needs no token: an id is removed only while it still points to where it did and its slice is gone for good.
-local before, gone = tonumber(ARGV[1]), {}
+local before, gone = math.floor(now_us() / 1000) - tonumber(ARGV[1]), {}
 local widths = {3600000, 1000, 50, 1}
 for i = 2, #ARGV - 1, 2 do
   local width, high, low, r = struct.unpack('>BI2I4I3', ARGV[i + 1])

@@ -11,7 +11,7 @@ from .road_faults import RoadFaults
 from .schedule import Planned
 from .server_faults import ServerFaults
 
-_TRIES: Final = 12
+_TRIES: Final = 8
 
 
 class Faults:
@@ -25,7 +25,8 @@ class Faults:
     async def strike(self, planned: Planned) -> None:
         """Strike once; where it hit nobody (its victim died of something else), choose another."""
         for attempt in range(_TRIES):
-            shifted = planned._replace(pick=(planned.pick + attempt * 0.37) % 1.0)
+            shift = attempt * 0.37
+            shifted = planned._replace(pick=(planned.pick + shift) % 1.0, size=(planned.size + shift) % 1.0)
             if await self._acts[planned.kind](shifted):
                 self.done[planned.kind] += 1
                 return
