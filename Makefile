@@ -1,6 +1,6 @@
 # Mainspring. `make` alone lists what there is to do; every target does its own set-up.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-cron-long check bench fmt lock clean
+.PHONY: help install serve test test-cron-long chaos chaos-long check bench fmt lock clean
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 

@@ -29,7 +29,7 @@ class Profile:
     """Tasks put a second, about."""
     levels: tuple[str, ...] = ("server",)
     """Durability of the puts, in turn."""
-    slack_s: float = 15.0
+    slack_s: float = 5.0
     """Beyond the two leases within which all that is due must begin after healing: for a loaded machine."""
     server_config: dict[str, str] = field(default_factory=dict)
 
