@@ -11,7 +11,8 @@ import msgspec
 
 from ..client import Client
 from ..model.task import Task
-from ..store.store import Group, Store
+from ..store.store import Store
+from .drain import until_done
 from .fleet import BenchFailed, Fleet, fleet
 from .ground import Ground, Where, ground
 from .life import Progress
@@ -21,7 +22,6 @@ NODES: Final = 4
 STOPS: Final = 5
 HORIZON_S: Final = 0.1
 """Nothing is read long before it is due: four processes must not have more of the work done in advance than one."""
-FIRE_POLL_S: Final = 0.02
 
 
 class ClusterFigures(msgspec.Struct, frozen=True):
@@ -122,27 +122,9 @@ async def _fired(where: Where, processes: int, tasks: int, progress: Progress) -
                 if (late_ms := await store.sample_clock() - due_ms) > 0:
                     raise BenchFailed(f"putting {tasks} tasks took {late_ms} ms too long; take fewer with --tasks")
                 await asyncio.sleep((due_ms - store.clock.now_ms()) / 1000)
-                return await _until_done(store, tasks, f"firing with {processes}", progress)
+                took_s, done = await until_done(
+                    store, tasks, time.perf_counter(), progress, what=f"firing with {processes}"
+                )
+                return done / took_s, tasks - done
         finally:
             await store.aclose()
-
-
-async def _until_done(store: Store, tasks: int, what: str, progress: Progress) -> tuple[float, int]:
-    began = seen_at = time.monotonic()
-    done = 0
-    while done < tasks and time.monotonic() < seen_at + 20:
-        await asyncio.sleep(FIRE_POLL_S)
-        if (now_done := await _done(store)) > done:
-            done, seen_at = now_done, time.monotonic()
-            progress(what, done, tasks)
-    return done / (seen_at - began), tasks - done
-
-
-async def _done(store: Store) -> int:
-    groups: list[Group] = [(one.slot, [("HGET", one.n, "done")]) for one in store.keys.partitions]
-    total = 0
-    for result in await store.run(groups):
-        if isinstance(result, Exception):
-            raise result
-        total += int(result[0] or 0)
-    return total

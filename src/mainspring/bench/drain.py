@@ -33,7 +33,7 @@ async def drain(
             began = time.perf_counter()
             await engine.start()
             try:
-                took_s, done = await _until_done(store, count, began, progress)
+                took_s, done = await until_done(store, count, began, progress)
             finally:
                 await engine.stop()
         finally:
@@ -41,13 +41,16 @@ async def drain(
     return done / took_s, count - done
 
 
-async def _until_done(store: Store, count: int, began: float, progress: Progress) -> tuple[float, int]:
+async def until_done(
+    store: Store, count: int, began: float, progress: Progress, *, what: str = "delivering"
+) -> tuple[float, int]:
+    """Wait until so many tasks are done, or nothing goes on; the seconds it took, and how many are done."""
     done, seen_at = 0, began
     while done < count and time.perf_counter() < seen_at + STALL_S:
         await asyncio.sleep(_POLL_S)
         if (now_done := await done_count(store)) > done:
             done, seen_at = now_done, time.perf_counter()
-            progress("delivering", done, count)
+            progress(what, done, count)
     return seen_at - began, done
 
 
