@@ -49,7 +49,7 @@ def is_unlocked(folder: Path) -> bool:
 
 def command_lines() -> str:
     if sys.platform != "linux":
-        return subprocess.run(["ps", "-Axo", "args"], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(["ps", "-wwAxo", "args"], capture_output=True, text=True, check=True).stdout
     lines = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended meanwhile

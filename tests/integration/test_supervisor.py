@@ -140,7 +140,9 @@ def test_the_password_of_the_embedded_server_is_on_no_command_line(
     node = supervise(2)
     password = (tmp_path / "data" / "password").read_text().strip()
     for pid in (node.process.pid, *children(node).values()):
-        told = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
+        told = subprocess.run(
+            ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=True
+        ).stdout
         assert "serve" in told
         assert password not in told
     assert password not in node.log
