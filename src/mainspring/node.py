@@ -143,9 +143,9 @@ class Node:
                 owned=tuple(sorted(engine.owned)),
                 waiting=tuple(sorted(engine.keeper.waiting)),
                 look_ahead=engine.lookahead.held,
-                in_flight=engine.dispatcher.in_flight,
+                in_flight=engine.deliveries.in_flight,
                 lag_ms=engine.lag_ms,
-                delivered=engine.dispatcher.delivered,
+                delivered=engine.deliveries.delivered,
             )
 
         return Membership(store, name, lease_s=self.config.lease_s, describe=describe, follow=engine.follow)

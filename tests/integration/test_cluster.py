@@ -286,7 +286,7 @@ async def test_a_stop_hands_over_as_it_drains(site: Site) -> None:
     site.basket.gate.clear()
     await client.put("log:", 1, after="0s", id="in-flight")
     await until(lambda: site.basket.under_way == {"in-flight"})
-    stopper, other = (first, second) if first.engine and first.engine.dispatcher.in_flight else (second, first)
+    stopper, other = (first, second) if first.engine and first.engine.deliveries.in_flight else (second, first)
     stopping = asyncio.create_task(stopper.stop())
     await until(lambda: owned(other) == [PARTITIONS - 1])
     assert not stopping.done(), "one delivery is still under way"

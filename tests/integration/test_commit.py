@@ -91,7 +91,7 @@ async def test_done_bits_never_travel_ahead_of_their_retry(ticker: Ticker, ticke
     ticker.clock.advance(seconds=1)
     dispatcher = ticker.engine.dispatcher
     await dispatcher.step()
-    while dispatcher.in_flight:
+    while ticker.engine.deliveries.in_flight:
         await _breathe()
     assert any(one.has_outcomes for one in ticker.engine.owned.values())
     await dispatcher._tick()  # as after a commit round that this outcome came too late for

@@ -65,7 +65,7 @@ async def test_a_new_owner_delivers_again_what_was_fired_and_not_done(tickers: T
         await first.engine.lookahead.step()
         await first.engine.dispatcher.step()
         await asyncio.sleep(0)
-    while first.engine.dispatcher.in_flight > 1:  # noqa: ASYNC110 - the other one hangs
+    while first.engine.deliveries.in_flight > 1:  # noqa: ASYNC110 - the other one hangs
         await asyncio.sleep(0)
     await first.engine.dispatcher.flush()
     assert (await balance(store)).fired == 1
@@ -97,7 +97,7 @@ async def test_a_takeover_with_many_slices_fires_nothing_twice(tickers: Tickers,
     engine = first.engine
     await engine.keeper.step()
     async with asyncio.timeout(100):
-        while sum(one.target == "log:" for one in first.deliveries) < seconds or engine.dispatcher.in_flight != seconds:
+        while sum(one.target == "log:" for one in first.deliveries) < seconds or engine.deliveries.in_flight != seconds:
             await engine.lookahead.step()
             await engine.dispatcher.step()
             await asyncio.sleep(0)
@@ -225,7 +225,7 @@ class Running:
 
     async def at_rest(self) -> bool:
         """Everything that was ever put is done on the server, and nothing is held or under way here."""
-        busy = self.engine.lookahead.held or self.engine.dispatcher.in_flight
+        busy = self.engine.lookahead.held or self.engine.deliveries.in_flight
         return not busy and (await self.client.count()).pending == 0
 
 

@@ -46,7 +46,7 @@ async def until_done(store: Store, count: int) -> None:
 async def until_in_flight(node: Node, count: int) -> None:
     assert node.engine is not None
     async with asyncio.timeout(WAIT_S):
-        while node.engine.dispatcher.in_flight < count:  # noqa: ASYNC110  # nothing tells
+        while node.engine.deliveries.in_flight < count:  # noqa: ASYNC110  # nothing tells
             await asyncio.sleep(0.02)
 
 

@@ -93,12 +93,12 @@ class World:
     @property
     def in_flight(self) -> int:
         assert self.node.engine is not None
-        return self.node.engine.dispatcher.in_flight
+        return self.node.engine.deliveries.in_flight
 
     @property
     def delivered(self) -> int:
         assert self.node.engine is not None
-        return self.node.engine.dispatcher.delivered
+        return self.node.engine.deliveries.delivered
 
 
 @pytest.fixture

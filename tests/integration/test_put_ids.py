@@ -198,7 +198,7 @@ async def test_a_retry_of_a_replaced_run_does_not_come_back(ticker: Ticker) -> N
     await known.reach("fired")
     await ticker.client.put("log:", "new", id="id", after="5s", on_conflict="replace")
     ticker.answer("log", lambda one: Retry("no", after_ms=1_000) if one.value() == "old" else None)
-    ticker.engine.dispatcher.cancel()
+    ticker.engine.deliveries.cancel()
     await ticker.crash()
     # The next owner delivers the old run again, and that fails.
     async with Ticker(

@@ -114,7 +114,7 @@ async def test_deliveries_are_handed_over_in_small_batches_and_all_are_marked_do
         await ticker.advance(seconds=1)
     assert sorted(int(request.body) for request in receiver.requests) == list(range(500))
     assert receiver.connections <= 64
-    assert ticker.engine.dispatcher.in_flight == 0
+    assert ticker.engine.deliveries.in_flight == 0
 
 
 # -- named targets ---------------------------------------------------------------------------------------------

@@ -12,10 +12,13 @@ from ..model.retry import RetryPolicy
 from ..sinks.base import Sink
 from ..store.links import Subscription
 from ..store.store import Store
+from .commits import Commits
+from .deliveries import Deliveries
 from .dispatcher import Dispatcher
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
 from .loop import Loop
+from .outcomes import Outcomes
 from .partition import Partition
 from .sweeper import Sweeper
 
@@ -55,13 +58,15 @@ class Engine:
             store, self.owned, node=options.node, lease_s=options.lease_s, changed=self._ownership_changed
         )
         self.lookahead = LookAhead(store, self.owned, options.reach, self._something_to_fire, self.keeper.lose)
+        outcomes = Outcomes(options.retry, store.clock)
+        self.deliveries = Deliveries(self.owned, sinks, outcomes, store.clock, self._something_to_fire)
+        self.commits = Commits(store, self.owned, self.keeper.lose, self._something_to_read)
         self.dispatcher = Dispatcher(
             store,
             self.owned,
-            sinks,
-            retry=options.retry,
+            self.deliveries,
+            self.commits,
             lost=self.keeper.lose,
-            wake=self._something_to_fire,
             read_again=self._something_to_read,
             room_made=self._room_made,
             max_in_flight=options.concurrency,
@@ -103,8 +108,8 @@ class Engine:
         except (TimeoutError, StoreError) as error:
             clean = False
             why = error if isinstance(error, StoreError) else "shutdown_timeout is over"
-            log.warning("stopping with %d tasks in flight (%s); they go out again", self.dispatcher.in_flight, why)
-            self.dispatcher.cancel()
+            log.warning("stopping with %d tasks in flight (%s); they go out again", self.deliveries.in_flight, why)
+            self.deliveries.cancel()
         await self._keep.stop()
         try:
             await self.keeper.release()
@@ -184,13 +189,13 @@ class Engine:
         while await self.lookahead.step() == 0.0:
             pass
         while True:
-            before = self.dispatcher.delivered
+            before = self.deliveries.delivered
             await self.dispatcher.step()
             await self.dispatcher.drain()
             while await self.lookahead.step() == 0.0:
                 pass
-            if self.dispatcher.delivered == before and not any(one.lanes.stirred for one in self.owned.values()):
+            if self.deliveries.delivered == before and not any(one.lanes.stirred for one in self.owned.values()):
                 break
         while await self.sweeper.drop_finished():
             pass
-        return self.dispatcher.delivered
+        return self.deliveries.delivered

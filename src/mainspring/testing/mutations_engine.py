@@ -9,7 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from ..engine import dispatcher, lookahead, sweeper
-from ..engine.dispatcher import Dispatcher
+from ..engine.commits import Commits
+from ..engine.deliveries import Deliveries
 from ..engine.flight import Flight
 from ..engine.live import LiveSlice
 from ..engine.lookahead import LookAhead
@@ -86,12 +87,12 @@ _TIME: Final = (
 
 
 def _settle_first(_: Any) -> Any:
-    def deliver(self: Dispatcher, flights: list[Flight]) -> None:
+    def deliver(self: Deliveries, flights: list[Flight]) -> None:
         for flight in flights:
             sink = self._sinks[flight.body.target.partition(":")[0]]
             task = asyncio.ensure_future(sink.deliver([flight]))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self.running.add(task)
+            task.add_done_callback(self.running.discard)
             self.in_flight += 1
             self._settle([flight], [DONE])
 
@@ -128,7 +129,7 @@ def _retries_before(commit: CommitCall) -> CommitCall:
 
 
 def _given_up(send: Any) -> Any:
-    async def send_commit(self: Dispatcher, partition: Partition, work: fire.Commit) -> None:
+    async def send_commit(self: Commits, partition: Partition, work: fire.Commit) -> None:
         try:
             await send(self, partition, work)
         except StoreError:
@@ -153,7 +154,7 @@ _COMMIT: Final = (
     Mutation(
         "commit-before-delivery",
         "a task is marked done when it is sent, not when its target has it",
-        (Patch(Dispatcher, "_deliver", _settle_first),),
+        (Patch(Deliveries, "start", _settle_first),),
     ),
     Mutation(
         "retry-put-after-the-commit",
@@ -168,7 +169,7 @@ _COMMIT: Final = (
     Mutation(
         "failed-commit-forgotten",
         "a commit that failed is not sent again",
-        (Patch(Dispatcher, "_send_commit", _given_up),),
+        (Patch(Commits, "send", _given_up),),
     ),
     Mutation(
         "retry-under-a-new-key",

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..client import Client
+from ..engine.commits import Commits
 from ..engine.dispatcher import Dispatcher
 from ..engine.engine import Engine
 from ..engine.flight import Flight
@@ -81,9 +82,10 @@ class EngineRecorder:
         self._starts: dict[tuple[int, str, str, int], _Start] = {}
         self._told: dict[int, tuple[bytes, int]] = {}
         """By partition the token and number of the last call that was told: a repeated one is no new write."""
-        own: dict[str, Any] = vars(self._dispatcher)
-        own["_take_answer"] = self._take_answer
-        own["_send_commit"] = self._send_commit
+        self._commits = engine.commits
+        vars(self._dispatcher)["_take_answer"] = self._take_answer
+        vars(self._commits)["send"] = self._send_commit
+        own: dict[str, Any] = vars(engine.deliveries)
         own["_sinks"] = {scheme: _ToldSink(sink, self._deliver) for scheme, sink in own["_sinks"].items()}
 
     def _take_answer(self, partition: Partition, started: Started, answer: fire.Answer) -> Sequence[Flight]:
@@ -96,7 +98,7 @@ class EngineRecorder:
         return leaving
 
     async def _send_commit(self, partition: Partition, work: fire.Commit) -> None:
-        await Dispatcher._send_commit(self._dispatcher, partition, work)
+        await Commits.send(self._commits, partition, work)
         if partition.seq == work.seq:
             settled = work.finished + len(work.retries) + len(work.deaths)
             self._wrote(work.partition, work.token, work.seq, "commit", settled)

@@ -128,7 +128,7 @@ class Ticker:
         """End without a word to the server, as a killed process does; its leases run on."""
         opened, self._open = self._open, None
         if opened is not None:
-            opened[2].dispatcher.cancel()
+            opened[2].deliveries.cancel()
             await opened[0].aclose()
 
     async def _next_due_ms(self, until_ms: int) -> int | None:

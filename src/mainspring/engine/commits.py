@@ -1,0 +1,55 @@
+"""Outcomes that are more than plain success, on their way to the server."""
+
+from collections.abc import Callable
+
+from ..model.errors import StoreError
+from ..store import fire
+from ..store.store import Store
+from .partition import Partition
+
+
+class Commits:
+    """One call after the other for each partition; what was not answered is kept there and sent again."""
+
+    def __init__(
+        self,
+        store: Store,
+        owned: dict[int, Partition],
+        lost: Callable[[Partition, str], None],
+        read_again: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._owned = owned
+        self._lost = lost
+        self._read_again = read_again
+
+    async def all(self) -> StoreError | None:
+        failure = None
+        for partition in list(self._owned.values()):
+            while partition.has_outcomes and partition.unanswered is None:
+                failure = await self.try_one(partition, partition.commit()) or failure
+        return failure
+
+    async def try_one(self, partition: Partition, work: fire.Commit) -> StoreError | None:
+        try:
+            await self.send(partition, work)
+        except StoreError as error:
+            return error
+        return None
+
+    async def send(self, partition: Partition, work: fire.Commit) -> None:
+        partition.unanswered = work
+        status = await fire.commit(self._store, work)
+        partition.unanswered = None
+        if status == "ok":
+            partition.committed(work)
+            if work.retries:
+                partition.needs_listing = True
+                self._read_again()
+        elif status == "stale":
+            touched = {touch.name for touch in work.touches}
+            for live in [live for live in partition.slices.values() if live.name in touched]:
+                partition.forget(live)
+            self._read_again()
+        else:
+            self._lost(partition, status)

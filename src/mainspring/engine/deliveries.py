@@ -1,0 +1,154 @@
+"""What is in flight: due tasks go to their sinks, and what these answer is noted for the next commit."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from ..model.clock import Clock
+from ..model.outcome import DONE, Dead, Done, Outcome, Retry
+from ..sinks.base import Sink
+from .flight import Flight
+from .live import INDEX_MASK, LiveSlice
+from .outcomes import Outcomes
+from .partition import Partition
+
+log = logging.getLogger("mainspring.engine")
+
+_LIVE: Final = attrgetter("live")
+_TARGET: Final = attrgetter("body.target")
+_EXPIRES: Final = attrgetter("body.expires_ms")
+
+
+def _well_formed(outcomes: Sequence[Outcome], expected: int) -> bool:
+    return len(outcomes) == expected and set(map(type, outcomes)) <= {Done, Retry, Dead}
+
+
+class Deliveries:
+    """Hands flights to the sinks and settles them in their partitions."""
+
+    def __init__(
+        self,
+        owned: dict[int, Partition],
+        sinks: Mapping[str, Sink],
+        outcomes: Outcomes,
+        clock: Clock,
+        wake: Callable[[], None],
+    ) -> None:
+        self._owned = owned
+        self._sinks = sinks
+        self._outcomes = outcomes
+        self._clock = clock
+        self._wake = wake
+        self.running: set[asyncio.Task[Sequence[Outcome]]] = set()
+        self.in_flight = 0
+        self.delivered = 0
+
+    def start(self, flights: list[Flight]) -> None:
+        if any(map(_EXPIRES, flights)):
+            flights = self._without_expired(flights)
+        by_target: dict[str, list[Flight]] = {}
+        if len(set(map(_TARGET, flights))) == 1:
+            by_target[flights[0].body.target] = flights
+        else:
+            for flight in flights:
+                by_target.setdefault(flight.body.target, []).append(flight)
+        for target, group in by_target.items():
+            sink = self._sinks.get(target.partition(":")[0])
+            self.in_flight += len(group)
+            if sink is None:
+                self._settle(group, [Retry(f"no sink for {target.partition(':')[0]}: on this node")] * len(group))
+                continue
+            most = getattr(sink, "batch_tasks", len(group))
+            for first in range(0, len(group), most):
+                self._hand_over(sink, group[first : first + most])
+
+    def _hand_over(self, sink: Sink, group: list[Flight]) -> None:
+        task: asyncio.Task[Sequence[Outcome]] = asyncio.ensure_future(sink.deliver(group))
+        self.running.add(task)
+        task.add_done_callback(lambda task: self._delivered(task, group))
+
+    def _without_expired(self, flights: list[Flight]) -> list[Flight]:
+        now_ms = self._clock.now_ms()
+        in_time = []
+        for flight in flights:
+            if flight.body.expires_ms is not None and flight.body.expires_ms < now_ms:
+                self._settle_one(flight, Dead("expired"))
+            else:
+                in_time.append(flight)
+        return in_time
+
+    def _delivered(self, task: "asyncio.Task[Sequence[Outcome]]", group: list[Flight]) -> None:
+        self.running.discard(task)
+        if task.cancelled():
+            self.in_flight -= len(group)  # stopping: what was not answered is delivered again later
+            return
+        error = task.exception()
+        if error is None and _well_formed(task.result(), len(group)):
+            self._settle(group, task.result())
+            return
+        reason = f"{type(error).__name__}: {error}" if error else "the sink did not give one outcome for each task"
+        log.error("delivery to %s failed: %s", group[0].body.target, reason, exc_info=error)
+        self._settle(group, [Retry(reason)] * len(group))
+
+    def _settle(self, group: list[Flight], outcomes: Sequence[Outcome]) -> None:
+        self.in_flight -= len(group)
+        if outcomes.count(DONE) == len(outcomes):
+            for live, run in groupby(group, _LIVE):
+                if live.has_lanes:
+                    for flight in run:
+                        self._settle_one(flight, DONE)
+                else:
+                    landed = list(run)
+                    live.land(len(landed), (flight.key & INDEX_MASK for flight in landed))
+                    live.finished += len(landed)
+                    self._note_settled(live)
+        else:
+            for flight, outcome in zip(group, outcomes, strict=True):
+                self._settle_one(flight, outcome)
+        self.delivered += len(group)
+
+    def _note_settled(self, live: LiveSlice) -> None:
+        partition = self._owned.get(live.partition)
+        if partition is not None and not live.forgotten:
+            if not partition.dirty:
+                self._wake()
+            partition.settled(live, time.monotonic())
+
+    def _settle_one(self, flight: Flight, outcome: Outcome) -> None:
+        partition = self._owned.get(flight.live.partition)
+        if partition is None or flight.live.forgotten:
+            return  # another owner has it, or it is read anew: not ours to finish
+        goes_on = True
+        match outcome:
+            case Done():
+                flight.live.finished += 1
+            case Retry() | Dead():
+                goes_on = self._outcomes.apply(partition, flight, outcome)
+        flight.live.land(1, [flight.index])
+        partition.settled(flight.live, time.monotonic())
+        if goes_on:
+            partition.lane_goes_on(flight)
+        self._wake()
+
+    def bury_damaged(self, partition: Partition) -> None:
+        for damaged in partition.damaged:
+            self._outcomes.bury_damaged(partition, damaged)
+            damaged.live.settle_many([damaged.index])
+            partition.settled(damaged.live, time.monotonic())
+            log.error(
+                "partition %d: an entry cannot be read (%s); see the dead letters",
+                partition.number,
+                damaged.reason,
+            )
+        partition.damaged = []
+
+    # -- stopping ---------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Give up what is in flight; the next owner delivers it again."""
+        for task in self.running:
+            task.cancel()
