@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         WrongFormat,
     )
     from .model.explain import Explanation
+    from .model.failure import Failure
     from .model.outcome import DONE, Dead, Done, Retry
     from .model.retry import RetryPolicy
     from .model.task import Count, Handle, Page, PutSummary, Task, TaskInfo
@@ -39,6 +40,7 @@ __all__ = [
     "Done",
     "EmbeddedError",
     "Explanation",
+    "Failure",
     "Handle",
     "InvalidCron",
     "InvalidInput",
@@ -68,6 +70,7 @@ _MODULES: Final = {
     "model.clock": ("ManualClock",),
     "model.dead": ("DeadLetter", "DeadPage", "ReplaySummary", "Replayed"),
     "model.explain": ("Explanation",),
+    "model.failure": ("Failure",),
     "model.outcome": ("DONE", "Dead", "Done", "Retry"),
     "model.retry": ("RetryPolicy",),
     "model.task": ("Count", "Handle", "Page", "PutSummary", "Task", "TaskInfo"),

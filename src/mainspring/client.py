@@ -8,13 +8,16 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from .letters import Letters
+from .model.choice import ListedState, TaskFilter
 from .model.clock import Clock
 from .model.errors import InvalidInput, MainspringError
 from .model.explain import Explanation
 from .model.ids import check_name
 from .model.limits import MAX_PAYLOAD_BYTES
+from .model.retry import RetryPolicy
 from .model.task import CancelOutcome, Count, Handle, OnConflict, Page, PutSummary, Task, TaskInfo
 from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
+from .results import Results
 from .store import query
 from .store.durable import Durability, check_durability
 from .store.explain import explain
@@ -38,7 +41,7 @@ Progress = Callable[[int], None]
 _CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
 
 
-class Client(Letters):
+class Client(Letters, Results):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
     `wait_s` is how long calls wait for a server that is away; 0 means that they fail at once.
@@ -115,14 +118,16 @@ class Client(Letters):
         id: str | None = None,
         lane: str | None = None,
         expires: When | Delay | None = None,
+        retry: RetryPolicy | str | None = None,
         on_conflict: OnConflict = "keep",
         durability: str = "server",
     ) -> Handle:
         """Schedule one task. With an `id` a repeated call is one task; `on_conflict` says which one wins."""
-        task = Task(target, payload, at, after, id, lane, expires)
+        task = Task(target, payload, at, after, id, lane, expires, retry)
         summary = await self.put_many([task], on_conflict=on_conflict, durability=durability, handles=True)
         assert summary.handles is not None
-        return summary.handles[0]
+        [handle] = summary.handles
+        return handle.bound(lambda timeout: self.result(handle.id, lane=lane, timeout=timeout))
 
     async def put_many(
         self,
@@ -234,10 +239,18 @@ class Client(Letters):
         *,
         after: When | None = None,
         before: When | None = None,
+        state: ListedState = "pending",
+        target: str | None = None,
+        lane: str | None = None,
+        allowed: Sequence[str] | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page:
-        """Pending tasks in due order, `limit` at a time; pass `page.next` as cursor for the next page."""
+        """Tasks in due order, `limit` at a time; pass `page.next` as cursor for the next page.
+
+        `target` and each of `allowed` (of which one must fit) is a whole target, or its beginning and `*`. With these a
+        page looks through 20,000 tasks or a little more: it may be short, and still name a next one.
+        """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
         from_ms, to_ms = _range(after, before)
@@ -248,7 +261,10 @@ class Client(Letters):
             except ValueError:
                 raise InvalidInput(f"cursor {cursor[:80]!r} is not one that list returned") from None
             from_ms = max(from_ms, place[0])
-        return await query.page(self.store, from_ms=from_ms, to_ms=to_ms, after=place, limit=limit)
+        if state not in ("pending", "fired"):
+            raise InvalidInput(f"state {state!r} cannot be listed; use 'pending' or 'fired', or look at the dead letters")
+        where = TaskFilter(state, target, lane, allowed)
+        return await query.page(self.store, from_ms=from_ms, to_ms=to_ms, after=place, limit=limit, where=where)
 
     async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
         """How many tasks are pending, in all or due in a range (there the edges may be estimates)."""

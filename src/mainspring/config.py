@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Self
 
 from .model.allow import LOOPBACK, AllowList
 from .model.errors import ConfigError, InvalidInput
+from .model.failure import ErrorHandler
 from .model.named import Targets
 from .model.retry import RetryPolicy
 from .model.targets import check_target
@@ -26,6 +27,7 @@ FILE: Final = "mainspring.toml"
 _REDIS_URL_FILE: Final = "redis_url_file"
 
 LogFormat = Literal["auto", "human", "json"]
+Access = Literal["auto", "keys", "open"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,28 @@ class Config:
     host: str = "127.0.0.1"
     port: int = 8000
     tick_target: str = "log:"
+    access: Access = "auto"
+    """Who may call the API: `keys` (whoever has one), `open` (everybody), `auto` (open on loopback, else keys)."""
+    api_key_file: Path | None = None
+    """A file with API keys, one a line; each is an administrator's."""
+    api_tls_cert: Path | None = None
+    api_tls_key: Path | None = None
+    api_body_bytes: int = 128 * 1024
+    api_json_depth: int = 64
+    api_batch_lines: int = 100_000
+    """Tasks of one request to /v1/tasks:batch."""
+    api_batch_bytes: int = 64 * 1024 * 1024
+    api_rate: float = 0.0
+    """Requests a second of one client; 0 is no limit."""
+    api_connections: int = 4_096
+    api_timeout_s: float = 20.0
+    """For a request to arrive, and for its answer to be taken: slower clients are cut."""
+    metrics_open: bool = False
+    """Whether /metrics needs no key."""
+    idempotency_window_s: float = 86_400.0
+    """How long the answer to a request with an Idempotency-Key is kept."""
+    audit_entries: int = 10_000
+    """Changes the audit trail keeps."""
     dedupe_window_s: float = 3600.0
     http_allow: tuple[str, ...] = ()
     """Networks, addresses and names that webhooks may reach although they are not public."""
@@ -71,6 +95,8 @@ class Config:
     targets: Targets = field(default_factory=Targets)
     """What `target:<name>` stands for."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    error_handler: ErrorHandler | None = field(default=None, repr=False, compare=False)
+    """Gets every failed delivery; None writes them to the log. Only in code: no flag, variable or file sets it."""
     log_format: LogFormat = "auto"
     log_level: str = "info"
 
@@ -91,10 +117,17 @@ class Config:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{name} is {value}; it must lie between {low} and {high}")
-        chosen = {"log_format": self.log_format, "log_level": self.log_level, "retry jitter": self.retry.jitter}
+        if (self.api_tls_cert is None) != (self.api_tls_key is None):
+            raise ConfigError("api_tls_cert and api_tls_key go together; only one of them is set")
+        chosen = {"log_format": self.log_format, "log_level": self.log_level, "access": self.access}
         for name, word in chosen.items():
             if word not in _CHOICES[name]:
                 raise ConfigError(f"{name} is {word!r}; use one of {', '.join(_CHOICES[name])}")
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether callers of the API must have a key."""
+        return self.access == "keys" or (self.access == "auto" and not is_loopback(self.host))
 
     @property
     def http_reach(self) -> tuple[str, ...]:
@@ -154,11 +187,20 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("kafka_topic_replication", 1, 100),
     ("http_timeout_s", 0.001, 600),
     ("http_concurrency", 1, 10_000),
+    ("api_body_bytes", 1024, 64 * 1024 * 1024),
+    ("api_json_depth", 1, 500),
+    ("api_batch_lines", 1, 10_000_000),
+    ("api_batch_bytes", 1024, 16 * 1024 * 1024 * 1024),
+    ("api_rate", 0, 10_000_000),
+    ("api_connections", 1, 1_000_000),
+    ("api_timeout_s", 0.1, 3600),
+    ("idempotency_window_s", 1, 366 * 86400),
+    ("audit_entries", 1, 100_000_000),
 )
 _CHOICES: Final = {
     "log_format": ("auto", "human", "json"),
     "log_level": ("debug", "info", "warning", "error"),
-    "retry jitter": ("full", "equal", "none"),
+    "access": ("auto", "keys", "open"),
 }
 
 
@@ -196,8 +238,8 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_service_link(name: str, value: str) -> bool:
-    """Kubernetes sets these for a service called "mainspring"; they are not meant for us."""
-    return name.startswith((PREFIX + "SERVICE_", PREFIX + "PORT_")) or (
+    """Kubernetes sets these for a service called "mainspring", a worker for the commands it runs: no settings."""
+    return name.startswith((PREFIX + "SERVICE_", PREFIX + "PORT_", PREFIX + "TASK_")) or (
         name == PREFIX + "PORT" and value.startswith("tcp://")
     )
 

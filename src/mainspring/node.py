@@ -282,6 +282,8 @@ def _engine_options(config: Config, name: str) -> EngineOptions:
         concurrency=config.concurrency,
         reach=Reach(tasks=config.look_ahead, horizon_ms=int(config.horizon_s * 1000)),
         retry=config.retry,
+        target_retries=config.targets.retries(),
+        error_handler=config.error_handler,
         dedupe_window_s=config.dedupe_window_s,
         shutdown_timeout_s=config.shutdown_timeout_s,
     )

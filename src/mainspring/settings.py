@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from .kafka_table import read_kafka, write_kafka
+from .model.retry_rule import Rule
+from .model.retry_text import read_rules
 from .model.times import delay_ms
 from .target_tables import read_targets, write_targets
 
@@ -18,6 +20,8 @@ class Setting(NamedTuple):
         """The text from which `read` makes this value."""
         if self.read is _seconds:
             return f"{value * 1000:.0f}ms"
+        if self.read is _rules:
+            return " ".join(f"{rule.when}={rule.action}" for rule in value)
         if self.read is _list:
             return ",".join(value)
         if self.read is read_targets:
@@ -78,6 +82,10 @@ def _switch(value: object) -> bool:
     return str(value).lower() == "true"
 
 
+def _rules(value: object) -> tuple[Rule, ...]:
+    return read_rules("on", value)
+
+
 def _path(value: object) -> Path:
     return value if isinstance(value, Path) else Path(_text(value)).expanduser()
 
@@ -88,6 +96,8 @@ RETRY_SETTINGS: Final = {
     "factor": _number,
     "cap_ms": _milliseconds,
     "jitter": _text,
+    "max_age_ms": _milliseconds,
+    "on": _rules,
 }
 
 SETTINGS: Final = {
@@ -105,6 +115,20 @@ SETTINGS: Final = {
     "host": Setting("host", _text),
     "port": Setting("port", _whole),
     "tick_target": Setting("tick_target", _text),
+    "access": Setting("access", _text),
+    "api_key_file": Setting("api_key_file", _path),
+    "api_tls_cert": Setting("api_tls_cert", _path),
+    "api_tls_key": Setting("api_tls_key", _path),
+    "api_body_bytes": Setting("api_body_bytes", _whole),
+    "api_json_depth": Setting("api_json_depth", _whole),
+    "api_batch_lines": Setting("api_batch_lines", _whole),
+    "api_batch_bytes": Setting("api_batch_bytes", _whole),
+    "api_rate": Setting("api_rate", _number),
+    "api_connections": Setting("api_connections", _whole),
+    "api_timeout": Setting("api_timeout_s", _seconds),
+    "metrics_open": Setting("metrics_open", _switch),
+    "idempotency_window": Setting("idempotency_window_s", _seconds),
+    "audit_entries": Setting("audit_entries", _whole),
     "dedupe_window": Setting("dedupe_window_s", _seconds),
     "http_allow": Setting("http_allow", _list),
     "http_timeout": Setting("http_timeout_s", _seconds),

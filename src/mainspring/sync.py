@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from .client import Client
 from .model.errors import MainspringError
+from .model.task import Handle
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,6 +31,21 @@ def _waiting(
     @functools.wraps(method)
     def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._wait(lambda client: method(client, *args, **kwargs))
+
+    return call
+
+
+def _answering(
+    put: Callable[Concatenate["SyncClient", P], Handle],
+) -> Callable[Concatenate["SyncClient", P], Handle]:
+    """The handle of a blocking put waits for its result in a blocking way as well."""
+
+    @functools.wraps(put)
+    def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> Handle:
+        handle = put(self, *args, **kwargs)
+        lane = kwargs.get("lane")
+        lane_name = lane if isinstance(lane, str) else None
+        return handle.bound(lambda timeout: self.result(handle.id, lane=lane_name, timeout=timeout))
 
     return call
 
@@ -56,7 +72,7 @@ class SyncClient:
             self.close()
             raise
 
-    put = _waiting(Client.put)
+    put = _answering(_waiting(Client.put))
     put_many = _waiting(Client.put_many)
     get = _waiting(Client.get)
     explain = _waiting(Client.explain)
@@ -65,6 +81,8 @@ class SyncClient:
     reschedule = _waiting(Client.reschedule)
     list = _waiting(Client.list)
     count = _waiting(Client.count)
+    result = _waiting(Client.result)
+    run_result = _waiting(Client.run_result)
     dead_list = _waiting(Client.dead_list)
     dead_get = _waiting(Client.dead_get)
     dead_replay = _waiting(Client.dead_replay)

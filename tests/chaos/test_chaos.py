@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mainspring.testing.chaos.cable import refused
 from mainspring.testing.chaos.profile import PROFILES, Profile
 from mainspring.testing.chaos.run import run
+from mainspring.testing.events import Healed, History
 
 SEED = int(os.environ.get("MAINSPRING_CHAOS_SEED", "1"))
 
@@ -24,6 +26,25 @@ def test_nothing_happens_that_must_not(name: str, tmp_path: Path, capsys: pytest
     assert report.valid, report.failures
     assert report.failures == []
     assert report.drained_s is not None
+    if "partition" in report.faults and refused() is None:
+        assert report.partitions == "by the kernel"
+
+
+PARTED = Profile("parted", "standalone", {"partition": 1}, seconds=2.0, nodes=2, partitions=4, lease_s=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_without_namespaces_proxies_part_the_network_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # there is no `unshare`, so there can be no cable
+    report = run(PARTED, SEED, tmp_path)
+    assert report.failures == []
+    assert report.partitions.startswith("by proxies (")
+    assert "unshare" in report.partitions
+    history = History.load(tmp_path / "history.jsonl")
+    assert [one.within_us for one in history.events if isinstance(one, Healed)] == [2_000_000], "exactly two leases"
 
 
 SMALL = Profile(
@@ -33,7 +54,6 @@ SMALL = Profile(
     seconds=8.0,
     nodes=2,
     partitions=4,
-    slack_s=3.0,
     server_config={"appendonly": "yes", "appendfsync": "always"},
 )
 

@@ -31,7 +31,7 @@ async def road_to(server: Server, witness: Witness | None = None) -> AsyncIterat
 
 @asynccontextmanager
 async def links_over(road: Road) -> AsyncIterator[Links]:
-    links = await Links.connect(f"redis://127.0.0.1:{road.ports[0]}", QUICK)
+    links = await Links.connect(f"redis://{road.addresses[0]}", QUICK)
     try:
         yield links
     finally:
@@ -117,7 +117,7 @@ async def test_the_witness_sees_writes_whose_reply_was_dropped_and_no_refused_on
     seen: list[Write] = []
     witness = Witness(Keyspace(mainspring_namespace, PARTITIONS), seen.append)
     async with road_to(mainspring_server, witness) as road:
-        url = f"redis://127.0.0.1:{road.ports[0]}"
+        url = f"redis://{road.addresses[0]}"
         store = await Store.open(url, namespace=mainspring_namespace, partitions=PARTITIONS)
         former = await HandOwner.acquire(store, 2, owner="former", lease_ms=1)
         token = former.token.decode()
@@ -141,9 +141,9 @@ async def test_a_cluster_sends_its_clients_only_through_their_proxies() -> None:
         real = {one.port for one in servers.servers}
         upstreams = {str(one.port): (lambda one=one: one.port) for one in servers.servers}
         road = await Road("test", upstreams, None, translate=True).start()
-        links = await Links.connect("redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in road.ports), QUICK)
+        links = await Links.connect("redis+cluster://" + ",".join(road.addresses), QUICK)
         try:
-            assert {link.endpoint.port for link in links.all()} == set(road.ports)
+            assert {link.address for link in links.all()} == set(road.addresses)
             wrong = links.for_slot(16383)
             [error] = await wrong.pipeline([("GET", "{b}")])  # slot 3300 belongs to the other one
             assert str(error).startswith("MOVED 3300 127.0.0.1:")

@@ -10,8 +10,9 @@ import pytest
 from mainspring.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Conflict, Unavailable
-from mainspring.model.outcome import Retry
+from mainspring.model.outcome import DONE, Outcome, Retry
 from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
@@ -296,3 +297,19 @@ async def test_a_stop_waits_for_what_is_in_flight(real) -> None:  # type: ignore
     asyncio.get_running_loop().call_later(0.1, gate.set)
     assert await running.engine.stop()
     assert (await balance(running.store)).done == 1
+
+
+async def test_a_failure_that_comes_in_after_the_lease_is_not_placed_by_a_clock_that_may_have_jumped(
+    ticker: Ticker,
+) -> None:
+    def answer(delivery: Delivery) -> Outcome:
+        if len(ticker.deliveries) > 1:
+            return DONE
+        for partition in ticker.engine.owned.values():
+            partition.lease_until = 0.0  # the node's clock jumped ahead: no lease holds any more, by that clock
+        return Retry("busy", after_ms=3_600_000)
+
+    ticker.answer("log", answer)
+    await ticker.client.put("log:", "x", after="1s")
+    fired = await ticker.advance(seconds=30)
+    assert [(one.attempt, one.idempotency_key) for one in fired] == [(1, fired[0].idempotency_key)] * 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mainspring.testing.history import UNSURE, Accepted, Fault, History, Rule, check, unpromised
+from mainspring.testing.history import UNSURE, Accepted, Fault, History, Rule, check, slowest, unpromised
 
 DUE_MS = 1_000_000
 DUE_US = DUE_MS * 1000
@@ -491,18 +491,67 @@ def test_what_was_put_twice_may_be_delivered_twice(story: Story) -> None:
 # -- in good time --------------------------------------------------------------------------------------------
 
 
-def test_what_is_due_must_begin_soon_after_healing(story: Story) -> None:
+def late(history: History) -> list[str]:
+    return [one.task for one in check(history) if one.rule == "late"]
+
+
+def test_what_is_due_must_be_delivered_soon_after_healing(story: Story) -> None:
     story.put("a")
     story.put("b", due=5000)
     story.healed(DUE_US + 1000, within_us=2000)
-    story.begin("a", at=3000)
-    story.begin("b", due=5000, at=5_002_000)
-    assert "late" not in broken(story)
+    story.begin("a", at=900)  # before: only its delivery counts
+    story.end("a", at=3000)
+    story.begin("b", due=5000, at=5_001_000)
+    story.end("b", due=5000, at=5_002_000)
+    assert broken(story) == []
     story.healed(DUE_US + 1001, within_us=1998)
-    assert [one.task for one in check(story) if one.rule == "late"] == ["a", "b"]
+    assert late(story) == ["a", "b"]
 
 
-def test_what_never_began_after_healing_is_late_and_lost(story: Story) -> None:
+def test_after_a_failed_attempt_the_time_counts_anew(story: Story) -> None:
+    story.put("a")
+    story.healed(DUE_US, within_us=2000)
+    story.begin("a", at=1000)
+    story.end("a", at=1500, ending="retry")
+    story.begin("a", at=3000, attempt=2)
+    story.end("a", at=3500, attempt=2)
+    assert broken(story) == []
+    story.healed(DUE_US, within_us=1999)
+    assert late(story) == ["a"]
+
+
+def test_measured_stalls_and_nothing_else_lengthen_what_is_allowed(story: Story) -> None:
+    story.put("a")
+    story.healed(DUE_US, within_us=2000)
+    story.begin("a", at=2100)
+    story.end("a", at=2500)
+    story.stalled(DUE_US - 300, DUE_US + 100)  # 100 of it after healing
+    story.stalled(DUE_US + 1000, DUE_US + 1300)
+    story.stalled(DUE_US + 1100, DUE_US + 1399)  # the same one, seen by another: 99 more
+    story.stalled(DUE_US + 2600, DUE_US + 9000)  # the task had been delivered
+    assert late(story) == ["a"], "one microsecond too late"
+    story.stalled(DUE_US + 1399, DUE_US + 1400)
+    assert broken(story) == []
+
+
+def test_the_slowest_delivery_after_healing_is_known(story: Story) -> None:
+    assert slowest(story) is None
+    for task, at in (("a", 500), ("b", 900), ("c", 700)):
+        story.put(task)
+        story.begin(task, at=at - 1)
+        story.end(task, at=at)
+    story.healed(DUE_US, within_us=2000)
+    story.stalled(DUE_US + 800, DUE_US + 1000)
+    last = slowest(story)
+    assert last is not None
+    assert (last.accepted.task, last.spent_us, last.stalled_us) == ("b", 900, 100)
+    story.put("never")
+    last = slowest(story)
+    assert last is not None
+    assert (last.accepted.task, last.spent_us) == ("never", None)
+
+
+def test_what_was_never_delivered_after_healing_is_late_and_lost(story: Story) -> None:
     story.put("a")
     story.put("gone")
     story.cancel("gone", at=-5)

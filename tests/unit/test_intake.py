@@ -175,7 +175,7 @@ def test_expiry_is_an_instant_or_counts_from_the_due_time(expires: Any, expires_
         (Task("log:", expires="soon"), "expires"),
         (Task("log:", at=True), "bool"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_wrong_task_stops_the_whole_batch(task: Task, why: str, items: bool) -> None:
     with pytest.raises(InvalidInput, match=why):

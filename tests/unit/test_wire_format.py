@@ -133,7 +133,10 @@ def test_an_entry_is_read_as_documented(row: dict[str, Any]) -> None:
 def test_an_entry_can_be_read_with_nothing_but_a_table_of_msgpack(row: dict[str, Any]) -> None:
     fields, rest = unpack(bytes.fromhex(row["hex"])[21:])
     assert rest == b""
-    names = ("target", "payload", "id", "lane", "due_ms", "original_due_ms", "attempt", "expires_ms", "raw", "errors")
+    names = (
+        "target", "payload", "id", "lane", "due_ms", "original_due_ms", "attempt", "expires_ms", "raw", "errors", "retry",
+        "occurrence", "timeout_ms",
+    )  # fmt: skip
     said = dict(zip(names, fields, strict=False))
     meant = {**row["body"], "payload": bytes.fromhex(row["body"]["payload"])}
     assert said == {name: meant[name] for name in said}

@@ -1,4 +1,4 @@
-"""`POST /ticks`: a posted tick becomes a task. Pure: bytes in, a task or a Problem out."""
+"""`POST /ticks`: a posted tick becomes a task."""
 
 import json
 from typing import Any, Final
@@ -7,10 +7,14 @@ import msgspec
 
 from ..model.errors import InvalidInput
 from ..model.ids import check_id, check_name
-from ..model.limits import MAX_NAME_BYTES
-from ..model.task import Task
+from ..model.limits import MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
+from ..model.task import PutOutcome, Task
 from ..model.times import check_horizon, instant_ms
+from .asgi import JSON, NOSNIFF, Answer, encode, read_body
+from .call import Call
 from .problems import Problem
+from .reading import check_content_type
+from .routes import Route
 
 MAX_ITEM_BYTES: Final = MAX_NAME_BYTES - 16
 """Leaves room for "@" and the instant in the id."""
@@ -24,6 +28,38 @@ class Tick(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 class _Parts(msgspec.Struct, gc=False):
     item: msgspec.Raw
     at: msgspec.Raw
+
+
+class Accepted(msgspec.Struct, omit_defaults=True):
+    """The answer to a tick."""
+
+    id: str
+    due_ms: int
+    outcome: PutOutcome
+    past: bool = False
+
+
+class TickQuery(msgspec.Struct, frozen=True):
+    """`replace` keys by item alone and moves the tick that is there."""
+
+    replace: bool = False
+
+
+_HOT: Final = (NOSNIFF,)
+"""An answer to a post is not kept by anybody, and is no page: this much is said of it."""
+
+
+async def post_tick(call: Call) -> Answer:
+    target = call.node.config.tick_target
+    call.check_target(target)
+    check_content_type(call.headers, (JSON,))
+    replace = call.query.replace
+    space = call.put_into
+    body = await read_body(call.receive, MAX_PAYLOAD_BYTES, "a tick")
+    task = task_of(body, target, space.client.store.clock.now_ms(), replace=replace)
+    handle = await space.collector("replace" if replace else "keep").put(task)
+    told = Accepted(handle.id, handle.due_ms, handle.outcome, handle.past)
+    return Answer(202 if handle.outcome == "created" else 200, encode(told), guards=_HOT)
 
 
 _decode: Final = msgspec.json.Decoder(Tick).decode
@@ -40,11 +76,11 @@ def task_of(body: bytes, target: str, now_ms: int, *, replace: bool) -> Task:
         if replace:
             check_id(item)
     except InvalidInput as error:
-        raise Problem(400, "invalid", str(error)) from None
+        raise Problem("invalid", str(error)) from None
     except (OverflowError, ValueError):
-        raise Problem(400, "invalid", f"at: {tick.at!r} lies outside of the calendar") from None
+        raise Problem("invalid", f"at: {tick.at!r} lies outside of the calendar") from None
     if len(item.encode()) > MAX_ITEM_BYTES:
-        raise Problem(400, "invalid", f"item has {len(item.encode())} bytes; at most {MAX_ITEM_BYTES} are allowed")
+        raise Problem("invalid", f"item has {len(item.encode())} bytes; at most {MAX_ITEM_BYTES} are allowed")
     # The instant, not its spelling: 09:00Z and 10:00+01:00 are one tick.
     task_id = item if replace else f"{item}@{due_ms}"
     return Task(target, msgspec.Raw(body), due_ms, None, task_id)
@@ -54,10 +90,10 @@ def _parse(body: bytes) -> Tick:
     try:
         tick = _decode(body)
     except msgspec.ValidationError as error:
-        raise Problem(400, "invalid", f"{error}. {_EXPECTED}") from None
+        raise Problem("invalid", f"{error}. {_EXPECTED}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         end = "" if "byte" in str(error) else f" (byte {len(body)})"  # an unfinished text names no position
-        raise Problem(400, "malformed", f"{error}{end}. {_EXPECTED}") from None
+        raise Problem("malformed", f"{error}{end}. {_EXPECTED}") from None
     _refuse_repeated_fields(body)
     return tick
 
@@ -74,4 +110,18 @@ def _refuse_repeated_fields(body: bytes) -> None:
         return
     names: list[Any] = json.loads(body, object_pairs_hook=lambda pairs: [name for name, _ in pairs])
     if len(names) != 2:
-        raise Problem(400, "invalid", f"a field is given more than once. {_EXPECTED}")
+        raise Problem("invalid", f"a field is given more than once. {_EXPECTED}")
+
+
+TICK: Final = Route(
+    "POST",
+    "/ticks",
+    post_tick,
+    "submit",
+    "Post a tick: at its time the same text reaches the tick target.",
+    query=TickQuery,
+    body=Tick,
+    answers={200: Accepted, 202: Accepted},
+    problems=("too-large", "content-type", "out-of-memory"),
+    streams=True,
+)

@@ -19,6 +19,9 @@ from ..bench.lateness import Steady, compare_lateness
 from ..bench.lateness import lateness as run_lateness
 from ..bench.life import Progress
 from ..bench.load import Shape
+from ..bench.peers.bench import peers as run_peers
+from ..bench.peers.bench import server_of_choice
+from ..bench.peers.stage import Demand
 from ..bench.short import all_in_short
 from ..bench.show import Bar, table_of
 from ..bench.sinks import sinks as run_sinks
@@ -226,6 +229,24 @@ def sparse(
 ) -> None:
     """Memory of a pending task when tasks are spread thinly over a year."""
     _run("sparse", lambda told: run_sparse(Where(redis_url, server), tasks, payload_bytes, told), json)
+
+
+@app.command()
+def peers(
+    tasks: Tasks = 20_000,
+    rate: Annotated[int, typer.Option("--rate", help="Tasks a second where lateness is measured.")] = 500,
+    seconds: Seconds = 10.0,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Name of a peer; may be repeated.")] = None,
+    server: Annotated[Kind | None, typer.Option("--server", help="redis where it is installed, else valkey.")] = None,
+    install: Annotated[
+        bool, typer.Option(help="Install missing peers into an environment of their own in the cache folder.")
+    ] = True,
+    json: AsJson = False,
+) -> None:
+    """Mainspring beside Celery, Dramatiq, RQ, arq and Huey: the same tasks, one producer and one consumer each."""
+    where = Where(server=server) if server else server_of_choice()
+    demand = Demand(tasks, rate, seconds)
+    _run("peers", lambda told: run_peers(where, demand, only or (), told, install=install), json)
 
 
 @app.command("all")

@@ -34,6 +34,7 @@ def put(
     id: Annotated[str | None, typer.Option(help="With it, a repeated put is one task.")] = None,
     lane: Annotated[str | None, typer.Option(help="Tasks of one lane go one at a time.")] = None,
     expires: Annotated[str | None, typer.Option(help="Not delivered after this time or delay.")] = None,
+    retry: Annotated[str | None, typer.Option(help="Its own retry policy, e.g. '5 base=200ms 4xx=dead'.")] = None,
     on_conflict: Annotated[str, typer.Option(help="keep, replace, earliest or reject.")] = "keep",
     durability: Annotated[str, typer.Option(help="server, disk or replicas=n.")] = "server",
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
@@ -46,7 +47,7 @@ def put(
         load(redis_url, data_dir, namespace, config),
         lambda client: client.put(
             target, value, at=when_of(at), after=after, id=id, lane=lane, expires=expires,
-            on_conflict=conflict, durability=durability,
+            retry=retry, on_conflict=conflict, durability=durability,
         ),
     )  # fmt: skip
     _show_handle(handle, json)

@@ -1,26 +1,26 @@
 """What is in flight: due tasks go to their sinks, and what these answer is noted for the next commit."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from ..model.clock import Clock
+from ..model.clock import Clock, steady_s
+from ..model.job import Cancelled
 from ..model.outcome import DONE, Dead, Done, Outcome, Retry
+from ..model.queues import HANDED_OFF
 from ..sinks.base import Sink
 from .flight import Flight
 from .live import INDEX_MASK, LiveSlice
 from .outcomes import Outcomes
 from .partition import Partition
 
-log = logging.getLogger("mainspring.engine")
-
 _LIVE: Final = attrgetter("live")
 _TARGET: Final = attrgetter("body.target")
 _EXPIRES: Final = attrgetter("body.expires_ms")
+_TO_WORKERS: Final = tuple(f"{scheme}:" for scheme in sorted(HANDED_OFF))
 
 
 def _well_formed(outcomes: Sequence[Outcome], expected: int) -> bool:
@@ -37,15 +37,19 @@ class Deliveries:
         outcomes: Outcomes,
         clock: Clock,
         wake: Callable[[], None],
+        lost: Callable[[Partition, str], None],
     ) -> None:
         self._owned = owned
         self._sinks = sinks
         self._outcomes = outcomes
         self._clock = clock
         self._wake = wake
+        self._lost = lost
         self.running: set[asyncio.Task[Sequence[Outcome]]] = set()
         self.in_flight = 0
         self.delivered = 0
+        self.hand_off: Callable[[list[Flight]], None] = self._nobody_hands_off
+        """Takes what workers run; the engine sets it."""
 
     def start(self, flights: list[Flight]) -> None:
         if any(map(_EXPIRES, flights)):
@@ -59,12 +63,18 @@ class Deliveries:
         for target, group in by_target.items():
             sink = self._sinks.get(target.partition(":")[0])
             self.in_flight += len(group)
+            if sink is None and target.startswith(_TO_WORKERS):
+                self.hand_off(group)
+                continue
             if sink is None:
                 self._settle(group, [Retry(f"no sink for {target.partition(':')[0]}: on this node")] * len(group))
                 continue
             most = getattr(sink, "batch_tasks", len(group))
             for first in range(0, len(group), most):
                 self._hand_over(sink, group[first : first + most])
+
+    def _nobody_hands_off(self, group: list[Flight]) -> None:
+        self._settle(group, [Retry("nobody hands tasks off on this node")] * len(group))
 
     def _hand_over(self, sink: Sink, group: list[Flight]) -> None:
         task: asyncio.Task[Sequence[Outcome]] = asyncio.ensure_future(sink.deliver(group))
@@ -91,8 +101,7 @@ class Deliveries:
             self._settle(group, task.result())
             return
         reason = f"{type(error).__name__}: {error}" if error else "the sink did not give one outcome for each task"
-        log.error("delivery to %s failed: %s", group[0].body.target, reason, exc_info=error)
-        self._settle(group, [Retry(reason)] * len(group))
+        self._settle(group, [Retry(reason, error=error)] * len(group))
 
     def _settle(self, group: list[Flight], outcomes: Sequence[Outcome]) -> None:
         self.in_flight -= len(group)
@@ -127,7 +136,31 @@ class Deliveries:
             case Done():
                 flight.live.finished += 1
             case Retry() | Dead():
+                if steady_s() >= partition.lease_until:
+                    # No server has spoken for a whole lease, by a clock that may have jumped: whoever owns the
+                    # partition next delivers it again, in time. A retry placed by that clock could be an hour away.
+                    self._lost(partition, "its lease ran out before a failed delivery was settled")
+                    return
                 goes_on = self._outcomes.apply(partition, flight, outcome)
+        flight.live.land(1, [flight.index])
+        partition.settled(flight.live, time.monotonic())
+        if goes_on:
+            partition.lane_goes_on(flight)
+        self._wake()
+
+    def settle_ended(self, flight: Flight, outcome: Outcome | Cancelled) -> None:
+        """A worker has ended it, and has asked the retry policy: what it says is carried out."""
+        partition = self._owned.get(flight.live.partition)
+        if partition is None or flight.live.forgotten:
+            return
+        goes_on = True
+        match outcome:
+            case Done():
+                flight.live.finished += 1
+            case Retry() | Dead():
+                goes_on = self._outcomes.carry_out(partition, flight, outcome)
+            case Cancelled():
+                pass  # its mark is set, and it is counted
         flight.live.land(1, [flight.index])
         partition.settled(flight.live, time.monotonic())
         if goes_on:
@@ -139,11 +172,6 @@ class Deliveries:
             self._outcomes.bury_damaged(partition, damaged)
             damaged.live.settle_many([damaged.index])
             partition.settled(damaged.live, time.monotonic())
-            log.error(
-                "partition %d: an entry cannot be read (%s); see the dead letters",
-                partition.number,
-                damaged.reason,
-            )
         partition.damaged = []
 
     # -- stopping ---------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from ..store.store import Store
 from .commits import Commits
 from .deliveries import Deliveries
 from .flight import Flight
+from .hand_offs import HandOffs
+from .handed import HandingOff
 from .partition import Begun, Partition
 
 log = logging.getLogger("mainspring.engine")
@@ -66,6 +68,7 @@ class Dispatcher:
         owned: dict[int, Partition],
         deliveries: Deliveries,
         commits: Commits,
+        hand_offs: HandOffs,
         *,
         lost: Callable[[Partition, str], None],
         read_again: Callable[[], None],
@@ -76,6 +79,7 @@ class Dispatcher:
         self._owned = owned
         self._deliveries = deliveries
         self._commits = commits
+        self._hand_offs = hand_offs
         self._lost = lost
         self._read_again = read_again
         self._room_made = room_made
@@ -88,6 +92,7 @@ class Dispatcher:
     async def step(self) -> float:
         failures = [await self._resend(), await self._commits.all()]
         fired = await self._tick()
+        failures.append(await self._hand_offs.step())
         _raise_first(failures)  # only now: one server that is away must not keep the partitions of the others waiting
         return self._next_wait(fired)
 
@@ -95,7 +100,7 @@ class Dispatcher:
         """Seconds until something is due, or a commit has waited long enough."""
         if fired >= TICK_TASKS // 2:
             return 0.0
-        wait_s, soonest_ms, dirty_since = 1.0, inf, inf
+        wait_s, soonest_ms, dirty_since = self._hand_offs.wait_s, inf, inf
         for one in self._owned.values():
             if one.has_outcomes:
                 wait_s = 0.0
@@ -206,8 +211,11 @@ class Dispatcher:
                 self._deliveries.start(self._take_answers(begun, answers))
         except StoreError as error:
             failure = error
+        handing = [(partition, work) for partition, work in sent if isinstance(work, HandingOff)]
+        if handing:
+            failure = await self._hand_offs.send(handing) or failure
         for partition, work in sent:
-            if not isinstance(work, Begun):
+            if not isinstance(work, (Begun, HandingOff)):
                 failure = await self._commits.try_one(partition, work) or failure
         return failure
 
@@ -217,14 +225,16 @@ class Dispatcher:
         """Wait for what is in flight and commit it. Nothing new begins: the caller stopped the loop before."""
         # What was begun and not answered when the loop stopped may be fired on the server: it goes out as well.
         _raise_first([await self._resend()])
-        while self._deliveries.running or any(one.dirty or one.has_outcomes for one in self._owned.values()):
+        while self._deliveries.running or any(
+            one.dirty or one.has_outcomes or one.handed.ready for one in self._owned.values()
+        ):
             if self._deliveries.running:
                 await asyncio.wait(self._deliveries.running, return_when=asyncio.FIRST_COMPLETED)
             await self.flush()
 
     async def flush(self) -> None:
         """Commit everything that is finished."""
-        _raise_first([await self._resend(), await self._commits.all()])
+        _raise_first([await self._resend(), await self._commits.all(), await self._hand_offs.flush()])
         sections = []
         for partition in self._owned.values():
             begun = partition.begin(-1, 0, commit=True) if partition.dirty and partition.unanswered is None else None

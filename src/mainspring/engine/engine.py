@@ -8,6 +8,8 @@ from math import inf
 from typing import Final
 
 from ..model.errors import StoreError
+from ..model.failure import ErrorHandler
+from ..model.policies import Policies
 from ..model.retry import RetryPolicy
 from ..sinks.base import Sink
 from ..store.links import Subscription
@@ -15,6 +17,8 @@ from ..store.store import Store
 from .commits import Commits
 from .deliveries import Deliveries
 from .dispatcher import Dispatcher
+from .failures import Failures
+from .hand_offs import HandOffs
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
 from .loop import Loop
@@ -42,6 +46,12 @@ class EngineOptions:
     shutdown_timeout_s: float = 25.0
     concurrency: int = 100_000
     """Tasks in flight at most."""
+    target_retries: Mapping[str, RetryPolicy] = field(default_factory=dict)
+    """By targets as tasks name them; they go before `retry`, and a task's own policy before both."""
+    error_handler: ErrorHandler | None = None
+    """Gets every failure; None writes them to the log."""
+    command_queues: Mapping[str, str] = field(default_factory=dict)
+    """Commands whose tasks go to another queue than `commands`."""
 
 
 class Engine:
@@ -58,14 +68,28 @@ class Engine:
             store, self.owned, node=options.node, lease_s=options.lease_s, changed=self._ownership_changed
         )
         self.lookahead = LookAhead(store, self.owned, options.reach, self._something_to_fire, self.keeper.lose)
-        outcomes = Outcomes(options.retry, store.clock)
-        self.deliveries = Deliveries(self.owned, sinks, outcomes, store.clock, self._something_to_fire)
+        self.failures = Failures(options.error_handler)
+        outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures)
+        self.deliveries = Deliveries(
+            self.owned, sinks, outcomes, store.clock, self._something_to_fire, self.keeper.lose
+        )
         self.commits = Commits(store, self.owned, self.keeper.lose, self._something_to_read)
+        self.hand_offs = HandOffs(
+            store,
+            self.owned,
+            self.deliveries,
+            self.commits,
+            lost=self.keeper.lose,
+            read_again=self._something_to_read,
+            commands=options.command_queues,
+        )
+        self.deliveries.hand_off = self.hand_offs.add
         self.dispatcher = Dispatcher(
             store,
             self.owned,
             self.deliveries,
             self.commits,
+            self.hand_offs,
             lost=self.keeper.lose,
             read_again=self._something_to_read,
             room_made=self._room_made,
@@ -117,6 +141,7 @@ class Engine:
             log.warning("partitions could not be handed back (%s); they fall free with their leases", error)
         if self._subscription is not None:
             await self._subscription.close()
+        await self.failures.aclose()
         return clean
 
     async def _drain(self) -> None:
@@ -140,10 +165,16 @@ class Engine:
     def _woken(self, partition: int) -> None:
         self.lookahead.woken(partition)
         self._read.wake()
+        self._acks_may_be_there()
 
     def _reconnected(self) -> None:
         self.lookahead.reconnected()
         self._read.wake()
+        self._acks_may_be_there()
+
+    def _acks_may_be_there(self) -> None:
+        if self.hand_offs.woken():
+            self._fire.wake()
 
     def _something_to_fire(self) -> None:
         self._fire.wake()
@@ -188,6 +219,7 @@ class Engine:
         self.lookahead.reconnected()
         while await self.lookahead.step() == 0.0:
             pass
+        self.hand_offs.woken()
         while True:
             before = self.deliveries.delivered
             await self.dispatcher.step()

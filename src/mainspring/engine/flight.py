@@ -31,7 +31,7 @@ class Flight(Delivery, gc=False):
     @property
     def place_ms(self) -> int:
         """The time at which the entry stands: its due time, or later if it was overdue when it was put."""
-        return self.live.slice.start_ms + (self.key >> 32)
+        return self.live.from_ms + (self.key >> 32)
 
     @property
     def due_ms(self) -> int:

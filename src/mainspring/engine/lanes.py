@@ -1,16 +1,23 @@
 """Lanes: of the tasks that share one, one at a time is under way, the earlier due first."""
 
-from heapq import heappop, heappush
+from collections.abc import Callable, Mapping
+from heapq import heapify, heappop, heappush
 from math import inf
+from typing import Literal
 
 from .flight import Flight
 from .live import LiveSlice
+
+May = Literal["leave", "wait", "die"]
+_Behind = list[tuple[int, int, int, Flight]]
 
 
 class Lanes:
     """Which task of each lane is under way, and who waits behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, barrier_of: Callable[[str], float] = lambda _: inf) -> None:
+        self._barrier_of = barrier_of
+        """From which time on nobody of a lane may leave, because earlier ones stand in its hold slice, unread."""
         self._head: dict[str, bytes] = {}
         """The task a lane waits for: in flight, or waiting for its retry."""
         self._out: dict[str, Flight] = {}
@@ -19,7 +26,15 @@ class Lanes:
         """Lanes whose head is not in flight but somewhere ahead in time."""
         self._kept: set[str] = set()
         """Lanes that wait by the server's word too: a new owner would learn of it."""
-        self._behind: dict[str, list[tuple[int, int, int, Flight]]] = {}
+        self.since: dict[str, int] = {}
+        """When the head that a lane waits for failed first."""
+        self.until: dict[str, int] = {}
+        """When its next attempt comes, where that is known."""
+        self.gated: dict[str, str] = {}
+        """Lanes whose next one may not go out now, and the key of what holds it up."""
+        self.crowded: set[str] = set()
+        """Lanes in which somebody came to wait although nobody can leave soon."""
+        self._behind: dict[str, _Behind] = {}
         self._count = 0
         self.stirred: set[str] = set()
         """Lanes in which somebody may leave now."""
@@ -28,12 +43,14 @@ class Lanes:
         self.early: dict[str, int] = {}
         """Lanes whose next one was taken before its time (this node's clock had run ahead), and when that is."""
 
-    def hold(self, lane: str, idh: bytes) -> None:
+    def hold(self, lane: str, idh: bytes, *, since_ms: int = 0, until_ms: int = 0) -> None:
         """The lane waits for the retry of this task."""
         self._head[lane] = idh
         self._out.pop(lane, None)
         self._retrying.add(lane)
         self._kept.add(lane)
+        self.since[lane], self.until[lane] = since_ms, until_ms
+        self.crowded.add(lane)
 
     def offer(self, lane: str, flight: Flight) -> None:
         """A due task; it leaves when its turn comes.
@@ -46,6 +63,8 @@ class Lanes:
         item = (at_ms, flight.index, self._count, flight)
         heappush(self._behind.setdefault(lane, []), item)
         self.stirred.add(lane)
+        if lane in self._retrying or lane in self.gated or self._barrier_of(lane) < inf:
+            self.crowded.add(lane)
 
     def stir(self) -> None:
         """Rows were read: the barrier may have moved."""
@@ -58,20 +77,39 @@ class Lanes:
             del self.early[lane]
             self.stirred.add(lane)
 
-    def leaving(self, barrier_ms: float = inf, now_ms: float = inf) -> list[Flight]:
-        """Those whose turn it is, who are due and who stand before the barrier."""
+    def leaving(
+        self, barrier_ms: float = inf, now_ms: float = inf, may: Callable[[str, Flight], May] | None = None
+    ) -> list[Flight]:
+        """Those whose turn it is, who are due, who stand before the barrier and who may."""
         leaving = []
-        for lane in self.stirred:
-            flight = self._next(lane, barrier_ms, now_ms)
+        stirred, self.stirred = self.stirred, set()
+        for lane in stirred:
+            flight = self._who_may(lane, min(barrier_ms, self._barrier_of(lane)), now_ms, may)
             if flight is not None:
                 self._head[lane] = flight.idh
                 self._out[lane] = flight
                 self._retrying.discard(lane)
                 leaving.append(flight)
-        self.stirred = set()
         return leaving
 
+    def _who_may(
+        self, lane: str, barrier_ms: float, now_ms: float, may: Callable[[str, Flight], May] | None
+    ) -> Flight | None:
+        while (flight := self._next(lane, barrier_ms, now_ms)) is not None:
+            # What a former owner has begun may have been delivered: it goes out again, first, whatever holds it up now.
+            if may is None or flight.live.to_redo(flight.index):
+                return flight
+            answer = may(lane, flight)
+            if answer == "leave":
+                return flight
+            if answer == "wait":
+                self.offer(lane, flight)
+                return None
+        return None
+
     def _next(self, lane: str, barrier_ms: float, now_ms: float) -> Flight | None:
+        if lane in self.gated:
+            return None
         behind = self._behind.get(lane, [])
         head = self._head.get(lane)
         if head is None:
@@ -133,8 +171,60 @@ class Lanes:
         del self._head[lane]
         self._out.pop(lane, None)
         self._retrying.discard(lane)
+        self.since.pop(lane, None)
+        self.until.pop(lane, None)
         self.stirred.add(lane)
         return True
+
+    # -- held work ---------------------------------------------------------------------------------------
+
+    @property
+    def waiting_for_retry(self) -> Mapping[str, bytes]:
+        """Lanes that wait for a failed head which is not in flight, and that head."""
+        return {lane: self._head[lane] for lane in self._retrying}
+
+    def waits_for(self, lane: str) -> bytes | None:
+        """The failed head a lane waits for, where that is not in flight."""
+        return self._head[lane] if lane in self._retrying else None
+
+    def is_closed(self, lane: str) -> bool:
+        """Nobody of it can leave now, but perhaps the head it waits for."""
+        return lane in self._retrying or lane in self.gated
+
+    def gate(self, lane: str, key: str) -> None:
+        self.gated[lane] = key
+        self.crowded.add(lane)
+
+    def ungate(self, lane: str) -> None:
+        if self.gated.pop(lane, None) is not None:
+            self.stirred.add(lane)
+
+    def number_behind(self, lane: str, own: LiveSlice | None) -> int:
+        """How many wait in memory, those that stand in the lane's hold slice apart."""
+        return sum(1 for item in self._behind.get(lane, ()) if item[3].live is not own and not item[3].live.forgotten)
+
+    def take_behind(self, lane: str, own: LiveSlice | None) -> list[Flight]:
+        """Those that can wait in the hold slice `own`; of those that stand there already nothing is kept.
+
+        What a former owner has begun stays, and so does the retry the lane waits for, unless it may not go out either.
+        """
+        head = None if lane in self.gated else self.waits_for(lane)
+        stay: _Behind = []
+        moved = []
+        for item in self._behind.pop(lane, []):
+            flight = item[3]
+            if flight.live.forgotten:
+                continue
+            if flight.idh == head or flight.live.to_redo(flight.index):
+                stay.append(item)
+            elif flight.live is own:
+                own.held.discard(flight.index)
+            else:
+                moved.append(flight)
+        if stay:
+            heapify(stay)
+            self._behind[lane] = stay
+        return moved
 
     def let_go(self, lane: str) -> bool:
         """True when the server has to be told that the lane waits no more. Its head need not be a retry: the failed

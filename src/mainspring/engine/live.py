@@ -29,9 +29,9 @@ class LiveSlice:
 
     __slots__ = (
         "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished", "fired",
-        "first", "first_of", "forgotten", "g", "g_text", "has_lanes", "held", "high", "inherited", "kept", "keys",
+        "first", "first_of", "forgotten", "from_ms", "g", "g_text", "has_lanes", "held", "high", "inherited", "kept", "keys",
         "loose", "lost", "low", "name", "namespace", "out", "partition", "passes", "proven", "redo", "rows", "seen",
-        "sift", "slice", "tail", "tail_index", "tombs", "unread",
+        "sift", "slice", "suspended", "tail", "tail_index", "tombs", "unread",
     )  # fmt: skip
 
     def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:
@@ -43,6 +43,10 @@ class LiveSlice:
         self.inherited = True
         """A former owner may have fired some of it: its bitmaps have to be read first."""
         self.slice = place
+        self.from_ms = place.from_ms
+        """Offsets count from here."""
+        self.suspended = False
+        """A hold slice whose hold lasts: nothing of it is read."""
         self.g = g
         self.forgotten = False
         self.has_lanes = False
@@ -81,9 +85,10 @@ class LiveSlice:
         self.passes += 1
         self.kept = _END
         self.seen = seen
-        self.cursor = 0
+        # A hold slice is read many times over, a window at a time, and mostly finished from its start on.
+        self.cursor = self._finished_rows() if self.slice.is_hold and not self.dedupe else 0
         self.deferred = 0
-        self.rows: list[bytes | None] = []
+        self.rows: list[bytes | None] = [None] * self.cursor
         self.due: list[int] = []
         self.loose = False
         """`due` is not in order yet: sorting waits until the order matters."""
@@ -221,7 +226,7 @@ class LiveSlice:
     def trim_after(self, until_ms: int) -> None:
         """Hold only what is due before a time."""
         self._put_in_order()
-        bound = max(0, until_ms - self.slice.start_ms) << 32
+        bound = max(0, until_ms - self.from_ms) << 32
         keep = bisect_left(self.due, bound, self.at) - self.at
         if keep < self.waiting:
             self.trim(keep)
@@ -230,13 +235,13 @@ class LiveSlice:
     def open_window(self, until_ms: int) -> None:
         """Of a wide slice hold only what is due before a time."""
         if self.slice.width_ms >= HOUR_MS and self.high == _END:
-            self.high = max(0, until_ms - self.slice.start_ms) << 32
+            self.high = max(0, until_ms - self.from_ms) << 32
 
     def needs_next_window(self, now_ms: int, ahead_ms: int) -> bool:
         """True when rows were left out, their time comes near, and most of those held have left."""
         if not self.deferred or self.unread:
             return False
-        near = self.slice.start_ms + (self.high >> 32) <= now_ms + ahead_ms
+        near = self.from_ms + (self.high >> 32) <= now_ms + ahead_ms
         return near and self.waiting <= self.kept // 4
 
     def next_window(self, until_ms: int) -> int:
@@ -260,6 +265,27 @@ class LiveSlice:
         self._start_pass(0)
         self.unread = True
 
+    # -- holding back --------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Let go of all that waits; nothing is read until it goes on."""
+        self.restart()
+        self.suspended = True
+
+    def resume(self) -> None:
+        self.restart()
+        self.suspended = False
+
+    def move_out(self, index: int) -> None:
+        """The row leaves for another slice without having been begun: it is fired and done in one step."""
+        self.fired[index >> 3] |= _MASK[index & 7]
+        self.settle_many([index])
+        self.held.discard(index)
+
+    def _finished_rows(self) -> int:
+        """So many rows from the start on are done."""
+        return min((len(self.done) - len(self.done.lstrip(b"\xff"))) * 8, self.tail_index + 1)
+
     # -- firing ------------------------------------------------------------------------------------
 
     @property
@@ -270,7 +296,7 @@ class LiveSlice:
         if self.at >= len(self.due):
             return None
         first = self.first if self.loose else self.due[self.at]
-        return self.slice.start_ms + (first >> 32)
+        return self.from_ms + (first >> 32)
 
     def take_due(self, now_ms: int, limit: int) -> list[int]:
         """Keys of rows due by now, in due order; they no longer wait.
@@ -283,7 +309,7 @@ class LiveSlice:
             self.due, self.at, self.loose = [], 0, False
             return taken
         self._put_in_order()
-        bound = (now_ms - self.slice.start_ms + 1) << 32
+        bound = (now_ms - self.from_ms + 1) << 32
         end = bisect_left(self.due, bound, self.at, min(len(self.due), self.at + limit))
         taken = self.due[self.at : end]
         self.at = end
@@ -335,6 +361,12 @@ class LiveSlice:
         self.dirty_low, self.dirty_high = 0, max(self.tail_index, self.dirty_high)
         if self.at >= len(self.due):
             self.let_rows_go()
+
+    def reopen(self, index: int) -> None:
+        """A row that was settled is under way after all: it is fired, and not done."""
+        self.out += 1
+        self.done[index >> 3] &= ~_MASK[index & 7] & 0xFF
+        self.held.add(index)
 
     def let_rows_go(self) -> None:
         """Nothing waits: the rows are needed no more. One that has to wait again is read again."""

@@ -1,4 +1,4 @@
-"""Turns failures into what commit writes: retries and dead letters."""
+"""Turns failures into what commit writes, retries and dead letters, and shows them to the error handler."""
 
 from typing import Final
 
@@ -6,14 +6,17 @@ import msgspec
 
 from ..model.clock import Clock
 from ..model.delivery import Body
+from ..model.failure import Failure
 from ..model.ids import idh_of
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.outcome import Dead, Retry
-from ..model.retry import RetryPolicy
+from ..model.policies import Policies
+from ..model.retry import GiveUp, Wait, decide
 from ..store.codec import INDEXED, LANE, entry
 from ..store.dead import DeadLetter
 from ..store.fire import Death, NewPlace
 from ..store.keys import SECOND_MS, Address, Slice, r_of
+from .failures import Failures
 from .flight import Flight
 from .partition import Damaged, Partition
 
@@ -21,26 +24,60 @@ UNTRIED_WAIT_MS: Final = 1_000
 
 
 class Outcomes:
-    """Applies the retry policy."""
+    """Applies the retry policies."""
 
-    def __init__(self, retry: RetryPolicy, clock: Clock) -> None:
-        self._retry = retry
+    def __init__(self, policies: Policies, clock: Clock, failures: Failures) -> None:
+        self._policies = policies
         self._clock = clock
+        self._failures = failures
 
     def apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
         """Queue what commit has to write. True when the task is over, and its lane may go on."""
         if isinstance(outcome, Retry) and outcome.untried:
             self._place_again(partition, flight, outcome.after_ms or UNTRIED_WAIT_MS, flight.body)
             return False
+        now_ms = self._clock.now_ms()
+        policy = self._policies.of(flight.body)
+        match decide(policy, flight.attempt, outcome, flight.original_due_ms, now_ms):
+            case Wait(wait_ms):
+                reason = outcome.reason[:MAX_ERROR_CHARS]
+                self._report(flight, outcome, reason, now_ms + wait_ms)
+                self._retry_later(partition, flight, wait_ms, reason)
+                return False
+            case GiveUp(why):
+                reason = why[:MAX_ERROR_CHARS]
+                self._report(flight, outcome, reason, None)
+                self._bury(partition, flight, reason)
+        return True
+
+    def carry_out(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
+        """The same for what a worker has decided, by the policy of its handler; it has told the failure as well."""
         reason = outcome.reason[:MAX_ERROR_CHARS]
-        wait_ms = self._retry.wait_ms(flight.body.attempt) if isinstance(outcome, Retry) else None
-        if wait_ms is None:
+        if isinstance(outcome, Dead):
             self._bury(partition, flight, reason)
             return True
-        if isinstance(outcome, Retry) and outcome.after_ms is not None:
-            wait_ms = outcome.after_ms
-        self._retry_later(partition, flight, wait_ms, reason)
+        wait_ms = UNTRIED_WAIT_MS if outcome.after_ms is None else outcome.after_ms
+        if outcome.untried:
+            self._place_again(partition, flight, wait_ms, flight.body)
+        else:
+            self._retry_later(partition, flight, wait_ms, reason)
         return False
+
+    def _report(self, flight: Flight, outcome: Retry | Dead, reason: str, next_at_ms: int | None) -> None:
+        failure = Failure(
+            id=flight.id,
+            target=flight.target,
+            attempt=flight.attempt,
+            error=reason,
+            outcome="dead" if next_at_ms is None else "retry",
+            next_at_ms=next_at_ms,
+            lane=flight.lane,
+            original_due_ms=flight.original_due_ms,
+            idempotency_key=flight.idempotency_key,
+            response=outcome.response,
+            exception=outcome.error,
+        )
+        self._failures.report(failure)
 
     def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> None:
         body = msgspec.structs.replace(
@@ -76,6 +113,7 @@ class Outcomes:
             lane=flight.body.lane,
             attempts=flight.body.attempt,
             errors=(*flight.body.errors, reason)[-MAX_ERRORS_KEPT:],
+            retry=flight.body.retry,
         )
         partition.deaths.append(Death(flight.idh, letter.encode(), now_ms))
 
@@ -88,7 +126,17 @@ class Outcomes:
             id=idh.hex(),
             reason=f"the entry cannot be read: {damaged.reason}"[:MAX_ERROR_CHARS],
             died_ms=now_ms,
-            due_ms=damaged.live.slice.start_ms,
+            due_ms=damaged.live.slice.since_ms,
             entry=damaged.row,
         )
+        failure = Failure(
+            id=letter.id,
+            target="(unreadable)",
+            attempt=1,
+            error=letter.reason,
+            outcome="dead",
+            original_due_ms=letter.due_ms,
+            idempotency_key="",
+        )
+        self._failures.report(failure)
         partition.deaths.append(Death(idh, letter.encode(), now_ms))

@@ -10,11 +10,17 @@ from ..store.codec import HEADER_BYTES, decode, decode_many
 from ..store.fire import Commit, Death, Known, NewPlace, Section, Touch
 from ..store.keys import PartitionKeys, Slice
 from .flight import Flight
-from .lanes import Lanes
+from .handed import Handed, HandingOff
+from .held_work import HeldWork
+from .holds import Gates, Taken
+from .lanes import Lanes, May
 from .live import INDEX_MASK, LiveSlice, is_set
 
 MOST_SLICES: Final = 200
 """Slices that one tick touches at most in a partition."""
+
+MOST_MOVES: Final = 1_000
+"""Tasks that one commit moves into hold slices at most: the server does nothing else meanwhile."""
 
 
 class Damaged:
@@ -39,7 +45,9 @@ class Begun:
 class Partition:
     """All state of one partition that this node owns. Nothing here does I/O."""
 
-    def __init__(self, keys: PartitionKeys, token: bytes, lease_until: float) -> None:
+    def __init__(
+        self, keys: PartitionKeys, token: bytes, lease_until: float, gates: Gates | None = None
+    ) -> None:
         self.keys = keys
         self.number = keys.number
         self.token = token
@@ -58,12 +66,18 @@ class Partition:
         self.dirty: dict[LiveSlice, None] = {}
         """Slices with rows that are settled and not yet committed."""
         self.dirty_since = inf
-        self.lanes = Lanes()
-        self.unanswered: Begun | Commit | None = None
+        self.gates = gates or Gates()
+        self.held_work = HeldWork(self.gates)
+        self.lanes = Lanes(self.held_work.barrier_ms)
+        self.held_work.lanes = self.lanes
+        self._taken = Taken([], [], [], [])
+        """Of the commit that is on its way: what it moves into hold slices."""
+        self.unanswered: Begun | Commit | HandingOff | None = None
         """Sent, but the reply was lost: it must be sent again, unchanged, before anything else."""
         self.retries: list[NewPlace] = []
         self.deaths: list[Death] = []
         self.holds: list[tuple[str, bytes]] = []
+        self.handed = Handed()
         self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
@@ -80,15 +94,16 @@ class Partition:
         """Find out when the next task is due; called after every change of what waits."""
         soonest = inf
         for live in self.slices.values():
-            if live.slice.start_ms >= soonest:
+            if live.from_ms >= soonest:
                 break
-            soonest = min(soonest, live.next_due_ms() or inf)
+            if not live.unread or not live.slice.is_hold:
+                soonest = min(soonest, live.next_due_ms() or inf)
         self.soonest_ms = min(soonest, *self.lanes.early.values()) if self.lanes.early else soonest
 
     def add(self, live: LiveSlice) -> None:
-        last = next(reversed(self.slices), None)
+        last = next(reversed(self.slices.values()), None)
         self.slices[live.slice] = live
-        if last is not None and last.start_ms > live.slice.start_ms:
+        if last is not None and last.from_ms > live.from_ms:
             self.slices = dict(sorted(self.slices.items(), key=_by_start))
 
     @property
@@ -101,14 +116,14 @@ class Partition:
 
     @property
     def drained(self) -> bool:
-        """Everything that was begun is finished, and the server knows it."""
+        """Everything that was begun is finished, or with workers, and the server knows it."""
         if self.dirty or self.has_outcomes or self.unanswered is not None:
             return False
-        return not any(live.out for live in self.slices.values())
+        return sum(live.out for live in self.slices.values()) == self.handed.out
 
     @property
     def has_outcomes(self) -> bool:
-        return bool(self.retries or self.deaths or self.holds or self.lost)
+        return bool(self.retries or self.deaths or self.holds or self.lost or self.held_work.has_outcomes)
 
     def settled(self, live: LiveSlice, now_s: float) -> None:
         """Rows of this slice were settled: they have to be committed soon."""
@@ -124,9 +139,9 @@ class Partition:
         by_live: dict[LiveSlice, list[int]] = {}
         max_due = -1
         for live in self.slices.values():
-            if live.slice.start_ms > now_ms or limit <= 0 or len(by_live) >= MOST_SLICES:
+            if live.from_ms > now_ms or limit <= 0 or len(by_live) >= MOST_SLICES:
                 break
-            if live.at >= len(live.due):
+            if live.at >= len(live.due) or (live.unread and live.slice.is_hold):
                 continue
             if flights and live.waiting > limit:
                 break  # a slice that leaves whole costs less than one that leaves in two parts
@@ -134,8 +149,10 @@ class Partition:
             if keys:
                 limit -= len(keys)
                 leaving = self._flights(live, keys)
+                if leaving and self.gates.closed:
+                    leaving = self.held_work.sort_out(leaving, now_ms)
                 if leaving:
-                    max_due = max(max_due, live.slice.start_ms + (max(keys) >> 32))
+                    max_due = max(max_due, live.from_ms + (max(keys) >> 32))
                     flights += leaving
                     left = keys if len(leaving) == len(keys) else [flight.key for flight in leaving]
                     by_live[live] = list(map(INDEX_MASK.__and__, left))
@@ -143,16 +160,36 @@ class Partition:
             self.lanes.stir_due(now_ms)
         # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
         stirred = self.lanes.stirred and (limit > 0 or flights)
-        for flight in self.lanes.leaving(self._barrier_ms(), now_ms) if stirred else ():
+        for flight in self._lanes_leaving(now_ms) if stirred else ():
             max_due = max(max_due, flight.place_ms)
             flights.append(flight)
             by_live.setdefault(flight.live, []).append(flight.index)
+        if self.lanes.crowded:
+            self.held_work.spill_lanes(now_ms)
         self.survey()
         return self._section(flights, by_live, max_due, commit)
 
+    def _lanes_leaving(self, now_ms: int) -> list[Flight]:
+        if not self.gates.closed:
+            return self.lanes.leaving(self._barrier_ms(), now_ms)
+        return self.lanes.leaving(self._barrier_ms(), now_ms, lambda lane, one: self._may_leave(lane, one, now_ms))
+
+    def _may_leave(self, lane: str, flight: Flight, now_ms: int) -> May:
+        answer = self.held_work.may_leave(lane, flight, now_ms)
+        if answer == "die" and self.lanes.waits_for(lane) == flight.idh:
+            self.lane_goes_on(flight)
+        return answer
+
     def _barrier_ms(self) -> float:
-        """No lane's task from here on may leave: earlier ones were let go for want of room, and are not held."""
-        ends = (live.slice.start_ms + (live.high >> 32) for live in self.slices.values() if live.deferred)
+        """No lane's task from here on may leave: earlier ones were let go for want of room, and are not held.
+
+        Hold slices are not meant: each holds tasks of one lane, which knows it, or tasks without lanes.
+        """
+        ends = (
+            live.from_ms + (live.high >> 32)
+            for live in self.slices.values()
+            if live.deferred and not live.slice.is_hold
+        )
         return min(ends, default=inf)
 
     def _section(
@@ -182,7 +219,7 @@ class Partition:
         return [
             Known(live.name, live.keys[0], live.g_text, live.cursor)
             for live in self.slices.values()
-            if live.slice.start_ms < limit
+            if live.from_ms < limit and not live.slice.is_hold
         ]
 
     def _flights(self, live: LiveSlice, keys: list[int]) -> list[Flight]:
@@ -291,6 +328,8 @@ class Partition:
         live.forgotten = True
         if live.has_lanes:
             self.lanes.forget(live)
+        if live.slice.is_hold:
+            self.held_work.forget(live)
         if self.slices.get(live.slice) is live:
             del self.slices[live.slice]
         self.dirty.pop(live, None)
@@ -317,6 +356,12 @@ class Partition:
         self.lanes.stir()
         self.soonest_ms = min(self.soonest_ms, live.next_due_ms() or inf)
 
+    def answered(self) -> None:
+        """A commit is written, or will not be."""
+        self._taken.answered()
+        self._taken = Taken([], [], [], [])
+        self.lanes.stir()
+
     def committed(self, work: Commit) -> None:
         self.seq = work.seq
         by_name = {touch.name: touch for touch in work.touches}
@@ -325,7 +370,8 @@ class Partition:
 
     def commit(self) -> Commit:
         """All outcomes so far in one call, with the done bits they belong to."""
-        touched = list(self.dirty)
+        self._taken = self.held_work.take_moves(MOST_MOVES)
+        touched = list(self.dirty | dict.fromkeys(self._taken.lives))
         finished, lost = sum(live.finished for live in touched), self.lost
         touches = [live.touch([], commit=True) for live in touched]
         for live in touched:
@@ -341,6 +387,8 @@ class Partition:
             self.retries,
             self.deaths,
             self.holds,
+            self._taken.moves,
+            self._taken.records,
         )
         self.retries, self.deaths, self.holds = [], [], []
         return work
@@ -352,7 +400,7 @@ def _second_end(ms: int) -> int:
 
 
 def _by_start(item: tuple[Slice, LiveSlice]) -> int:
-    return item[0].start_ms
+    return item[1].from_ms
 
 
 def _prove(touched: list[LiveSlice], touches: list[Touch]) -> None:

@@ -30,6 +30,8 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     errors: tuple[str, ...] = ()
     entry: bytes = b""
     """The bytes nobody could read."""
+    retry: str | None = None
+    """The task's own retry policy: a replay follows it too."""
 
     def encode(self) -> bytes:
         return _encode(self)
@@ -59,6 +61,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             "lane": self.lane,
             "attempts": self.attempts,
             "errors": self.errors,
+            "retry": self.retry,
             "idempotency_key": idempotency_key(namespace, self.id, self.due_ms),
         }
         if self.raw:

@@ -23,6 +23,12 @@ class Body(msgspec.Struct, array_like=True, frozen=True, gc=False):
     raw: bool = False
     """The payload is the caller's bytes; otherwise it is JSON."""
     errors: tuple[str, ...] = ()
+    retry: str | None = None
+    """The task's own retry policy, in one line; None leaves it to the target and the node."""
+    occurrence: tuple[int, int] | None = None
+    """Of a run of a schedule: the schedule's generation and the planned time in ms. The id starts with its name."""
+    timeout_ms: int | None = None
+    """How long one attempt may take; None leaves it to the target and the node."""
 
 
 class Delivery(msgspec.Struct, gc=False):

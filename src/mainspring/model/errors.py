@@ -4,6 +4,7 @@ MainspringError
 ├── InvalidInput          the caller's value is wrong; nothing was written (also a ValueError)
 │   └── InvalidCron       a schedule expression is wrong; says which field, where, and what is allowed
 ├── Conflict              the id is taken and on_conflict="reject"
+├── TaskFailed            the task whose result was asked for is dead or cancelled
 ├── ConfigError           a setting is wrong or unknown
 └── StoreError            the server, or the road to it
     ├── Unavailable       not reachable, or the connection broke; `sent` says whether the command may have run
@@ -13,6 +14,11 @@ MainspringError
     ├── WrongFormat       the namespace was made with another partition count or format
     └── EmbeddedError     the embedded server cannot start or be shared
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .result import Result
 
 
 class MainspringError(Exception):
@@ -41,6 +47,14 @@ class InvalidCron(InvalidInput):
 
 class Conflict(MainspringError):
     """A task with this id exists and the call asked to reject repeats."""
+
+
+class TaskFailed(MainspringError):
+    """The task whose result was asked for has not been done; `result` says how it ended."""
+
+    def __init__(self, id: str, result: "Result") -> None:
+        super().__init__(f"task {id!r} is {result.ending}: {result.reason}")
+        self.result = result
 
 
 class ConfigError(MainspringError):

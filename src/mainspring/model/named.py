@@ -5,10 +5,12 @@ A task that names its target carries no secrets, and the address can change whil
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, cast
 
 from .errors import InvalidInput
+from .retry import RetryPolicy
+from .retry_text import policy_table, read_policy
 from .targets import check_target
 from .webhook import Webhook
 from .webhook_table import read_webhook, webhook_table
@@ -22,6 +24,7 @@ class Plain:
     """Another name for an address, for kinds of targets that need nothing more."""
 
     address: str
+    retry: RetryPolicy | None = None
 
     def __post_init__(self) -> None:
         if check_target(self.address) == SCHEME:
@@ -53,7 +56,11 @@ class Targets(Mapping[str, Spec]):
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """What `read` makes these targets of again; secrets included."""
-        return {name: _kind_of(spec).write(spec) for name, spec in self._specs.items()}
+        return {name: _kind_of(spec).write(spec) | _shared_table(spec) for name, spec in self._specs.items()}
+
+    def retries(self) -> dict[str, RetryPolicy]:
+        """The policies of those that have one, by the target that tasks name."""
+        return {f"{SCHEME}:{name}": spec.retry for name, spec in self._specs.items() if spec.retry is not None}
 
     def __getitem__(self, name: str) -> Spec:
         return self._specs[name]
@@ -79,7 +86,7 @@ class _Kind(NamedTuple):
 
 def _read_plain(table: Mapping[str, object]) -> Plain:
     if set(table) != {"address"} or not isinstance(table["address"], str):
-        raise InvalidInput("a target with an address has nothing besides, and the address is a text")
+        raise InvalidInput("a target with an address has nothing besides but retry, and the address is a text")
     return Plain(table["address"])
 
 
@@ -89,6 +96,9 @@ _KINDS: Final = {
 }
 """By the setting that every target of the kind has."""
 
+_SHARED: Final = ("retry",)
+"""Settings that every kind of target may have."""
+
 
 def _read_spec(table: object) -> Spec:
     if not isinstance(table, Mapping):
@@ -96,7 +106,19 @@ def _read_spec(table: object) -> Spec:
     found = [kind for name, kind in _KINDS.items() if name in table]
     if len(found) != 1:
         raise InvalidInput(f"give one of {', '.join(_KINDS)}, to say what it is")
-    return found[0].read(table)
+    spec = found[0].read({name: value for name, value in table.items() if name not in _SHARED})
+    return replace(spec, retry=_read_retry(table["retry"])) if "retry" in table else spec
+
+
+def _read_retry(value: object) -> RetryPolicy:
+    try:
+        return RetryPolicy.parse(value) if isinstance(value, str) else read_policy(cast("Mapping[str, Any]", value))
+    except InvalidInput as error:
+        raise InvalidInput(f"retry: {error}") from None
+
+
+def _shared_table(spec: Spec) -> dict[str, Any]:
+    return {} if spec.retry is None else {"retry": policy_table(spec.retry)}
 
 
 def _kind_of(spec: Spec) -> _Kind:

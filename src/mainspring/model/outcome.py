@@ -1,9 +1,14 @@
-"""What a delivery came to. Sinks answer with these values; exceptions are surprises."""
+"""What a delivery came to. Sinks answer with these values; exceptions are surprises.
 
-from dataclasses import dataclass, field
+Handlers may return or raise `Retry` and `Dead`: that is why the two are exceptions. Nothing of ours raises them.
+"""
+
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 import msgspec
+
+from .times import Delay, delay_ms
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
@@ -24,23 +29,41 @@ class Done:
     response: Response | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Not delivered; try again, after `after_ms` if the target named a time, else by the retry policy."""
+# Not frozen: Python itself sets the traceback of what is raised.
+@dataclass(unsafe_hash=True)
+class Retry(Exception):
+    """Not delivered; try again, after `after_ms` if the target named a time, else by the retry policy.
 
-    reason: str
+    `Retry("busy", after="5m")` says the same as `after_ms=300_000`.
+    """
+
+    reason: str = "another attempt was asked for"
     after_ms: int | None = None
     untried: bool = False
     """The target was not even asked: this attempt does not count, and its reason is not kept as an error."""
     response: Response | None = field(default=None, compare=False)
+    error: BaseException | None = field(default=None, compare=False)
+    """The exception behind it: rules of a retry policy may go by its type."""
+    after: InitVar[Delay | None] = field(default=None, kw_only=True)
+
+    def __post_init__(self, after: Delay | None) -> None:
+        if after is not None:
+            self.after_ms = delay_ms(after)
+
+    def __str__(self) -> str:
+        return self.reason
 
 
-@dataclass(frozen=True, slots=True)
-class Dead:
+@dataclass(unsafe_hash=True)
+class Dead(Exception):
     """Not deliverable; keep it with the dead letters."""
 
     reason: str
     response: Response | None = field(default=None, compare=False)
+    error: BaseException | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 Outcome = Done | Retry | Dead

@@ -37,3 +37,21 @@ def _scheme_of(target: str) -> str:
     if scheme in ("http", "https"):
         parse_web_url(target)
     return scheme
+
+
+@lru_cache(maxsize=4096)
+def receiver_of(target: str) -> str:
+    """Who has to cope with the task: the host of a webhook, the queue of a handler, else the target itself."""
+    scheme, _, rest = target.partition(":")
+    if scheme in ("http", "https"):
+        try:
+            url = parse_web_url(target)
+        except InvalidInput:
+            return target[:80]
+        return f"{url.scheme}://{url.authority}"
+    return f"queue:{rest.partition('/')[0]}" if scheme == "queue" else target
+
+
+def shown_target(target: str) -> str:
+    """For logs: the query of a web address often holds keys."""
+    return target.partition("?")[0] + "?…" if target.startswith("http") and "?" in target else target

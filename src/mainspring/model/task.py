@@ -1,9 +1,12 @@
 """A task as callers write it, and as they get it back."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
+from .errors import MainspringError
+from .retry import RetryPolicy
 from .times import Delay, When
 
 OnConflict = Literal["keep", "replace", "earliest", "reject"]
@@ -22,9 +25,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=False):
     id: str | None = None
     lane: str | None = None
     expires: When | Delay | None = None
+    retry: RetryPolicy | str | None = None
+    """Its own policy, or the line that says it; None leaves it to the target and the node."""
 
 
-class Handle(msgspec.Struct, frozen=True):
+class Handle(msgspec.Struct, frozen=True, dict=True):
     """What a put returns. `id` finds the task again, also one that was put without an id."""
 
     id: str
@@ -33,6 +38,21 @@ class Handle(msgspec.Struct, frozen=True):
     past: bool = False
     """The due time had already passed: the task fires at once."""
     durability: str = "server"
+
+    def bound(self, ask: Callable[[float | Delay | None], Any]) -> "Handle":
+        """Tie the handle to whom its result is asked of."""
+        self.__dict__["ask"] = ask
+        return self
+
+    def result(self, timeout: float | Delay | None = None) -> Any:
+        """What the handler returned, when it is done: to be awaited with `Client`, at once with `SyncClient`.
+
+        TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time.
+        """
+        ask = self.__dict__.get("ask")
+        if ask is None:
+            raise MainspringError(f"this handle belongs to no client; ask client.result({self.id!r})")
+        return ask(timeout)
 
 
 class PutSummary(msgspec.Struct, frozen=True):
@@ -58,6 +78,8 @@ class TaskInfo(msgspec.Struct, frozen=True):
     attempt: int = 1
     expires_ms: int | None = None
     errors: tuple[str, ...] = ()
+    retry: str | None = None
+    """Its own retry policy."""
 
 
 class Count(msgspec.Struct, frozen=True):

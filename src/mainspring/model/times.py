@@ -15,6 +15,7 @@ Delay = timedelta | str
 """A span: a timedelta, "30m", "1h30m", "250ms", or ISO 8601 such as "PT10M"."""
 
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_TEXT_UNITS: Final = (("h", 3_600_000), ("m", 60_000), ("s", 1000))
 _SHORT: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _ISO: Final = re.compile(
     r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
@@ -53,6 +54,11 @@ def _text_ms(text: str, field: str) -> int:
         f"{field}: {text!r} is not a delay; write '30m', '1h30m', '250ms' or ISO 8601 such as 'PT10M'"
         " (no months or years: their length varies)"
     )
+
+
+def delay_text(ms: int) -> str:
+    """A span in its largest unit that leaves no rest, as `delay_ms` reads it."""
+    return next((f"{ms // size}{unit}" for unit, size in _TEXT_UNITS if ms % size == 0), f"{ms}ms")
 
 
 def instant_ms(when: When, *, field: str = "at") -> int:

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Final
 
 from .errors import InvalidInput
+from .retry import RetryPolicy
 from .weburl import WebUrl, parse_web_url
 
 METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "GET", "HEAD")
@@ -84,6 +85,7 @@ class Webhook:
     """Requests at one time; with its own, or its own rate, a target shares neither with others on its host."""
     rate: float | None = None
     """Requests a second."""
+    retry: RetryPolicy | None = None
 
     def __post_init__(self) -> None:
         parsed = parse_web_url(self.url)

@@ -77,10 +77,10 @@ class Caller:
                 response = Response(answer.status, kept_headers(answer.headers.items()), start, took_ms)
         except ForbiddenAddress as error:
             outcome: Outcome = Dead(str(error))
-        except TimeoutError:
-            outcome = Retry(f"no answer within {self._timeout_s:g} s")
+        except TimeoutError as error:
+            outcome = Retry(f"no answer within {self._timeout_s:g} s", error=error.with_traceback(None))
         except (aiohttp.ClientError, OSError) as error:
-            outcome = Retry(failure_text(error))
+            outcome = Retry(failure_text(error), error=error.with_traceback(None))
         else:
             outcome = outcome_of(response, time.time())
         if log.isEnabledFor(logging.DEBUG):

@@ -14,6 +14,8 @@ LANE: Final = 2
 RESENT: Final = 4
 TOMB: Final = 8
 FORWARD: Final = 16
+SCHEDULED: Final = 32
+"""The planned occurrence of a schedule: its begin puts the following one."""
 
 HEADER_BYTES: Final = 21
 TOMB_BYTES: Final = 4
@@ -47,11 +49,15 @@ def entry(offset_ms: int, flags: int, idh: bytes, body: Body) -> bytes:
     return b"%b%c%b%b" % (offset_ms.to_bytes(4, "big"), flags, idh, _encode(_fields(body)))
 
 
-def _fields(body: Body) -> Body | tuple[str | bytes | None, ...]:
+def _fields(body: Body) -> Body | tuple[Any, ...]:
     """The body without the defaults at its end: of most tasks two, three or four fields are left."""
     ordinary = body.due_ms is None and body.original_due_ms is None and body.expires_ms is None
-    if not ordinary or body.attempt != 1 or body.raw or body.errors:
+    if body.timeout_ms is not None:
         return body
+    if body.occurrence is not None or body.retry is not None:
+        return msgspec.structs.astuple(body)[: -1 if body.occurrence is not None else -2]
+    if not ordinary or body.attempt != 1 or body.raw or body.errors:
+        return msgspec.structs.astuple(body)[:-3]
     if body.lane is not None:
         return (body.target, body.payload, body.id, body.lane)
     return (body.target, body.payload) if body.id is None else (body.target, body.payload, body.id)

@@ -13,7 +13,7 @@ from .wire import Command
 Status = Literal["ok", "fenced", "rolledback", "early", "stale", "more", "refused"]
 
 
-_COUNTS: Final = Struct(">HHHHHI").pack
+_COUNTS: Final = Struct(">HHHHHIH").pack
 WHOLE: Final = -1
 """Instead of an offset: the bytes are the whole bitmap, and replace what is there."""
 
@@ -47,6 +47,22 @@ class Known(NamedTuple):
     cursor: int
 
 
+class Plant(NamedTuple):
+    """What becomes of a schedule when an occurrence of it begins, or is skipped."""
+
+    name: str
+    claim: bytes
+    """Only a chain that still starts with this is moved on: it was not edited, and this was not done before."""
+    value: bytes
+    """What the chain is then."""
+    slice: Slice | None
+    """Where the following occurrence is put; None: there is none any more."""
+    idh: bytes
+    row: bytes
+    skipped: tuple[str, int] | None
+    """The key of x and the index of an occurrence that does not run."""
+
+
 class Section(NamedTuple):
     """What one partition commits and begins in a tick."""
 
@@ -57,6 +73,7 @@ class Section(NamedTuple):
     finished: int
     touches: list[Touch]
     known: list[Known]
+    plants: Sequence[Plant] = ()
 
 
 class Answer(NamedTuple):
@@ -139,7 +156,8 @@ def _lay_out(
     large = [touch for touch in touches if touch.f and touch.f_at != WHOLE]
     commits = [touch for touch in touches if touch.d]
     proofs = [touch for touch in touches if touch.m >= 0]
-    args.append(_COUNTS(len(small), len(large), len(commits), len(proofs), len(known), section.finished))
+    plants = section.plants
+    args.append(_COUNTS(len(small), len(large), len(commits), len(proofs), len(known), section.finished, len(plants)))
     for touch in small:
         small_x.append(touch.keys[3])
         small_f.append(touch.keys[1])
@@ -162,6 +180,25 @@ def _lay_out(
     for name, entries, g, cursor in known:
         keys.append(entries)
         args += (name, g, cursor)
+    if plants:
+        _lay_out_plants(names, plants, keys, args)
+
+
+def _lay_out_plants(names: PartitionKeys, plants: Sequence[Plant], keys: list[str], args: list[Any]) -> None:
+    wanted = (plant.slice for plant in plants if plant.slice is not None)
+    places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
+    skips: dict[str, int] = {}
+    rows: list[Any] = []
+    for name, claim, value, place, idh, row, skipped in plants:
+        x, index = (0, 0) if skipped is None else (skips.setdefault(skipped[0], len(skips) + 1), skipped[1])
+        rows += (name, claim, value, 0 if place is None else places[place], idh, row, x, index)
+    keys += (names.next, names.ids, names.n, names.slices)
+    keys += (names.entries(place.name) for place in places)
+    keys += skips
+    args += (len(places), len(skips))
+    for place in places:
+        args += (place.name, fresh_score(place), address_prefix(place))
+    args += rows
 
 
 def _x_by_touch(section: Section, x: list[bytes]) -> list[bytes]:
@@ -179,6 +216,20 @@ class NewPlace(NamedTuple):
 
     idh: bytes
     slice: Slice
+    row: bytes
+    old: bytes
+
+
+class Move(NamedTuple):
+    """A task that may not go out now and was not begun: where it stands, and where it is to wait.
+
+    Without a slice it dies: `row` is the record of its death then.
+    """
+
+    keys: tuple[str, str, str, str]
+    index: int  # type: ignore[assignment]
+    idh: bytes
+    slice: Slice | None
     row: bytes
     old: bytes
 
@@ -201,16 +252,20 @@ class Commit(NamedTuple):
     retries: list[NewPlace]
     deaths: list[Death]
     holds: list[tuple[str, bytes]]
-    """(lane, idh of the head whose retry it waits for); an empty idh frees the lane."""
+    """(lane, idh of the head whose retry it waits for and, packed, since when); an empty text frees the lane."""
+    moves: Sequence[Move] = ()
+    records: Sequence[tuple[str, bytes]] = ()
+    """(name of a hold slice, record of its hold); an empty record forgets it."""
 
 
 async def commit(store: Store, work: Commit) -> Status:
     names = store.keys.partitions[work.partition]
-    places = list(dict.fromkeys(retry.slice for retry in work.retries))
-    keys = [names.fence, names.n, names.slices, names.dead, names.dead_times, names.held, names.ids]
+    wanted = [retry.slice for retry in work.retries] + [move.slice for move in work.moves if move.slice is not None]
+    places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
+    keys = [names.fence, names.n, names.slices, names.dead, names.dead_times, names.held, names.ids, names.holds]
     args: list[Any] = [
-        work.token, work.seq, work.finished, work.replaced, len(work.touches),
-        len(places), len(work.retries), len(work.deaths), len(work.holds),
+        work.token, work.seq, work.finished, work.replaced, len(work.touches), len(places),
+        len(work.retries), len(work.deaths), len(work.holds), len(work.moves), len(work.records),
     ]  # fmt: skip
     for touch in work.touches:
         s, _, d, _ = touch.keys
@@ -220,14 +275,27 @@ async def commit(store: Store, work: Commit) -> Status:
         keys.append(names.entries(place.name))
         args += (place.name, fresh_score(place))
     for idh, place, row, old in work.retries:
-        args += (places.index(place) + 1, idh, address_prefix(place), row, old)
+        args += (places[place], idh, address_prefix(place), row, old)
     for death in work.deaths:
         args += death
     for hold in work.holds:
         args += hold
+    _lay_out_moves(work.moves, places, keys, args)
+    for record in work.records:
+        args += record
     reply = await store.call(work.partition, "commit", keys, args)
     store.clock.sample(reply[0])
     return cast("Status", reply[1].decode())
+
+
+def _lay_out_moves(moves: Sequence[Move], places: dict[Slice, int], keys: list[str], args: list[Any]) -> None:
+    froms: dict[str, int] = {}
+    for (s, f, _, x), index, idh, place, row, old in moves:
+        if s not in froms:
+            froms[s] = len(froms) + 1
+            keys += (f, x)
+        number, prefix = (0, b"") if place is None else (places[place], address_prefix(place))
+        args += (froms[s], index, number, idh, prefix, row, old)
 
 
 class Finished(NamedTuple):
@@ -237,14 +305,16 @@ class Finished(NamedTuple):
     token: bytes
     slice: Slice
     g: float
+    record: bytes = b""
+    """Of a hold slice: what is kept of its hold, as long as ids of its tasks are."""
 
 
 async def drop(store: Store, slices: Sequence[Finished]) -> list[Status | StoreError]:
     groups: list[Group] = []
-    for part, token, place, g in slices:
+    for part, token, place, g, record in slices:
         names = store.keys.partitions[part]
-        keys = [names.own, names.slices, *names.slice_keys(place.name)]
-        call: Command = store.scripts.call("drop", keys, [token, place.name, repr(g), place.end_ms])
+        keys = [names.own, names.slices, *names.slice_keys(place.name), names.holds]
+        call: Command = store.scripts.call("drop", keys, [token, place.name, repr(g), place.over_ms, record])
         groups.append((names.slot, [call]))
     return [
         result if isinstance(result, StoreError) else cast("Status", result[0][1].decode())

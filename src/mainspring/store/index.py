@@ -105,9 +105,9 @@ async def sweep(store: Store, partition: int, cursor: int, *, window_ms: int, co
     following, pairs = int(reply[0]), reply[1]
     old: list[bytes] = []
     for idh, raw in zip(pairs[::2], pairs[1::2], strict=True):
-        if Address.unpack(partition, raw).slice.end_ms < before_ms:
+        if Address.unpack(partition, raw).slice.over_ms < before_ms:
             old += (idh, raw)
     removed = 0
     if old:
-        removed = await store.call(partition, "sweep", [keys.slices, keys.ids], [window_ms, *old])
+        removed = await store.call(partition, "sweep", [keys.slices, keys.ids, keys.holds], [window_ms, *old])
     return following, removed

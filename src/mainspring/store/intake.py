@@ -12,6 +12,7 @@ from ..model.delivery import Body
 from ..model.errors import InvalidInput
 from ..model.ids import IDH_BYTES, check_id, check_name, idh_of
 from ..model.limits import HORIZON_MS, MAX_PAYLOAD_BYTES
+from ..model.retry_text import retry_line
 from ..model.targets import check_target
 from ..model.task import Task
 from ..model.times import check_horizon, delay_ms, instant_ms
@@ -92,6 +93,7 @@ class Intake:
                 head is None
                 or task.lane is not None
                 or task.expires is not None
+                or task.retry is not None
                 or task.after is not None
                 or not first <= due_ms < last
                 or (items and not named)
@@ -229,6 +231,7 @@ class Intake:
             1,
             self._expires_ms(task, due_ms, now_ms),
             raw,
+            retry=None if task.retry is None else retry_line(task.retry),
         )
         return self.encode(body, idh, partition, due_ms, now_ms)
 

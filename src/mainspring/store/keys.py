@@ -11,8 +11,17 @@ from ..model.errors import InvalidInput
 SLOTS: Final = 16384
 SECOND_MS: Final = 1_000
 HOUR_MS: Final = 3_600_000
-WIDTHS_MS: Final = (HOUR_MS, SECOND_MS, 50, 1)
-"""From coarse to fine. A width is only a hint for the writer; the owner merges them all."""
+HOLD_MS: Final = 1 << 32
+"""Stands for a width in the names of hold slices: whatever four bytes of offset can say lies in one."""
+
+WIDTHS_MS: Final = (HOUR_MS, SECOND_MS, 50, 1, HOLD_MS)
+"""From coarse to fine. A width is only a hint for the writer; the owner merges them all. Behind them, hold slices."""
+
+HOLDS_FROM_S: Final = 1 << 32
+"""Hold slices stand among the live slices from this score on, beyond every time at which a task can be due."""
+
+_HOLD_BACK_MS: Final = 24 * 24 * HOUR_MS
+"""So much earlier than its hold a task may have been due and still keep its place in the order."""
 
 R_UNIT: Final = 1 << 20
 """A slice's incarnation is a random fraction of this many steps behind the point of its score."""
@@ -69,6 +78,37 @@ class Slice(NamedTuple):
         return self.start_ms + self.width_ms
 
     @classmethod
+    def held_since(cls, second: int) -> "Slice":
+        """The slice for work that is held back since this second of the clock."""
+        return cls(HOLD_MS, (HOLDS_FROM_S + second) * 1000)
+
+    @property
+    def is_hold(self) -> bool:
+        return self.width_ms == HOLD_MS
+
+    @property
+    def since_ms(self) -> int:
+        """Its start; of a hold slice, when the hold began."""
+        return self.start_ms - HOLDS_FROM_S * 1000 if self.is_hold else self.start_ms
+
+    @property
+    def from_ms(self) -> int:
+        """The offsets of its entries count from here."""
+        return self.since_ms - _HOLD_BACK_MS if self.is_hold else self.start_ms
+
+    @property
+    def over_ms(self) -> int:
+        """From here on it may be dropped. Nobody puts into a hold slice but the owner, so it may go as soon as it is done."""
+        return 0 if self.is_hold else self.end_ms
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Could a slice have this width and this start?"""
+        if self.is_hold:
+            return self.start_ms % 1000 == 0 and 0 <= self.start_ms // 1000 - HOLDS_FROM_S < HOLDS_FROM_S
+        return self.width_ms in WIDTHS_MS and self.start_ms % self.width_ms == 0 and self.start_ms < 1 << 48
+
+    @classmethod
     def at(cls, due_ms: int, width_ms: int) -> "Slice":
         return cls(width_ms, due_ms - due_ms % width_ms)
 
@@ -79,7 +119,7 @@ class Slice(NamedTuple):
 
 
 def score_of(start_ms: int, r: int) -> float:
-    """Exact in a double: 31 bits of seconds and 20 of incarnation."""
+    """Exact in a double: 33 bits of seconds and 20 of incarnation."""
     return start_ms // 1000 + r / R_UNIT
 
 
@@ -148,14 +188,40 @@ class PartitionKeys:
     held: str
     ids: str
     wake: str
+    queued: str
+    acks: str
+    queues: str
+    work: str
+    holds: str
+    sched: str
+    next: str
 
     @classmethod
     def make(cls, namespace: str, number: int, tag: str) -> "PartitionKeys":
-        names = ("slices", "own", "fence", "n", "dead", "dead:t", "held", "ids", "wake")
+        names = (
+            "slices", "own", "fence", "n", "dead", "dead:t", "held", "ids", "wake",
+            "queued", "acks", "queues", "work", "holds", "sched", "next",
+        )  # fmt: skip
         return cls(namespace, number, tag, slot_of(tag), *(f"{{{tag}}}:{name}" for name in names))
+
+    def answer(self, hashed: str) -> str:
+        """What was answered to a request with an Idempotency-Key."""
+        return f"{{{self.tag}}}:idem:{hashed}"
 
     def entries(self, name: str) -> str:
         return f"{{{self.tag}}}:s:{name}"
+
+    def queue(self, name: str) -> str:
+        """The stream of one queue's work in this partition."""
+        return f"{{{self.tag}}}:q:{name}"
+
+    def result(self, idh: bytes) -> str:
+        """What the run of a task came to, kept for a set time."""
+        return f"{{{self.tag}}}:r:{idh.hex()}"
+
+    def revisions(self, name: str) -> str:
+        """Former definitions of one schedule."""
+        return f"{{{self.tag}}}:rev:{name}"
 
     def slice_keys(self, name: str) -> tuple[str, str, str, str]:
         """Entries, fired, done, cancelled."""
@@ -175,9 +241,11 @@ class Keyspace:
         )
         self.slot = slot_of(namespace)
         """Of the keys that belong to no partition."""
-        self.meta, self.nodes, self.beats, self.leader, self.plan, self.cluster = (
-            f"{{{namespace}}}:{name}" for name in ("meta", "nodes", "beats", "leader", "plan", "cluster")
+        self.meta, self.nodes, self.beats, self.leader, self.plan, self.cluster, self.pauses = (
+            f"{{{namespace}}}:{name}" for name in ("meta", "nodes", "beats", "leader", "plan", "cluster", "pauses")
         )
+
+        self.access, self.audit = f"{{{namespace}}}:access", f"{{{namespace}}}:audit"
 
     def __len__(self) -> int:
         return len(self.partitions)

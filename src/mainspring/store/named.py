@@ -184,7 +184,7 @@ class NamedPuts:
         over = entry.state not in ("pending", "fired")
         if over and at.slice.end_ms + self._dedupe_ms < now_ms:
             return None  # its mark has expired
-        due_ms = entry.due_ms if entry.due_ms is not None else at.slice.start_ms
+        due_ms = entry.due_ms if entry.due_ms is not None else at.slice.since_ms
         if on_conflict == "reject":
             raise Conflict(f"a task with id {item.id!r} exists ({entry.state}, due {due_ms} ms)")
         if on_conflict == "replace" or (

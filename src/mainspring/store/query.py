@@ -2,10 +2,11 @@
 
 from heapq import nsmallest
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ..model.choice import ListedState, TaskFilter
 from ..model.delivery import Body
 from ..model.errors import StoreError
 from ..model.task import Count, Page, State, TaskInfo
@@ -100,6 +101,7 @@ def describe(task_id: str, found: Found) -> TaskInfo:
         attempt=body.attempt,
         expires_ms=body.expires_ms,
         errors=body.errors,
+        retry=body.retry,
     )
 
 
@@ -107,6 +109,9 @@ def describe(task_id: str, found: Found) -> TaskInfo:
 
 Place = tuple[int, int, int, int]
 """Where a task stands in the order of pages: when it fires, partition, width, index."""
+
+SEARCHED_AT_MOST: Final = 20_000
+"""Entries one page looks through; with a filter it may be short, and still name a next one."""
 
 _COUNTERS = ("accepted", "done", "cancelled", "replaced", "dead")
 
@@ -125,9 +130,18 @@ class _Listed(NamedTuple):
     rows_a_slice: float
 
 
-async def page(store: Store, *, from_ms: int, to_ms: int, after: Place | None, limit: int) -> Page:
-    """Pending tasks in due order. Two round trips where slices hold about as much as they do on average."""
+async def page(
+    store: Store,
+    *,
+    from_ms: int,
+    to_ms: int,
+    after: Place | None,
+    limit: int,
+    where: TaskFilter = TaskFilter(),  # noqa: B008  # frozen
+) -> Page:
+    """Tasks in due order. Two round trips where slices hold about as much as they do on average."""
     rows: list[_Row] = []
+    searched, cut_ms = 0, None
     start_ms, slices_wanted = from_ms, limit + 16
     first = after or (from_ms, -1, -1, -1)
     while True:
@@ -138,30 +152,53 @@ async def page(store: Store, *, from_ms: int, to_ms: int, after: Place | None, l
             continue
         end_ms = to_ms if until_ms is None else min(to_ms, until_ms)
         # What lies beyond the end is read again in its turn, together with all that comes before it.
+        found = await _rows(store, chosen, where.state)
+        searched += len(found)
         rows += [
-            row for row in await _pending_rows(store, chosen) if start_ms <= row.place[0] < end_ms and first < row.place
+            row
+            for row in found
+            if start_ms <= row.place[0] < end_ms and first < row.place and (not where.by_content or _fits(where, row))
         ]
         if len(rows) > limit or until_ms is None or until_ms >= to_ms:
             break
         start_ms = until_ms
+        if searched >= SEARCHED_AT_MOST:
+            cut_ms = until_ms
+            break
     best = nsmallest(limit + 1, rows, key=lambda row: row.place)
-    tasks = [_info(row) for row in best[:limit]]
-    return Page(tasks, ".".join(map(str, best[limit - 1].place)) if len(best) > limit else None)
+    tasks = [_info(row, where.state) for row in best[:limit]]
+    if len(best) > limit:
+        return Page(tasks, _place_text(best[limit - 1].place))
+    return Page(tasks, None if cut_ms is None else _place_text((cut_ms, -1, -1, -1)))
+
+
+def _place_text(place: Place) -> str:
+    return ".".join(map(str, place))
+
+
+def _fits(where: TaskFilter, row: _Row) -> bool:
+    try:
+        body = decode(row.row)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False  # nobody can say where it goes
+    return where.fits(body.target, body.lane)
 
 
 def parse_place(text: str) -> Place:
     due, partition, width, index = (int(piece) for piece in text.split("."))
+    if not 0 <= due < 1 << 48 or not all(-1 <= number < 1 << 32 for number in (partition, width, index)):
+        raise ValueError(text)
     return due, partition, width, index
 
 
-def _info(row: _Row) -> TaskInfo:
+def _info(row: _Row, state: ListedState) -> TaskInfo:
     idh = row.row[5:HEADER_BYTES]
     try:
         body = decode(row.row)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return TaskInfo(idh.hex(), "pending", row.place[0])
+        return TaskInfo(idh.hex(), state, row.place[0])
     task_id = body.id or f"{idh.hex()}~{row.address.text()}"
-    return describe(task_id, Found("pending", body, row.place[0] if body.due_ms is None else body.due_ms))
+    return describe(task_id, Found(state, body, row.place[0] if body.due_ms is None else body.due_ms))
 
 
 async def _list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> _Listed:
@@ -213,7 +250,8 @@ def _choose(listed: _Listed, start_ms: int, rows_needed: int) -> tuple[list[tupl
     return slices, until_ms
 
 
-async def _pending_rows(store: Store, slices: list[tuple[int, Slice, float]]) -> list[_Row]:
+async def _rows(store: Store, slices: list[tuple[int, Slice, float]], state: ListedState) -> list[_Row]:
+    """The entries of some slices that are in one state."""
     groups: list[Group] = []
     for p, place, _ in slices:
         keys = store.keys.partitions[p]
@@ -223,8 +261,8 @@ async def _pending_rows(store: Store, slices: list[tuple[int, Slice, float]]) ->
     for (p, place, g), result in zip(slices, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
-        entries, *bitmaps = result
-        settled = _any_of(bitmaps)
+        entries, fired, *over = result
+        settled = ~_any_of([fired]) | _any_of(over) if state == "fired" else _any_of([fired, *over])
         r = r_of(g)
         copies = _copies(entries)
         for index, row in enumerate(entries):

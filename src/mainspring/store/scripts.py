@@ -11,8 +11,9 @@ from ..model.clock import Clock
 from .wire import Arg, Command
 
 _NEEDS: Final = {
-    "tick": ("time", "fence", "entry"),
+    "tick": ("time", "fence", "entry", "place", "plant"),
     "commit": ("time", "fence", "entry", "place"),
+    "hand_off": ("time", "fence", "entry", "record"),
     "drop": ("time", "entry"),
     "put_ids": ("place",),
     "register": ("place",),
@@ -31,6 +32,15 @@ _NEEDS: Final = {
     "dead_page": (),
     "dead_drop": (),
     "dead_replay": ("place",),
+    "queue_take": ("time", "record"),
+    "queue_reclaim": ("time", "record"),
+    "queue_beat": (),
+    "queue_back": ("record",),
+    "queue_finish": ("entry", "place", "record", "call_off"),
+    "queue_cancel": ("entry", "record", "call_off"),
+    "schedule_put": ("entry", "place"),
+    "schedule_check": ("time",),
+    "schedule_note": (),
     "verify_count": (),
     "verify_keys": (),
     "verify_ids": ("time", "verify_id"),
@@ -45,7 +55,7 @@ _NEEDS: Final = {
 }
 # A full server must still be able to fire, finish, cancel and hand over: these free memory or keep order.
 # Refusing them at maxmemory would be a deadlock. Puts are refused whole.
-_REFUSED_WHEN_FULL: Final = frozenset({"put_ids", "register", "replace"})
+_REFUSED_WHEN_FULL: Final = frozenset({"put_ids", "register", "replace", "schedule_put"})
 _COMMENT: Final = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _REWRITTEN: Final[dict[str, str]] = {}
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from .keys import WIDTHS_MS, PartitionKeys, Slice
+from .keys import PartitionKeys, Slice
 from .store import Store
 from .verify_report import Books
 
@@ -55,9 +55,7 @@ def slice_named(name: bytes) -> Slice | None:
     if not (width.isdigit() and start.isdigit()):
         return None
     place = Slice(int(width), int(start))
-    if place.width_ms not in WIDTHS_MS or place.start_ms % place.width_ms or place.start_ms >= 1 << 48:
-        return None
-    return place if place.name.encode() == name else None
+    return place if place.is_well_formed and place.name.encode() == name else None
 
 
 async def list_live(store: Store, keys: PartitionKeys) -> dict[bytes, float]:

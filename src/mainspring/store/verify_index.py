@@ -40,7 +40,7 @@ def _place_of(keys: PartitionKeys, raw: bytes) -> Slice | None:
     if len(raw) != 14 or raw[0] >= len(WIDTHS_MS):
         return None
     address = Address.unpack(keys.number, raw)
-    return address.slice if address.r < R_UNIT and address.slice.start_ms % address.slice.width_ms == 0 else None
+    return address.slice if address.r < R_UNIT and address.slice.is_well_formed else None
 
 
 async def _faults(store: Store, keys: PartitionKeys, pairs: Sequence[Pair]) -> list[tuple[Pair, str]]:
@@ -58,7 +58,7 @@ async def _faults(store: Store, keys: PartitionKeys, pairs: Sequence[Pair]) -> l
             rows += (*pair, numbers.setdefault(place, len(numbers) + 1))
     if looked_at:
         call_keys = [keys.slices, keys.ids, *(keys.entries(place.name) for place in numbers)]
-        ends = [value for place in numbers for value in (place.name, place.end_ms)]
+        ends = [value for place in numbers for value in (place.name, place.over_ms)]
         args = [len(numbers), len(looked_at), *ends, *rows]
         reply = await store.call(keys.number, "verify_ids", call_keys, args)
         for position, fault in zip(reply[::2], reply[1::2], strict=True):
@@ -68,7 +68,7 @@ async def _faults(store: Store, keys: PartitionKeys, pairs: Sequence[Pair]) -> l
 
 async def _repair(store: Store, keys: PartitionKeys, pair: Pair) -> Repair:
     place = _place_of(keys, pair[1])
-    name, end_ms = ("", 0) if place is None else (place.name, place.end_ms)
+    name, end_ms = ("", 0) if place is None else (place.name, place.over_ms)
     args = [*pair, name, end_ms]
     reply = await store.call(keys.number, "repair_id", [keys.slices, keys.ids, keys.entries(name)], args)
     match reply:

@@ -93,10 +93,17 @@ class Fault(msgspec.Struct, frozen=True, gc=False, tag="fault", tag_field="event
 
 
 class Healed(msgspec.Struct, frozen=True, gc=False, tag="healed", tag_field="event"):
-    """From here on nothing is broken: whatever is due has to begin within this time."""
+    """From here on nothing is broken: whatever is due has to be delivered within this time."""
 
     at_us: int
     within_us: int
+
+
+class Stall(msgspec.Struct, frozen=True, gc=False, tag="stall", tag_field="event"):
+    """The recorder got no time in this span, as it measured itself: what was delivered could not be taken."""
+
+    at_us: int
+    until_us: int
 
 
 class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="event"):
@@ -107,7 +114,7 @@ class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="event")
     state: str
 
 
-Event = Accepted | Begun | Finished | Cancelled | Wrote | Fault | Healed | Left
+Event = Accepted | Begun | Finished | Cancelled | Wrote | Fault | Healed | Stall | Left
 
 encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(Event).decode
@@ -158,6 +165,9 @@ class History:
 
     def healed(self, at_us: int, within_us: int) -> None:
         self.events.append(Healed(at_us, within_us))
+
+    def stalled(self, start_us: int, end_us: int) -> None:
+        self.events.append(Stall(start_us, end_us))
 
     def left(self, task: str, state: str, at_us: int) -> None:
         """The state at the end, as the store tells it."""

@@ -1,8 +1,9 @@
-"""When something was broken on purpose, for whom, and what that excuses."""
+"""When something was broken on purpose, for whom, and what that excuses; and when the machine itself stood still."""
 
 from bisect import bisect_right
+from collections.abc import Iterable
 
-from .events import Accepted, Event, Fault
+from .events import Accepted, Event, Fault, Stall
 
 
 class Faults:
@@ -30,7 +31,20 @@ class Faults:
         return accepted.level == "server" and self.lossy(accepted.at_us, accepted.at_us)
 
 
-def _widen(spans: list[tuple[int, int]], fault: Fault) -> None:
+class Stalls:
+    """How much of a span of time the machine gave to nobody."""
+
+    def __init__(self, stalls: Iterable[Stall]) -> None:
+        self._spans: list[tuple[int, int]] = []
+        for stall in stalls:
+            _widen(self._spans, stall)
+
+    def between(self, start_us: int, end_us: int) -> int:
+        """Microseconds; what several measured at once counts once."""
+        return sum(max(0, min(end_us, last) - max(start_us, first)) for first, last in self._spans)
+
+
+def _widen(spans: list[tuple[int, int]], fault: Fault | Stall) -> None:
     start, end = fault.at_us, fault.until_us
     if spans and start <= spans[-1][1]:
         start, end = spans[-1][0], max(spans.pop()[1], end)

@@ -25,10 +25,13 @@ from .events import (
     Healed,
     History,
     Left,
+    Stall,
     Wrote,
 )
 from .fault_windows import Faults
 from .lane_rule import lanes_broken
+from .lives import Life, Lives, lives_of
+from .promptness import Wait, waits
 
 __all__ = [
     "UNSURE",
@@ -43,9 +46,11 @@ __all__ = [
     "History",
     "Left",
     "Rule",
+    "Stall",
     "Violation",
     "Wrote",
     "check",
+    "slowest",
     "unpromised",
 ]
 
@@ -64,45 +69,17 @@ class Violation(NamedTuple):
     message: str
 
 
-class _Life:
-    """Everything that is known of one acceptance."""
-
-    __slots__ = ("accepted", "again", "begins", "cancelled", "died", "done", "doubted", "retried", "superseded")
-
-    def __init__(self, accepted: Accepted) -> None:
-        self.accepted = accepted
-        self.again: list[int] = []
-        """When the same id was accepted for the same time once more, after it had ended."""
-        self.begins: list[Begun] = []
-        self.retried: set[int] = set()
-        self.done = False
-        self.died = False
-        self.cancelled: int | None = None
-        self.superseded: Accepted | None = None
-        self.doubted = False
-        """A call that would have ended it was never answered."""
-
-    def anew_since(self, at_us: int) -> bool:
-        return bool(self.again) and self.again[-1] >= at_us
-
-    @property
-    def ended(self) -> bool:
-        """By its delivery, by its caller, or nobody can say."""
-        return self.done or self.doubted or self.cancelled is not None
-
-
-_Lives = dict[str, _Life]
-
 # At one instant: what ends comes before what begins, and what was accepted then need not be known to it.
 _ORDER: Final[dict[type, int]] = {
-    Finished: 0, Cancelled: 1, Begun: 2, Accepted: 3, Wrote: 4, Fault: 5, Healed: 6, Left: 7
+    Finished: 0, Cancelled: 1, Begun: 2, Accepted: 3, Wrote: 4, Fault: 5, Healed: 6, Stall: 7, Left: 8
 }  # fmt: skip
 
 
 def check(history: History) -> list[Violation]:
     """Every way in which the history breaks an invariant of DESIGN; empty for a good one."""
     events = _in_order(history)
-    lives, found = _lives(events)
+    lives, clashes = lives_of(events)
+    found = [Violation("key", event.task, event.at_us, text) for event, text in clashes]
     faults = Faults(events)
     found += _phantoms(events, lives)
     for key, life in lives.items():
@@ -111,7 +88,7 @@ def check(history: History) -> list[Violation]:
         found += _repeats(key, life, faults)
     found += _excess(events, lives, faults)
     found += (lost for lost, promised in _lost(events, lives, faults) if promised)
-    found += _late(events, lives, faults)
+    found += _late(waits(events, lives, faults))
     found += _fenced(events, faults)
     found += _sent_too_late(events)
     found += _lanes(events, lives, faults)
@@ -121,54 +98,22 @@ def check(history: History) -> list[Violation]:
 def unpromised(history: History) -> list[Violation]:
     """Tasks that are gone, at a durability that does not protect from what happened. Reported, not hidden."""
     events = _in_order(history)
-    lives, _ = _lives(events)
+    lives, _ = lives_of(events)
     return [lost for lost, promised in _lost(events, lives, Faults(events)) if not promised]
+
+
+def slowest(history: History) -> Wait | None:
+    """Of all that was due after healing, what took longest to be delivered; what never was comes first."""
+    events = _in_order(history)
+    lives, _ = lives_of(events)
+    return max(waits(events, lives, Faults(events)), key=lambda wait: wait.rank, default=None)
 
 
 def _in_order(history: History) -> list[Event]:
     return sorted(history.events, key=lambda event: (event.at_us, _ORDER[type(event)]))
 
 
-def _lives(events: list[Event]) -> tuple[_Lives, list[Violation]]:
-    lives: _Lives = {}
-    found: list[Violation] = []
-    for event in events:
-        if isinstance(event, Accepted):
-            life = lives.get(event.key)
-            if life is None:
-                lives[event.key] = _Life(event)
-            elif life.accepted.task != event.task:
-                text = f"shares its key {event.key} with {life.accepted.task}"
-                found.append(Violation("key", event.task, event.at_us, text))
-            else:
-                life.again.append(event.at_us)
-    for event in events:
-        if isinstance(event, Accepted):
-            former = lives.get(event.instead) if event.instead not in (None, event.key) else None
-            if former is not None and event.sure:
-                former.superseded = event
-            elif former is not None:
-                former.doubted = True
-        elif isinstance(event, (Begun, Finished, Cancelled)) and event.key in lives:
-            _add(lives[event.key], event)
-    return lives, found
-
-
-def _add(life: _Life, event: Begun | Finished | Cancelled) -> None:
-    match event:
-        case Begun():
-            life.begins.append(event)
-        case Finished(ending="retry"):
-            life.retried.add(event.attempt)
-        case Finished(ending=ending):
-            life.done, life.died = True, ending == "dead"
-        case Cancelled(answer="cancelled") if life.cancelled is None:
-            life.cancelled = event.at_us
-        case Cancelled(answer="unsure"):
-            life.doubted = True
-
-
-def _phantoms(events: list[Event], lives: _Lives) -> Iterator[Violation]:
+def _phantoms(events: list[Event], lives: Lives) -> Iterator[Violation]:
     """Delivered, but nobody put it; or put by somebody, and delivered with a key of another."""
     tasks = {life.accepted.task for life in lives.values()}
     for event in events:
@@ -181,7 +126,7 @@ def _phantoms(events: list[Event], lives: _Lives) -> Iterator[Violation]:
             yield Violation("key", event.task, event.at_us, f"was delivered with the key {event.key}")
 
 
-def _out_of_time(life: _Life) -> Iterator[Violation]:
+def _out_of_time(life: Life) -> Iterator[Violation]:
     due_us, expires_ms = life.accepted.due_ms * 1000, life.accepted.expires_ms
     for begun in life.begins:
         if begun.at_us < due_us:
@@ -192,7 +137,7 @@ def _out_of_time(life: _Life) -> Iterator[Violation]:
             yield Violation("expired", begun.task, begun.at_us, text)
 
 
-def _after_the_end(life: _Life, faults: Faults) -> Iterator[Violation]:
+def _after_the_end(life: Life, faults: Faults) -> Iterator[Violation]:
     """Begun although it was cancelled or replaced. Attempts that failed before that are in order."""
     superseded_us = life.superseded.at_us if life.superseded is not None else None
     ends: tuple[tuple[Rule, int | None], ...] = (("cancelled", life.cancelled), ("superseded", superseded_us))
@@ -205,7 +150,7 @@ def _after_the_end(life: _Life, faults: Faults) -> Iterator[Violation]:
                 yield Violation(rule, begun.task, begun.at_us, text)
 
 
-def _repeats(key: str, life: _Life, faults: Faults) -> Iterator[Violation]:
+def _repeats(key: str, life: Life, faults: Faults) -> Iterator[Violation]:
     """The same attempt twice, or one after success: only where something failed in between for who had it first."""
     for former, begun in zip(life.begins, life.begins[1:], strict=False):
         failed = begun.attempt > former.attempt and former.attempt in life.retried
@@ -220,7 +165,7 @@ _Reign = tuple[int, str]
 """Partition and token: one owner's time."""
 
 
-def _excess(events: list[Event], lives: _Lives, faults: Faults) -> Iterator[Violation]:
+def _excess(events: list[Event], lives: Lives, faults: Faults) -> Iterator[Violation]:
     """Of what an owner delivered, only what it had not settled on the server may be delivered again."""
     settled: Counter[_Reign] = Counter()
     for event in events:
@@ -250,13 +195,10 @@ def _excess(events: list[Event], lives: _Lives, faults: Faults) -> Iterator[Viol
 
 
 _ALIVE: Final = frozenset({"pending", "fired", "done", "cancelled", "replaced", "dead", "finished"})
-
-
-_OPEN: Final = frozenset({"pending", "fired"})
 _SAID_DONE: Final = frozenset({"done", "finished"})
 
 
-def _lost(events: list[Event], lives: _Lives, faults: Faults) -> Iterator[tuple[Violation, bool]]:
+def _lost(events: list[Event], lives: Lives, faults: Faults) -> Iterator[tuple[Violation, bool]]:
     """What is gone, and whether it was promised not to be."""
     left = {event.task: event.state for event in events if isinstance(event, Left)}
     # Where targets tell what they got, the store's word that a task is done is not enough.
@@ -275,24 +217,13 @@ def _lost(events: list[Event], lives: _Lives, faults: Faults) -> Iterator[tuple[
             yield Violation("lost", accepted.task, accepted.at_us, "died, and left no dead letter"), True
 
 
-def _late(events: list[Event], lives: _Lives, faults: Faults) -> Iterator[Violation]:
-    """Not begun in good time although everything had been in order for long enough."""
-    healed = next((event for event in reversed(events) if isinstance(event, Healed)), None)
-    if healed is None:
-        return
-    left = {event.task: event for event in events if isinstance(event, Left)}
-    for life in lives.values():
-        accepted = life.accepted
-        latest_us = max(healed.at_us, accepted.at_us, accepted.due_ms * 1000) + healed.within_us
-        last = left.get(accepted.task)
-        gone = last is not None and (last.state not in _OPEN or last.at_us <= latest_us)
-        ended = life.doubted or life.cancelled is not None or life.superseded is not None or gone
-        if not accepted.sure or ended or faults.forgave(accepted):
-            continue
-        begun_us = life.begins[0].at_us if life.begins else None
-        if begun_us is None or begun_us > latest_us:
-            how = "never" if begun_us is None else f"{(begun_us - latest_us) // 1000} ms too late"
-            yield Violation("late", accepted.task, latest_us, f"due {accepted.due_ms} ms, began {how}")
+def _late(waited: Iterator[Wait]) -> Iterator[Violation]:
+    """Not delivered in good time although everything had been in order for long enough."""
+    for wait in waited:
+        if wait.spent_us is None or wait.spent_us > wait.allowed_us:
+            how = "never" if wait.spent_us is None else f"{(wait.spent_us - wait.allowed_us) // 1000} ms too late"
+            text = f"due {wait.accepted.due_ms} ms, delivered {how}"
+            yield Violation("late", wait.accepted.task, wait.since_us + wait.allowed_us, text)
 
 
 def _fenced(events: list[Event], faults: Faults) -> Iterator[Violation]:
@@ -331,7 +262,7 @@ def _epoch(token: str) -> int:
     return int(token.partition(".")[0])
 
 
-def _lanes(events: list[Event], lives: _Lives, faults: Faults) -> Iterator[Violation]:
+def _lanes(events: list[Event], lives: Lives, faults: Faults) -> Iterator[Violation]:
     """A failing head is still the head; what the servers forgot holds up nobody."""
     first = {key: life.accepted for key, life in lives.items()}
     for begun, text in lanes_broken(events, first, faults.forgave):

@@ -17,6 +17,7 @@ from ..engine.engine import Engine, EngineOptions
 from ..model.clock import ManualClock
 from ..model.delivery import Delivery
 from ..model.outcome import DONE, Outcome
+from ..model.queues import HANDED_OFF
 from ..model.targets import SCHEMES
 from ..sinks.base import Sink
 from ..store.store import Store
@@ -58,6 +59,7 @@ class Ticker:
         clock: ManualClock | None = None,
         handlers: Mapping[str, Handler] | None = None,
         sinks: Mapping[str, Sink] | None = None,
+        workers: bool = False,
         options: EngineOptions | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
@@ -65,7 +67,9 @@ class Ticker:
         self._options = options
         self._recorder = RecordingSink()
         self._recorder.handlers.update(handlers or {})
-        self._sinks: dict[str, Sink] = {**dict.fromkeys(SCHEMES, self._recorder), **(sinks or {})}
+        # With workers, tasks for them go to their queues, and a test takes them from there.
+        recorded = SCHEMES - HANDED_OFF if workers else SCHEMES
+        self._sinks: dict[str, Sink] = {**dict.fromkeys(recorded, self._recorder), **(sinks or {})}
         self._open: tuple[Store, Client, Engine] | None = None
 
     async def __aenter__(self) -> Self:

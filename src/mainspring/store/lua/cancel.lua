@@ -63,7 +63,7 @@ local function cancel_many(s, x, fired, arg, count)
       cancelled = first_gone
       return false
     end
-    if row and #row > 20 and flags < 4 and sub(row, 6, 21) == idh and (fired == '' or not is_set(fired, index)) then
+    if row and #row > 20 and flags % 32 < 4 and sub(row, 6, 21) == idh and (fired == '' or not is_set(fired, index)) then
       rows[index + 1] = sub(idh, 1, 4)
       local byte = (index - index % 8) / 8 + 1
       bytes[byte] = (bytes[byte] or byte_of(bits, byte) or 0) + 2 ^ (7 - index % 8)

@@ -1,35 +1,54 @@
--- Commit outcomes other than plain success for one partition: retries, dead letters, repeats that were dropped.
+-- Commit outcomes other than plain success for one partition: retries, dead letters, repeats that were dropped; and move
+-- work that may not go out now into hold slices.
 --
--- KEYS  fence, n, slices, dead, dead:t, held, ids; s, d of each touched slice; s of each place for retries
--- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, then
+-- KEYS  fence, n, slices, dead, dead:t, held, ids, holds; s, d of each touched slice; s of each place for retries and
+--       moves; f, x of each slice that something is moved from
+-- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, moves, records, then
 --         per touched slice: name, g, m (-1 = proven before), header at m, d offset (-1 = all of d), d bytes
 --         per place: name, score
 --         per retry: place (counted from 1), idh, address prefix, entry, address it comes from
 --         per death: idh, record, time in ms
---         per hold: lane, idh of the head it waits for ('' = free again)
+--         per hold: lane, idh of the head it waits for and since when ('' = free again)
+--         per move: from (counted from 1), index there, place (counted from 1; 0 = it dies), idh, address prefix,
+--           entry (or the record of its death), address it comes from
+--         per record of a hold: name of its slice, record ('' = forget it)
 -- returns {time in us, status}; status: ok | fenced | rolledback | stale
--- keeps: a task leaves its slice only together with its retry or its dead letter.
+-- keeps: a task leaves its slice only together with its retry, its dead letter or its place in a hold slice. What is moved
+--   was not begun, so it may have been cancelled: then it stays so, and is not moved. Its fired bit goes with its done bit:
+--   a cancel by its old address is told to ask the index.
 local now = now_us()
 local fence, n, slices, dead, dead_times, held, ids = unpack(KEYS, 1, 7)
 local finished, replaced = tonumber(ARGV[3]), tonumber(ARGV[4])
 local touched, places, retries = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local deaths, holds = tonumber(ARGV[8]), tonumber(ARGV[9])
+local moves, records = tonumber(ARGV[10]), tonumber(ARGV[11])
 local new_fence = ARGV[1] .. ':' .. ARGV[2]
 local status = judge(redis.call('GET', fence), new_fence)
 if status == 'repeated' then return {now, 'ok'} end
 if status then return {now, status} end
-local a = 9
+local a = 11
 for i = 0, touched - 1 do
   local at = a + i * 6
-  if not proven(slices, KEYS[8 + i * 2], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]) then
+  if not proven(slices, KEYS[9 + i * 2], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]) then
     return {now, 'stale'}
   end
 end
 local first_touched = a
 a = a + touched * 6
-local place_key, first_place = 7 + touched * 2, a
+local place_key, first_place = 8 + touched * 2, a
 local incarnation = {}
 a = a + places * 2
+
+-- Append to a place. Not opened before: a slice that is opened for an entry which is not written would stand there empty.
+local function append(place, idh, prefix, row)
+  if not incarnation[place] then
+    local at = first_place + place * 2
+    incarnation[place] = open_slice(slices, ARGV[at - 1], ARGV[at])
+  end
+  local length = redis.call('RPUSH', KEYS[place_key + place], row)
+  redis.call('HSET', ids, idh, prefix .. struct.pack('>I3I4', incarnation[place], length - 1))
+end
+
 local superseded, retried = {}, retries
 for _ = 1, retries do
   local place, idh = tonumber(ARGV[a + 1]), ARGV[a + 2]
@@ -39,13 +58,7 @@ for _ = 1, retries do
     superseded[idh] = true
     retried, replaced = retried - 1, replaced + 1
   else
-    if not incarnation[place] then
-      -- Not before: a slice that is opened for a retry which is not written would stand there empty.
-      local at = first_place + place * 2
-      incarnation[place] = open_slice(slices, ARGV[at - 1], ARGV[at])
-    end
-    local length = redis.call('RPUSH', KEYS[place_key + place], ARGV[a + 4])
-    redis.call('HSET', ids, idh, ARGV[a + 3] .. struct.pack('>I3I4', incarnation[place], length - 1))
+    append(place, idh, ARGV[a + 3], ARGV[a + 4])
   end
   a = a + 5
 end
@@ -58,7 +71,7 @@ end
 -- on its way to another server it cannot be made again here.
 local waits = {}
 for _ = 1, holds do
-  waits[ARGV[a + 1]] = superseded[ARGV[a + 2]] and '' or ARGV[a + 2]
+  waits[ARGV[a + 1]] = superseded[string.sub(ARGV[a + 2], 1, 16)] and '' or ARGV[a + 2]
   a = a + 2
 end
 for lane, idh in pairs(waits) do
@@ -67,14 +80,39 @@ end
 for lane, idh in pairs(waits) do
   if idh == '' then redis.call('HDEL', held, lane) end
 end
+local from_key, spilled = place_key + places, 0
+for _ = 1, moves do
+  local from, index, place, idh = tonumber(ARGV[a + 1]), ARGV[a + 2], tonumber(ARGV[a + 3]), ARGV[a + 4]
+  local f, x = KEYS[from_key + from * 2 - 1], KEYS[from_key + from * 2]
+  redis.call('SETBIT', f, index, 1)
+  if redis.call('GETBIT', x, index) == 0 then
+    local known = redis.call('HGET', ids, idh)
+    if known and known ~= ARGV[a + 7] then replaced = replaced + 1
+    elseif place > 0 then
+      append(place, idh, ARGV[a + 5], ARGV[a + 6])
+      spilled = spilled + 1
+    else
+      redis.call('HSET', dead, idh, ARGV[a + 6])
+      redis.call('ZADD', dead_times, math.floor(now / 1000), idh)
+      deaths = deaths + 1
+    end
+  end
+  a = a + 7
+end
+for _ = 1, records do
+  if ARGV[a + 2] ~= '' then redis.call('HSET', KEYS[8], ARGV[a + 1], ARGV[a + 2])
+  else redis.call('HDEL', KEYS[8], ARGV[a + 1]) end
+  a = a + 2
+end
+if spilled > 0 then redis.call('HINCRBY', n, 'spilled', spilled) end
 if finished > 0 then redis.call('HINCRBY', n, 'done', finished) end
 if replaced > 0 then redis.call('HINCRBY', n, 'replaced', replaced) end
 if retried > 0 then redis.call('HINCRBY', n, 'retried', retried) end
 if deaths > 0 then redis.call('HINCRBY', n, 'dead', deaths) end
 for i = 0, touched - 1 do
   local at = first_touched + i * 6
-  if ARGV[at + 5] == '-1' then redis.call('SET', KEYS[9 + i * 2], ARGV[at + 6])
-  else redis.call('SETRANGE', KEYS[9 + i * 2], ARGV[at + 5], ARGV[at + 6]) end
+  if ARGV[at + 5] == '-1' then redis.call('SET', KEYS[10 + i * 2], ARGV[at + 6])
+  else redis.call('SETRANGE', KEYS[10 + i * 2], ARGV[at + 5], ARGV[at + 6]) end
 end
 redis.call('SET', fence, new_fence)
 return {now, 'ok'}

@@ -1,7 +1,7 @@
 -- Forget a slice all of whose entries are done.
 --
--- KEYS  own, slices, s, f, d, x
--- ARGV  token, name, g, end of the slice in ms
+-- KEYS  own, slices, s, f, d, x, holds
+-- ARGV  token, name, g, end of the slice in ms (0 = any time), and of a hold slice: what is kept of its hold ('' = nothing)
 -- returns {time in us, status}; status: ok | fenced | stale (another incarnation) | early | refused (not all done)
 -- keeps: an entry appended since the owner looked keeps its slice alive. Without the two seconds of grace the
 --   current second would be dropped and made again all the time.
@@ -17,4 +17,5 @@ if length > 0 then
 end
 redis.call('ZREM', KEYS[2], ARGV[2])
 redis.call('UNLINK', KEYS[3], KEYS[4], KEYS[5], KEYS[6])
+if ARGV[5] ~= '' then redis.call('HSET', KEYS[7], ARGV[2], ARGV[5]) end
 return {now, 'ok'}

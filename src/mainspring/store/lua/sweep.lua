@@ -1,17 +1,20 @@
 -- Forget ids that finished longer ago than the dedupe window.
 --
--- KEYS  slices, ids
+-- KEYS  slices, ids, holds
 -- ARGV  the window in ms, then pairs of idh, address as they were read
 -- returns how many were removed
 -- The server's clock decides: a node whose clock ran ahead by an hour would forget all that is finished.
 -- Needs no token: an id is removed only while it still points to where it did and its slice is gone for good.
 local before, gone = math.floor(now_us() / 1000) - tonumber(ARGV[1]), {}
-local widths = {3600000, 1000, 50, 1}
+local widths = {3600000, 1000, 50, 1, 4294967296}
 for i = 2, #ARGV - 1, 2 do
   local width, high, low, r = struct.unpack('>BI2I4I3', ARGV[i + 1])
   local start = high * 4294967296 + low
-  if start + widths[width + 1] < before and redis.call('HGET', KEYS[2], ARGV[i]) == ARGV[i + 1] then
-    local name = string.format('%.0f.%.0f', widths[width + 1], start)
+  local name = string.format('%.0f.%.0f', widths[width + 1], start)
+  -- The name of a hold slice does not say when its tasks ended: its record is kept for the window.
+  local over = start + widths[width + 1] < before
+  if width == 4 then over = redis.call('HEXISTS', KEYS[3], name) == 0 end
+  if over and redis.call('HGET', KEYS[2], ARGV[i]) == ARGV[i + 1] then
     if not same_incarnation(KEYS[1], name, math.floor(start / 1000) + r / 1048576) then gone[#gone + 1] = ARGV[i] end
   end
 end

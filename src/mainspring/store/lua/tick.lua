@@ -5,19 +5,23 @@
 --
 -- KEYS  fence of each section; x, then f, of each small slice that begins; then per section, in this order:
 --       f, x of each large slice that begins; d of each slice that commits; n if something finished; slices if there
---       are proofs or known slices; s of each slice to be proven; s of each known slice
+--       are proofs or known slices; s of each slice to be proven; s of each known slice; if occurrences of schedules
+--       begin: next, ids, n, slices, s of each place for the following ones, x of each slice with one that is skipped
 -- ARGV  sections, small slices in all, latest due time in ms ('' = nothing begins), then per section:
 --         the fence it expects, the fence it leaves behind ("<token>:<seq>" both)
---         counts: small, large, commits, proofs, known, finished as packed numbers; '' stands for one small slice
+--         counts: small, large, commits, proofs, known, finished, plants as packed numbers; '' stands for one small slice
 --         per small slice: all of f
 --         per large slice: f offset, f bytes
 --         per commit: d offset (-1 = the bytes are all of d), d bytes
 --         per proof: name, g, m, header at m (only rows that no earlier call has proven)
 --         per known slice (only when lane tasks begin): name, g, cursor; and before them the section's latest due
+--         if there are plants: places, slices with skipped ones; per place: name, score, address prefix; then per plant
+--           what is in _plant.lua
 -- returns {time in us, {status, x of each small, x range of each large ...} per section}
 --   status: ok | fenced | rolledback | early | stale | more; only ok wrote anything
 -- keeps: nothing fires before its time by the server's clock, nothing is written by a former owner, and of a lane
---   no task begins while an earlier one may stand unread.
+--   no task begins while an earlier one may stand unread. Of a schedule the following occurrence is put in the step
+--   in which one begins: not at commit, or a slow delivery would lose planned times.
 local now = now_us()
 local out = {now}
 local sections, all_small, latest = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -58,9 +62,11 @@ for section = 1, sections do
     status = 'early'
   end
   local new_fence = ARGV[a + 2]
-  local small, large, commits, proofs, known, finished = 1, 0, 0, 0, 0, 0
+  local small, large, commits, proofs, known, finished, plants = 1, 0, 0, 0, 0, 0, 0
   local common = ARGV[a + 3] == ''
-  if not common then small, large, commits, proofs, known, finished = struct.unpack('>I2I2I2I2I2I4', ARGV[a + 3]) end
+  if not common then
+    small, large, commits, proofs, known, finished, plants = struct.unpack('>I2I2I2I2I2I4I2', ARGV[a + 3])
+  end
   a = a + 3
   local small_arg = a
   a = a + small
@@ -75,11 +81,23 @@ for section = 1, sections do
     local proof_key, proof_arg = k, a
     local known_key, known_arg = k + proofs, a + proofs * 4
     k, a = known_key + known, known_arg + (known > 0 and known * 3 + 1 or 0)
+    local plant_key, plant_arg, skips = k, a, 0
+    if plants > 0 then
+      skips = tonumber(ARGV[a + 2])
+      k, a = k + 4 + ARGV[a + 1] + skips, a + 2 + ARGV[a + 1] * 3 + plants * PLANT_ARGS
+    end
     if (status == nil or status == 'repeated') and proofs > 0 and not check_proofs(slices, proofs, proof_key, proof_arg) then
       status = 'stale'
     end
     if status == nil and known > 0 and not check_known(slices, known, tonumber(ARGV[known_arg + 1]), known_key, known_arg + 1) then
       status = 'more'
+    end
+    if status == nil and plants > 0 then
+      plant(plants, plant_key, plant_arg)
+      -- What is skipped counts as cancelled: its bits were set just now.
+      if skips > 0 then
+        for i = small_at + 1, small_at + small do values[i] = redis.call('GET', KEYS[i]) end
+      end
     end
     if status == nil or status == 'repeated' then
       for i = 0, large - 1 do

@@ -9,6 +9,7 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Final
 
+from .cable import Cable
 from .recorder import Recorder
 from .road import Road
 from .stage import Stage
@@ -19,10 +20,10 @@ _FEW: Final = 10
 
 
 class Member:
-    """One node process and its road to the servers."""
+    """One node process and its road to the servers, which runs through a cable of its own where there can be one."""
 
-    def __init__(self, name: str, road: Road, process: Process, log: Path) -> None:
-        self.name, self.road, self.process, self.log = name, road, process, log
+    def __init__(self, name: str, road: Road, cable: Cable | None, process: Process, log: Path) -> None:
+        self.name, self.road, self.cable, self.process, self.log = name, road, cable, process, log
         self.started = asyncio.Event()
         self.doomed = False
         """We ended it, or are about to."""
@@ -36,6 +37,12 @@ class Member:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
 
+    async def clear(self) -> None:
+        """It has ended: nobody needs its road and its cable any more."""
+        await self.road.aclose()
+        if self.cable is not None:
+            await asyncio.to_thread(self.cable.remove)
+
     def order(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
@@ -45,10 +52,10 @@ class Fleet:
     """Starts nodes and knows which of them live. One that ends without being told to is started anew."""
 
     def __init__(
-        self, stage: Stage, recorder: Recorder, folder: Path, *, lease_s: float, bugs: tuple[str, ...]
+        self, stage: Stage, recorder: Recorder, folder: Path, *, lease_s: float, bugs: tuple[str, ...], cabled: bool
     ) -> None:
         self._stage, self._recorder, self._folder = stage, recorder, folder
-        self._lease_s, self._bugs = lease_s, bugs
+        self._lease_s, self._bugs, self._cabled = lease_s, bugs, cabled
         self._count = 0
         self._watchers: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -70,8 +77,21 @@ class Fleet:
         """Start one more node; it is a member at once and works when its `started` is set."""
         self._count += 1
         name = f"n{self._count}"
-        road = await self._stage.road(name)
-        log = self._folder / f"{name}.log"
+        async with contextlib.AsyncExitStack() as undo:
+            cable = await asyncio.to_thread(Cable) if self._cabled else None
+            if cable is not None:
+                undo.callback(cable.remove)
+            road = await self._stage.road(name, cable)
+            undo.push_async_callback(road.aclose)
+            member = await self._start(name, road, cable)
+            undo.pop_all()  # from here on its watcher clears up behind it
+        self.members.append(member)
+        watcher = asyncio.create_task(self._watch(member))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        return member
+
+    async def _start(self, name: str, road: Road, cable: Cable | None) -> Member:
         environ = os.environ | {
             "MAINSPRING_REDIS_URL": self._stage.url(road),
             "MAINSPRING_NAMESPACE": self._stage.namespace,
@@ -80,17 +100,15 @@ class Fleet:
             "MAINSPRING_RETRY_MAX_ATTEMPTS": "20",
             "MAINSPRING_SHUTDOWN_TIMEOUT": "25s",
         }
+        # The recorder's socket is a file: it is reached from every network namespace, and by no cable.
+        command = [sys.executable, "-m", "mainspring.testing.chaos.node", str(self._recorder.path), *self._bugs]
+        log = self._folder / f"{name}.log"
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "mainspring.testing.chaos.node", str(self._recorder.path), *self._bugs,
+                *(cable.inside if cable is not None else ()), *command,
                 stdin=PIPE, stdout=PIPE, stderr=file, env=environ, start_new_session=True,
             )  # fmt: skip
-        member = Member(name, road, process, log)
-        self.members.append(member)
-        watcher = asyncio.create_task(self._watch(member))
-        self._watchers.add(watcher)
-        watcher.add_done_callback(self._watchers.discard)
-        return member
+        return Member(name, road, cable, process, log)
 
     async def ready(self, count: int, *, timeout_s: float = 60.0) -> None:
         """Wait until so many nodes work; start more where some are missing."""
@@ -135,7 +153,7 @@ class Fleet:
             member.started.set()
         await member.process.stdout.read()
         code = await member.process.wait()
-        await member.road.aclose()
+        await member.clear()
         if member.doomed or self._closing:
             return
         member.doomed = True

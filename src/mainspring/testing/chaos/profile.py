@@ -29,9 +29,12 @@ class Profile:
     """Tasks put a second, about."""
     levels: tuple[str, ...] = ("server",)
     """Durability of the puts, in turn."""
-    slack_s: float = 5.0
-    """Beyond the two leases within which all that is due must begin after healing: for a loaded machine."""
     server_config: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def within_s(self) -> float:
+        """Two leases: within this time after healing all that is due must be delivered."""
+        return 2 * self.lease_s
 
 
 _NODES: Final[dict[Kind, int]] = {

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from .cable import Cable
 from .witness import Wire, Witness
 
 Address = tuple[str, int]
@@ -58,7 +59,7 @@ class Weather:
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on."""
+    """Listens on a port of its own, of loopback or at this end of a cable, and passes everything on."""
 
     def __init__(
         self,
@@ -67,8 +68,10 @@ class Proxy:
         *,
         witness: Witness | None = None,
         translator: Callable[[], Callable[[bytes], bytes]] | None = None,
+        cable: Cable | None = None,
     ) -> None:
         self._upstream = upstream
+        self._cable = cable
         self.weather = weather
         self._witness = witness
         self._translator = translator
@@ -76,11 +79,16 @@ class Proxy:
         self._pipes: set[_Pipe] = set()
         self._late: set[asyncio.Task[None]] = set()
         self._served: set[asyncio.Task[None]] = set()
-        self.port = 0
+        self.address: Address = ("", 0)
+
+    @property
+    def port(self) -> int:
+        return self.address[1]
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        listener = self._cable.listen() if self._cable is not None else socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        self._server = await asyncio.start_server(self._accept, sock=listener)
 
     async def aclose(self) -> None:
         if self._server is not None:

@@ -26,11 +26,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     violations: dict[str, int]
     unpromised: int
     """Tasks lost at a durability that did not promise to keep them through what happened."""
+    partitions: str
+    """How networks were parted: by the kernel, or by proxies and why; empty where none was."""
     drained_s: float | None
-    """From healing until all that was due was delivered; None: it never was."""
+    """From healing, when all was due, until all was delivered; None: it never was."""
+    slowest_s: float | None
+    """The longest that a delivery took after healing, of what was due then; None: one never came."""
+    stalled_s: float
+    """So much of that the machine stood still, as measured: it comes on top of the two leases allowed."""
     takeovers: int
     stalls: int
-    """Times when the machine itself gave a process no time."""
+    """Times when the machine itself gave a process no time for a third of a lease."""
     failures: list[str]
     histories: str
     """The folder with the history and the logs."""
@@ -44,12 +50,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         yield f"chaos {self.profile}, seed {self.seed}: {'FAILED' if self.failures else 'passed'}"
         faults = ", ".join(f"{self.faults.get(kind, 0)} {kind}" for kind in sorted(self.wanted))
         yield f"  faults      {sum(self.faults.values())} in {self.seconds:g} s: {faults}"
+        if self.partitions:
+            yield f"  network     partitions {self.partitions}"
         yield f"  tasks       {self.tasks}, of which {self.unsure} were never answered"
         yield f"  deliveries  {self.deliveries}, duplicates {self.duplicates}, changes of owner {self.takeovers}"
         broken = ", ".join(f"{count} {rule}" for rule, count in sorted(self.violations.items())) or "none"
         yield f"  violations  {broken}; lost without a promise: {self.unpromised}"
         drained = "never" if self.drained_s is None else f"{self.drained_s:.2f} s"
         yield f"  drained     {drained} after healing (lease {self.lease_s:g} s); {self.stalls} stalls of the machine"
+        slowest = "never came" if self.slowest_s is None else f"took {self.slowest_s:.2f} s"
+        allowed = f"{2 * self.lease_s:g} s allowed and {self.stalled_s:.2f} s of measured stalls"
+        yield f"  slowest     delivery {slowest}; {allowed}"
         for failure in self.failures:
             yield f"  FAILURE     {failure}"
         if self.failures:

@@ -6,22 +6,29 @@ from typing import Any
 
 import hiredis
 
-from .proxy import Proxy, Weather
+from .cable import Cable
+from .proxy import Address, Proxy, Weather
 from .witness import Witness
 
 
 class Road:
-    """One proxy per server for one client: a node or a load generator."""
+    """One proxy per server for one client: a node, by its own cable if it has one, or a load generator."""
 
     def __init__(
-        self, name: str, upstreams: Mapping[str, Callable[[], int]], witness: Witness | None, *, translate: bool
+        self,
+        name: str,
+        upstreams: Mapping[str, Callable[[], int]],
+        witness: Witness | None,
+        *,
+        translate: bool,
+        cable: Cable | None = None,
     ) -> None:
         self.name = name
         self.weather = Weather()
         translator = self._translator if translate else None
         self._upstreams = upstreams
         self._proxies = {
-            server: Proxy(_address(port), self.weather, witness=witness, translator=translator)
+            server: Proxy(_address(port), self.weather, witness=witness, translator=translator, cable=cable)
             for server, port in upstreams.items()
         }
 
@@ -34,8 +41,9 @@ class Road:
         await asyncio.gather(*(proxy.aclose() for proxy in self._proxies.values()))
 
     @property
-    def ports(self) -> list[int]:
-        return [proxy.port for proxy in self._proxies.values()]
+    def addresses(self) -> list[str]:
+        """As they stand in a URL."""
+        return ["{}:{}".format(*proxy.address) for proxy in self._proxies.values()]
 
     def cut(self) -> int:
         """Reset all connections; returns how many there were."""
@@ -46,8 +54,7 @@ class Road:
         return sum(proxy.numb() for proxy in self._proxies.values())
 
     def _translator(self) -> Callable[[bytes], bytes]:
-        ports = {port(): self._proxies[server].port for server, port in self._upstreams.items()}
-        return Translator(ports).take
+        return Translator({port(): self._proxies[server].address for server, port in self._upstreams.items()}).take
 
 
 def _address(port: Callable[[], int]) -> Callable[[], tuple[str, int]]:
@@ -55,11 +62,10 @@ def _address(port: Callable[[], int]) -> Callable[[], tuple[str, int]]:
 
 
 class Translator:
-    """Rewrites the servers' own ports in replies, so that a client never finds a way around its proxies."""
+    """Rewrites the servers' own addresses in replies, so that a client never finds a way around its proxies."""
 
-    def __init__(self, ports: Mapping[int, int]) -> None:
-        self._ports = ports
-        self._texts = {str(port).encode(): str(other).encode() for port, other in ports.items()}
+    def __init__(self, addresses: Mapping[int, Address]) -> None:
+        self._addresses = addresses
         self._reader = hiredis.Reader(notEnoughData=...)
 
     def take(self, data: bytes) -> bytes:
@@ -74,19 +80,19 @@ class Translator:
         match reply:
             case hiredis.ReplyError() as error:
                 return hiredis.ReplyError(self._in_error(str(error)))
-            case [bytes(host), int(port), *rest] if port in self._ports and host.count(b".") == 3:  # CLUSTER SLOTS
-                return [host, self._ports[port], *rest]
+            case [bytes(host), int(port), *rest] if port in self._addresses and host.count(b".") == 3:  # CLUSTER SLOTS
+                host_seen, port_seen = self._addresses[port]
+                return [host_seen.encode(), port_seen, *rest]
             case [*rows]:
                 return [self._translated(row) for row in rows]
-            case bytes() if reply in self._texts:  # SENTINEL MASTER
-                return self._texts[reply]
         return reply
 
     def _in_error(self, text: str) -> str:
         if not text.startswith(("MOVED ", "ASK ")):
             return text
-        head, _, port = text.rpartition(":")
-        return f"{head}:{self._ports.get(int(port), int(port))}"
+        head, _, address = text.rpartition(" ")
+        host, _, port = address.rpartition(":")
+        return "{} {}:{}".format(head, *self._addresses.get(int(port), (host, port)))
 
 
 def _encode(reply: Any) -> bytes:

@@ -5,14 +5,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
+from .fleet import Member
 from .ground import Ground
 from .profile import Kind
 from .recorder import now_us
 from .road import Road
 from .schedule import Act, Planned
 
-_NOTICED_S: Final = 15.0
-"""A node gives a server ten seconds to answer before it takes another connection."""
 _CATCH_S: Final = 4.0
 """How long a trap waits for a command or a reply to fall into it."""
 
@@ -96,20 +95,37 @@ class RoadFaults:
             return False
         start_us = now_us()
         numb = member.road.numb()
-        self._on.note(f"lost cable of {member.name}", start_us, node=member.name, after_s=_NOTICED_S)
+        # A node gives a server half its lease to answer, or a second, before it takes another connection.
+        self._on.note(f"lost cable of {member.name}", start_us, node=member.name, after_s=2 * self._on.lease_s)
         return numb > 0
 
     async def _partition(self, planned: Planned) -> bool:
-        """A part of the nodes cannot reach the servers for longer than the lease."""
+        """A part of the nodes cannot reach the servers for longer than the lease: cables pulled, or silent roads."""
         first = self._on.fleet.pick(planned.pick)
         if first is None:
             return False
         others = [one for one in self._on.fleet.live if one is not first and one.started.is_set()]
         cut_off = [first, *others[: int(planned.size * len(others))]]
-        await self._silence(
-            [(one.road, one.name) for one in cut_off], self._on.lease_s * (1.2 + planned.size), "partition"
-        )
+        seconds = self._on.lease_s * (1.2 + planned.size)
+        if first.cable is not None:
+            return await self._pull(cut_off, seconds)
+        await self._silence([(one.road, one.name) for one in cut_off], seconds, "partition")
         return True
+
+    async def _pull(self, members: list[Member], seconds: float) -> bool:
+        """Their cables lie on the floor for so long. True if it hit one that lived."""
+        start_us = now_us()
+        cables = [one.cable for one in members if one.cable is not None]
+        try:
+            pulled = [await asyncio.to_thread(cable.pull) for cable in cables]
+            await asyncio.sleep(seconds)
+        finally:
+            for cable in cables:
+                await asyncio.to_thread(cable.plug_in)
+        for one in members:
+            # Its kernel tries again at growing intervals, so it may be silent for as long as it has been.
+            self._on.note(f"partition of {one.name}", start_us, node=one.name, after_s=seconds)
+        return any(pulled)
 
     async def _silence(self, roads: list[tuple[Road, str | None]], seconds: float, kind: str) -> None:
         start_us = now_us()

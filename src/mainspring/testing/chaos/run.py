@@ -16,14 +16,16 @@ from ...store.keys import Keyspace
 from ...store.link import LinkOptions
 from ..balance import balance
 from ..events import Accepted, Begun, Event, Fault, Healed, History, Left, Wrote
-from ..history import Violation, check, unpromised
+from ..history import Violation, check, slowest, unpromised
 from ..mutations import planted
+from .cable import refused
 from .faults import Faults
 from .fleet import Fleet
 from .ground import Ground
 from .load import UNKNOWN_KEY, Load
 from .profile import Profile
-from .recorder import STALL, Journal, Recorder, Stalled, now_us
+from .pulse import Pulse
+from .recorder import STALL, Journal, Recorder, now_us
 from .report import Report, too_few
 from .road import Road
 from .schedule import plan
@@ -31,7 +33,8 @@ from .stage import Clustered, Pair, Stage, Standalone
 from .witness import Witness
 
 NAMESPACE: Final = "chaos"
-_WATCH_S: Final = 0.05
+_PATIENCE_S: Final = 10.0
+"""How much longer than allowed a run waits for what is owed: late is late, but how late is worth knowing."""
 _SHOWN: Final = 10
 _PATIENT: Final = LinkOptions(connect_timeout_s=2.0, timeout_s=8.0)
 
@@ -52,10 +55,11 @@ class Run:
         self.recorder = Recorder(self.journal, self.witness, folder / "recorder")
         self.failures: list[str] = []
         self.drained_s: float | None = None
+        self.partitions = ""
         self.loads: list[Load] = []
 
     async def go(self) -> Report:
-        watch = asyncio.create_task(self._watch_stalls())
+        watch = asyncio.create_task(Pulse(self.journal, long_s=self.profile.lease_s / 3).beat())
         try:
             await self.recorder.start()
             async with self._on_stage() as (stage, fleet):
@@ -69,7 +73,9 @@ class Run:
     @contextlib.asynccontextmanager
     async def _on_stage(self) -> AsyncIterator[tuple[Stage, Fleet]]:
         stage = await self._set_stage()
-        fleet = Fleet(stage, self.recorder, self.folder, lease_s=self.profile.lease_s, bugs=self.bugs)
+        cabled = await self._cabled()
+        lease_s = self.profile.lease_s
+        fleet = Fleet(stage, self.recorder, self.folder, lease_s=lease_s, bugs=self.bugs, cabled=cabled)
         try:
             # The namespace is made before its nodes: they shall not choose its partitions.
             async with Client(stage.direct_url, namespace=NAMESPACE, partitions=self.profile.partitions):
@@ -78,6 +84,14 @@ class Run:
         finally:
             await fleet.aclose()
             await stage.aclose()
+
+    async def _cabled(self) -> bool:
+        """Whether nodes get cables of their own; for the report, how networks are parted."""
+        if "partition" not in self.profile.faults:
+            return False
+        why_not = await asyncio.to_thread(refused)
+        self.partitions = "by the kernel" if why_not is None else f"by proxies ({why_not})"
+        return why_not is None
 
     async def _set_stage(self) -> Stage:
         kind = {"standalone": Standalone, "cluster": Clustered, "pair": Pair}[self.profile.servers]
@@ -127,22 +141,20 @@ class Run:
             await asyncio.sleep(max(0.0, start + self.seconds - time.monotonic()))
 
     async def _heal(self, fleet: Fleet, roads: list[Road], ends_us: int) -> None:
-        """Nothing is broken from here on, and everything that was put is due."""
+        """Nothing is broken from here on; then everything that was put comes due."""
         for road in (*roads, *(member.road for member in fleet.live)):
             road.weather.clear()
         await fleet.ready(self.profile.nodes)
+        self.journal.add(Healed(now_us(), int(self.profile.within_s * 1e6)))
         await asyncio.sleep(max(0.0, (ends_us - now_us()) / 1e6))
-        within_s = 2 * self.profile.lease_s + self.profile.slack_s
-        self.healed_us = now_us()
-        self.journal.add(Healed(self.healed_us, int(within_s * 1e6)))
 
     async def _drain(self) -> None:
-        limit_s = 2 * self.profile.lease_s + self.profile.slack_s + 5.0
+        limit_s, start_us = self.profile.within_s + _PATIENCE_S, now_us()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self._owed():  # noqa: ASYNC110  # the recorder tells nobody
                     await asyncio.sleep(0.02)
-                self.drained_s = (now_us() - self.healed_us) / 1e6
+                self.drained_s = (now_us() - start_us) / 1e6
                 return
         owed = self._owed()
         self.failures.append(f"{len(owed)} tasks not delivered within {limit_s:g} s of healing: {owed[:_SHOWN]}")
@@ -170,15 +182,6 @@ class Run:
         except StoreError as error:
             self.failures.append(f"the books cannot be read: {error}")
 
-    async def _watch_stalls(self) -> None:
-        """The recorder and the roads live in this process: when it gets no time, nobody gets an answer."""
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(_WATCH_S)
-            gap_s = time.monotonic() - before
-            if gap_s > self.profile.lease_s / 3:
-                self.recorder.stalled(Stalled("", now_us() - int(gap_s * 1e6), now_us()))
-
     # -- the judgement ---------------------------------------------------------------------------------------
 
     def _judge(self) -> Report:
@@ -187,7 +190,7 @@ class Run:
         self.failures += _spoken(found)
         if self.recorder.untold:
             self.failures.append(f"{len(self.recorder.untold)} deliveries whose begin no server has confirmed")
-        events = history.events
+        events, last = history.events, slowest(history)
         report = Report(
             profile=self.profile.name,
             seed=self.seed,
@@ -201,7 +204,10 @@ class Run:
             duplicates=duplicates(events),
             violations=dict(Counter(one.rule for one in found)),
             unpromised=len(unpromised(history)),
+            partitions=self.partitions,
             drained_s=self.drained_s,
+            slowest_s=last.spent_us / 1e6 if last is not None and last.spent_us is not None else None,
+            stalled_s=last.stalled_us / 1e6 if last is not None else 0.0,
             takeovers=sum(isinstance(event, Wrote) and event.what == "acquire" for event in events),
             stalls=unplanned(events),
             failures=self.failures,

@@ -7,6 +7,7 @@ from ...store.keys import Keyspace
 from ..server_group import ok
 from ..server_process import Server
 from ..servers import Cluster, cluster, standalone, wait_until
+from .cable import Cable
 from .profile import Profile
 from .proxy import Proxy, Weather
 from .road import Road
@@ -25,7 +26,7 @@ class Stage(Protocol):
         """Past all proxies."""
         ...
 
-    async def road(self, name: str) -> Road: ...
+    async def road(self, name: str, cable: Cable | None = None) -> Road: ...
 
     def url(self, road: Road) -> str: ...
 
@@ -60,11 +61,12 @@ class Standalone(_Base):
     def servers(self) -> list[Server]:
         return [self.server]
 
-    async def road(self, name: str) -> Road:
-        return await Road(name, {"server": lambda: self.server.port}, self._witness, translate=False).start()
+    async def road(self, name: str, cable: Cable | None = None) -> Road:
+        upstreams = {"server": lambda: self.server.port}
+        return await Road(name, upstreams, self._witness, translate=False, cable=cable).start()
 
     def url(self, road: Road) -> str:
-        return f"redis://127.0.0.1:{road.ports[0]}"
+        return f"redis://{road.addresses[0]}"
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.server.close)
@@ -85,12 +87,12 @@ class Clustered(_Base):
     def servers(self) -> list[Server]:
         return [one for one in self.cluster.servers if one.running and _is_master(one)]
 
-    async def road(self, name: str) -> Road:
+    async def road(self, name: str, cable: Cable | None = None) -> Road:
         upstreams = {str(one.port): _port_of(one) for one in self.cluster.servers}
-        return await Road(name, upstreams, self._witness, translate=True).start()
+        return await Road(name, upstreams, self._witness, translate=True, cable=cable).start()
 
     def url(self, road: Road) -> str:
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in road.ports)
+        return "redis+cluster://" + ",".join(road.addresses)
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.cluster.close)
@@ -134,11 +136,12 @@ class Pair(_Base):
     def servers(self) -> list[Server]:
         return [self.primary]
 
-    async def road(self, name: str) -> Road:
-        return await Road(name, {"primary": lambda: self.primary.port}, self._witness, translate=False).start()
+    async def road(self, name: str, cable: Cable | None = None) -> Road:
+        upstreams = {"primary": lambda: self.primary.port}
+        return await Road(name, upstreams, self._witness, translate=False, cable=cable).start()
 
     def url(self, road: Road) -> str:
-        return f"redis://127.0.0.1:{road.ports[0]}"
+        return f"redis://{road.addresses[0]}"
 
     async def promote(self) -> None:
         """The primary dies; the replica takes its place with what it has; the dead one comes back empty behind it."""

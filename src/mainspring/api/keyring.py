@@ -1,0 +1,64 @@
+"""The API keys a node knows: those of its namespace, read anew every second, and those of its file."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ..model.access import ApiKey, hash_of, is_token
+from ..model.errors import ConfigError
+from ..store.access import list_keys
+from ..store.store import Store
+
+FRESH_S: Final = 1.0
+"""How long a revoked key may still open on a node that has just looked."""
+
+
+class KeyRing:
+    """Finds the key behind a text. The store is asked once a second at most, and only when somebody calls."""
+
+    def __init__(self, namespace: str, file: Path | None, now: Callable[[], float] = time.monotonic) -> None:
+        self._namespace = namespace
+        self._of_file = {} if file is None else {key.hash: key for key in _read(file)}
+        self._stored: dict[str, ApiKey] = {}
+        self._now = now
+        self._fresh_until = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def find(self, store: Store, token: str) -> ApiKey | None:
+        """None for a key that is unknown, revoked or over."""
+        hashed = hash_of(token)
+        if found := self._of_file.get(hashed):
+            return found
+        await self._freshen(store)
+        key = self._stored.get(hashed)
+        return None if key is None or key.expired(store.clock.now_ms()) else key
+
+    async def is_empty(self, store: Store) -> bool:
+        """True when nobody could get in."""
+        await self._freshen(store)
+        now_ms = store.clock.now_ms()
+        return not self._of_file and all(key.expired(now_ms) for key in self._stored.values())
+
+    async def _freshen(self, store: Store) -> None:
+        if self._now() < self._fresh_until:
+            return
+        async with self._lock:
+            if self._now() >= self._fresh_until:
+                self._stored = {key.hash: key for key in await list_keys(store)}
+                self._fresh_until = self._now() + FRESH_S
+
+
+def _read(file: Path) -> list[ApiKey]:
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"api_key_file: cannot read {file}: {error}") from None
+    tokens = [line for line in lines if line and not line.startswith("#")]
+    if not tokens or not all(map(is_token, tokens)):
+        raise ConfigError(
+            f"api_key_file: {file} must hold API keys, one a line: msk_ and at least 22 letters and digits."
+            " Make one: mainspring key generate"
+        )
+    return [ApiKey("file", f"key {n} of the file", "admin", hash_of(one), 0) for n, one in enumerate(tokens, 1)]

@@ -1,0 +1,93 @@
+"""A task as it is posted, and what becomes of it. Every check that can be made before the write is made here."""
+
+from typing import Final
+
+import msgspec
+
+from ..model.errors import InvalidInput
+from ..model.ids import check_id, check_name
+from ..model.limits import MAX_PAYLOAD_BYTES
+from ..model.retry_text import retry_line
+from ..model.targets import check_target
+from ..model.task import Handle, OnConflict, PutOutcome, Task
+from ..model.times import check_horizon, delay_ms, instant_ms
+
+_NULL: Final = msgspec.Raw(b"null")
+Moment = int | float | str
+"""Epoch milliseconds, or ISO 8601 with an offset."""
+
+
+class NewTask(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """`at` or `after` says when; neither means now. With an `id` a repeated post is one task."""
+
+    target: str
+    payload: msgspec.Raw = _NULL
+    at: Moment | None = None
+    after: str | None = None
+    id: str | None = None
+    lane: str | None = None
+    expires: Moment | None = None
+    retry: str | None = None
+
+
+class PostedTask(NewTask, forbid_unknown_fields=True, gc=False):
+    """A single task says for itself what lines of a batch share."""
+
+    on_conflict: OnConflict = "keep"
+    durability: str = "server"
+
+
+class Put(msgspec.Struct, omit_defaults=True):
+    """What became of a posted task; `id` finds it again."""
+
+    id: str
+    due_ms: int
+    outcome: PutOutcome
+    past: bool = False
+    durability: str = "server"
+
+    @classmethod
+    def of(cls, handle: Handle) -> "Put":
+        return cls(handle.id, handle.due_ms, handle.outcome, handle.past, handle.durability)
+
+
+def task_of(new: NewTask, now_ms: int, *, task_id: str | None = None) -> Task:
+    """The task, its times in milliseconds; InvalidInput for what is wrong. `task_id` is for one that names none."""
+    check_target(new.target)
+    payload = bytes(new.payload)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise InvalidInput(f"payload has {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
+    if new.id is not None:
+        task_id = check_id(new.id)
+    if new.lane is not None:
+        check_name(new.lane, "lane")
+    try:
+        due_ms = due_ms_of(new.at, new.after, now_ms)
+        expires_ms = None if new.expires is None else _expires_ms(new.expires, due_ms, now_ms)
+    except OverflowError:
+        raise InvalidInput("a time lies outside of the calendar") from None
+    retry = None if new.retry is None else retry_line(new.retry)
+    return Task(new.target, msgspec.Raw(payload), due_ms, None, task_id, new.lane, expires_ms, retry)
+
+
+def due_ms_of(at: Moment | None, after: str | None, now_ms: int) -> int:
+    if at is not None and after is not None:
+        raise InvalidInput("both at and after are given; say one of them")
+    if at is None:
+        due_ms = now_ms if after is None else now_ms + delay_ms(after)
+    else:
+        due_ms = instant_ms(at)
+    check_horizon(due_ms, now_ms)
+    return due_ms
+
+
+def _expires_ms(expires: Moment, due_ms: int, now_ms: int) -> int:
+    """A time, or a delay from the due time."""
+    if isinstance(expires, str) and not expires[:4].isdigit():
+        expires_ms = due_ms + delay_ms(expires, field="expires")
+    else:
+        expires_ms = instant_ms(expires, field="expires")
+    if expires_ms < due_ms:
+        raise InvalidInput("expires lies before the due time: the task could never be delivered")
+    check_horizon(expires_ms, due_ms, field="expires")
+    return expires_ms

@@ -1,0 +1,86 @@
+"""The namespaces one API serves: its node's own, and those on the same servers that a key may reach too."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..client import Client
+from ..model.errors import Conflict
+from ..model.task import Handle, OnConflict, Task
+from ..node import Node
+from ..store.neighbour import neighbour
+from .collector import Collector, Write
+from .problems import Problem, not_ready
+
+MOST: Final = 1_000
+"""Neighbours kept open: they share the node's connections, so each is only a table of key names."""
+
+
+class Space:
+    """One namespace: a client, and the collectors in which concurrent puts travel together."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._collectors: dict[tuple[OnConflict, str], Collector] = {}
+
+    def collector(self, on_conflict: OnConflict, durability: str = "server") -> Collector:
+        found = self._collectors.get((on_conflict, durability))
+        if found is None:
+            made = Collector(_writer(self.client, on_conflict, durability))
+            found = self._collectors[on_conflict, durability] = made
+        return found
+
+    async def put(self, task: Task, on_conflict: OnConflict, durability: str) -> Handle:
+        if on_conflict != "reject":
+            return await self.collector(on_conflict, durability).put(task)
+        # In a group one refusal must not undo or repeat the others: what is known is kept, and told as refused.
+        handle = await self.collector("keep", durability).put(task)
+        if handle.outcome == "kept":
+            raise Conflict(f"a task with id {task.id!r} exists, due {handle.due_ms} ms")
+        return handle
+
+
+def _writer(client: Client, on_conflict: OnConflict, durability: str) -> Write:
+    async def write(tasks: Sequence[Task]) -> Sequence[Handle]:
+        summary = await client.put_many(tasks, on_conflict=on_conflict, durability=durability, handles=True)
+        return summary.handles or ()
+
+    return write
+
+
+class Spaces:
+    """Opens namespaces when they are asked for."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._home: Space | None = None
+        self._others: dict[str, Space] = {}
+
+    @property
+    def home(self) -> Space:
+        client = self._node.client
+        if client is None:
+            raise not_ready("the node is starting or stopping")
+        if self._home is None or self._home.client is not client:
+            self._home = Space(client)
+            self._others.clear()
+        return self._home
+
+    async def find(self, namespace: str) -> Space:
+        """A namespace that exists; one that does not is not made by asking for it."""
+        home = self.home
+        if namespace == self._node.config.namespace:
+            return home
+        if namespace not in self._others:
+            store = await neighbour(home.client.store, namespace)
+            if store is None:
+                raise no_such_namespace(namespace)
+            if len(self._others) >= MOST:
+                self._others.clear()
+            window = f"{self._node.config.dedupe_window_s}s"
+            self._others[namespace] = Space(Client.over(store, dedupe_window=window))
+        return self._others[namespace]
+
+
+def no_such_namespace(namespace: str) -> Problem:
+    """The same for one that is not there and one that the key may not see."""
+    return Problem("not-found", f"there is no namespace {namespace[:80]!r} for this key")

@@ -1,0 +1,39 @@
+"""Celery: tasks with an eta. Its worker fetches them at once and keeps them in memory until they are due.
+
+Threads rather than processes: for tasks that do next to nothing they are its fastest pool. No results, no gossip, no
+mingling, no heartbeats, no remote control; the producer keeps one connection. No limit of what is fetched ahead: with one,
+fetching delayed tasks crawls.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from celery import Celery
+
+DISTRIBUTION: Final = "celery"
+THREADS: Final = 8
+
+
+class Peer:
+    def __init__(self, url: str, note: Callable[[int], None]) -> None:
+        self._app = Celery("bench", broker=url)
+        self._app.conf.update(
+            task_ignore_result=True,
+            worker_prefetch_multiplier=0,
+            worker_enable_remote_control=False,
+            worker_hijack_root_logger=False,
+            broker_connection_retry_on_startup=True,
+            broker_transport_options={"visibility_timeout": 3600},
+        )
+        self._task = self._app.task(note, name="note")
+
+    def schedule(self, first: int, dues_ms: Sequence[int]) -> None:
+        with self._app.producer_or_acquire() as producer:
+            for number, due_ms in enumerate(dues_ms, first):
+                eta = datetime.fromtimestamp(due_ms / 1000, UTC)
+                self._task.apply_async((number,), eta=eta, producer=producer)
+
+    def consume(self) -> None:
+        quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=ERROR")
+        self._app.worker_main(["worker", "--pool=threads", f"--concurrency={THREADS}", *quiet])

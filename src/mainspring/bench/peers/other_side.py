@@ -1,0 +1,106 @@
+"""The other side of `bench peers`: one process that schedules with a peer's library, or one that runs its tasks.
+
+    python -P other_side.py <file of the peer> <role>
+
+It imports nothing of Mainspring, and the folder of this file must not be on the import path (hence -P): there lie files
+with the names of the libraries. The first line on standard input is a JSON object with `url` and `runs`; the answers on
+standard output are JSON lines. When standard input ends, so does the process, with all that it started.
+"""
+
+import importlib.util
+import json
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+RUN: Final = struct.Struct("<qq")
+"""What one run leaves behind: its number, and when it began (nanoseconds of the epoch)."""
+
+TICK_S: Final = 0.01
+
+Note = Callable[[int], None]
+
+
+def main() -> None:
+    path, role = Path(sys.argv[1]), sys.argv[2]
+    order = json.loads(sys.stdin.readline())
+    module = load(path)
+    peer = module.Peer(order["url"], noting(order["runs"]))
+    say({"version": metadata.version(module.DISTRIBUTION)})
+    if role == "produce":
+        produce(peer)
+    else:
+        threading.Thread(target=end_with_the_bench, daemon=True).start()
+        getattr(peer, role)()
+
+
+def load(path: Path) -> ModuleType:
+    """By its file, under a name that hides no library: some peers find functions again by the module's name."""
+    name = f"peer_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{path} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def noting(path: str) -> Note:
+    """One small write a run: whole also with several threads or processes, and nothing is lost when they are killed."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def note(number: int) -> None:
+        os.write(file, RUN.pack(number, time.time_ns()))
+
+    return note
+
+
+def produce(peer: Any) -> None:
+    for line in sys.stdin:
+        order = json.loads(line)
+        say(steady(peer, order) if "rate" in order else at_once(peer, order))
+
+
+def at_once(peer: Any, order: dict[str, Any]) -> dict[str, Any]:
+    dues_ms = [order["due_ms"]] * order["tasks"]
+    began = time.perf_counter()
+    peer.schedule(order["first"], dues_ms)
+    return {"seconds": time.perf_counter() - began}
+
+
+def steady(peer: Any, order: dict[str, Any]) -> dict[str, Any]:
+    """So many a second, each scheduled `lead_ms` before it is due, or as soon as the library can."""
+    due_ms, lead_ms, rate, tasks = order["due_ms"], order["lead_ms"], order["rate"], order["tasks"]
+    done, least_ms = 0, lead_ms
+    while done < tasks:
+        passed_ms = time.time() * 1000 + lead_ms - due_ms
+        until = min(tasks, int(passed_ms * rate / 1000) + 1)
+        if until > done:
+            dues_ms = [due_ms + number * 1000 // rate for number in range(done, until)]
+            peer.schedule(order["first"] + done, dues_ms)
+            least_ms = min(least_ms, dues_ms[0] - time.time() * 1000)
+            done = until
+        time.sleep(TICK_S)
+    return {"least_lead_ms": round(least_ms)}
+
+
+def end_with_the_bench() -> None:
+    sys.stdin.read()
+    os.killpg(os.getpgrp(), 9)  # the bench gave this process a group of its own
+
+
+def say(words: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(words) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Hands due tasks off to the queues of workers, and settles those of lanes when their workers have answered.
+
+A task without a lane is over for the timeline with its hand-off: its done bit and its place in a stream are one step of
+the server. One of a lane stays fired until the worker's word, which stands among the acks of its partition: only then
+may the next of its lane begin. A new owner hands it off again; the server knows whether it is still there.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from math import inf
+from operator import attrgetter
+from typing import Final
+
+from ..model.errors import InvalidInput, StoreError
+from ..model.outcome import Dead
+from ..model.queues import queue_of
+from ..store import hand_off
+from ..store.acks import forget_acks, read_acks
+from ..store.keys import address_prefix, r_of
+from ..store.queue_end import decode_ack
+from ..store.store import Store
+from .commits import Commits
+from .deliveries import Deliveries
+from .flight import Flight
+from .handed import HandingOff
+from .live import INDEX_MASK, LiveSlice
+from .partition import Partition
+
+POLL_S: Final = 0.5
+"""How often acks are looked for that no message announced, and tasks tried again whose id is in a queue already."""
+
+IDLE_S: Final = 1.0
+
+_LIVE: Final = attrgetter("live")
+
+
+class HandOffs:
+    """What goes to workers, for all partitions of a node."""
+
+    def __init__(
+        self,
+        store: Store,
+        owned: dict[int, Partition],
+        deliveries: Deliveries,
+        commits: Commits,
+        *,
+        lost: Callable[[Partition, str], None],
+        read_again: Callable[[], None],
+        commands: Mapping[str, str],
+    ) -> None:
+        self._store = store
+        self._owned = owned
+        self._deliveries = deliveries
+        self._commits = commits
+        self._lost = lost
+        self._read_again = read_again
+        self._commands = commands
+        self.ready: dict[Partition, None] = {}
+        """Partitions with tasks to hand off."""
+        self._watched: dict[Partition, None] = {}
+        """Partitions that wait for acks, or for the end of another task of an id."""
+        self._poll_at = 0.0
+        self._called = False
+
+    def add(self, flights: list[Flight]) -> None:
+        """These have begun; they go with the next call."""
+        for flight in flights:
+            partition = self._owned.get(flight.live.partition)
+            if partition is None:
+                self._deliveries.in_flight -= 1  # another owner has it, and begins it again
+                continue
+            partition.handed.ready.append(flight)
+            self.ready[partition] = None
+
+    # -- when ----------------------------------------------------------------------------------------------
+
+    def woken(self) -> bool:
+        """Somebody said that something has changed, or may have said so unheard. True when that may matter here."""
+        self._called = bool(self._watched)
+        return self._called
+
+    @property
+    def wait_s(self) -> float:
+        if self.ready or self._called:
+            return 0.0
+        return max(0.0, self._poll_at - time.monotonic()) if self._watched else IDLE_S
+
+    async def step(self) -> StoreError | None:
+        failure = await self.flush() if self.ready else None
+        if self._watched and (self._called or time.monotonic() >= self._poll_at):
+            failure = await self._look_after() or failure
+        return failure
+
+    async def _look_after(self) -> StoreError | None:
+        self._called, self._poll_at = False, time.monotonic() + POLL_S
+        for partition in list(self._watched):
+            if self._owned.get(partition.number) is not partition:
+                del self._watched[partition]
+                continue
+            later, partition.handed.put_off = partition.handed.put_off, []
+            self._deliveries.in_flight += len(later)
+            self.add(later)
+        failure = await self._read_acks()
+        for partition in list(self._watched):
+            if not partition.handed.is_watched and partition not in self.ready:
+                del self._watched[partition]
+        return (await self.flush() if self.ready else None) or failure
+
+    # -- handing off -----------------------------------------------------------------------------------------
+
+    async def flush(self) -> StoreError | None:
+        """Hand off all that is ready, as far as servers answer."""
+        # A slice's done bits go whole: those of rows that are retried must not go before the retries.
+        failure = await self._commits.all() if any(one.has_outcomes for one in self.ready) else None
+        while True:
+            sent = []
+            for partition in list(self.ready):
+                if self._owned.get(partition.number) is not partition:
+                    self._deliveries.in_flight -= len(partition.handed.ready)
+                    del self.ready[partition]
+                elif partition.unanswered is None and not partition.has_outcomes:
+                    sent.append((partition, self._load(partition)))
+            if not sent:
+                return failure
+            failure = await self.send(sent) or failure
+
+    async def send(self, sent: Sequence[tuple[Partition, HandingOff]]) -> StoreError | None:
+        """Also what was sent before and never answered: the server knows by its number if it was done."""
+        for partition, work in sent:
+            partition.unanswered = work
+        failure = None
+        results = await hand_off.hand_off(self._store, [work.work for _, work in sent])
+        for (partition, work), result in zip(sent, results, strict=True):
+            if isinstance(result, StoreError):
+                failure = result
+            else:
+                partition.unanswered = None
+                self._take_answer(partition, work, result)
+        return failure
+
+    def _load(self, partition: Partition) -> HandingOff:
+        """As much as one call takes."""
+        queues: dict[str, list[tuple[bytes, Flight]]] = {}
+        heads: dict[LiveSlice, bytes] = {}
+        size = taken = 0
+        for flight in partition.handed.ready:
+            if taken == hand_off.MOST_TASKS or size > hand_off.MOST_BYTES:
+                break
+            taken += 1
+            live = flight.live
+            queue = None if live.forgotten else self._queue_of(flight)
+            if queue is None:
+                continue
+            head = heads.get(live) or heads.setdefault(live, head_of(live))
+            record = b"%b%b%b" % (head, (flight.key & INDEX_MASK).to_bytes(4, "big"), flight.row)
+            size += len(record)
+            queues.setdefault(queue, []).append((record, flight))
+        del partition.handed.ready[:taken]
+        self._deliveries.in_flight -= taken
+        if not partition.handed.ready:
+            del self.ready[partition]
+        flights = [flight for rows in queues.values() for _, flight in rows]
+        records = {queue: [record for record, _ in rows] for queue, rows in queues.items()}
+        return _handing_off(partition, flights, records)
+
+    def _queue_of(self, flight: Flight) -> str | None:
+        try:
+            return queue_of(flight.body.target, self._commands)
+        except InvalidInput as error:
+            self._deliveries.settle_ended(flight, Dead(str(error)))
+            return None
+
+    def _take_answer(self, partition: Partition, work: HandingOff, handed: hand_off.Handed) -> None:
+        match handed.status:
+            case "ok":
+                partition.seq = work.work.seq
+                for live, touch in zip(work.touched, work.work.touches, strict=True):
+                    live.proven = max(live.proven, touch.m)
+                self._settle(partition, work, handed.answers)
+            case "stale":
+                for live in {flight.live for flight in work.flights}:
+                    partition.forget(live)
+                self._read_again()
+            case status:
+                self._lost(partition, status)
+
+    def _settle(self, partition: Partition, work: HandingOff, answers: dict[int, bytes]) -> None:
+        plain = len(work.flights)
+        if work.has_lanes or answers:
+            plain = 0
+            for position, flight in enumerate(work.flights):
+                answer = answers.get(position)
+                if answer == hand_off.BUSY:
+                    _put_off(partition, flight)
+                elif flight.body.lane is None:
+                    plain += 1
+                else:
+                    address = address_of(flight)
+                    partition.handed.awaited[address] = flight
+                    if answer is not None:
+                        self._ended(partition, address, answer)
+            if partition.handed.is_watched and partition not in self._watched:
+                self._watched[partition] = None
+                self._poll_at = time.monotonic() + POLL_S
+        self._deliveries.delivered += plain
+
+    # -- acks --------------------------------------------------------------------------------------------------
+
+    async def _read_acks(self) -> StoreError | None:
+        failure = await self._forget_acks()
+        waiting = [partition for partition in self._watched if partition.handed.awaited]
+        answers = await read_acks(self._store, [one.number for one in waiting])
+        for partition, answer in zip(waiting, answers, strict=True):
+            if isinstance(answer, StoreError):
+                failure = answer
+            elif self._owned.get(partition.number) is partition:
+                for address, (idh, ack) in answer.acks.items():
+                    flight = partition.handed.awaited.get(address)
+                    if flight is not None and flight.idh == idh:
+                        self._ended(partition, address, ack)
+                self._called = self._called or answer.more
+        return failure
+
+    def _ended(self, partition: Partition, address: bytes, ack: bytes) -> None:
+        flight = partition.handed.awaited.pop(address)
+        if flight.live.forgotten:
+            return  # it is read anew, handed off again, and answered by the same ack
+        self._deliveries.settle_ended(flight, decode_ack(ack))
+        partition.handed.answered[address] = flight.live
+        self._deliveries.delivered += 1
+
+    async def _forget_acks(self) -> StoreError | None:
+        """Acks of tasks whose end the server knows are of no use any more."""
+        known = {}
+        for partition in self._watched:
+            if partition.handed.answered and partition.unanswered is None and not partition.has_outcomes:
+                over = [address for address, live in partition.handed.answered.items() if live not in partition.dirty]
+                if over:
+                    known[partition.number] = over
+                    for address in over:
+                        del partition.handed.answered[address]
+        return await forget_acks(self._store, known) if known else None
+
+
+def head_of(live: LiveSlice) -> bytes:
+    """All of an address but the index."""
+    return address_prefix(live.slice) + r_of(live.g).to_bytes(3, "big")
+
+
+def address_of(flight: Flight) -> bytes:
+    return head_of(flight.live) + flight.index.to_bytes(4, "big")
+
+
+def _handing_off(partition: Partition, flights: list[Flight], queues: dict[str, list[bytes]]) -> HandingOff:
+    """The call that hands these off, with the done bits of those that are over with it."""
+    over = [flight for flight in flights if flight.body.lane is None]
+    touched: dict[LiveSlice, None] = {}
+    for live, run in groupby(over, _LIVE):
+        indexes = [flight.key & INDEX_MASK for flight in run]
+        live.land(len(indexes), indexes)
+        touched[live] = None
+    touches, finished = [], 0
+    for live in touched:
+        touches.append(live.touch([], commit=True))
+        finished, live.finished = finished + live.finished, 0
+        partition.dirty.pop(live, None)
+    if not partition.dirty:
+        partition.dirty_since = inf
+    work = hand_off.HandOff(partition.number, partition.token, partition.seq + 1, finished, touches, queues)
+    return HandingOff(work, flights, list(touched), len(over) < len(flights))
+
+
+def _put_off(partition: Partition, flight: Flight) -> None:
+    """It has to wait: it stays fired, also on the server, and is not done."""
+    if flight.body.lane is None:
+        flight.live.reopen(flight.index)
+    partition.handed.put_off.append(flight)

@@ -1,0 +1,206 @@
+"""What may not go out now: who says so, and the slices in which it waits.
+
+A hold is opened by moving tasks that were not begun into a slice of its own, one step of commit, and ends by reading
+that slice like any other. So cancel, get, takeovers and drops need nothing new. docs/decisions/0014 has the choice.
+"""
+
+from collections.abc import Iterator
+from math import inf
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from ..model.hold import LANE, HoldRecord
+from ..store.codec import INDEXED, entry
+from ..store.codec import LANE as IN_LANE
+from ..store.fire import Move
+from ..store.keys import HOLD_MS, Address, Slice, r_of
+from .flight import Flight
+from .live import LiveSlice
+
+
+class Why(NamedTuple):
+    """Why something is held up, for people."""
+
+    reason: str = ""
+    who: str = ""
+    until_ms: int | None = None
+    drop: bool = False
+    """Tasks are not kept for later: they go to the dead letters with this reason."""
+
+
+class Gate(Protocol):
+    """Somebody who can hold up tasks: a pause, a circuit breaker, a rate limit."""
+
+    @property
+    def closed(self) -> bool:
+        """Is anything held up at all? Asked for every batch; all else only when it is so."""
+
+    def hold_for(self, target: str, lane: str | None) -> str | None:
+        """The key of the hold under which such a task has to wait now; None when it may go out."""
+
+    def is_closed(self, key: str) -> bool:
+        """Does this hold still last?"""
+
+    def why(self, key: str) -> Why: ...
+
+
+class Gates:
+    """All who can hold up tasks, as one. The first who does counts."""
+
+    def __init__(self) -> None:
+        self.all: list[Gate] = []
+
+    @property
+    def closed(self) -> bool:
+        return any(gate.closed for gate in self.all)
+
+    def hold_for(self, target: str, lane: str | None) -> str | None:
+        for gate in self.all:
+            if gate.closed and (key := gate.hold_for(target, lane)) is not None:
+                return key
+        return None
+
+    def is_closed(self, key: str) -> bool:
+        return any(gate.is_closed(key) for gate in self.all)
+
+    def why(self, key: str) -> Why:
+        return next((gate.why(key) for gate in self.all if gate.is_closed(key)), Why())
+
+
+class Hold:
+    """One hold of one partition: its slice on the server, and what of it is in memory."""
+
+    __slots__ = ("closing", "has_head", "live", "open", "pending", "place", "record")
+
+    def __init__(self, place: Slice, record: HoldRecord) -> None:
+        self.place = place
+        self.record = record
+        self.open = False
+        """It has ended: its slice is read and goes out."""
+        self.closing = False
+        """All that was in its slice is done, and it is being dropped: nothing may be added."""
+        self.pending = 0
+        """Tasks on their way into its slice."""
+        self.has_head = False
+        """The failed head that its lane waits for stands in its slice as well."""
+        self.live: LiveSlice | None = None
+
+    @property
+    def lane(self) -> str | None:
+        return self.record.lane
+
+    def barrier_ms(self) -> float:
+        """No task of its lane from here on may leave: an earlier one may stand in this slice, unread."""
+        live = self.live
+        if self.closing:
+            return inf
+        if not self.open or self.pending or live is None or live.unread:
+            return -inf
+        return live.from_ms + (live.high >> 32) if live.deferred else inf
+
+    def close(self, record: HoldRecord) -> None:
+        """It lasts (again): what was read of its slice and not begun is let go."""
+        self.record, self.open = record, False
+        if self.live is not None:
+            self.live.suspend()
+
+    def end(self) -> None:
+        self.open = True
+        if self.live is not None and self.live.suspended:
+            self.live.resume()
+
+
+class Holds:
+    """The holds of one partition, and what is on its way into their slices."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, Hold] = {}
+        self.ended: dict[str, int] = {}
+        """Names of slices that are gone, and since when: their records are kept as long as the ids of their tasks."""
+        self._moves: list[tuple[Move, LiveSlice, int, Hold | None]] = []
+        self.records: dict[str, bytes] = {}
+        """To be written, by the names of their slices."""
+
+    def __iter__(self) -> Iterator[Hold]:
+        return iter(list(self.by_key.values()))
+
+    @property
+    def has_outcomes(self) -> bool:
+        return bool(self._moves or self.records)
+
+    def of_lane(self, lane: str) -> Hold | None:
+        return self.by_key.get(LANE + lane)
+
+    def make(self, record: HoldRecord, now_ms: int) -> Hold:
+        """The hold with this key, closed; a new one with a slice of its own where there is none."""
+        hold = self.by_key.get(record.key)
+        if hold is None or hold.closing:
+            second = now_ms // 1000
+            taken = self.ended.keys() | {one.place.name for one in self}
+            while (place := Slice.held_since(second)).name in taken:
+                second += 1
+            hold = self.by_key[record.key] = Hold(place, record)
+        elif (hold.record.cause, hold.record.reason) == (record.cause, record.reason) and not hold.open:
+            return hold
+        else:
+            record = msgspec.structs.replace(record, since_ms=hold.record.since_ms)
+        hold.close(record)
+        self.records[hold.place.name] = record.encode()
+        return hold
+
+    # -- on the way in ---------------------------------------------------------------------------------------
+
+    def move(self, flight: Flight, hold: Hold) -> None:
+        """Into its slice, with the next commit. The row must not have been begun."""
+        self._add(flight, hold, hold.place, row_in(hold.place, flight))
+        hold.pending += 1
+
+    def bury(self, flight: Flight, letter: bytes) -> None:
+        """To the dead letters, with the next commit; without having been begun."""
+        self._add(flight, None, None, letter)
+
+    def _add(self, flight: Flight, hold: Hold | None, place: Slice | None, row: bytes) -> None:
+        live, index = flight.live, flight.index
+        live.held.add(index)  # another pass over its list must not take it again
+        old = Address(live.partition, live.slice, r_of(live.g), index).pack()
+        self._moves.append((Move(live.keys, index, flight.idh, place, row, old), live, index, hold))
+
+    def take_moves(self, most: int) -> "Taken":
+        """Some of those on the way, settled in their slices; less those whose slice is read anew."""
+        some = [one for one in self._moves[:most] if not one[1].forgotten]
+        for _, live, _, hold in self._moves[:most]:
+            if live.forgotten and hold is not None:
+                hold.pending -= 1
+        del self._moves[:most]
+        for _, live, index, _ in some:
+            live.move_out(index)
+        records, self.records = self.records, {}
+        holds = [hold for *_, hold in some if hold is not None]
+        lives = dict.fromkeys(live for _, live, _, _ in some)
+        return Taken([move for move, *_ in some], list(records.items()), holds, list(lives))
+
+
+class Taken(NamedTuple):
+    moves: list[Move]
+    records: list[tuple[str, bytes]]
+    holds: list[Hold]
+    """One for each move into a hold slice."""
+    lives: list[LiveSlice]
+
+    def answered(self) -> None:
+        """It is written, or will not be: those that wait for these tasks look again."""
+        for hold in self.holds:
+            hold.pending -= 1
+            if hold.live is not None:
+                hold.live.unread = True
+
+
+def row_in(place: Slice, flight: Flight) -> bytes:
+    """The entry of a task as it stands in a hold slice: the same, at another offset."""
+    offset = flight.place_ms - place.from_ms
+    flags = INDEXED | (IN_LANE if flight.body.lane is not None else 0)
+    if 0 <= offset < HOLD_MS:
+        return b"%b%c%b" % (offset.to_bytes(4, "big"), flags, flight.row[5:])
+    body = msgspec.structs.replace(flight.body, due_ms=flight.due_ms)
+    return entry(min(max(offset, 0), HOLD_MS - 1), flags, flight.idh, body)

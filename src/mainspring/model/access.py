@@ -1,0 +1,124 @@
+"""Who may do what: API keys, their roles, and what they are bound to. Pure: nothing here reads a store."""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from .choice import pattern_fits
+from .errors import InvalidInput
+from .ids import check_name
+from .targets import SCHEMES
+
+Right = Literal["read", "submit", "operate", "admin"]
+Role = Literal["reader", "submit-only", "operator", "admin"]
+
+RIGHTS: Final[dict[Role, frozenset[Right]]] = {
+    "reader": frozenset({"read"}),
+    "submit-only": frozenset({"submit"}),
+    "operator": frozenset({"read", "submit", "operate"}),
+    "admin": frozenset({"read", "submit", "operate", "admin"}),
+}
+ROLES: Final = tuple(RIGHTS)
+
+PREFIX: Final = "msk_"
+SECRET_BYTES: Final = 32
+"""256 bits: nobody guesses one, so a plain hash keeps it well."""
+
+_TOKEN: Final = re.compile(r"msk_[A-Za-z0-9_-]{22,256}")
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}|\*")
+MAX_BINDINGS: Final = 100
+
+
+class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A key as the store keeps it: never its text, only the hash."""
+
+    id: str
+    name: str
+    role: Role
+    hash: str
+    created_ms: int
+    expires_ms: int | None = None
+    namespaces: tuple[str, ...] = ()
+    """Besides the one it was made in; `*` is all."""
+    targets: tuple[str, ...] | None = None
+    """Patterns; None is every target."""
+    rate: float | None = None
+    """Requests a second; None leaves it to the node's setting."""
+
+    def may(self, right: Right) -> bool:
+        return right in RIGHTS[self.role]
+
+    def reaches(self, namespace: str) -> bool:
+        return namespace in self.namespaces or "*" in self.namespaces
+
+    def expired(self, now_ms: int) -> bool:
+        return self.expires_ms is not None and self.expires_ms <= now_ms
+
+    def sees(self, target: str | None) -> bool:
+        """A key that is bound to targets knows nothing of what goes elsewhere."""
+        if self.targets is None:
+            return True
+        return target is not None and not _climbs(target) and any(pattern_fits(one, target) for one in self.targets)
+
+
+def new_token() -> str:
+    """The text of a new key. It is shown once and kept nowhere."""
+    return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+
+
+def is_token(text: str) -> bool:
+    return _TOKEN.fullmatch(text) is not None
+
+
+def hash_of(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def check_role(role: str) -> Role:
+    if role not in ROLES:
+        raise InvalidInput(f"role {role!r}: use one of {', '.join(get_args(Role))}")
+    return role
+
+
+def check_key_name(name: str) -> str:
+    check_name(name, "name")
+    if not name.isprintable():
+        raise InvalidInput("name: use printable characters, it is shown in lists")
+    return name
+
+
+def check_namespaces(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if not _NAMESPACE.fullmatch(name):
+            raise InvalidInput(f"namespace {name!r}: use 1 to 64 of A-Z a-z 0-9 _ -, or * for all")
+    return _bounded("namespaces", names)
+
+
+def check_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Targets a key may be bound to; one for the web must name its host in full."""
+    for pattern in patterns:
+        scheme, colon, rest = pattern.partition(":")
+        if not colon or scheme not in SCHEMES or "*" in pattern[:-1]:
+            raise InvalidInput(f"target pattern {pattern!r}: write a whole target, or the beginning of one and a *")
+        if scheme in ("http", "https") and not re.fullmatch(r"//[^/?#@*\\]+(?:/.*)", rest):
+            raise InvalidInput(
+                f"target pattern {pattern!r}: name the host in full and a / behind it, as in https://hooks.example.com/*;"
+                " else other hosts would begin with it too"
+            )
+    return _bounded("targets", patterns)
+
+
+def _bounded(what: str, values: Sequence[str]) -> tuple[str, ...]:
+    if len(values) > MAX_BINDINGS:
+        raise InvalidInput(f"{len(values)} {what}; a key has at most {MAX_BINDINGS}")
+    return tuple(dict.fromkeys(values))
+
+
+def _climbs(target: str) -> bool:
+    """`https://a.example/mine/../yours` begins with `https://a.example/mine/`, and leads elsewhere."""
+    path = target.lower().replace("%2e", ".").replace("%2f", "/").replace("\\", "/").partition("?")[0]
+    return target.startswith("http") and re.search(r"/\.\.?(?:/|#|$)", path) is not None

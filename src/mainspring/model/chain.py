@@ -1,0 +1,213 @@
+"""The chain of a schedule: one planned occurrence at a time, and how it moves on. Pure: the instant is given.
+
+Whoever begins an occurrence puts the following one in the same step. What the step writes is decided here."""
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+import msgspec
+
+from .ids import IDH_BYTES, idh_of
+from .occurrence import occurrence_id
+from .schedule import Definition
+
+NOT_RUN_KEPT: Final = 10
+RUNS_KEPT: Final = 5
+_HEAD: Final = Struct(f">IQ{IDH_BYTES}s")
+_CLAIM: Final = Struct(">IQ")
+NOBODY: Final = bytes(IDH_BYTES)
+
+
+class NotRun(msgspec.Struct, frozen=True, array_like=True):
+    """Planned times in a row that did not run, and why: missed, overlap, paused, cancelled, lost."""
+
+    from_ms: int
+    to_ms: int
+    count: int
+    reason: str
+    runs: int = 0
+    """Runs made before: what follows for the same reason without a run between belongs to it."""
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True):
+    """A run that is over."""
+
+    planned_ms: int
+    began_ms: int
+    ended_ms: int | None
+    outcome: str
+
+
+class State(msgspec.Struct, frozen=True, omit_defaults=True, rename={
+    "last": "l", "last_ms": "p", "began_ms": "b", "runs": "n", "not_run": "m", "recent": "r", "history": "h", "cuts": "c",
+}):  # fmt: skip
+    """What the chain remembers of itself."""
+
+    last: bytes = b""
+    """Hash of the id of the last run; empty: it never ran."""
+    last_ms: int = 0
+    began_ms: int = 0
+    runs: int = 0
+    not_run: dict[str, int] = {}
+    recent: tuple[NotRun, ...] = ()
+    history: tuple[Run, ...] = ()
+    cuts: tuple[tuple[int, int], ...] = ()
+    """(after, until] of planned times that found the buffer full, and are left out when their turn comes."""
+
+    @property
+    def last_is_over(self) -> bool:
+        return not self.last or (bool(self.history) and self.history[-1].planned_ms == self.last_ms)
+
+    def with_run(self, run: Run) -> "State":
+        """Note how the last run ended; said twice it is the same."""
+        if self.history and self.history[-1].planned_ms >= run.planned_ms:
+            return self
+        return msgspec.structs.replace(self, history=(*self.history, run)[-RUNS_KEPT:])
+
+    def without(self, slot: NotRun) -> "State":
+        """Note planned times that do not run."""
+        if slot.count < 1:
+            return self
+        counts = {**self.not_run, slot.reason: self.not_run.get(slot.reason, 0) + slot.count}
+        recent = list(self.recent)
+        if recent and recent[-1].reason == slot.reason and recent[-1].runs == self.runs:
+            before = recent.pop()
+            slot = NotRun(before.from_ms, slot.to_ms, before.count + slot.count, slot.reason)
+        recent.append(msgspec.structs.replace(slot, runs=self.runs))
+        return msgspec.structs.replace(self, not_run=counts, recent=tuple(recent[-NOT_RUN_KEPT:]))
+
+
+class Link(NamedTuple):
+    """Where a chain stands: the one planned occurrence (`planned_ms` 0: none), and its memory."""
+
+    generation: int
+    planned_ms: int
+    idh: bytes
+    state: State
+
+    @property
+    def claim(self) -> bytes:
+        """What an occurrence must still find to move the chain: 12 bytes, compared by scripts."""
+        return _CLAIM.pack(self.generation, self.planned_ms)
+
+    def pack(self) -> bytes:
+        return _HEAD.pack(self.generation, self.planned_ms, self.idh) + _encode(self.state)
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Link":
+        return cls(*_HEAD.unpack(raw[: _HEAD.size]), _decode(raw[_HEAD.size :]))
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(State).decode
+
+
+def claim_of(generation: int, planned_ms: int) -> bytes:
+    return _CLAIM.pack(generation, planned_ms)
+
+
+def link_to(definition: Definition, planned_ms: int | None, state: State) -> Link:
+    """The chain with this occurrence planned; None: with none any more."""
+    if planned_ms is None:
+        return Link(definition.generation, 0, NOBODY, state)
+    return Link(definition.generation, planned_ms, idh_of(occurrence_id(definition.name, planned_ms)), state)
+
+
+# -- the chain moves on ---------------------------------------------------------------------------------------------
+
+
+def after_begin(definition: Definition, link: Link, now_ms: int, *, waited: bool = False) -> tuple[int | None, State]:
+    """The occurrence runs: what is planned next. `waited`: it was kept back until the run before it was over."""
+    state = msgspec.structs.replace(
+        link.state, last=link.idh, last_ms=link.planned_ms, began_ms=now_ms, runs=link.state.runs + 1
+    )
+    next_ms = _uncut(definition, state, link.planned_ms)
+    if waited and next_ms is not None and next_ms <= now_ms:
+        next_ms, state = _after_wait(definition, state, next_ms, now_ms)
+    if definition.max_runs is not None and state.runs >= definition.max_runs:
+        next_ms = None
+    return next_ms, state
+
+
+def _uncut(definition: Definition, state: State, after_ms: int) -> int | None:
+    next_ms = definition.slots.after(after_ms)
+    for low_ms, high_ms in state.cuts:
+        if next_ms is not None and low_ms < next_ms <= high_ms:
+            next_ms = definition.slots.after(high_ms)
+    return next_ms
+
+
+def _after_wait(definition: Definition, state: State, next_ms: int, now_ms: int) -> tuple[int | None, State]:
+    """Other planned times have passed meanwhile: as many as the rule allows wait in turn, the rest is left out."""
+    rule = definition.overlap_rule
+    kept = rule.most - 1 if rule.word == "buffer_all" else 0
+    last_ms, at_ms = None, _uncut(definition, state, next_ms - 1)
+    while kept and at_ms is not None and at_ms <= now_ms:
+        last_ms, at_ms, kept = at_ms, _uncut(definition, state, at_ms), kept - 1
+    if at_ms is None or at_ms > now_ms:
+        return next_ms, state
+    left_out = NotRun(at_ms, now_ms, definition.slots.count(at_ms, now_ms), "overlap")
+    state = state.without(left_out)
+    if last_ms is None:
+        return definition.slots.after(now_ms), msgspec.structs.replace(state, cuts=())
+    cuts = tuple(cut for cut in state.cuts if cut[1] > next_ms)
+    return next_ms, msgspec.structs.replace(state, cuts=(*cuts, (last_ms, now_ms)))
+
+
+def after_overlap(definition: Definition, link: Link) -> tuple[int | None, State]:
+    """The run before is not over: this one is left out."""
+    state = link.state.without(NotRun(link.planned_ms, link.planned_ms, 1, "overlap"))
+    return definition.slots.after(link.planned_ms), state
+
+
+def after_misfire(definition: Definition, link: Link, now_ms: int) -> tuple[int | None, State] | None:
+    """Nobody was up when it was due. None: it runs all the same; else what is planned instead."""
+    slots, rule, planned_ms = definition.slots, definition.misfire_rule, link.planned_ms
+    if rule.word == "skip":
+        next_ms = slots.after(max(planned_ms, now_ms - definition.grace_ms - 1))
+        until_ms = now_ms if next_ms is None else min(now_ms, next_ms - 1)
+    else:
+        kept = 1 if rule.word == "coalesce" else rule.most
+        next_ms = slots.newest(planned_ms, now_ms) if kept == 1 else slots.last(kept, planned_ms, now_ms)
+        if next_ms is None or next_ms <= planned_ms:
+            return None
+        until_ms = next_ms - 1
+    missed = NotRun(planned_ms, until_ms, max(1, slots.count(planned_ms, until_ms)), "missed")
+    return next_ms, link.state.without(missed)
+
+
+def after_loss(definition: Definition, link: Link, now_ms: int, reason: str) -> tuple[int | None, State]:
+    """The planned occurrence is not there (any more): the chain goes on behind it."""
+    slots = definition.slots
+    newest = slots.newest(link.planned_ms + 1, now_ms)
+    state = link.state.without(NotRun(link.planned_ms, link.planned_ms, 1, reason))
+    if newest is None:
+        return slots.after(max(link.planned_ms, now_ms)), state
+    missed = NotRun(link.planned_ms + 1, newest - 1, slots.count(link.planned_ms + 1, newest - 1), "missed")
+    return newest, state.without(missed)
+
+
+def moved_by_end(definition: Definition, link: Link) -> int | None:
+    """With a delay counted from the end of the last run: where this occurrence really belongs, if later."""
+    state = link.state
+    recurrence = definition.slots.recurrence
+    if not recurrence.waits_for_end or not state.last_is_over or not state.history:
+        return None
+    ended_ms = state.history[-1].ended_ms
+    if ended_ms is None:
+        return None
+    true_ms = recurrence.next_after(state.last_ms, ended_ms=ended_ms)
+    return true_ms if true_ms is not None and true_ms > link.planned_ms else None
+
+
+def first_link(definition: Definition, now_ms: int, state: State) -> int | None:
+    """The first occurrence of a new generation."""
+    if definition.max_runs is not None and state.runs >= definition.max_runs:
+        return None
+    if definition.paused is not None and definition.paused_at(now_ms):
+        pause = definition.paused
+        if pause.until_ms is None:
+            return None
+        held = definition.slots.newest(pause.at_ms, pause.until_ms) if pause.mode == "hold" else None
+        return held or definition.slots.after(pause.until_ms - 1)
+    return definition.slots.after(now_ms)

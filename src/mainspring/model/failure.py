@@ -1,0 +1,32 @@
+"""A delivery that failed, as error handlers see it."""
+
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import msgspec
+
+from .outcome import Response
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """One failed attempt, and what becomes of the task."""
+
+    id: str
+    target: str
+    attempt: int
+    error: str
+    """Why, in one line."""
+    outcome: Literal["retry", "dead"]
+    next_at_ms: int | None = None
+    """When the next attempt is due; None when there is none."""
+    lane: str | None = None
+    original_due_ms: int
+    idempotency_key: str
+    response: Response | None = None
+    """What the target answered, where it did."""
+    exception: BaseException | None = None
+    """What was raised, where something was."""
+
+
+ErrorHandler = Callable[[Failure], Awaitable[None] | None]
+"""Called with every failure. A plain function runs in a thread, a coroutine function on the event loop."""

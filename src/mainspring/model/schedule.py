@@ -1,0 +1,205 @@
+"""A schedule as it is kept: what runs, when, and what happens on the hard days. Immutable: an edit makes a new one."""
+
+import re
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import msgspec
+
+from .errors import InvalidInput
+from .ids import check_name
+from .jitter import jitter_ms, spread_ms
+from .limits import HORIZON_MS
+from .occurrence import check_schedule_name
+from .retry import RetryPolicy
+from .slots import Slots, slots_of
+from .targets import check_target
+from .worst_case import check_against
+
+OverlapRule = Literal["skip", "buffer_one", "buffer_all", "allow"]
+MisfireRule = Literal["coalesce", "skip", "all"]
+PauseMode = Literal["drop", "hold"]
+
+MOST_KEPT: Final = 1_000
+"""Runs that `buffer_all` and `all` may keep at most."""
+MOST_SPECS: Final = 32
+_KEPT_BY_DEFAULT: Final = 100
+_RULE: Final = re.compile(r"([a-z_]+)(?:\((\d{1,6})\))?")
+_SAMPLE: Final = 20
+
+
+class Rule(NamedTuple):
+    word: str
+    most: int
+
+
+@lru_cache(maxsize=256)
+def read_rule(text: str, field: str, words: tuple[str, ...], counted: str) -> Rule:
+    """`skip`, or with a number where that makes sense: `buffer_all(10)`."""
+    match = _RULE.fullmatch(text)
+    if match is None or match[1] not in words or (match[2] and match[1] != counted):
+        raise InvalidInput(f"{field} is {text!r}; use {', '.join(words)} or {counted}(<at most so many>)")
+    most = int(match[2]) if match[2] else _KEPT_BY_DEFAULT
+    if not 1 <= most <= MOST_KEPT:
+        raise InvalidInput(f"{field} is {text!r}; the number must lie between 1 and {MOST_KEPT}")
+    return Rule(match[1], most)
+
+
+class Pause(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a schedule rests. `drop`: what would have run meanwhile is left out; `hold`: the misfire rule decides."""
+
+    at_ms: int
+    mode: PauseMode = "drop"
+    until_ms: int | None = None
+    reason: str = ""
+    by: str = ""
+
+
+class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Everything a person decided about a schedule. All instants are epoch milliseconds."""
+
+    name: str
+    specs: tuple[str, ...]
+    """Cron lines, aliases, `@every 30s`, `@after-end 30s`; it runs when any of them says so."""
+    target: str
+    payload: bytes = b"null"
+    raw: bool = False
+    """The payload is the caller's bytes; otherwise it is JSON."""
+    zone: str = "UTC"
+    exclude: tuple[str, ...] = ()
+    start_ms: int | None = None
+    end_ms: int | None = None
+    max_runs: int | None = None
+    gap: str = "shift"
+    dst_overlap: str = "first"
+    lane: str | None = None
+    retry: str | None = None
+    timeout_ms: int | None = None
+    misfire: str = "coalesce"
+    grace_ms: int = 60_000
+    overlap: str = "skip"
+    jitter_ms: int = 0
+    spread_ms: int = 0
+    anchor_ms: int | None = None
+    """What intervals count from, where there is no start: when the schedule was first added."""
+    paused: Pause | None = None
+    note: str = ""
+    source: str = ""
+    """Who looks after it: a file that is applied again and again may remove only what is its own."""
+    generation: int = 1
+    by: str = ""
+    at_ms: int = 0
+    """When this revision was written."""
+    tz_version: str = ""
+
+    @property
+    def overlap_rule(self) -> Rule:
+        return read_rule(self.overlap, "overlap", get_args(OverlapRule), "buffer_all")
+
+    @property
+    def misfire_rule(self) -> Rule:
+        return read_rule(self.misfire, "misfire", get_args(MisfireRule), "all")
+
+    @property
+    def slots(self) -> Slots:
+        return slots_of(self)
+
+    def paused_at(self, now_ms: int) -> bool:
+        pause = self.paused
+        return pause is not None and (pause.until_ms is None or now_ms < pause.until_ms)
+
+    def due_ms(self, planned_ms: int) -> int:
+        """When a planned run starts: at its time, or a little later where starts are spread."""
+        due_ms = planned_ms
+        if self.jitter_ms:
+            due_ms += jitter_ms(self.name, planned_ms, self.jitter_ms)
+        if self.spread_ms:
+            due_ms += spread_ms(self.name, self.spread_ms)
+        if self.paused is not None and self.paused.until_ms is not None:
+            return max(due_ms, self.paused.until_ms)
+        return due_ms
+
+    def next_runs(self, after_ms: int, count: int = 3, *, runs: int = 0) -> list[int]:
+        """The next planned times, as far as they are known."""
+        found: list[int] = []
+        at_ms: int | None = after_ms
+        while len(found) < count and (self.max_runs is None or runs + len(found) < self.max_runs):
+            at_ms = self.slots.after(at_ms) if at_ms is not None else None
+            if at_ms is None:
+                break
+            found.append(at_ms)
+        return found
+
+
+def check_definition(definition: Definition, now_ms: int) -> Definition:
+    """Refuse what could not work, with the reason."""
+    check_schedule_name(definition.name)
+    check_target(definition.target)
+    if definition.lane is not None:
+        check_name(definition.lane, "lane")
+    if not 1 <= len(definition.specs) <= MOST_SPECS:
+        raise InvalidInput(f"schedule {definition.name!r}: give 1 to {MOST_SPECS} specs, such as '0 9 * * MON-FRI'")
+    _ = definition.overlap_rule, definition.misfire_rule
+    for field in ("jitter_ms", "spread_ms", "grace_ms"):
+        value = getattr(definition, field)
+        if not 0 <= value <= HORIZON_MS:
+            raise InvalidInput(f"{field} is {value}; it must lie between 0 and ten years")
+    if definition.max_runs is not None and definition.max_runs < 1:
+        raise InvalidInput(f"max_runs is {definition.max_runs}; leave it out, or give at least 1")
+    if definition.timeout_ms is not None and definition.timeout_ms < 1:
+        raise InvalidInput(f"timeout is {definition.timeout_ms} ms; it must be at least 1")
+    first_ms = definition.slots.after(now_ms)
+    if first_ms is None:
+        raise InvalidInput(
+            f"schedule {definition.name!r} would never run from now on: its end has passed, or everything is excluded"
+        )
+    if first_ms > now_ms + HORIZON_MS:
+        raise InvalidInput(f"schedule {definition.name!r} would run only in more than ten years")
+    _check_worst_case(definition, now_ms)
+    return definition
+
+
+def _check_worst_case(definition: Definition, now_ms: int) -> None:
+    """A run with all its retries must be over when the next one is due; not asked of runs that may overlap or wait."""
+    if definition.retry is None or definition.overlap != "skip" or definition.slots.recurrence.waits_for_end:
+        return
+    interval_ms = shortest_interval_ms(definition, now_ms)
+    if interval_ms is not None:
+        check_against(RetryPolicy.parse(definition.retry), interval_ms, definition.timeout_ms or 0)
+
+
+def shortest_interval_ms(definition: Definition, now_ms: int) -> int | None:
+    """Between the next runs; None when there are less than two."""
+    runs = definition.next_runs(now_ms, _SAMPLE)
+    return min((later - earlier for earlier, later in zip(runs, runs[1:], strict=False)), default=None)
+
+
+BOOKKEEPING: Final = frozenset({"generation", "by", "at_ms", "tz_version", "note", "source", "anchor_ms"})
+"""What changes without the schedule being another one."""
+
+
+def same_schedule(one: Definition, other: Definition) -> bool:
+    """Whether two definitions run the same at the same times."""
+    return not changes(one, other)
+
+
+def changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
+    """What an edit changes: field -> (before, after)."""
+    return {
+        field: (getattr(old, field), getattr(new, field))
+        for field in Definition.__struct_fields__
+        if field not in BOOKKEEPING and getattr(old, field) != getattr(new, field)
+    }
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Definition).decode
+
+
+def pack_definition(definition: Definition) -> bytes:
+    """Four bytes of the generation, which scripts compare, and the definition."""
+    return definition.generation.to_bytes(4, "big") + _encode(definition)
+
+
+def unpack_definition(raw: bytes) -> Definition:
+    return _decode(raw[4:])

@@ -1,0 +1,114 @@
+"""The planned times of one schedule, one after the other, with short memory: many schedules ask the same question."""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from .cron_fields import is_spread
+from .interval import AfterEnd, Every
+from .recurrence import Recurrence, Spec, spec
+from .times import delay_ms
+
+if TYPE_CHECKING:
+    from .schedule import Definition
+
+AFTER_END: Final = "@after-end"
+COUNTED_AT_MOST: Final = 100_000
+_FIRST_STEP_MS: Final = 60_000
+_FURTHEST_MS: Final = 50 * 366 * 86_400_000
+
+
+def read_spec(text: str, name: str, anchor_ms: int | None) -> Spec:
+    """A cron line, an alias, `@every 30s` (counted from the anchor) or `@after-end 30s`."""
+    if text.strip()[: len(AFTER_END)].lower() == AFTER_END:
+        return AfterEnd(delay_ms(text.strip()[len(AFTER_END) :].strip(), field=AFTER_END))
+    read = spec(text, name)
+    return Every(read.interval_ms, anchor_ms) if isinstance(read, Every) else read
+
+
+class Slots:
+    """What a recurrence says, and its last answer."""
+
+    __slots__ = ("_after_ms", "_next_ms", "recurrence")
+
+    def __init__(self, recurrence: Recurrence) -> None:
+        self.recurrence = recurrence
+        self._after_ms = -1
+        self._next_ms: int | None = None
+
+    def after(self, after_ms: int) -> int | None:
+        """The first planned time strictly later."""
+        if after_ms != self._after_ms:
+            self._next_ms = self.recurrence.next_after(after_ms)
+            self._after_ms = after_ms
+        return self._next_ms
+
+    def newest(self, from_ms: int, until_ms: int) -> int | None:
+        """The last planned time in [from_ms, until_ms]; found from the end, for there may be a great many."""
+        step_ms = _FIRST_STEP_MS
+        while step_ms < _FURTHEST_MS:
+            start_ms = max(from_ms - 1, until_ms - step_ms)
+            found = self.recurrence.next_after(start_ms)
+            if found is not None and found <= until_ms:
+                while (later := self.recurrence.next_after(found)) is not None and later <= until_ms:
+                    found = later
+                return found
+            if start_ms < from_ms:
+                return None
+            step_ms *= 4
+        return None
+
+    def last(self, count: int, from_ms: int, until_ms: int) -> int | None:
+        """The first of the last `count` planned times in [from_ms, until_ms]."""
+        kept: list[int] = []
+        at_ms = self.recurrence.next_after(from_ms - 1)
+        while at_ms is not None and at_ms <= until_ms:
+            kept.append(at_ms)
+            if len(kept) > count:
+                del kept[0]
+            at_ms = self.recurrence.next_after(at_ms)
+        return kept[0] if kept else None
+
+    def count(self, from_ms: int, until_ms: int) -> int:
+        """How many planned times lie in [from_ms, until_ms]; no more than COUNTED_AT_MOST are counted."""
+        recurrence = self.recurrence
+        if len(recurrence.specs) == 1 and isinstance(recurrence.specs[0], Every) and not recurrence.exclude:
+            first = recurrence.next_after(from_ms - 1)
+            last_ms = until_ms if recurrence.end_ms is None else min(until_ms, recurrence.end_ms)
+            return 0 if first is None or first > last_ms else (last_ms - first) // recurrence.specs[0].interval_ms + 1
+        counted = 0
+        at_ms = recurrence.next_after(from_ms - 1)
+        while at_ms is not None and at_ms <= until_ms and counted < COUNTED_AT_MOST:
+            counted += 1
+            at_ms = recurrence.next_after(at_ms)
+        return counted
+
+
+def slots_of(definition: "Definition") -> Slots:
+    """Schedules that say the same share one: at midnight all of them ask for the same next day."""
+    lines = (*definition.specs, *definition.exclude)
+    anchored = any(text.lstrip()[:6].lower() == "@every" for text in definition.specs)
+    return _slots(
+        definition.name if any(map(is_spread, lines)) else "",
+        definition.specs,
+        definition.zone,
+        definition.gap,
+        definition.dst_overlap,
+        definition.exclude,
+        definition.start_ms,
+        definition.end_ms,
+        (definition.anchor_ms if definition.start_ms is None else definition.start_ms) if anchored else None,
+    )
+
+
+@lru_cache(maxsize=20_000)
+def _slots(
+    name: str, specs: tuple[str, ...], zone: str, gap: str, overlap: str, exclude: tuple[str, ...],
+    start_ms: int | None, end_ms: int | None, anchor_ms: int | None,
+) -> Slots:  # fmt: skip
+    return Slots(
+        Recurrence.parse(
+            [read_spec(text, name, anchor_ms) for text in specs],
+            name=name, zone=zone, gap=gap, overlap=overlap,  # type: ignore[arg-type]  # Recurrence checks both
+            exclude=exclude, start_ms=start_ms, end_ms=end_ms,
+        )  # fmt: skip
+    )

@@ -1,0 +1,94 @@
+"""Waiting for what a task came to."""
+
+import asyncio
+from abc import abstractmethod
+from typing import Any, Final
+
+from .model.dead import DeadLetter
+from .model.errors import InvalidInput, MainspringError, TaskFailed
+from .model.result import Result
+from .model.task import TaskInfo
+from .model.times import Delay, delay_ms
+from .store.find import Reference
+from .store.results import read_result
+from .store.store import Store
+
+FIRST_PAUSE_S: Final = 0.005
+LONGEST_PAUSE_S: Final = 0.25
+LOOK_EVERY: Final = 8
+"""After so many questions for the result, look whether there will ever be one."""
+
+_OVER: Final = frozenset({"done", "finished", "cancelled", "replaced", "dead", "unknown"})
+
+
+class Results:
+    """What Client can do with results."""
+
+    @property
+    @abstractmethod
+    def store(self) -> Store: ...
+
+    @abstractmethod
+    def _reference(self, id: str, lane: str | None) -> Reference: ...
+
+    @abstractmethod
+    async def get(self, id: str, *, lane: str | None = None) -> TaskInfo: ...
+
+    @abstractmethod
+    async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None: ...
+
+    async def result(self, id: str, *, lane: str | None = None, timeout: float | Delay | None = None) -> Any:
+        """What the handler returned, when it is done; waits for it, seconds as a number or a text such as "30s".
+
+        TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time.
+        """
+        result = await self.run_result(id, lane=lane, timeout=timeout)
+        if result.ending != "done":
+            raise TaskFailed(id, result)
+        if result.reason:
+            raise MainspringError(f"task {id!r} is done, but {result.reason}")
+        return result.output if result.output is not None else result.value
+
+    async def run_result(self, id: str, *, lane: str | None = None, timeout: float | Delay | None = None) -> Result:
+        """How the task ended: its value, log lines, a command's output. Waits like `result`, and raises for no ending."""
+        reference = self._reference(id, lane)
+        try:
+            async with asyncio.timeout(_seconds(timeout)):
+                return await self._wait(id, lane, reference)
+        except TimeoutError:
+            raise TimeoutError(f"task {id!r} is not over after {timeout}") from None
+
+    async def _wait(self, id: str, lane: str | None, reference: Reference) -> Result:
+        pause_s, asked = FIRST_PAUSE_S, 0
+        while (found := await read_result(self.store, reference)) is None:
+            asked += 1
+            if asked % LOOK_EVERY == 0 and (over := await self._over(id, lane, reference)) is not None:
+                return over
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+        return found
+
+    async def _over(self, id: str, lane: str | None, reference: Reference) -> Result | None:
+        """The end of a task that keeps no result; None while it is not over."""
+        info = await self.get(id, lane=lane)
+        if info.state not in _OVER:
+            return None
+        # Once more: it may have ended between the two questions.
+        if (found := await read_result(self.store, reference)) is not None:
+            return found
+        letter = await self.dead_get(id, lane=lane)
+        if letter is not None:
+            return Result("dead", reason=letter.reason, attempt=letter.attempts)
+        if info.state == "cancelled":
+            return Result("cancelled", reason="cancelled before it ran")
+        raise MainspringError(
+            f"task {id!r} is {info.state} and left no result: its handler keeps none (set result_ttl), or it is past"
+        )
+
+
+def _seconds(timeout: float | Delay | None) -> float | None:
+    if timeout is None or (isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout >= 0):
+        return timeout
+    if isinstance(timeout, (bool, int, float)):
+        raise InvalidInput(f"timeout is {timeout!r}; give seconds, a text such as '30s', or None to wait for ever")
+    return delay_ms(timeout, field="timeout") / 1000

@@ -1,0 +1,80 @@
+"""What a new owner learns of held work: lanes that wait for their head, and hold slices. See docs/lanes.md."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..model.errors import StoreError
+from ..model.hold import HoldRecord
+from .keys import HOLDS_FROM_S, Slice
+from .store import Group, Store
+
+
+class Head(NamedTuple):
+    """The failed task a lane waits for."""
+
+    idh: bytes
+    since_ms: int
+    """When it failed for the first time; 0 where nobody wrote it down."""
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Head":
+        return cls(raw[:16], int.from_bytes(raw[16:24], "big"))
+
+    def pack(self) -> bytes:
+        return self.idh + self.since_ms.to_bytes(8, "big")
+
+
+class Inherited(NamedTuple):
+    heads: dict[str, Head]
+    slices: dict[Slice, HoldRecord | None]
+    """Hold slices with tasks in them; None where the record is lost."""
+    ended: dict[str, int]
+    """Names of hold slices that are gone, and since when."""
+
+
+async def inherit(store: Store, partition: int) -> Inherited:
+    """All of it, in one round trip."""
+    keys = store.keys.partitions[partition]
+    held, records, names = await store.run_one(
+        keys.slot,
+        [
+            ("HGETALL", keys.held),
+            ("HGETALL", keys.holds),
+            ("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE"),
+        ],
+    )
+    heads = {held[i].decode(): Head.unpack(held[i + 1]) for i in range(0, len(held), 2)}
+    known = {records[i].decode(): HoldRecord.decode(records[i + 1]) for i in range(0, len(records), 2)}
+    slices = {place: known.pop(place.name, None) for place in map(Slice.parse, names)}
+    return Inherited(heads, slices, {name: record.ended_ms if record else 0 for name, record in known.items()})
+
+
+async def scores(store: Store, wanted: Mapping[int, Sequence[Slice]]) -> dict[int, list[float | None] | StoreError]:
+    """The incarnations of hold slices, by partition; None for one that does not exist (any more)."""
+    groups: list[Group] = []
+    for p, places in wanted.items():
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("ZMSCORE", keys.slices, *(place.name for place in places))]))
+    return {
+        p: result if isinstance(result, StoreError) else [None if one is None else float(one) for one in result[0]]
+        for p, result in zip(wanted, await store.run(groups), strict=True)
+    }
+
+
+async def gone_heads(store: Store, wanted: Mapping[int, Sequence[bytes]]) -> dict[int, list[bytes] | StoreError]:
+    """Which of these failed heads have no place any more: every retry registers its place, and a cancel removes it."""
+    groups: list[Group] = []
+    for p, idhs in wanted.items():
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("HMGET", keys.ids, *idhs)]))
+    return {
+        p: result
+        if isinstance(result, StoreError)
+        else [idh for idh, raw in zip(idhs, result[0], strict=True) if raw is None]
+        for (p, idhs), result in zip(wanted.items(), await store.run(groups), strict=True)
+    }
+
+
+async def forget_records(store: Store, partition: int, names: Sequence[str]) -> None:
+    keys = store.keys.partitions[partition]
+    await store.run_one(keys.slot, [("HDEL", keys.holds, *names)])

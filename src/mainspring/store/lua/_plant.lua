@@ -1,0 +1,70 @@
+-- Occurrences of schedules begin, or are skipped: move their chains on and put the following occurrences.
+--
+-- KEYS from `key` on: next, ids, n, slices, s of each place, x of each slice with a skipped one
+-- ARGV from `arg` on: places, slices with skipped ones; per place: name, score, address prefix; then per plant:
+--   schedule, the 12 bytes its next value must still begin with, the new value, place (0 = none), idh, entry,
+--   x (0 = it runs, else which of the keys), index
+-- A chain that does not begin with these bytes was edited, or has moved on before: it is left alone.
+-- Rows go in together, slice by slice: one call for each of a hundred thousand would take seconds.
+local PLANT_ARGS, AT_ONCE = 8, 1000
+
+local function in_parts(list, each)
+  for first = 1, #list, AT_ONCE do each(first, math.min(first + AT_ONCE - 1, #list)) end
+end
+
+local function plant(count, key, arg)
+  local next_key, ids, n, slices = KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4]
+  local places = tonumber(ARGV[arg + 1])
+  local first, names, claims, skipped = arg + 2 + places * 3, {}, {}, 0
+  for i = 1, count do names[i] = ARGV[first + (i - 1) * PLANT_ARGS + 1] end
+  in_parts(names, function(low, high)
+    local values = redis.call('HMGET', next_key, unpack(names, low, high))
+    for i = low, high do claims[i] = string.sub(values[i - low + 1] or '', 1, 12) end
+  end)
+  local moved, rows, idhs, all = {}, {}, {}, {}
+  for place = 1, places do rows[place], idhs[place] = {}, {} end
+  for i = 1, count do
+    local at = first + (i - 1) * PLANT_ARGS
+    if claims[i] == ARGV[at + 2] then
+      moved[#moved + 1], moved[#moved + 2] = names[i], ARGV[at + 3]
+      local place = tonumber(ARGV[at + 4])
+      if place > 0 then all[#all + 1] = {place, ARGV[at + 5], ARGV[at + 6]} end
+    end
+    local x = tonumber(ARGV[at + 7])
+    if x > 0 then
+      skipped = skipped + 1 - redis.call('SETBIT', KEYS[key + 4 + places + x], ARGV[at + 8], 1)
+    end
+  end
+  -- An id that is in use ran already, or waits: it is not put a second time.
+  in_parts(all, function(low, high)
+    local wanted = {}
+    for i = low, high do wanted[#wanted + 1] = all[i][2] end
+    local known = redis.call('HMGET', ids, unpack(wanted))
+    for i = low, high do
+      local place = all[i][1]
+      if not known[i - low + 1] then
+        rows[place][#rows[place] + 1], idhs[place][#idhs[place] + 1] = all[i][3], all[i][2]
+      end
+    end
+  end)
+  local accepted = 0
+  for place = 1, places do
+    if #rows[place] > 0 then
+      local at = arg + 2 + (place - 1) * 3
+      local head = ARGV[at + 3] .. struct.pack('>I3', open_slice(slices, ARGV[at + 1], ARGV[at + 2]))
+      local s = KEYS[key + 4 + place]
+      in_parts(rows[place], function(low, high)
+        local index = redis.call('RPUSH', s, unpack(rows[place], low, high)) - (high - low + 1)
+        local pairs_ = {}
+        for i = low, high do
+          pairs_[#pairs_ + 1], pairs_[#pairs_ + 2] = idhs[place][i], struct.pack('>c10I4', head, index + i - low)
+        end
+        redis.call('HSET', ids, unpack(pairs_))
+      end)
+      accepted = accepted + #rows[place]
+    end
+  end
+  in_parts(moved, function(low, high) redis.call('HSET', next_key, unpack(moved, low, high)) end)
+  if accepted > 0 then redis.call('HINCRBY', n, 'accepted', accepted) end
+  if skipped > 0 then redis.call('HINCRBY', n, 'cancelled', skipped) end
+end

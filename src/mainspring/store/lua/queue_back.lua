@@ -1,0 +1,32 @@
+-- Put work back that a worker has taken and not begun: it is there for others at once.
+--
+-- KEYS  queued; the stream of each queue
+-- ARGV  how many of each queue, then per task, queue by queue: idh, stream id, its place in `queued` with the claim,
+--         queue
+-- returns {position, 'lost' | 'cancel' ...}: what is another's by now, and what is to be cancelled; both stay as they are
+-- keeps: it is in the stream once, under a new number: this was no delivery.
+local out, i = {}, 0
+local first = #KEYS - 1
+for q = 1, #KEYS - 1 do
+  local stream, places, gone = KEYS[q + 1], {}, {}
+  for _ = 1, tonumber(ARGV[q]) do
+    i = i + 1
+    local at = first + (i - 1) * 4
+    local idh, id, claim = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+    local known = redis.call('HGET', KEYS[1], idh)
+    local found = known == claim and redis.call('XRANGE', stream, id, id)
+    if found and found[1] then
+      local record = found[1][2][2]
+      local new = redis.call('XADD', stream, '*', 'e', record)
+      places[#places + 1] = idh
+      places[#places + 1] = address_of(record) .. new .. ' ' .. ARGV[at + 4]
+      gone[#gone + 1] = id
+    else
+      out[#out + 1], out[#out + 2] = i, known == claim .. '!' and 'cancel' or 'lost'
+    end
+  end
+  spread(places, 'HSET', KEYS[1])
+  spread(gone, 'XACK', stream, 'w')
+  spread(gone, 'XDEL', stream)
+end
+return out

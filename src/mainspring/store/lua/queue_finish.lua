@@ -1,0 +1,128 @@
+-- End runs of one partition: each leaves its stream together with its result, its retry, its dead letter or its ack.
+--
+-- KEYS  n, slices, ids, queued, acks, dead, dead:t; the stream of each queue; s of each place for retries; x of the slice
+--       of each retry, each task of a lane and each that was cancelled; a key for each result
+-- ARGV  queues, places, ends, retries, deaths, of lanes, cancelled, results, then
+--         per queue: how many of the ends
+--         of all ends, queue by queue: idhs; then their places in `queued` with the claims; then their stream ids
+--         per place: name, score
+--         per retry: end, place, address prefix, entry      (ends and places counted from 1)
+--         per death: end, record, time in ms
+--         per task of a lane: end, outcome (see below)
+--         per cancelled one: end
+--         per result: end, time to live in ms, bytes
+-- returns the ends whose claim is not valid any more: of these nothing was written
+-- keeps: only the claim ends a run, and once. A task of a lane is settled by the owner of its partition, who finds the
+--   outcome in `acks` under its address: idh, then 'd' done, 'r' retry, 'x' dead or 'c' cancelled and what belongs to it.
+local n, slices, ids, queued, acks, dead, dead_times = unpack(KEYS, 1, 7)
+local streams, places, ends = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local retries, deaths, lanes = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local cancels, results = tonumber(ARGV[7]), tonumber(ARGV[8])
+local idh_at = 8 + streams
+local claim_at, id_at = idh_at + ends, idh_at + ends * 2
+local known = redis.call('HMGET', queued, unpack(ARGV, idh_at + 1, idh_at + ends))
+local lost, marked, out = {}, {}, {}
+for i = 1, ends do
+  local claim = ARGV[claim_at + i]
+  if known[i] ~= claim then
+    if known[i] == claim .. '!' then marked[i] = true
+    else lost[i], out[#out + 1] = true, i end
+  end
+end
+local done, retried, replaced, died, cancelled = ends - #out, 0, 0, 0, 0
+local called_off, acked = {}, 0
+local a, place_key, x_key = id_at + ends, 7 + streams, 7 + streams + places
+local first_place, incarnation = a, {}
+a = a + places * 2
+for _ = 1, retries do
+  local i, place = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
+  x_key = x_key + 1
+  if not lost[i] then
+    local idh, from = ARGV[idh_at + i], string.sub(ARGV[claim_at + i], 1, 14)
+    done = done - 1
+    if marked[i] then
+      called_off[#called_off + 1] = {i, x_key}
+    else
+      local index = redis.call('HGET', ids, idh)
+      if index and index ~= from then
+        -- Its id was given to another task while it was under way: that one stands for both.
+        replaced = replaced + 1
+      else
+        local at = first_place + place * 2
+        incarnation[place] = incarnation[place] or open_slice(slices, ARGV[at - 1], ARGV[at])
+        local length = redis.call('RPUSH', KEYS[place_key + place], ARGV[a + 4])
+        redis.call('HSET', ids, idh, ARGV[a + 3] .. struct.pack('>I3I4', incarnation[place], length - 1))
+        retried = retried + 1
+      end
+    end
+  end
+  a = a + 4
+end
+for _ = 1, deaths do
+  local i = tonumber(ARGV[a + 1])
+  if not lost[i] then
+    redis.call('HSET', dead, ARGV[idh_at + i], ARGV[a + 2])
+    redis.call('ZADD', dead_times, ARGV[a + 3], ARGV[idh_at + i])
+    done, died = done - 1, died + 1
+  end
+  a = a + 3
+end
+for _ = 1, lanes do
+  local i, outcome = tonumber(ARGV[a + 1]), ARGV[a + 2]
+  x_key = x_key + 1
+  if not lost[i] then
+    local kind = string.sub(outcome, 1, 1)
+    if kind == 'c' or (kind == 'r' and marked[i]) then
+      outcome = 'c'
+      called_off[#called_off + 1] = {i, x_key}
+    end
+    redis.call('HSET', acks, string.sub(ARGV[claim_at + i], 1, 14), ARGV[idh_at + i] .. outcome)
+    done, acked = done - 1, acked + 1
+  end
+  a = a + 2
+end
+for _ = 1, cancels do
+  local i = tonumber(ARGV[a + 1])
+  x_key = x_key + 1
+  if not lost[i] then
+    called_off[#called_off + 1] = {i, x_key}
+    done = done - 1
+  end
+  a = a + 1
+end
+for r = 1, results do
+  if not lost[tonumber(ARGV[a + 1])] then redis.call('SET', KEYS[x_key + r], ARGV[a + 3], 'PX', ARGV[a + 2]) end
+  a = a + 3
+end
+for _, one in ipairs(called_off) do
+  call_off(slices, ids, KEYS[one[2]], ARGV[idh_at + one[1]], string.sub(ARGV[claim_at + one[1]], 1, 14))
+  cancelled = cancelled + 1
+end
+local left = ends - #out - acked
+if left > 0 then redis.call('HINCRBY', n, 'queued', -left) end
+for name, count in pairs({done = done, retried = retried, replaced = replaced, dead = died, cancelled = cancelled}) do
+  if count > 0 then redis.call('HINCRBY', n, name, count) end
+end
+local i = 0
+if #out == 0 then
+  for q = 1, streams do
+    local count = tonumber(ARGV[8 + q])
+    redis.call('XACK', KEYS[7 + q], 'w', unpack(ARGV, id_at + i + 1, id_at + i + count))
+    redis.call('XDEL', KEYS[7 + q], unpack(ARGV, id_at + i + 1, id_at + i + count))
+    i = i + count
+  end
+  redis.call('HDEL', queued, unpack(ARGV, idh_at + 1, idh_at + ends))
+else
+  local gone = {}
+  for q = 1, streams do
+    local entries = {}
+    for _ = 1, tonumber(ARGV[8 + q]) do
+      i = i + 1
+      if not lost[i] then entries[#entries + 1], gone[#gone + 1] = ARGV[id_at + i], ARGV[idh_at + i] end
+    end
+    spread(entries, 'XACK', KEYS[7 + q], 'w')
+    spread(entries, 'XDEL', KEYS[7 + q])
+  end
+  spread(gone, 'HDEL', queued)
+end
+return out

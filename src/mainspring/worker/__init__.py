@@ -1,0 +1,1 @@
+"""Runs Python handlers and commands from queues."""

@@ -1,0 +1,116 @@
+"""Runs coroutine handlers: a few asyncio tasks, each one job after the other.
+
+A task for every job would cost more than a short handler does. So a member of the crew goes on with the next job as
+soon as one is done, and only where a handler really waits does the next member take over the rest.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any, Final
+
+from .context import CURRENT
+from .run import Run
+
+SPELL: Final = 256
+"""Jobs in a row before the loop gets its turn."""
+
+
+class Crew:
+    """At most so many members; hired when needed."""
+
+    def __init__(self, most: int, now_ms: Callable[[], int], ended: Callable[[Run], None]) -> None:
+        self._most = most
+        self._now_ms = now_ms
+        self._ended = ended
+        self._waiting: deque[Run] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._members: set[asyncio.Task[None]] = set()
+        self._called = False
+
+    def add(self, run: Run) -> None:
+        self._waiting.append(run)
+        self._call()
+
+    def take_back(self) -> list[Run]:
+        """What nobody has begun."""
+        left = list(self._waiting)
+        self._waiting.clear()
+        return left
+
+    async def stop(self) -> None:
+        members = set(self._members)
+        for member in members:
+            member.cancel()
+        if members:
+            await asyncio.wait(members)
+
+    def _call(self) -> None:
+        if not self._called:
+            self._called = True
+            asyncio.get_running_loop().call_soon(self._rouse)
+
+    def _rouse(self) -> None:
+        """Wake one member, and look again when it has had its turn: if it waits, the next one takes the rest."""
+        self._called = False
+        if not self._waiting:
+            return
+        if self._idle:
+            self._idle.pop().set_result(None)
+        elif len(self._members) < self._most:
+            member = asyncio.create_task(self._serve(), name="mainspring-handlers")
+            self._members.add(member)
+            member.add_done_callback(self._left)
+        else:
+            return  # whoever is free first goes on
+        self._call()
+
+    def _left(self, member: "asyncio.Task[None]") -> None:
+        self._members.discard(member)
+        if not member.cancelled() and (error := member.exception()) is not None:
+            raise error
+        self._call()
+
+    async def _serve(self) -> None:
+        me: asyncio.Task[None] | None = asyncio.current_task()
+        assert me is not None
+        clean = copy_context()
+        while True:
+            for _ in range(SPELL):
+                if not self._waiting:
+                    break
+                await self._do(me, self._waiting.popleft())
+                if copy_context() != clean:
+                    return  # a handler left something in its context: the next job must not find it
+            if self._waiting:
+                await asyncio.sleep(0)
+                continue
+            idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(idle)
+            try:
+                await idle
+            except asyncio.CancelledError:
+                if idle in self._idle:
+                    self._idle.remove(idle)
+                raise
+
+    async def _do(self, me: "asyncio.Task[None]", run: Run) -> None:
+        if run.over:
+            return  # it was stopped before its turn came
+        run.task = me
+        token = CURRENT.set(run.context)
+        try:
+            arguments: dict[str, Any] = run.start(self._now_ms())
+            run.answered(await run.work.function(**arguments))
+        except asyncio.CancelledError as error:
+            if run.stopped is None:
+                raise
+            me.uncancel()
+            run.failed(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a handler raises is how its task ended
+            run.failed(error)
+        finally:
+            run.task = None
+            CURRENT.reset(token)
+        self._ended(run)

@@ -1,0 +1,126 @@
+"""What ended, on its way to the server: in batches, and again until the server has it."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ..model.errors import StoreError
+from ..model.job import Cancelled, End, Job
+from ..model.outcome import DONE, Dead, Done, Outcome, Retry
+from ..model.policies import Policies
+from ..model.result import Ending, Result
+from ..model.retry import GiveUp, Wait, decide
+from ..store import queue
+from ..store.store import Store
+from .run import Run
+
+log = logging.getLogger("mainspring.worker")
+
+IDLE_S: Final = 60.0
+UNTRIED_WAIT_MS: Final = 1_000
+
+
+class Ends:
+    """Turns runs into ends, by the retry policy; `step` writes them."""
+
+    def __init__(self, store: Store, worker: str, policies: Policies, wake: Callable[[], None]) -> None:
+        self._store = store
+        self._worker = worker
+        self._policies = policies
+        self._wake = wake
+        self.unsent: list[End] = []
+        self.given_back: list[Job] = []
+
+    def add(self, run: Run) -> None:
+        """A run is over. One that is another worker's by now leaves no trace."""
+        if run.stopped == "lost":
+            return
+        if run.stopped == "stopping" and run.outcome is not DONE:
+            self.given_back.append(run.job)
+        elif run.stopped == "cancelled":
+            self._put(self._end(run, Cancelled()))
+        elif run.outcome is DONE and not run.work.result_ttl_ms:
+            self._put(End(run.job, DONE))
+        else:
+            self._put(self._end(run, self._decided(run.job, run.outcome, run)))
+
+    def refuse(self, job: Job, outcome: Outcome) -> None:
+        """A job that was not begun at all."""
+        self._put(End(job, self._decided(job, outcome, None)))
+
+    def _put(self, end: End) -> None:
+        if not self.unsent:
+            self._wake()
+        self.unsent.append(end)
+
+    def _decided(self, job: Job, outcome: Outcome, run: Run | None) -> Outcome:
+        """A failure, as the policy sees it: another attempt at a set time, or none."""
+        if isinstance(outcome, Done):
+            return DONE
+        if isinstance(outcome, Retry) and outcome.untried:
+            return Retry(outcome.reason, outcome.after_ms or UNTRIED_WAIT_MS, untried=True)
+        policy = self._policies.of(job.body, run.work.retry if run is not None else None)
+        now_ms = self._store.clock.now_ms()
+        match decide(policy, job.body.attempt, outcome, job.original_due_ms, now_ms):
+            case Wait(ms):
+                log.info("%s: attempt %d of %s failed: %s", job.id, job.body.attempt, job.body.target, outcome.reason)
+                return Retry(outcome.reason, ms)
+            case GiveUp(reason):
+                log.warning("%s: %s is given up: %s", job.id, job.body.target, reason)
+                return Dead(reason)
+
+    def _end(self, run: Run, outcome: Outcome | Cancelled) -> End:
+        ttl_ms = run.work.result_ttl_ms
+        if not ttl_ms or isinstance(outcome, Retry):
+            return End(run.job, outcome)
+        ending: Ending = "done"
+        reason = ""
+        if isinstance(outcome, Dead):
+            ending, reason = "dead", outcome.reason
+        elif isinstance(outcome, Cancelled):
+            ending, reason = "cancelled", "cancelled while it ran"
+        ended_ms = self._store.clock.now_ms()
+        result = Result(
+            ending,
+            run.value if ending == "done" else None,
+            reason,
+            attempt=run.job.body.attempt,
+            worker=self._worker,
+            started_ms=ended_ms - (round((time.monotonic() - run.started) * 1000) if run.started else 0),
+            ended_ms=ended_ms,
+            log=run.context.lines,
+            output=run.output,
+        )
+        return End(run.job, outcome, result.encode(), ttl_ms)
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    async def step(self) -> float:
+        """Write what has ended. What could not be written is kept for the next step."""
+        if not self.unsent:
+            return IDLE_S
+        ends, self.unsent = self.unsent, []
+        try:
+            answers = await queue.finish(self._store, self._worker, ends)
+        except BaseException:
+            self.unsent = ends + self.unsent
+            raise
+        failure: StoreError | None = None
+        left: list[End] = []
+        for end, answer in zip(ends, answers, strict=True):
+            if isinstance(answer, StoreError):
+                failure = answer
+                left.append(end)
+            elif answer == "lost":
+                log.info("%s: its end does not count, another worker has it (or its reply was lost)", end.job.id)
+        self.unsent = left + self.unsent
+        if failure is not None:
+            raise failure
+        return 0.0 if self.unsent else IDLE_S
+
+    async def give_back(self) -> None:
+        """Hand over what was not done, so that others can have it at once."""
+        jobs, self.given_back = self.given_back, []
+        if jobs:
+            await queue.give_back(self._store, self._worker, jobs)

@@ -1,0 +1,136 @@
+"""The jobs this worker has in hand: starts them, watches their time, stops them."""
+
+import time
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Final
+
+from ..model.clock import Clock
+from ..model.job import Job
+from ..model.outcome import Dead, Outcome, Retry
+from .crew import Crew
+from .registry import Registry
+from .run import Run, Stop
+from .threads import Threads
+
+WATCH_S: Final = 0.05
+"""How exactly timeouts are kept: one look at all runs, and nothing to set up for each."""
+
+AHEAD_S: Final = 0.1
+"""Jobs are taken so long before a place for them is free, by the rate at which they end."""
+
+MOST_AHEAD: Final = 2_000
+MOST_DELIVERIES: Final = 5
+"""A job that was taken more often has ended every worker that touched it."""
+
+
+class Hands:
+    """Coroutines go to the crew, everything else to threads; both share one bound."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        namespace: str,
+        clock: Clock,
+        *,
+        concurrency: int,
+        ended: Callable[[Run], None],
+        refused: Callable[[Job, Outcome], None],
+    ) -> None:
+        self._registry = registry
+        self._namespace = namespace
+        self._clock = clock
+        self.concurrency = concurrency
+        self._ended = ended
+        self._refused = refused
+        self._crew = Crew(concurrency, clock.now_ms, self._over)
+        self._threads = Threads(concurrency, clock.now_ms, self._over)
+        self.runs: set[Run] = set()
+        self._stuck: set[Run] = set()
+        """Their time is over, and their threads are not free: nothing can end a thread."""
+        self.ended = 0
+        self._counted = (0, time.monotonic())
+        self.rate = 0.0
+        """Jobs that end in a second."""
+
+    @property
+    def room(self) -> int:
+        """Jobs that may be taken now."""
+        ahead = min(MOST_AHEAD, int(self.rate * AHEAD_S))
+        return self.concurrency + ahead - len(self.runs) - len(self._stuck)
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        now = time.monotonic()
+        for job in jobs:
+            work = self._registry.find(job.body.target)
+            if job.deliveries > MOST_DELIVERIES:
+                self._refused(job, Dead(f"the workers that ran it died, {job.deliveries - 1} times in a row"))
+            elif work is None:
+                self._refused(job, Retry(f"this worker does not know {job.body.target}"))
+            else:
+                run = Run(job, work, self._namespace, now)
+                self.runs.add(run)
+                (self._crew if work.is_async else self._threads).add(run)
+
+    # -- ending ------------------------------------------------------------------------------------------
+
+    def _over(self, run: Run) -> None:
+        """The function has returned."""
+        self._stuck.discard(run)
+        if not run.over:
+            self._conclude(run)
+
+    def _conclude(self, run: Run) -> None:
+        run.over = True
+        self.runs.discard(run)
+        self.ended += 1
+        self._ended(run)
+
+    def stop_run(self, run: Run, why: Stop) -> None:
+        """Tell a run to end. What cannot be stopped is left alone, and its answer will not count."""
+        if run.over or run.stopped is not None:
+            return
+        run.stopped = why
+        run.context.cancelled = True
+        if run.task is not None:
+            run.task.cancel()
+        elif not run.started or not run.work.obeys:
+            if run.started:
+                self._stuck.add(run)
+            run.outcome = run.late() if why in ("timeout", "expired") else Retry(why)
+            self._conclude(run)
+
+    # -- time --------------------------------------------------------------------------------------------
+
+    async def watch(self) -> float:
+        """One look at the clock for all runs; a role of its own loop."""
+        now = time.monotonic()
+        for run in [run for run in self.runs if run.deadline <= now]:
+            expires_ms = run.job.body.expires_ms
+            past = expires_ms is not None and self._clock.now_ms() >= expires_ms
+            self.stop_run(run, "expired" if past else "timeout")
+        ended, since = self._counted
+        self.rate += ((self.ended - ended) / max(now - since, 1e-3) - self.rate) / 2
+        self._counted = (self.ended, now)
+        return WATCH_S
+
+    def taken_before(self, then: float) -> list[Run]:
+        return [run for run in self.runs if run.taken < then]
+
+    # -- stopping ----------------------------------------------------------------------------------------
+
+    def take_back(self) -> list[Run]:
+        """What was not begun: others may have it."""
+        left = [run for run in (*self._crew.take_back(), *self._threads.take_back()) if not run.over]
+        for run in left:
+            run.over = True
+            self.runs.discard(run)
+        return left
+
+    async def close(self) -> None:
+        """Let go of everything; of what still runs, coroutines are cancelled."""
+        for run in list(self.runs):
+            run.deadline = inf
+            self.stop_run(run, "stopping")
+        await self._crew.stop()
+        self._threads.stop()

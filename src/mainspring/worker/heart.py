@@ -1,0 +1,62 @@
+"""Says that this worker lives, for every job it has; and takes over the jobs of those who do not say it."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from ..store import queue
+from ..store.store import Store
+from .hands import Hands
+
+log = logging.getLogger("mainspring.worker")
+
+
+class Heart:
+    """Two roles: `beat` keeps what is ours, `reclaim` gets what has nobody any more."""
+
+    def __init__(
+        self, store: Store, worker: str, hands: Hands, queues: Sequence[str], lease_s: float, room: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._hands = hands
+        self._queues = tuple(queues)
+        self._lease_s = lease_s
+        self._room = room
+        self._next = 0
+
+    async def beat(self) -> float:
+        # At a third of the lease: one lost beat must not cost a job.
+        every_s = self._lease_s / 3
+        runs = {run.job.claim: run for run in self._hands.taken_before(time.monotonic() - every_s / 2)}
+        if runs:
+            lost, cancelled = await queue.beat(self._store, [run.job for run in runs.values()])
+            for job in lost:
+                log.warning("%s: another worker has it by now; this run does not count", job.id)
+                self._hands.stop_run(runs[job.claim], "lost")
+            for job in cancelled:
+                self._hands.stop_run(runs[job.claim], "cancelled")
+        return every_s
+
+    async def reclaim(self) -> float:
+        """Jobs whose worker has fallen silent for a lease."""
+        every_s = self._lease_s / 2
+        room = self._room()
+        if room < 1:
+            return every_s
+        asks = self._asks(room)
+        jobs = await queue.reclaim(self._store, self._worker, asks, lease_ms=int(self._lease_s * 1000))
+        for job in jobs:
+            log.warning("%s: its worker has fallen silent; it runs here now", job.id)
+        self._hands.add(jobs)
+        return 0.0 if jobs else every_s * len(asks) / len(self._store.keys)
+
+    def _asks(self, room: int) -> dict[int, dict[str, int]]:
+        """All partitions where there is room for it, else as many as fit, in turn."""
+        partitions = len(self._store.keys)
+        count = max(1, min(partitions, room // len(self._queues)))
+        each = max(1, room // (count * len(self._queues)))
+        turn = [(self._next + i) % partitions for i in range(count)]
+        self._next = (self._next + count) % partitions
+        queues = self._queues if room >= len(self._queues) else self._queues[:room]
+        return {partition: dict.fromkeys(queues, each) for partition in turn}

@@ -1,0 +1,89 @@
+"""One job in the hands of this worker, from taken to ended."""
+
+import asyncio
+import time
+from math import inf
+from typing import Any, Final, Literal
+
+from ..model.job import Job
+from ..model.outcome import DONE, Dead, Done, Outcome, Retry
+from ..model.result import Output
+from .arguments import WrongArguments
+from .context import Context
+from .work import Outputs, Work
+
+Stop = Literal["timeout", "expired", "cancelled", "lost", "stopping"]
+"""Why a run is told to end before it is done."""
+
+_REASONS: Final = {"timeout": "timed out after {:g} s", "expired": "its expiry passed while it ran"}
+
+
+class Run:
+    """Started once, over once. What a handler does after that is nobody's business."""
+
+    __slots__ = (
+        "context",
+        "deadline",
+        "job",
+        "outcome",
+        "output",
+        "over",
+        "started",
+        "stopped",
+        "taken",
+        "task",
+        "value",
+        "work",
+    )
+
+    def __init__(self, job: Job, work: Work, namespace: str, taken: float) -> None:
+        self.job = job
+        self.taken = taken
+        self.work = work
+        self.context = Context(namespace, job)
+        self.started = 0.0
+        self.deadline = inf
+        self.stopped: Stop | None = None
+        self.task: asyncio.Task[None] | None = None
+        """Where a coroutine runs now."""
+        self.over = False
+        self.outcome: Outcome = DONE
+        self.value: Any = None
+        self.output: Output | None = None
+
+    def start(self, now_ms: int) -> dict[str, Any]:
+        """Arguments for the function; from here on its time counts."""
+        self.started = started = time.monotonic()
+        if self.work.timeout_s is not None:
+            self.deadline = started + self.work.timeout_s
+        if self.job.body.expires_ms is not None:
+            self.deadline = min(self.deadline, started + (self.job.body.expires_ms - now_ms) / 1000)
+        return self.work.read(self.context)
+
+    def answered(self, value: Any) -> None:
+        """The function returned."""
+        if isinstance(value, (Done, Retry, Dead)):
+            self.outcome = value
+        elif isinstance(value, Output):
+            self.output = value
+        else:
+            self.value = value
+
+    def failed(self, error: BaseException) -> None:
+        """The function raised; of one that was told to stop, only that counts."""
+        if isinstance(error, Outputs):
+            self.output = error.output
+        if self.stopped in _REASONS:
+            self.outcome = self.late()
+        elif isinstance(error, (Retry, Dead)):
+            self.outcome = error
+        elif isinstance(error, WrongArguments):
+            self.outcome = Dead(str(error))
+        else:
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            self.outcome = Retry(reason, error=error)
+
+    def late(self) -> Retry | Dead:
+        """The outcome of a run that took too long."""
+        reason = _REASONS[self.stopped or "timeout"].format(self.work.timeout_s or 0)
+        return Dead(reason) if self.stopped == "expired" else Retry(reason)

@@ -1,0 +1,64 @@
+"""Gets work: as much as there is room for, from the queues in their shares, where there is some."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ..store import queue
+from ..store.store import Store
+from .calls import Calls
+from .hands import Hands
+from .shares import Shares
+
+POLL_S: Final = 1.0
+"""How often all partitions are asked, called or not: a call may be lost."""
+
+FULL_S: Final = 0.25
+"""How long to wait for room; usually one is woken before."""
+
+BUSY: Final = 2_000.0
+"""From this many jobs a second on, several are taken together or none."""
+
+
+class Taker:
+    """One round after the other while there is work and room."""
+
+    def __init__(self, store: Store, worker: str, shares: Shares, hands: Hands, unsent: Callable[[], int]) -> None:
+        self._store = store
+        self._worker = worker
+        self._shares = shares
+        self._hands = hands
+        self._unsent = unsent
+        self.calls = Calls(shares.queues, len(store.keys))
+        self._polled_at = 0.0
+
+    @property
+    def room(self) -> int:
+        # What the server has not heard of yet counts: while it is away nothing piles up here.
+        return self._hands.room - self._unsent()
+
+    @property
+    def worthwhile(self) -> bool:
+        """Enough room for a round. The busier, the more: each round then has more to carry."""
+        room = self.room
+        return room >= 1 and (self._hands.rate < BUSY or room >= self._hands.concurrency // 2)
+
+    async def step(self) -> float:
+        if not self.worthwhile:
+            return FULL_S
+        now = time.monotonic()
+        if now >= self._polled_at + POLL_S:
+            self.calls.call_all()
+            self._polled_at = now
+        shares = self._shares.split(self.room, self.calls.having())
+        asks = self.calls.asks(shares)
+        if not asks:
+            return max(0.0, self._polled_at + POLL_S - now)
+        jobs = await queue.take(self._store, self._worker, asks)
+        self._hands.add(jobs)
+        self.calls.came(asks, ((job.partition, job.queue) for job in jobs))
+        got = dict.fromkeys(shares, 0)
+        for job in jobs:
+            got[job.queue] += 1
+        self._shares.came(shares, got)
+        return 0.0

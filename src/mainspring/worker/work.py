@@ -1,0 +1,58 @@
+"""What a worker can run: handlers and commands look alike to it."""
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from ..model.errors import InvalidInput
+from ..model.result import Output
+from ..model.retry import RetryPolicy
+from .context import Context
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class Work:
+    """One kind of task: the function, where its tasks come from, and the rules for its runs."""
+
+    is_async = False
+    obeys = False
+    """It ends by itself soon after its context says `cancelled`, so its end is waited for."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str,
+        queue: str,
+        target: str,
+        retry: RetryPolicy | None,
+        timeout_ms: int | None,
+        result_ttl_ms: int,
+    ) -> None:
+        self.function = function
+        self.name = check_work_name(name, "the name of a handler")
+        self.queue = check_work_name(queue, "the name of a queue")
+        self.target = target
+        self.retry = retry
+        """None: the worker's own policy."""
+        self.timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        self.result_ttl_ms = result_ttl_ms
+
+    def read(self, context: Context) -> dict[str, Any]:
+        """The arguments of a call; WrongArguments where the payload does not fit."""
+        raise NotImplementedError
+
+
+class Outputs(Exception):
+    """Carries what a failed command wrote beside why it failed."""
+
+    def __init__(self, reason: str, output: Output) -> None:
+        super().__init__(reason)
+        self.output = output
+
+
+def check_work_name(name: object, what: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidInput(f"{what} is {name!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
+    return name

@@ -1,0 +1,170 @@
+"""A worker: takes jobs from queues, runs them, tells the server how they ended."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..engine.loop import Loop
+from ..model.errors import InvalidInput, StoreError
+from ..model.policies import Policies
+from ..model.retry import RetryPolicy
+from ..store.links import Subscription
+from ..store.store import Store
+from .ends import Ends
+from .hands import Hands
+from .heart import Heart
+from .registry import Registry
+from .run import Run
+from .shares import Shares
+from .taker import Taker
+
+log = logging.getLogger("mainspring.worker")
+
+LAST_WORD_S: Final = 2.0
+"""For the last call to a server that may be away."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    name: str
+    queues: Mapping[str, int]
+    """Weights by name; with `strict`, their order alone counts."""
+    strict: bool = False
+    concurrency: int = 64
+    lease_s: float = 5.0
+    shutdown_timeout_s: float = 25.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+    def __post_init__(self) -> None:
+        if not self.queues:
+            raise InvalidInput("a worker needs queues to serve; name at least one")
+        if self.concurrency < 1:
+            raise InvalidInput(f"concurrency is {self.concurrency}; it must be at least 1")
+
+
+class Worker:
+    """Its roles over one set of jobs in hand. Made and used within a running event loop."""
+
+    def __init__(self, store: Store, registry: Registry, options: WorkerOptions) -> None:
+        self.options = options
+        self._store = store
+        self.ends = Ends(store, options.name, Policies(options.retry), self._something_ended)
+        self.hands = Hands(
+            registry,
+            store.keys.namespace,
+            store.clock,
+            concurrency=options.concurrency,
+            ended=self._ended,
+            refused=self.ends.refuse,
+        )
+        shares = Shares(options.queues, strict=options.strict)
+        self.taker = Taker(store, options.name, shares, self.hands, lambda: len(self.ends.unsent))
+        self.heart = Heart(store, options.name, self.hands, shares.queues, options.lease_s, lambda: self.taker.room)
+        self._take = Loop("worker: take", self.taker.step, max_backoff_s=0.5)
+        self._end = Loop("worker: end", self.ends.step, max_backoff_s=0.5)
+        self._beat = Loop("worker: beat", self.heart.beat, max_backoff_s=options.lease_s / 4)
+        self._reclaim = Loop("worker: reclaim", self.heart.reclaim)
+        self._watch = Loop("worker: watch", self.hands.watch)
+        self._loops = (self._take, self._end, self._beat, self._reclaim, self._watch)
+        self._subscription: Subscription | None = None
+        self._idle = asyncio.Event()
+
+    # -- what others may ask -----------------------------------------------------------------------------
+
+    @property
+    def crashed(self) -> BaseException | None:
+        return next((error for loop in self._loops if (error := loop.crashed) is not None), None)
+
+    @property
+    def healthy(self) -> bool:
+        return self.crashed is None and not any(loop.failures for loop in self._loops)
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        channels = {keys.work: keys.number for keys in self._store.keys.partitions}
+        self._subscription = await self._store.links.all()[0].subscribe(
+            list(channels),
+            on_message=lambda channel: self._called(channels[channel]),
+            on_connect=self._reconnected,
+        )
+        for loop in self._loops:
+            loop.start()
+
+    async def stop(self) -> bool:
+        """Finish what runs, give back what does not. True when nothing had to be broken off."""
+        await self._take.stop()
+        await self._reclaim.stop()
+        self.ends.given_back += [run.job for run in self.hands.take_back()]
+        await self._hand_back()
+        clean = await self._finished_in_time()
+        if not clean:
+            log.warning("%d runs are broken off: shutdown_timeout is over; they run again", len(self.hands.runs))
+        await self.hands.close()
+        for loop in (self._watch, self._beat, self._end):
+            await loop.stop()
+        await self._last_word()
+        if self._subscription is not None:
+            await self._subscription.close()
+        return clean
+
+    async def _finished_in_time(self) -> bool:
+        try:
+            async with asyncio.timeout(self.options.shutdown_timeout_s):
+                while self.hands.runs:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _last_word(self) -> None:
+        """Tell the server what it has not heard yet; what it does not hear runs again, later."""
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                while self.ends.unsent:
+                    await self.ends.step()
+        except (StoreError, TimeoutError) as error:
+            log.warning("the ends of %d jobs could not be told (%s); they run again", len(self.ends.unsent), error)
+        await self._hand_back()
+
+    async def _hand_back(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                await self.ends.give_back()
+        except (StoreError, TimeoutError) as error:
+            log.warning("jobs could not be given back (%s); others get them when the lease is over", error)
+
+    # -- signals between the roles -----------------------------------------------------------------------
+
+    def _called(self, partition: int) -> None:
+        self.taker.calls.call(partition)
+        self._take.wake()
+
+    def _reconnected(self) -> None:
+        self.taker.calls.call_all()
+        self._take.wake()
+
+    def _something_ended(self) -> None:
+        self._end.wake()
+
+    def _ended(self, run: Run) -> None:
+        self.ends.add(run)
+        if self.taker.worthwhile:
+            self._take.wake()
+        if not self.hands.runs:
+            self._idle.set()
+
+
+@contextlib.asynccontextmanager
+async def working(store: Store, registry: Registry, options: WorkerOptions) -> AsyncIterator[Worker]:
+    """A worker that runs within the block."""
+    worker = Worker(store, registry, options)
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()

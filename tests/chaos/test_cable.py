@@ -1,0 +1,136 @@
+"""A cable carries everything until it is pulled, parts the nodes of a run, and leaves nothing behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mainspring.client import Client
+from mainspring.store.keys import Keyspace
+from mainspring.testing.chaos.cable import Cable, refused
+from mainspring.testing.chaos.faults import Faults
+from mainspring.testing.chaos.fleet import Fleet
+from mainspring.testing.chaos.ground import Ground
+from mainspring.testing.chaos.profile import Profile
+from mainspring.testing.chaos.recorder import Journal, Recorder
+from mainspring.testing.chaos.schedule import Planned
+from mainspring.testing.chaos.stage import Standalone
+from mainspring.testing.chaos.witness import Witness
+from mainspring.testing.events import Fault
+from mainspring.testing.servers import wait_until
+
+CALL = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 1).close()"
+CRASH = "from mainspring.testing.chaos.cable import Cable; print(Cable().plug, flush=True); input()"
+LINKS = Path("/sys/class/net")
+PROFILE = Profile("parted", "standalone", {"partition": 1}, nodes=1, partitions=2, lease_s=1.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _allowed() -> None:
+    why_not = refused()
+    if why_not is not None:
+        pytest.skip(f"network namespaces are not allowed here: {why_not}")
+
+
+@pytest.fixture
+def cable() -> Iterator[Cable]:
+    made = Cable()
+    yield made
+    made.remove()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # the kernel tells nobody
+            await asyncio.sleep(0.01)
+
+
+def state(plug: str) -> str:
+    return (LINKS / plug / "operstate").read_text().strip()
+
+
+def test_nothing_comes_through_while_the_cable_is_pulled(cable: Cable) -> None:
+    with cable.listen() as listener:
+        call = [*cable.inside, sys.executable, "-I", "-S", "-c", CALL, *map(str, listener.getsockname())]
+        assert subprocess.run(call, check=False).returncode == 0
+        assert cable.pull()
+        assert subprocess.run(call, check=False, stderr=subprocess.DEVNULL).returncode == 1
+        assert cable.plug_in()
+        assert subprocess.run(call, check=False).returncode == 0
+
+
+def test_two_cables_have_different_addresses(cable: Cable) -> None:
+    other = Cable()
+    try:
+        assert other.host != cable.host
+    finally:
+        other.remove()
+
+
+def test_a_removed_cable_is_gone_and_cannot_be_pulled(cable: Cable) -> None:
+    assert (LINKS / cable.plug).exists()
+    cable.remove()
+    assert not (LINKS / cable.plug).exists()
+    assert not cable.pull()
+    assert not cable.plug_in()
+    cable.remove()
+
+
+def test_a_run_that_is_killed_leaves_no_cable_behind() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", CRASH], stdin=pipe, stdout=pipe, text=True) as run:
+        assert run.stdout is not None
+        plug = run.stdout.readline().strip()
+        assert (LINKS / plug).exists()
+        os.kill(run.pid, signal.SIGKILL)
+    wait_until(lambda: not (LINKS / plug).exists(), "the kernel removes the cable of a killed run")
+
+
+def test_without_the_tools_there_is_no_cable_and_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "unshare" in str(refused())
+
+
+@asynccontextmanager
+async def ground(folder: Path) -> AsyncIterator[Ground]:
+    keys, journal = Keyspace("parted", PROFILE.partitions), Journal(folder / "history.jsonl")
+    witness = Witness(keys, journal.wrote)
+    recorder = Recorder(journal, witness, folder / "recorder")
+    await recorder.start()
+    stage = await asyncio.to_thread(Standalone, PROFILE, keys, witness)
+    fleet = Fleet(stage, recorder, folder, lease_s=PROFILE.lease_s, bugs=(), cabled=True)
+    try:
+        async with Client(stage.direct_url, namespace=keys.namespace, partitions=PROFILE.partitions):
+            pass
+        yield Ground(stage, fleet, [], journal, keys, PROFILE.lease_s)
+    finally:
+        await fleet.aclose()
+        await stage.aclose()
+        await recorder.aclose()
+        journal.close()
+
+
+async def test_a_partition_pulls_the_cable_of_a_node_and_nothing_of_it_outlives_the_node(tmp_path: Path) -> None:
+    async with ground(tmp_path) as on:
+        await on.fleet.ready(1)
+        [member] = on.fleet.live
+        assert member.cable is not None
+        plug = member.cable.plug
+        assert state(plug) == "up"
+        strike = asyncio.create_task(Faults(on).strike(Planned(0.0, "partition", 0.0, 0.0)))
+        await until(lambda: state(plug) == "down")
+        assert not member.road.weather.silent
+        await strike
+        assert state(plug) == "up"
+        assert [one.what for one in on.journal.events if isinstance(one, Fault)] == [f"partition of {member.name}"]
+        await on.fleet.kill(member)
+        await until(lambda: not (LINKS / plug).exists())
+        left = (await on.fleet.join()).cable
+    assert left is not None
+    assert not (LINKS / left.plug).exists()

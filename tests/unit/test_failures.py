@@ -1,0 +1,161 @@
+"""The error handler: it sees every failure, and nothing it does comes back to the deliveries."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from mainspring.engine import failure_log
+from mainspring.engine.failures import Failures
+from mainspring.model.failure import Failure
+
+
+def failure(number: int = 0, *, dead: bool = False, target: str = "http://shop.example/hook?key=secret") -> Failure:
+    return Failure(
+        id=f"task-{number}",
+        target=target,
+        attempt=1,
+        error="HTTP 503",
+        outcome="dead" if dead else "retry",
+        next_at_ms=None if dead else 1_000,
+        original_due_ms=0,
+        idempotency_key=f"main/task-{number}/0",
+    )
+
+
+async def test_a_coroutine_function_sees_every_failure_in_order() -> None:
+    seen: list[str] = []
+
+    async def handler(one: Failure) -> None:
+        await asyncio.sleep(0)
+        seen.append(one.id)
+
+    failures = Failures(handler)
+    for number in range(1_200):
+        failures.report(failure(number, dead=number % 2 == 0))
+    await failures.seen()
+    assert seen == [f"task-{number}" for number in range(1_200)]
+    assert (failures.retries, failures.deaths, failures.dropped) == (600, 600, 0)
+
+
+async def test_a_plain_function_runs_beside_the_loop() -> None:
+    release, seen = threading.Event(), []
+
+    def handler(one: Failure) -> None:
+        assert release.wait(30), "the loop was held up: nobody could let this go on"
+        seen.append(threading.current_thread() is threading.main_thread())
+
+    failures = Failures(handler)
+    failures.report(failure())
+    await asyncio.sleep(0)
+    release.set()
+    await failures.seen()
+    assert seen == [False]
+
+
+async def test_a_handler_that_raises_is_named_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[str] = []
+
+    def handler(one: Failure) -> None:
+        seen.append(one.id)
+        raise ValueError("a bug of the handler")
+
+    async def async_handler(one: Failure) -> None:
+        handler(one)
+
+    for each in (handler, async_handler):
+        failures = Failures(each)
+        failures.report(failure(1))
+        failures.report(failure(2))
+        await failures.seen()
+    assert seen == ["task-1", "task-2"] * 2
+    assert caplog.text.count("the error handler failed") == 4
+    assert "a bug of the handler" in caplog.text
+
+
+async def test_a_plain_function_may_return_something_to_await() -> None:
+    seen: list[str] = []
+
+    async def later(one: Failure) -> None:
+        seen.append(one.id)
+
+    failures = Failures(lambda one: later(one))
+    failures.report(failure(7))
+    await failures.seen()
+    assert seen == ["task-7"]
+
+
+async def test_what_a_slow_handler_cannot_take_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    going, seen = asyncio.Event(), []
+
+    async def handler(one: Failure) -> None:
+        await going.wait()
+        seen.append(one.id)
+
+    failures = Failures(handler, room=3)
+    for number in range(5):
+        failures.report(failure(number))
+    assert failures.dropped == 2
+    assert "the error handler is too slow: 3 failures wait, 1 were not shown to it" in caplog.text
+    going.set()
+    await failures.seen()
+    assert len(seen) == 3
+
+
+async def test_a_handler_that_hangs_does_not_hold_up_the_stop(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(one: Failure) -> None:
+        await asyncio.Event().wait()
+
+    failures = Failures(handler)
+    failures.report(failure(1))
+    await failures.aclose(timeout_s=0.01)
+    assert "the error handler did not see" in caplog.text
+
+
+# -- without a handler ------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_target_does_not_flood_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure_log, "QUIET_S", 0.01)
+    summed_up = asyncio.Event()
+
+    class Watch(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "more" in record.getMessage():
+                summed_up.set()
+
+    logger = logging.getLogger("mainspring.failures")
+    monkeypatch.setattr(logger, "handlers", [Watch()])
+    failures = Failures()
+    for number in range(1_000):
+        failures.report(failure(number, target=f"http://shop.example/orders/{number}"))
+    failures.report(failure(target="kafka:ticks"))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2, "one line for each receiver"
+    async with asyncio.timeout(30):
+        await summed_up.wait()
+    assert caplog.records[2].getMessage() == (
+        "http://shop.example: 999 more failed attempts; the last: task task-999, HTTP 503"
+    )
+    await failures.aclose()
+
+
+async def test_the_dead_are_errors_told_one_by_one_and_then_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures()
+    for number in range(failure_log.FIRST_DEAD + 3):
+        failures.report(failure(number, dead=True))
+    assert len(caplog.records) == failure_log.FIRST_DEAD
+    await failures.aclose()
+    assert {record.levelno for record in caplog.records} == {logging.ERROR}
+    assert "3 more tasks died" in caplog.records[-1].getMessage()
+
+
+async def test_the_query_of_an_address_is_not_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures()
+    failures.report(failure())
+    failures.report(failure(dead=True))
+    await failures.aclose()
+    assert "shop.example" in caplog.text
+    assert "secret" not in caplog.text
