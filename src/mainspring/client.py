@@ -18,6 +18,7 @@ from .model.retry import RetryPolicy
 from .model.task import CancelOutcome, Count, Handle, OnConflict, Page, PutSummary, Task, TaskInfo
 from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from .results import Results
+from .schedules import Schedules
 from .store import query
 from .store.durable import Durability, check_durability
 from .store.explain import explain
@@ -68,6 +69,8 @@ class Client(Letters, Results):
         self._widths = Widths()
         self._owns_store = True
         self._parts: tuple[Store, Intake, NamedPuts, Finder] | None = None
+        self.schedules = Schedules(lambda: self.store)
+        """Recurring work: add, edit, pause, trigger, backfill, …"""
 
     @classmethod
     def over(cls, store: Store, *, dedupe_window: Delay = "1h", wait_s: float = 0.0) -> "Client":

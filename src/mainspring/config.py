@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from .model.allow import LOOPBACK, AllowList
+from .model.command import Commands
 from .model.errors import ConfigError, InvalidInput
 from .model.failure import ErrorHandler
 from .model.named import Targets
 from .model.retry import RetryPolicy
 from .model.targets import check_target
+from .model.weights import parse_queues
 from .settings import RETRY_SETTINGS, SETTINGS
 from .sinks.kafka_options import Properties, parse_servers
 from .store.keys import check_namespace
@@ -94,6 +96,14 @@ class Config:
     kafka_topic_replication: int | None = None
     targets: Targets = field(default_factory=Targets)
     """What `target:<name>` stands for."""
+    commands: Commands = field(default_factory=Commands)
+    """Programs that `command:<name>` may start, and nothing else."""
+    queues: str = ""
+    """What a worker serves, with weights: `mail:3,reports:1`. Empty: the queues of its handlers."""
+    strict_queues: bool = False
+    """The order of the queues is their priority, and weights do not count."""
+    worker_concurrency: int = 64
+    """Jobs that a worker runs at one time."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     error_handler: ErrorHandler | None = field(default=None, repr=False, compare=False)
     """Gets every failed delivery; None writes them to the log. Only in code: no flag, variable or file sets it."""
@@ -107,6 +117,7 @@ class Config:
             check_namespace(self.namespace)
             check_target(self.tick_target)
             AllowList.parse(self.http_allow)
+            parse_queues(self.queues or "any")
             if self.kafka_url is not None:
                 parse_servers(self.kafka_url)
         except InvalidInput as error:
@@ -178,6 +189,7 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("processes", 1, 256),
     ("lease_s", 0.5, 300),
     ("concurrency", 1, 10_000_000),
+    ("worker_concurrency", 1, 10_000),
     ("look_ahead", 100, 100_000_000),
     ("horizon_s", 0.1, 300),
     ("shutdown_timeout_s", 0, 3600),

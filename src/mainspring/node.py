@@ -62,6 +62,8 @@ class Node:
         self._watcher: asyncio.Task[BaseException] | None = None
         self._ended = asyncio.Event()
         self.failure: BaseException | None = None
+        self.checks: list[Callable[[Store], Awaitable[None]]] = []
+        """Asked once the store is open; one that raises ConfigError ends the start."""
 
     # -- what others may ask -----------------------------------------------------------------------------
 
@@ -119,6 +121,8 @@ class Node:
         await _check_servers(url)  # before anything is written: a replica would refuse it in words of its own
         store = await Store.open(url, namespace=config.namespace, partitions=config.partitions)
         self._store = store
+        for check in self.checks:
+            await check(store)
         name = config.node_id or f"{socket.gethostname()}-{secrets.token_hex(3)}"
         self.engine = engine = Engine(store, self._sinks, _engine_options(config, name))
         self.seat = seat = Seat(store, self._membership(store, engine, name), engine.called)
@@ -284,6 +288,7 @@ def _engine_options(config: Config, name: str) -> EngineOptions:
         retry=config.retry,
         target_retries=config.targets.retries(),
         error_handler=config.error_handler,
+        command_queues={name: command.queue for name, command in config.commands.items()},
         dedupe_window_s=config.dedupe_window_s,
         shutdown_timeout_s=config.shutdown_timeout_s,
     )

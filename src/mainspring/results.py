@@ -37,7 +37,13 @@ class Results:
     @abstractmethod
     async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None: ...
 
-    async def result(self, id: str, *, lane: str | None = None, timeout: float | Delay | None = None) -> Any:
+    async def result(
+        self,
+        id: str,
+        *,
+        lane: str | None = None,
+        timeout: float | Delay | None = None,  # noqa: ASYNC109  # as everybody expects of a result
+    ) -> Any:
         """What the handler returned, when it is done; waits for it, seconds as a number or a text such as "30s".
 
         TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time.
@@ -49,8 +55,14 @@ class Results:
             raise MainspringError(f"task {id!r} is done, but {result.reason}")
         return result.output if result.output is not None else result.value
 
-    async def run_result(self, id: str, *, lane: str | None = None, timeout: float | Delay | None = None) -> Result:
-        """How the task ended: its value, log lines, a command's output. Waits like `result`, and raises for no ending."""
+    async def run_result(
+        self,
+        id: str,
+        *,
+        lane: str | None = None,
+        timeout: float | Delay | None = None,  # noqa: ASYNC109
+    ) -> Result:
+        """How the task ended: its value, log lines, a command's output. Waits like `result`; any ending will do."""
         reference = self._reference(id, lane)
         try:
             async with asyncio.timeout(_seconds(timeout)):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from .kafka_table import read_kafka, write_kafka
+from .model.command_table import read_commands, write_commands
 from .model.retry_rule import Rule
 from .model.retry_text import read_rules
 from .model.times import delay_ms
@@ -26,6 +27,8 @@ class Setting(NamedTuple):
             return ",".join(value)
         if self.read is read_targets:
             return write_targets(value)
+        if self.read is read_commands:
+            return write_commands(value)
         if self.read is read_kafka:
             return write_kafka(value)
         return f"{value}ms" if self.read is _milliseconds else str(value)
@@ -134,6 +137,10 @@ SETTINGS: Final = {
     "http_timeout": Setting("http_timeout_s", _seconds),
     "http_concurrency": Setting("http_concurrency", _whole),
     "targets": Setting("targets", read_targets),
+    "commands": Setting("commands", read_commands),
+    "queues": Setting("queues", _text),
+    "strict_queues": Setting("strict_queues", _switch),
+    "worker_concurrency": Setting("worker_concurrency", _whole),
     "kafka_url": Setting("kafka_url", _text),
     "kafka": Setting("kafka", read_kafka),
     "kafka_create_topics": Setting("kafka_create_topics", _switch),

@@ -74,7 +74,7 @@ def test_every_key_that_is_written_is_known(store: Store) -> None:
     names = {getattr(store.keys, name) for name in vars(store.keys)}
     for keys in store.keys.partitions:
         names |= {getattr(keys, field.name) for field in fields(keys)}
-    channels = {store.keys.cluster, *(keys.wake for keys in store.keys.partitions)}
+    channels = {store.keys.cluster, *(name for keys in store.keys.partitions for name in (keys.wake, keys.work))}
     written = {name.encode() for name in names if isinstance(name, str) and "}:" in name and name not in channels}
     assert written == set(fixed_keys(store.keys))
 

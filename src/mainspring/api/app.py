@@ -9,7 +9,8 @@ from ..model.errors import MainspringError
 from ..node import Node
 from . import surface
 from .asgi import JSON, Answer, HungUp, Receive, Scope, Send, read_body, refusal
-from .call import Call
+from .batch import Batches
+from .call import NO_PARAMETERS, Call
 from .gate import OPEN, Gate, check_right
 from .problems import Problem, problem_of
 from .reading import check_content_type, read_json, read_query
@@ -29,6 +30,7 @@ class App:
         self.gate = Gate(node.config)
         self.spaces = Spaces(node)
         self.router = Router(surface.ROUTES)
+        self.batches = Batches()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,7 +50,7 @@ class App:
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         if scope["path"] == "/ticks" and scope["method"] == "POST":
-            route, params = surface.TICK, {}  # the hottest route is not searched for
+            route, params = surface.TICK, NO_PARAMETERS  # the hottest route is not searched for
         else:
             route, params = self.router.find(scope)
         call = await self._admit(route, scope, receive)
@@ -62,7 +64,11 @@ class App:
         check_content_type(call.headers, (JSON,))
         call.raw_body = await read_body(call.receive, self.node.config.api_body_bytes)
         call.body = read_json(route.body, call.raw_body, self.node.config.api_json_depth)
-        call.method, call.path, call.query_string = scope["method"].encode(), scope["path"].encode(), scope["query_string"]
+        call.method, call.path, call.query_string = (
+            scope["method"].encode(),
+            scope["path"].encode(),
+            scope["query_string"],
+        )
 
     async def _admit(self, route: Route, scope: Scope, receive: Receive) -> Call:
         headers = dict(scope["headers"])
@@ -86,4 +92,6 @@ class App:
         return await self.spaces.find(namespace)
 
     def tell_unaudited(self, change: Change) -> None:
-        log.error("the server is full and takes no audit entry: %s did %s to %s", change.who, change.what, change.object)
+        log.error(
+            "the server is full and takes no audit entry: %s did %s to %s", change.who, change.what, change.object
+        )

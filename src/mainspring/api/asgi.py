@@ -1,7 +1,6 @@
 """The words of ASGI: what comes from a server and what goes back to it."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -37,8 +36,7 @@ class HungUp(Exception):
     """The caller went away before the request was complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """Status, body and what is said about it."""
 
     status: int = 200
@@ -48,8 +46,8 @@ class Answer:
     guards: tuple[Header, ...] = GUARDED
 
     async def send(self, send: Send) -> None:
-        about = [(b"content-type", self.kind), (b"content-length", b"%d" % len(self.body))]
-        headers = [*about, *self.guards, *self.headers]
+        size = b"%d" % len(self.body)
+        headers = [(b"content-type", self.kind), (b"content-length", size), *self.guards, *self.headers]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
 

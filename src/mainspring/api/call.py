@@ -1,7 +1,10 @@
 """One request on its way to its handler."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from ..client import Client
 from ..model.access import ApiKey
@@ -17,8 +20,10 @@ if TYPE_CHECKING:
     from .app import App
 
 
-@dataclass(slots=True)
-class Call:
+NO_PARAMETERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Call(msgspec.Struct):
     """Who calls, what for, and what with."""
 
     app: "App"
@@ -28,7 +33,7 @@ class Call:
     """None on routes that are open to everybody."""
     headers: Headers
     receive: Receive
-    params: dict[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = NO_PARAMETERS
     query: Any = None
     body: Any = None
     raw_body: bytes = b""

@@ -21,7 +21,7 @@ class NewTask(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """`at` or `after` says when; neither means now. With an `id` a repeated post is one task."""
 
     target: str
-    payload: msgspec.Raw = _NULL
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: _NULL)
     at: Moment | None = None
     after: str | None = None
     id: str | None = None
@@ -63,7 +63,7 @@ def task_of(new: NewTask, now_ms: int, *, task_id: str | None = None) -> Task:
         check_name(new.lane, "lane")
     try:
         due_ms = due_ms_of(new.at, new.after, now_ms)
-        expires_ms = None if new.expires is None else _expires_ms(new.expires, due_ms, now_ms)
+        expires_ms = None if new.expires is None else _expires_ms(new.expires, due_ms)
     except OverflowError:
         raise InvalidInput("a time lies outside of the calendar") from None
     retry = None if new.retry is None else retry_line(new.retry)
@@ -73,15 +73,12 @@ def task_of(new: NewTask, now_ms: int, *, task_id: str | None = None) -> Task:
 def due_ms_of(at: Moment | None, after: str | None, now_ms: int) -> int:
     if at is not None and after is not None:
         raise InvalidInput("both at and after are given; say one of them")
-    if at is None:
-        due_ms = now_ms if after is None else now_ms + delay_ms(after)
-    else:
-        due_ms = instant_ms(at)
+    due_ms = instant_ms(at) if at is not None else now_ms + (0 if after is None else delay_ms(after))
     check_horizon(due_ms, now_ms)
     return due_ms
 
 
-def _expires_ms(expires: Moment, due_ms: int, now_ms: int) -> int:
+def _expires_ms(expires: Moment, due_ms: int) -> int:
     """A time, or a delay from the due time."""
     if isinstance(expires, str) and not expires[:4].isdigit():
         expires_ms = due_ms + delay_ms(expires, field="expires")

@@ -26,7 +26,7 @@ PROBLEMS: Final = {
     "rate": (429, "too many requests; Retry-After says when to come again"),
     "headers": (431, "the headers are larger than the limit"),
     "bug": (500, "an error in Mainspring itself"),
-    "unavailable": (503, "the server does not answer, or the node is starting or stopping; nothing is known to be lost"),
+    "unavailable": (503, "the server does not answer, or the node is starting or stopping; come again"),
     "not-confirmed": (503, "stored, but the asked durability was not reached: repeat with the same id"),
     "out-of-memory": (507, "the server is full; nothing was written"),
 }

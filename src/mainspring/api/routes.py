@@ -34,6 +34,8 @@ class Route:
     """Besides those that every route may answer."""
     streams: bool = False
     """The handler reads the body itself."""
+    lines: bool = False
+    """Body and answer are lines of JSON, each of the given type."""
 
     @property
     def name(self) -> str:
@@ -64,7 +66,7 @@ class Router:
                 raise ValueError(f"two routes for {route.method} {route.path}")
             methods[route.method] = route
 
-    def find(self, scope: Scope) -> tuple[Route, dict[str, str]]:
+    def find(self, scope: Scope) -> tuple[Route, Mapping[str, str]]:
         methods, values = self._walk(_segments(scope))
         if methods is None:
             raise Problem("not-found", f"there is nothing at {scope['path'][:200]}")

@@ -4,16 +4,22 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
 
+from ..config import Config
 from ..model.errors import ConfigError
 from ..node import Node
 from .app import App
+from .protocol import limited, sweep
 
 DRAIN_S = 2
 """How long requests under way may take once the process stops."""
+
+SWEEP_S = 1.0
+"""How often slow clients are looked for."""
 
 
 class ApiServer:
@@ -25,11 +31,15 @@ class ApiServer:
     def __init__(self, node: Node, listener: socket.socket | None = None) -> None:
         self._node = node
         self._shared = listener is not None
+        self._app = App(node)
+        self._tls = node.config.api_tls_cert is not None
+        _check_tls(node.config)
         self._socket = listener or listen(node.config.host, node.config.port)
+        node.checks.append(self._app.gate.check_start)
         self._server = _Uvicorn(
             uvicorn.Config(
-                App(node),
-                http="httptools",
+                self._app,
+                http=limited(node.config.api_connections, node.config.api_timeout_s),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -39,13 +49,15 @@ class ApiServer:
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=_drain_s(node.config.shutdown_timeout_s),
                 backlog=2048,
+                ssl_certfile=node.config.api_tls_cert,
+                ssl_keyfile=node.config.api_tls_key,
             )
         )
         self._serving: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
-        return url_of(self._socket)
+        return url_of(self._socket, tls=self._tls)
 
     async def start(self) -> None:
         if not self._shared:
@@ -54,7 +66,8 @@ class ApiServer:
     def open(self) -> None:
         """Begin to answer."""
         # Its start and stop are no news of their own: the node tells what matters.
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        # Neither is a client that speaks no HTTP: it has its answer, and could fill the log at will.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._serving = asyncio.create_task(self._server.serve([self._socket]), name="mainspring-api")
         self._serving.add_done_callback(self._ended)
 
@@ -74,6 +87,15 @@ class ApiServer:
 class _Uvicorn(uvicorn.Server):
     """Signals belong to the node, which stops the API and then itself."""
 
+    _swept_s = 0.0
+
+    async def on_tick(self, counter: int) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._swept_s >= SWEEP_S:
+            sweep(self.server_state.connections, now_s, self._swept_s)
+            self._swept_s = now_s
+        return await super().on_tick(counter)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -84,10 +106,21 @@ def _drain_s(shutdown_timeout_s: float) -> int:
     return max(1, min(DRAIN_S, int(shutdown_timeout_s / 5)))
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, tls: bool = False) -> str:
     """Where the API answers."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _check_tls(config: Config) -> None:
+    """Say at once, and in words, what is wrong with the certificate."""
+    if config.api_tls_cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.api_tls_cert, config.api_tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"api_tls_cert and api_tls_key: cannot be used: {error}") from None
 
 
 def listen(host: str, port: int) -> socket.socket:

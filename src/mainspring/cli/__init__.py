@@ -10,6 +10,7 @@ import typer.main
 
 _COMMANDS: Final = {
     "serve": ("mainspring.cli.serve", "Run a scheduler with its HTTP API."),
+    "worker": ("mainspring.cli.worker", "Run handlers and commands from queues."),
     "task": ("mainspring.cli.task", "Put, look at, explain, cancel and move tasks."),
     "dead": ("mainspring.cli.dead", "Tasks that were given up: look, replay, drop, export."),
     "schedule": ("mainspring.cli.schedule", "Recurring work: cron and intervals."),

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mainspring.config import Config, is_loopback
-from mainspring.model.errors import ConfigError
+from mainspring.config import Config
 
 log = logging.getLogger("mainspring.serve")
 
@@ -44,7 +43,7 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="human, json, or auto.")] = None,
     processes: Annotated[int | None, typer.Option(help="Node processes under one supervisor; 1.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Answer everybody, without keys.")] = False,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -52,23 +51,15 @@ def serve(
     flags = dict(locals())
     for name in ("insecure", "listen_fd", "parent_fd"):
         del flags[name]
+    if insecure:
+        flags["access"] = "open"
     settings = Config.load(flags, os.environ)
-    _check_address(settings.host, insecure or listen_fd is not None)
     from mainspring.cli.logs import set_up
 
     set_up(settings.log_format, settings.log_level)
     if settings.processes > 1:
         raise typer.Exit(asyncio.run(_supervise(settings)))
     raise typer.Exit(_run(_serve(settings, listen_fd, parent_fd)))
-
-
-def _check_address(host: str, insecure: bool) -> None:
-    if insecure or is_loopback(host):
-        return
-    raise ConfigError(
-        f"host {host}: whoever reaches this address could schedule tasks, for access control comes later. "
-        "Bind to loopback (127.0.0.1), or say --insecure if the network itself is guarded"
-    )
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -103,7 +94,7 @@ async def _supervise(config: Config) -> int:
     from mainspring.supervisor import Supervisor, child_command
 
     listener = listen(config.host, config.port)
-    url = url_of(listener)
+    url = url_of(listener, tls=config.api_tls_cert is not None)
     supervisor = Supervisor(config, child_command(), listener)
     return await supervisor.run(started=lambda: _greet(url, supervisor.where))
 

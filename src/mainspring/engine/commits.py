@@ -22,6 +22,8 @@ class Commits:
         self._owned = owned
         self._lost = lost
         self._read_again = read_again
+        self.moved = 0
+        """Tasks moved into hold slices."""
 
     async def all(self) -> StoreError | None:
         failure = None
@@ -43,10 +45,14 @@ class Commits:
         partition.unanswered = None
         if status == "ok":
             partition.committed(work)
+            partition.answered()
+            self.moved += len(work.moves)
             if work.retries:
                 partition.needs_listing = True
+            if work.retries or work.moves or work.holds:
                 self._read_again()
         elif status == "stale":
+            partition.answered()
             touched = {touch.name for touch in work.touches}
             for live in [live for live in partition.slices.values() if live.name in touched]:
                 partition.forget(live)

@@ -115,10 +115,20 @@ class Deliveries:
                     live.land(len(landed), (flight.key & INDEX_MASK for flight in landed))
                     live.finished += len(landed)
                     self._note_settled(live)
+                    if live.has_schedules:
+                        self._note_over(landed, "done")
         else:
             for flight, outcome in zip(group, outcomes, strict=True):
                 self._settle_one(flight, outcome)
         self.delivered += len(group)
+
+    def _note_over(self, flights: Sequence[Flight], outcome: str) -> None:
+        """Runs of schedules are over: others may wait for that."""
+        partition = self._owned.get(flights[0].live.partition)
+        if partition is not None:
+            now_ms = self._clock.now_ms()
+            for flight in flights:
+                partition.chains.over(flight, outcome, now_ms)
 
     def _note_settled(self, live: LiveSlice) -> None:
         partition = self._owned.get(live.partition)
@@ -146,6 +156,8 @@ class Deliveries:
         partition.settled(flight.live, time.monotonic())
         if goes_on:
             partition.lane_goes_on(flight)
+            if flight.body.occurrence is not None:
+                self._note_over([flight], "done" if isinstance(outcome, Done) else "dead")
         self._wake()
 
     def settle_ended(self, flight: Flight, outcome: Outcome | Cancelled) -> None:
@@ -165,6 +177,8 @@ class Deliveries:
         partition.settled(flight.live, time.monotonic())
         if goes_on:
             partition.lane_goes_on(flight)
+            if flight.body.occurrence is not None:
+                self._note_over([flight], "done" if isinstance(outcome, Done) else "dead")
         self._wake()
 
     def bury_damaged(self, partition: Partition) -> None:

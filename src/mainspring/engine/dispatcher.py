@@ -36,6 +36,10 @@ def _raise_first(failures: Sequence[StoreError | None]) -> None:
             raise failure
 
 
+def _nobody_plans() -> None:
+    """A dispatcher by itself: occurrences wait until somebody steps the planner."""
+
+
 class Pace:
     """How long to wait between ticks: the busier, the longer, so that each call has more to carry."""
 
@@ -86,6 +90,8 @@ class Dispatcher:
         self._max_in_flight = max_in_flight
         self._last_served = -1
         self.pace = Pace()
+        self.ask_planner: Callable[[], None] = _nobody_plans
+        """An occurrence of a schedule is due and cannot begin yet; the engine sets it."""
 
     # -- one tick ----------------------------------------------------------------------------------
 
@@ -105,7 +111,7 @@ class Dispatcher:
             if one.has_outcomes:
                 wait_s = 0.0
             if not one.closing:
-                if one.lanes.stirred:
+                if one.lanes.stirred or one.chains.ready:
                     wait_s = 0.0
                 soonest_ms = min(soonest_ms, one.soonest_ms)
             dirty_since = min(dirty_since, one.dirty_since)
@@ -126,6 +132,8 @@ class Dispatcher:
                 continue
             begun = partition.begin(now_ms, limit, commit=commit)
             self._deliveries.bury_damaged(partition)
+            if partition.chains.asks:
+                self.ask_planner()
             if begun is not None:
                 partition.unanswered = begun
                 all_begun.append((partition, begun))
@@ -152,7 +160,7 @@ class Dispatcher:
             for one in self._owned.values()
             if one.unanswered is None
             and (
-                (not one.closing and (one.soonest_ms <= now_ms or one.lanes.stirred))
+                (not one.closing and (one.soonest_ms <= now_ms or one.lanes.stirred or one.chains.ready))
                 or now_s >= one.dirty_since + COMMIT_WAIT_S
             )
         ]
@@ -180,6 +188,8 @@ class Dispatcher:
             case "ok":
                 partition.blocked_ms = -1
                 leaving = partition.begun(begun, answer.x)
+                if partition.needs_listing:
+                    self._read_again()
                 if steady_s() >= partition.lease_until:
                     # Fired, but the lease ran out while we waited: the next owner delivers these.
                     self._lost(partition, "its lease ran out before the send")

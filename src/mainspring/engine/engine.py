@@ -19,11 +19,13 @@ from .deliveries import Deliveries
 from .dispatcher import Dispatcher
 from .failures import Failures
 from .hand_offs import HandOffs
+from .holds import Gates
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
 from .loop import Loop
 from .outcomes import Outcomes
 from .partition import Partition
+from .planner import Planner
 from .sweeper import Sweeper
 
 log = logging.getLogger("mainspring.engine")
@@ -64,10 +66,18 @@ class Engine:
         self.owned: dict[int, Partition] = {}
         self.ownership_changed: Callable[[], None] = _nobody_asks
         """Called when partitions came, went, or are waited for; the cluster's role sets it."""
+        self.gates = Gates()
+        """Who may hold up tasks: pauses, and whoever else is added."""
         self.keeper = Keeper(
-            store, self.owned, node=options.node, lease_s=options.lease_s, changed=self._ownership_changed
+            store,
+            self.owned,
+            node=options.node,
+            lease_s=options.lease_s,
+            changed=self._ownership_changed,
+            gates=self.gates,
         )
-        self.lookahead = LookAhead(store, self.owned, options.reach, self._something_to_fire, self.keeper.lose)
+        self.lookahead = LookAhead(store, self.owned, options.reach, self._rows_came, self.keeper.lose)
+        self.planner = Planner(store, self.owned, self._something_to_fire)
         self.failures = Failures(options.error_handler)
         outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures)
         self.deliveries = Deliveries(
@@ -95,13 +105,15 @@ class Engine:
             room_made=self._room_made,
             max_in_flight=options.concurrency,
         )
+        self.dispatcher.ask_planner = self._something_to_plan
         self.sweeper = Sweeper(store, self.owned, dedupe_window_ms=int(options.dedupe_window_s * 1000))
         # After a failure they come back soon: it may be one server of many, and the others have work.
         self._keep = Loop("keeper", self.keeper.step, max_backoff_s=min(2.0, options.lease_s / 4))
         self._read = Loop("lookahead", self.lookahead.step, max_backoff_s=0.25)
         self._fire = Loop("dispatcher", self.dispatcher.step, max_backoff_s=0.05)
+        self._plan = Loop("planner", self.planner.step, max_backoff_s=0.5)
         self._sweep = Loop("sweeper", self.sweeper.step)
-        self._loops = (self._keep, self._read, self._fire, self._sweep)
+        self._loops = (self._keep, self._read, self._fire, self._plan, self._sweep)
         self._subscription: Subscription | None = None
 
     # -- running by itself -------------------------------------------------------------------------------
@@ -122,6 +134,7 @@ class Engine:
         """Finish what is in flight, hand the partitions back. True when nothing had to be given up."""
         await self._read.stop()
         await self._fire.stop()
+        await self._plan.stop()
         await self._sweep.stop()
         clean = True
         self.keeper.close()
@@ -179,6 +192,14 @@ class Engine:
     def _something_to_fire(self) -> None:
         self._fire.wake()
 
+    def _rows_came(self) -> None:
+        self._fire.wake()
+        if any(one.chains.asks for one in self.owned.values()):
+            self._plan.wake()
+
+    def _something_to_plan(self) -> None:
+        self._plan.wake()
+
     def _something_to_read(self) -> None:
         self._read.wake()
 
@@ -220,13 +241,18 @@ class Engine:
         while await self.lookahead.step() == 0.0:
             pass
         self.hand_offs.woken()
+        while await self.planner.step() == 0.0:
+            pass
         while True:
-            before = self.deliveries.delivered
+            before = self.deliveries.delivered, self.commits.moved, self.planner.decisions
             await self.dispatcher.step()
             await self.dispatcher.drain()
             while await self.lookahead.step() == 0.0:
                 pass
-            if self.deliveries.delivered == before and not any(one.lanes.stirred for one in self.owned.values()):
+            while await self.planner.step() == 0.0:
+                pass
+            after = self.deliveries.delivered, self.commits.moved, self.planner.decisions
+            if after == before and not any(one.lanes.stirred or one.chains.ready for one in self.owned.values()):
                 break
         while await self.sweeper.drop_finished():
             pass

@@ -67,11 +67,20 @@ class HandOffs:
         """These have begun; they go with the next call."""
         for flight in flights:
             partition = self._owned.get(flight.live.partition)
-            if partition is None:
-                self._deliveries.in_flight -= 1  # another owner has it, and begins it again
+            # Now, not when they are sent: what dies of it has to be committed before the others of its slice go.
+            if partition is None or not self._has_queue(flight):
+                self._deliveries.in_flight -= 1
                 continue
             partition.handed.ready.append(flight)
             self.ready[partition] = None
+
+    def _has_queue(self, flight: Flight) -> bool:
+        try:
+            queue_of(flight.body.target, self._commands)
+        except InvalidInput as error:
+            self._deliveries.settle_ended(flight, Dead(str(error)))
+            return False
+        return True
 
     # -- when ----------------------------------------------------------------------------------------------
 
@@ -120,7 +129,9 @@ class HandOffs:
                     self._deliveries.in_flight -= len(partition.handed.ready)
                     del self.ready[partition]
                 elif partition.unanswered is None and not partition.has_outcomes:
-                    sent.append((partition, self._load(partition)))
+                    work = self._load(partition)
+                    if work.flights:
+                        sent.append((partition, work))
             if not sent:
                 return failure
             failure = await self.send(sent) or failure
@@ -149,9 +160,9 @@ class HandOffs:
                 break
             taken += 1
             live = flight.live
-            queue = None if live.forgotten else self._queue_of(flight)
-            if queue is None:
+            if live.forgotten:
                 continue
+            queue = queue_of(flight.body.target, self._commands)
             head = heads.get(live) or heads.setdefault(live, head_of(live))
             record = b"%b%b%b" % (head, (flight.key & INDEX_MASK).to_bytes(4, "big"), flight.row)
             size += len(record)
@@ -163,13 +174,6 @@ class HandOffs:
         flights = [flight for rows in queues.values() for _, flight in rows]
         records = {queue: [record for record, _ in rows] for queue, rows in queues.items()}
         return _handing_off(partition, flights, records)
-
-    def _queue_of(self, flight: Flight) -> str | None:
-        try:
-            return queue_of(flight.body.target, self._commands)
-        except InvalidInput as error:
-            self._deliveries.settle_ended(flight, Dead(str(error)))
-            return None
 
     def _take_answer(self, partition: Partition, work: HandingOff, handed: hand_off.Handed) -> None:
         match handed.status:

@@ -195,17 +195,17 @@ class HeldWork:
 
     # -- taking over ---------------------------------------------------------------------------------------
 
-    def inherit(self, inherited: Inherited, in_holds: set[str]) -> None:
+    def inherit(self, inherited: Inherited) -> None:
         """Go on where the former owner was. A slice without a record says by its tasks what they are."""
         self.holds.ended = dict(inherited.ended)
         for lane, head in inherited.heads.items():
             self.lanes.hold(lane, head.idh, since_ms=head.since_ms)
         for place, record in inherited.slices.items():
             hold = Hold(place, record or HoldRecord(f"lost:{place.name}", since_ms=place.since_ms))
-            if hold.record.key in self.holds.by_key:
+            if hold.record.key in self.holds.by_key:  # an earlier one, in which all is done
                 hold.record = HoldRecord(f"lost:{place.name}", since_ms=place.since_ms)
             self.holds.by_key[hold.record.key] = hold
             if hold.lane is not None:
-                hold.has_head = hold.lane in in_holds
+                hold.has_head = hold.lane in inherited.heads_inside
                 if self.gates.is_closed(hold.record.cause):
                     self.lanes.gate(hold.lane, hold.record.cause)

@@ -9,8 +9,9 @@ from typing import Final
 
 from ..model.clock import steady_s
 from ..model.errors import StoreError, Unavailable
-from ..store import members, ownership, read
+from ..store import holds, members, ownership
 from ..store.store import Store
+from .holds import Gates
 from .partition import Partition
 
 log = logging.getLogger("mainspring.engine")
@@ -37,9 +38,11 @@ class Keeper:
         node: str,
         lease_s: float,
         changed: Callable[[], None],
+        gates: Gates | None = None,
     ) -> None:
         self._store = store
         self._owned = owned
+        self._gates = gates or Gates()
         self._changed = changed
         # Unique per process: a second one with the same configured name must not pass for this one.
         self.owner = f"{node}/{secrets.token_hex(4)}"
@@ -167,13 +170,11 @@ class Keeper:
 
     async def _take(self, number: int, token: bytes, asked_at: float) -> StoreError | None:
         """Begin to use a partition that was granted. One that cannot be read is given back by the next step."""
-        partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s)
+        partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s, self._gates)
         try:
-            held = await read.held_lanes(self._store, number)
+            partition.held_work.inherit(await holds.inherit(self._store, number))
         except StoreError as error:
             return error
-        for lane, idh in held.items():
-            partition.lanes.hold(lane, idh)
         self._owned[number] = partition
         self._unused.pop(number, None)
         self.takeovers += 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Final
 
-from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, LANE, RESENT, TOMB, TOMB_BYTES, header
+from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, LANE, RESENT, SCHEDULED, TOMB, TOMB_BYTES, header
 from ..store.fire import WHOLE, Touch
 from ..store.keys import HOUR_MS, PartitionKeys, Slice
 
@@ -18,6 +18,8 @@ _FEW: Final = 256
 _SMALL_BYTES: Final = 1024
 """Bitmaps up to this size are written whole, many of them in one command."""
 _FLAGS: Final = itemgetter(4)
+_PLAIN: Final = frozenset(i | l | s for i in (0, INDEXED) for l in (0, LANE) for s in (0, SCHEDULED))
+"""Flags of entries that nothing was done to."""
 _OFFSET: Final = itemgetter(slice(4))
 
 
@@ -29,8 +31,8 @@ class LiveSlice:
 
     __slots__ = (
         "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished", "fired",
-        "first", "first_of", "forgotten", "from_ms", "g", "g_text", "has_lanes", "held", "high", "inherited", "kept", "keys",
-        "loose", "lost", "low", "name", "namespace", "out", "partition", "passes", "proven", "redo", "rows", "seen",
+        "first", "first_of", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules", "held", "high", "inherited", "kept", "keys",
+        "loose", "lost", "low", "name", "namespace", "occurrences", "out", "partition", "passes", "proven", "redo", "rows", "seen",
         "sift", "slice", "suspended", "tail", "tail_index", "tombs", "unread",
     )  # fmt: skip
 
@@ -50,6 +52,9 @@ class LiveSlice:
         self.g = g
         self.forgotten = False
         self.has_lanes = False
+        self.has_schedules = False
+        self.occurrences: list[bytes] = []
+        """Rows of schedules that were read, until somebody takes note."""
         self.held: set[int] = set()
         """Rows that lanes hold or that are on their way: another pass over the list must not take them again."""
         self.damaged = False
@@ -127,7 +132,7 @@ class LiveSlice:
         heads = map(_OFFSET, rows) if whole else (row[:4].ljust(4, b"\0") for row in rows)
         offsets = array("I", b"".join(heads))
         offsets.byteswap()
-        plain = not self.sift and not self.dedupe and max(flags, default=0) <= (INDEXED | LANE)
+        plain = not self.sift and not self.dedupe and flags <= _PLAIN
         if plain and whole and max(offsets, default=0) < self.slice.width_ms:
             keys = [(offset << 32) | i for i, offset in enumerate(offsets, first)]
             self.rows += rows
@@ -135,6 +140,10 @@ class LiveSlice:
             keys = self._sift(rows, offsets, first)
         if self.high != _END:
             keys = self._within_window(keys)
+        if any(flag & SCHEDULED for flag in flags):
+            self.has_schedules = True
+            held = map(self.rows.__getitem__, map(INDEX_MASK.__and__, keys))
+            self.occurrences += [row for row in held if row is not None and len(row) > 4 and row[4] & SCHEDULED]
         self._merge(keys)
         return len(self.due) - self.at - waiting
 

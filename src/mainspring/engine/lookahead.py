@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..model.errors import StoreError
-from ..store import read
+from ..store import holds, read
 from ..store.codec import same_entry
 from ..store.store import Store
+from .holds import Hold
 from .live import LiveSlice
 from .partition import Partition
 
@@ -22,6 +23,9 @@ CHUNKS_AT_ONCE: Final = (32, 512)
 """Slices read at once: few where they are full, many where they hold little."""
 
 SLICES_LISTED: Final = 256
+LANE_WINDOW: Final = 64
+"""Of the tasks that were held back in a lane at least so many are in memory when it goes on."""
+
 WINDOW_MS: Final = 300_000
 """Of an hour slice this much is held at a time, less where room is short."""
 
@@ -34,6 +38,10 @@ class Reach:
     horizon_ms: int = 3_000
     poll_ms: int = 250
     idle_poll_ms: int = 1_000
+
+
+def _by_start(live: LiveSlice) -> int:
+    return live.slice.start_ms
 
 
 class LookAhead:
@@ -79,7 +87,8 @@ class LookAhead:
     async def step(self) -> float:
         """One round: find out what came, list slices, read. Returns the seconds until the next is needed."""
         now_ms = self._store.clock.now_ms()
-        failure = await self._poll(now_ms)
+        failure = await self._open_holds()
+        failure = await self._poll(now_ms) or failure
         failure = await self._list(now_ms) or failure
         more = await self._read(now_ms)
         if failure is not None:
@@ -129,6 +138,31 @@ class LookAhead:
         )
         self._lost(partition, "rolledback")
 
+    async def _open_holds(self) -> StoreError | None:
+        """What was held back and may go out now is read like any slice."""
+        wanted: dict[Partition, list[Hold]] = {}
+        for partition in self._owned.values():
+            if partition.held_work.holds.by_key:
+                partition.held_work.look_again()
+                if found := partition.held_work.to_find():
+                    wanted[partition] = found
+        if not wanted:
+            return None
+        places = {partition.number: [hold.place for hold in some] for partition, some in wanted.items()}
+        answers, failure = await holds.scores(self._store, places), None
+        for partition, some in wanted.items():
+            scores = answers[partition.number]
+            if isinstance(scores, StoreError):
+                failure = scores
+                continue
+            for hold, g in zip(some, scores, strict=True):
+                if hold.live is None and hold.open and not hold.pending:
+                    live = None if g is None else LiveSlice(partition.keys, hold.place, g)
+                    if live is not None:
+                        partition.add(live)
+                    partition.held_work.found(hold, live)
+        return failure
+
     async def _list(self, now_ms: int) -> StoreError | None:
         ahead_ms = now_ms + self._reach.horizon_ms
         wanted = [
@@ -173,11 +207,14 @@ class LookAhead:
         wanted: list[LiveSlice] = []
         for partition in self._owned.values():
             for live in partition.slices.values():
+                if live.suspended:
+                    continue
                 if live.needs_next_window(now_ms, self._reach.horizon_ms) and partition.unanswered is None:
                     live.next_window(until_ms)
                 if live.unread:
                     wanted.append(live)
-        wanted.sort(key=lambda live: live.slice.start_ms)
+        # What was held back comes last: there may be much of it, and the others are in time.
+        wanted.sort(key=_by_start)
         held = self.held if wanted else 0
         # Little room is no room: in a backlog every tick frees some, and reading a few rows at a time costs most.
         least = self._reach.tasks // 8
@@ -261,6 +298,9 @@ class LookAhead:
         most = max(self._reach.tasks // 2, 1)
         if full:
             most = min(most, max(CHUNK_ROWS, self._reach.tasks // 8))
+        if live.slice.is_hold and live.has_lanes:
+            # Tasks of one lane: they leave one at a time, and many lanes may be about to go on.
+            most = max(self._reach.tasks // 64, LANE_WINDOW)
         if live.waiting > most:
             live.trim(most // 2 + 1)
         if live.partition in self._owned:

@@ -12,9 +12,10 @@ from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.outcome import Dead, Retry
 from ..model.policies import Policies
 from ..model.retry import GiveUp, Wait, decide
-from ..store.codec import INDEXED, LANE, entry
+from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.dead import DeadLetter
 from ..store.fire import Death, NewPlace
+from ..store.holds import Head
 from ..store.keys import SECOND_MS, Address, Slice, r_of
 from .failures import Failures
 from .flight import Flight
@@ -91,14 +92,21 @@ class Outcomes:
         due_ms = self._clock.now_ms() + wait_ms
         place = Slice.at(due_ms, SECOND_MS)
         body = msgspec.structs.replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
-        flags = INDEXED | (LANE if body.lane is not None else 0)
+        # A retry of a schedule's run is marked as well: its end is the end of the run.
+        flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
         old = Address(partition.number, flight.live.slice, r_of(flight.live.g), flight.index).pack()
         partition.retries.append(NewPlace(flight.idh, place, row, old))
         if body.lane is not None:
-            # The lane waits for this task. Kept on the server too: a new owner must know it.
-            partition.lanes.hold(body.lane, flight.idh)
-            partition.holds.append((body.lane, flight.idh))
+            self._hold_lane(partition, body.lane, flight.idh, due_ms)
+
+    def _hold_lane(self, partition: Partition, lane: str, idh: bytes, until_ms: int) -> None:
+        """The lane waits for this task. Kept on the server too: a new owner must know it."""
+        now_ms = self._clock.now_ms()
+        head = Head(idh, partition.lanes.since.get(lane, 0) or now_ms)
+        partition.lanes.hold(lane, idh, since_ms=head.since_ms, until_ms=until_ms)
+        partition.holds.append((lane, head.pack()))
+        partition.held_work.spill_lanes(now_ms)
 
     def _bury(self, partition: Partition, flight: Flight, reason: str) -> None:
         now_ms = self._clock.now_ms()

@@ -6,9 +6,10 @@ from typing import Final, cast
 
 import msgspec
 
-from ..store.codec import HEADER_BYTES, decode, decode_many
+from ..store.codec import HEADER_BYTES, SCHEDULED, decode, decode_many
 from ..store.fire import Commit, Death, Known, NewPlace, Section, Touch
 from ..store.keys import PartitionKeys, Slice
+from .chains import Chains
 from .flight import Flight
 from .handed import Handed, HandingOff
 from .held_work import HeldWork
@@ -78,6 +79,8 @@ class Partition:
         self.deaths: list[Death] = []
         self.holds: list[tuple[str, bytes]] = []
         self.handed = Handed()
+        self.chains = Chains()
+        """The schedules that live here."""
         self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
@@ -148,7 +151,7 @@ class Partition:
             keys = live.take_due(now_ms, limit)
             if keys:
                 limit -= len(keys)
-                leaving = self._flights(live, keys)
+                leaving = self._flights(live, keys, now_ms)
                 if leaving and self.gates.closed:
                     leaving = self.held_work.sort_out(leaving, now_ms)
                 if leaving:
@@ -156,6 +159,11 @@ class Partition:
                     flights += leaving
                     left = keys if len(leaving) == len(keys) else [flight.key for flight in leaving]
                     by_live[live] = list(map(INDEX_MASK.__and__, left))
+        if self.chains.ready and (limit > 0 or flights):
+            for flight in self._occurrences_leaving(now_ms):
+                max_due = max(max_due, flight.place_ms)
+                flights.append(flight)
+                by_live.setdefault(flight.live, []).append(flight.index)
         if self.lanes.early:
             self.lanes.stir_due(now_ms)
         # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
@@ -167,7 +175,16 @@ class Partition:
         if self.lanes.crowded:
             self.held_work.spill_lanes(now_ms)
         self.survey()
-        return self._section(flights, by_live, max_due, commit)
+        return self._section(flights, by_live, max_due, commit, now_ms)
+
+    def _occurrences_leaving(self, now_ms: int) -> list[Flight]:
+        """Occurrences of schedules that the planner had to be asked for, or that could not begin the last time."""
+        leaving = []
+        for flight in self.chains.take_ready():
+            flight.live.held.discard(flight.index)
+            if not self._waits_for_turn(flight):
+                leaving.append(flight)
+        return self.held_work.sort_out(leaving, now_ms) if leaving and self.gates.closed else leaving
 
     def _lanes_leaving(self, now_ms: int) -> list[Flight]:
         if not self.gates.closed:
@@ -193,7 +210,7 @@ class Partition:
         return min(ends, default=inf)
 
     def _section(
-        self, flights: list[Flight], by_live: dict[LiveSlice, list[int]], max_due_ms: int, commit: bool
+        self, flights: list[Flight], by_live: dict[LiveSlice, list[int]], max_due_ms: int, commit: bool, now_ms: int
     ) -> Begun | None:
         dirty = dict.fromkeys(islice(self.dirty, MOST_SLICES)) if commit else {}
         touched = by_live | dirty
@@ -211,7 +228,8 @@ class Partition:
                 self.dirty.pop(live, None)
         if not self.dirty:
             self.dirty_since = inf
-        section = Section(self.number, self.token, self.seq + 1, due_ms, finished, touches, known)
+        plants = self.chains.plants(flights, now_ms) if any(live.has_schedules for live in by_live) else ()
+        section = Section(self.number, self.token, self.seq + 1, due_ms, finished, touches, known, plants)
         return Begun(section, flights, list(touched))
 
     def _known(self, max_due_ms: int) -> list[Known]:
@@ -222,20 +240,22 @@ class Partition:
             if live.from_ms < limit and not live.slice.is_hold
         ]
 
-    def _flights(self, live: LiveSlice, keys: list[int]) -> list[Flight]:
+    def _flights(self, live: LiveSlice, keys: list[int], now_ms: int) -> list[Flight]:
         held = list(map(live.rows.__getitem__, map(INDEX_MASK.__and__, keys)))
         if live.damaged or None in held:
-            return self._flights_one_by_one(live, keys)
+            return self._flights_one_by_one(live, keys, now_ms)
         rows = cast("list[bytes]", held)
         if min(map(len, rows)) <= HEADER_BYTES:
-            return self._flights_one_by_one(live, keys)
+            return self._flights_one_by_one(live, keys, now_ms)
         try:
             bodies = decode_many(rows)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._flights_one_by_one(live, keys)
+            return self._flights_one_by_one(live, keys, now_ms)
         if len(bodies) != len(rows):
-            return self._flights_one_by_one(live, keys)
+            return self._flights_one_by_one(live, keys, now_ms)
         flights = list(map(Flight, bodies, rows, keys, repeat(live)))
+        if live.has_schedules:
+            flights = self.chains.cleared(flights, now_ms)
         return [flight for flight in flights if not self._waits_for_turn(flight)] if live.has_lanes else flights
 
     def _waits_for_turn(self, flight: Flight) -> bool:
@@ -246,7 +266,7 @@ class Partition:
         self.lanes.offer(lane, flight)
         return True
 
-    def _flights_one_by_one(self, live: LiveSlice, keys: list[int]) -> list[Flight]:
+    def _flights_one_by_one(self, live: LiveSlice, keys: list[int], now_ms: int) -> list[Flight]:
         """Slowly, because one of these entries is damaged: that one must not hold up the others."""
         flights = []
         for key in keys:
@@ -259,10 +279,10 @@ class Partition:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.damaged.append(Damaged(live, index, row, str(error)))
                 continue
-            flight = Flight(body, row, key, live)
-            if not self._waits_for_turn(flight):
-                flights.append(flight)
-        return flights
+            flights.append(Flight(body, row, key, live))
+        if live.has_schedules:
+            flights = self.chains.cleared(flights, now_ms)
+        return [flight for flight in flights if not self._waits_for_turn(flight)]
 
     # -- answers ---------------------------------------------------------------------------------------
 
@@ -274,10 +294,14 @@ class Partition:
         for live, touch, bits in zip(begun.touched, begun.section.touches, x, strict=True):
             if bits.strip(b"\0"):
                 cancelled[live] = (max(touch.f_at, 0), bits)
-        if not cancelled:
-            return begun.flights
+        leaving = self._not_cancelled(begun.flights, cancelled) if cancelled else begun.flights
+        if any(live.has_schedules for live in begun.touched) and self.chains.begun(begun.flights, leaving):
+            self.needs_listing = True  # some of the following occurrences are near
+        return leaving
+
+    def _not_cancelled(self, flights: list[Flight], cancelled: dict[LiveSlice, tuple[int, bytes]]) -> list[Flight]:
         leaving = []
-        for flight in begun.flights:
+        for flight in flights:
             first_byte, bits = cancelled.get(flight.live, (0, b""))
             if is_set(bits, first_byte, flight.index):
                 flight.live.land(1, [flight.index])
@@ -298,13 +322,16 @@ class Partition:
             if live.passes != passes and some:
                 live.restart()  # its rows were let go while the call was under way
             else:
-                lanes = {flight.index for flight in begun.flights if flight.live is live and flight.body.lane}
-                live.held |= lanes
-                live.put_back([key for key in some if key & INDEX_MASK not in lanes])
+                # What lanes and schedules hold does not come out of the slice again: its row may be gone.
+                apart = {flight.index for flight in begun.flights if flight.live is live and _is_apart(flight)}
+                live.held |= apart
+                live.put_back([key for key in some if key & INDEX_MASK not in apart])
         for flight in begun.flights:
+            waits = flight.index in flight.live.held  # else its row is read again, and offered then
             if flight.body.lane is not None:
-                waits = flight.index in flight.live.held  # else its row is read again, and offered then
                 (self.lanes.take_back if waits else self.lanes.give_up)(flight.body.lane, flight)
+            elif waits and flight.row[4] & SCHEDULED:
+                self.chains.ready.append(flight)
         finished = begun.section.finished
         for live, touch in zip(begun.touched, begun.section.touches, strict=True):
             if touch.d:
@@ -330,6 +357,8 @@ class Partition:
             self.lanes.forget(live)
         if live.slice.is_hold:
             self.held_work.forget(live)
+        if live.has_schedules:
+            self.chains.forget(live)
         if self.slices.get(live.slice) is live:
             del self.slices[live.slice]
         self.dirty.pop(live, None)
@@ -344,6 +373,7 @@ class Partition:
         lane = flight.body.lane
         if lane is not None and self.lanes.free(lane, flight.idh) and self.lanes.let_go(lane):
             self.holds.append((lane, b""))
+            self.held_work.look_again()
 
     def took(self, live: LiveSlice, now_s: float) -> None:
         """Rows were read: note what needs no delivery, and when the next is due."""
@@ -353,6 +383,9 @@ class Partition:
         for prefix in live.tombs:
             self.holds += [(lane, b"") for lane in self.lanes.free_cancelled(prefix)]
         live.tombs = []
+        if live.occurrences:
+            self.chains.read(live.occurrences)
+            live.occurrences = []
         self.lanes.stir()
         self.soonest_ms = min(self.soonest_ms, live.next_due_ms() or inf)
 
@@ -392,6 +425,10 @@ class Partition:
         )
         self.retries, self.deaths, self.holds = [], [], []
         return work
+
+
+def _is_apart(flight: Flight) -> bool:
+    return flight.body.lane is not None or flight.row[4] & SCHEDULED != 0
 
 
 def _second_end(ms: int) -> int:

@@ -2,12 +2,23 @@
 
 from typing import Final
 
+import msgspec
+
 from ..model.errors import StoreError
-from ..store import fire, index
+from ..store import fire, holds, index
+from ..store.keys import Slice
 from ..store.store import Store
 from .partition import Partition
 
 GRACE_MS: Final = 2_000
+
+
+def _kept_of(partition: Partition, place: Slice, now_ms: int) -> bytes | None:
+    """What stays of a slice that is dropped; None when it must not be dropped."""
+    if not place.is_hold:
+        return b""
+    record = partition.held_work.may_drop(place)
+    return None if record is None else msgspec.structs.replace(record, ended_ms=now_ms).encode()
 
 
 class Sweeper:
@@ -22,6 +33,7 @@ class Sweeper:
 
     async def step(self) -> float:
         busy = await self.drop_finished()
+        await self._forget_holds()
         more = await self._forget_ids()
         return 0.0 if more else 0.1 if busy else 0.5
 
@@ -29,10 +41,11 @@ class Sweeper:
         """Drop slices that are done and past their grace. True when there may be more."""
         now_ms = self._store.clock.now_ms()
         finished = [
-            fire.Finished(partition.number, partition.token, place, live.g)
+            fire.Finished(partition.number, partition.token, place, live.g, record)
             for partition in self._owned.values()
             for place, live in partition.slices.items()
-            if place.end_ms + GRACE_MS < now_ms and live.all_done and partition.unanswered is None
+            if place.over_ms + GRACE_MS < now_ms and live.all_done and partition.unanswered is None
+            if (record := _kept_of(partition, place, now_ms)) is not None
         ][:256]
         if not finished:
             return False
@@ -53,11 +66,23 @@ class Sweeper:
             return
         if status == "ok":
             partition.remove(live)
+            if finished.slice.is_hold:
+                partition.held_work.gone(finished.slice, self._store.clock.now_ms())
             self.dropped += 1
         elif status == "stale" or (status == "refused" and live.all_done):
             # Something was appended since we looked, or the server is behind us: read everything again. Not where the
             # new rows are known by now: some may be under way, and would be delivered twice.
             partition.forget(live)
+
+    async def _forget_holds(self) -> None:
+        """The records of holds go when the ids of their tasks may go."""
+        before_ms = self._store.clock.now_ms() - self._window_ms
+        for partition in list(self._owned.values()):
+            ended = partition.held_work.holds.ended
+            if old := [name for name, ended_ms in ended.items() if ended_ms < before_ms][:1_000]:
+                await holds.forget_records(self._store, partition.number, old)
+                for name in old:
+                    ended.pop(name, None)
 
     async def _forget_ids(self) -> bool:
         """Some ids of one partition; over time all of them. True when there may be more to remove right here."""

@@ -9,7 +9,7 @@ import msgspec
 
 from .ids import IDH_BYTES, idh_of
 from .occurrence import occurrence_id
-from .schedule import Definition
+from .schedule import Definition, Pause
 
 NOT_RUN_KEPT: Final = 10
 RUNS_KEPT: Final = 5
@@ -95,7 +95,8 @@ class Link(NamedTuple):
 
     @classmethod
     def unpack(cls, raw: bytes) -> "Link":
-        return cls(*_HEAD.unpack(raw[: _HEAD.size]), _decode(raw[_HEAD.size :]))
+        generation, planned_ms, idh = _HEAD.unpack(raw[: _HEAD.size])
+        return cls(generation, planned_ms, idh, _decode(raw[_HEAD.size :]))
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -178,13 +179,17 @@ def after_misfire(definition: Definition, link: Link, now_ms: int) -> tuple[int 
 
 def after_loss(definition: Definition, link: Link, now_ms: int, reason: str) -> tuple[int | None, State]:
     """The planned occurrence is not there (any more): the chain goes on behind it."""
-    slots = definition.slots
-    newest = slots.newest(link.planned_ms + 1, now_ms)
     state = link.state.without(NotRun(link.planned_ms, link.planned_ms, 1, reason))
-    if newest is None:
-        return slots.after(max(link.planned_ms, now_ms)), state
-    missed = NotRun(link.planned_ms + 1, newest - 1, slots.count(link.planned_ms + 1, newest - 1), "missed")
-    return newest, state.without(missed)
+    return from_here(definition, link.planned_ms, now_ms, state)
+
+
+def from_here(definition: Definition, after_ms: int, now_ms: int, state: State) -> tuple[int | None, State]:
+    """Where a chain goes on that stopped after a time: what has passed since is missed, by the rule for that."""
+    next_ms = definition.slots.after(after_ms)
+    if next_ms is None or next_ms > now_ms:
+        return next_ms, state
+    link = link_to(definition, next_ms, state)
+    return after_misfire(definition, link, now_ms) or (next_ms, state)
 
 
 def moved_by_end(definition: Definition, link: Link) -> int | None:
@@ -200,14 +205,30 @@ def moved_by_end(definition: Definition, link: Link) -> int | None:
     return true_ms if true_ms is not None and true_ms > link.planned_ms else None
 
 
-def first_link(definition: Definition, now_ms: int, state: State) -> int | None:
-    """The first occurrence of a new generation."""
+def first_of(definition: Definition, old: Definition | None, link: Link | None, now_ms: int) -> tuple[int | None, State]:
+    """The first occurrence of a new generation, and what it remembers of the one before."""
+    state = State() if link is None else msgspec.structs.replace(link.state, cuts=())
     if definition.max_runs is not None and state.runs >= definition.max_runs:
-        return None
+        return None, state
     if definition.paused is not None and definition.paused_at(now_ms):
-        pause = definition.paused
-        if pause.until_ms is None:
-            return None
-        held = definition.slots.newest(pause.at_ms, pause.until_ms) if pause.mode == "hold" else None
-        return held or definition.slots.after(pause.until_ms - 1)
-    return definition.slots.after(now_ms)
+        return _first_after_pause(definition, definition.paused, now_ms), state
+    if old is not None and old.paused is not None and definition.paused is None:
+        return _resumed(definition, old.paused, now_ms, state)
+    if old is not None and link is not None and 0 < link.planned_ms <= now_ms and old.slots is definition.slots:
+        return from_here(definition, link.planned_ms - 1, now_ms, state)  # overdue: nobody was up
+    return definition.slots.after(now_ms), state
+
+
+def _first_after_pause(definition: Definition, pause: Pause, now_ms: int) -> int | None:
+    if pause.until_ms is None:
+        return None
+    held = definition.slots.newest(max(pause.at_ms, now_ms), pause.until_ms) if pause.mode == "hold" else None
+    return held or definition.slots.after(pause.until_ms - 1)
+
+
+def _resumed(definition: Definition, pause: Pause, now_ms: int, state: State) -> tuple[int | None, State]:
+    until_ms = now_ms if pause.until_ms is None else min(now_ms, pause.until_ms)
+    if pause.mode == "hold":
+        return from_here(definition, pause.at_ms, now_ms, state)
+    rested = NotRun(pause.at_ms + 1, until_ms, definition.slots.count(pause.at_ms + 1, until_ms), "paused")
+    return definition.slots.after(now_ms), state.without(rested)

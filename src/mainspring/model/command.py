@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from .errors import InvalidInput
+from .queues import COMMANDS, check_queue
 from .retry import RetryPolicy
 
 INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME")
 """All that a command gets of the worker's environment; everything else must be named in `env`."""
 
-QUEUE: Final = "commands"
 MOST_OUTPUT: Final = 64 * 1024
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -30,7 +30,7 @@ class Command:
     """Between the request to end (SIGTERM) and the end (SIGKILL)."""
     output_bytes: int = 4_096
     """Kept of standard output and of standard error, each: the end of it."""
-    queue: str = QUEUE
+    queue: str = COMMANDS
     arguments: bool = False
     """A task may add arguments: payload `{"args": [...]}`."""
     result_ttl_ms: int = 86_400_000
@@ -42,8 +42,7 @@ class Command:
         for name, value in self.env:
             if not _VARIABLE.fullmatch(name) or "\0" in value:
                 raise InvalidInput(f"env: {name!r} = {value!r} is no variable; names are letters, digits and _")
-        if not _NAME.fullmatch(self.queue):
-            raise InvalidInput(f"queue is {self.queue!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
+        check_queue(self.queue)
         if self.timeout_ms < 1:
             raise InvalidInput("timeout is 0; give the longest time the command may take")
         if not 0 <= self.output_bytes <= MOST_OUTPUT:

@@ -3,6 +3,7 @@
 MainspringError
 ├── InvalidInput          the caller's value is wrong; nothing was written (also a ValueError)
 │   └── InvalidCron       a schedule expression is wrong; says which field, where, and what is allowed
+├── NotFound              there is nothing of that name
 ├── Conflict              the id is taken and on_conflict="reject"
 ├── TaskFailed            the task whose result was asked for is dead or cancelled
 ├── ConfigError           a setting is wrong or unknown
@@ -43,6 +44,10 @@ class InvalidCron(InvalidInput):
         self.name = name
         self.text = text
         self.position = position
+
+
+class NotFound(MainspringError, LookupError):
+    """There is nothing of that name."""
 
 
 class Conflict(MainspringError):

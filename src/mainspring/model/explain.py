@@ -16,6 +16,8 @@ Code = Literal[
     "no-owner",
     "no-node",
     "fired",
+    "queued",
+    "running",
     "done",
     "finished",
     "cancelled",
@@ -59,6 +61,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     head_state: State | None = None
     head_due_ms: int | None = None
     """When the head of its lane is due, or its next attempt."""
+    queue: str | None = None
+    worker: str | None = None
+    since_ms: int | None = None
+    """Since when it is in its queue, or runs."""
     reason: str | None = None
     """Of its death."""
     died_ms: int | None = None

@@ -5,6 +5,7 @@ from typing import Final
 
 from .errors import InvalidInput
 from .limits import MAX_NAME_BYTES
+from .queues import queue_of
 from .weburl import parse_web_url
 
 SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log", "null", "target"})
@@ -36,6 +37,8 @@ def _scheme_of(target: str) -> str:
         raise InvalidInput(f"target {target!r} names nothing after '{scheme}:'")
     if scheme in ("http", "https"):
         parse_web_url(target)
+    if scheme == "queue":
+        queue_of(target)
     return scheme
 
 

@@ -10,9 +10,12 @@ from .retry import RetryPolicy
 from .times import Delay, When
 
 OnConflict = Literal["keep", "replace", "earliest", "reject"]
-State = Literal["pending", "fired", "done", "cancelled", "replaced", "dead", "finished", "unknown"]
+State = Literal[
+    "pending", "fired", "queued", "running", "done", "cancelled", "replaced", "dead", "finished", "unknown"
+]  # fmt: skip
 PutOutcome = Literal["created", "kept", "replaced"]
-CancelOutcome = Literal["cancelled", "too late", "unknown"]
+CancelOutcome = Literal["cancelled", "cancelling", "too late", "unknown"]
+"""A task that a worker runs is "cancelling": its worker is told, and stops it if it is not done before."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=False):
@@ -80,6 +83,10 @@ class TaskInfo(msgspec.Struct, frozen=True):
     errors: tuple[str, ...] = ()
     retry: str | None = None
     """Its own retry policy."""
+    queue: str | None = None
+    """In which queue it is, who runs it, and since when it is there or runs."""
+    worker: str | None = None
+    since_ms: int | None = None
 
 
 class Count(msgspec.Struct, frozen=True):

@@ -39,7 +39,5 @@ async def list_keys(store: Store) -> list[ApiKey]:
 async def revoke_key(store: Store, key_id: str) -> ApiKey | None:
     """Take a key away for good; None when there is none. Nodes notice within a second or two."""
     keys = store.keys
-    record, removed = await store.run_one(
-        keys.slot, [("HGET", keys.access, key_id), ("HDEL", keys.access, key_id)]
-    )
+    record, removed = await store.run_one(keys.slot, [("HGET", keys.access, key_id), ("HDEL", keys.access, key_id)])
     return _decode(record) if record is not None and removed else None

@@ -39,9 +39,7 @@ async def claim(store: Store, place: Claim, fingerprint: bytes, *, window_ms: in
     """Take the key for this request; None when it was free, else what is known of it."""
     keys = store.keys.partitions[place.partition]
     fresh = msgspec.msgpack.encode(Kept(fingerprint))
-    [known] = await store.run_one(
-        keys.slot, [("SET", keys.answer(place.hashed), fresh, "NX", "GET", "PX", window_ms)]
-    )
+    [known] = await store.run_one(keys.slot, [("SET", keys.answer(place.hashed), fresh, "NX", "GET", "PX", window_ms)])
     return None if known is None else msgspec.msgpack.decode(known, type=Kept)
 
 

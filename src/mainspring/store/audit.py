@@ -29,9 +29,7 @@ async def trail(store: Store, *, limit: int = 50, cursor: str | None = None) -> 
     if cursor is not None and not _PLACE.fullmatch(cursor):
         raise InvalidInput(f"cursor {cursor[:80]!r} is not one that the audit trail returned")
     end = "+" if cursor is None else f"({cursor}"
-    [rows] = await store.run_one(
-        store.keys.slot, [("XREVRANGE", store.keys.audit, end, "-", "COUNT", limit + 1)]
-    )
+    [rows] = await store.run_one(store.keys.slot, [("XREVRANGE", store.keys.audit, end, "-", "COUNT", limit + 1)])
     found = [_audited(place.decode(), fields) for place, fields in rows[:limit]]
     return AuditPage(found, found[-1].id if len(rows) > limit else None)
 

@@ -58,6 +58,17 @@ def _unreadable(facts: Facts) -> tuple[Code, str] | None:
     return "unreadable", "Its entry cannot be read; the owner of its partition puts it with the dead letters."
 
 
+def _in_queue(facts: Facts) -> tuple[Code, str] | None:
+    place = facts.entry.queued
+    if place is None:
+        return None
+    ago = span(max(0, facts.now_ms - place.since_ms))
+    if place.worker is None:
+        return "queued", f"It has been in queue {place.queue} for {ago}, and no worker has taken it yet."
+    stops = "; it was cancelled, and its worker is told to stop it" if place.cancelling else ""
+    return "running", f"Worker {place.worker} has been running it for {ago}{stops}."
+
+
 def _expired(facts: Facts) -> tuple[Code, str] | None:
     expires_ms = facts.entry.body.expires_ms if facts.entry.body is not None else None
     if facts.entry.state != "pending" or expires_ms is None or expires_ms >= facts.now_ms:
@@ -127,8 +138,10 @@ def _overdue(facts: Facts) -> tuple[Code, str]:
     return "owner-behind", f"It has been due for {late}, and node {facts.owner} has not come to it yet{lag}."
 
 
+_NOT_OVER: Final = frozenset({"pending", "fired", "queued", "running"})
+
 REASONS: Final[tuple[Reason, ...]] = (
-    _unreadable, _expired, _ahead, _ownerless, _under_way, _behind_head, _overdue,
+    _unreadable, _in_queue, _expired, _ahead, _ownerless, _under_way, _behind_head, _overdue,
 )  # fmt: skip
 """What may hold up a task that is not over, in the order in which it is asked: the first that answers is the reason.
 The last always answers. To explain something new, write such a function, put it where it takes precedence, and name its
@@ -137,7 +150,7 @@ code in `model.explain`."""
 
 async def explain(store: Store, finder: Finder, task_id: str, reference: Reference) -> Explanation:
     located = await finder.find(reference)
-    if located is None or located.entry.state not in ("pending", "fired"):
+    if located is None or located.entry.state not in _NOT_OVER:
         return await _over(store, task_id, reference, located)
     view, holdings = await look(store)
     head = None
@@ -157,6 +170,9 @@ def _explanation(facts: Facts, code: Code, text: str) -> Explanation:
     told: dict[str, Any] = {}
     if body is not None:
         told = {"target": body.target, "lane": body.lane, "attempt": body.attempt, "errors": body.errors}
+    if entry.queued is not None:
+        place = entry.queued
+        told |= {"queue": place.queue, "worker": place.worker, "since_ms": place.since_ms}
     if head is not None:
         told |= {"head_id": head.id, "head_state": head.state, "head_due_ms": head.due_ms}
     return Explanation(

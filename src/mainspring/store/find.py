@@ -10,10 +10,12 @@ from ..model.errors import Conflict, InvalidInput, StoreError
 from ..model.ids import GENERATED, IDH_BYTES, idh_of
 from ..model.task import CancelOutcome
 from .cancel import Cancel, CancelStatus, cancel
+from .codec import decode
 from .index import IdRow, look_up, look_up_packed, replace
 from .intake import Intake
 from .keys import R_UNIT, WIDTHS_MS, Address, partition_of
 from .query import Found, look_at
+from .queue_state import Queued, cancel_queued, find_queued, read_record
 from .store import Store
 
 _MOVES_FOLLOWED = 8
@@ -66,6 +68,28 @@ class Finder:
 
     async def find(self, reference: Reference) -> Located | None:
         """Where the task stands now and how; None for an unknown id."""
+        located = await self._locate(reference)
+        if located is None or located.entry.state not in ("fired", "done", "finished"):
+            return located
+        # What was handed off to workers is over for its slice; of lanes it stays fired there.
+        [place] = await find_queued(self._store, [(located.address.partition, reference.idh)])
+        if place is None or not (reference.task_id is None or place.address == located.address.pack()):
+            return located
+        return located._replace(entry=await self._in_queue(located, place))
+
+    async def _in_queue(self, located: Located, place: Queued) -> Found:
+        entry = located.entry._replace(state="queued" if place.worker is None else "running", queued=place)
+        if entry.body is not None:
+            return entry
+        row = await read_record(self._store, located.address.partition, place)
+        if row is None:
+            return located.entry  # it has ended in this very moment
+        from_ms = Address.unpack(located.address.partition, place.address).slice.from_ms
+        body = decode(row)
+        due_ms = from_ms + int.from_bytes(row[:4], "big") if body.due_ms is None else body.due_ms
+        return entry._replace(body=body, due_ms=due_ms)
+
+    async def _locate(self, reference: Reference) -> Located | None:
         address, indexed = reference.address, False
         if address is None:
             address = await self._index_one(reference)
@@ -146,12 +170,23 @@ class Finder:
             else:
                 missed.append((i, one, answer))
         known = await look_up_packed(self._store, [(one.partition, one.idh) for _, one, _ in missed])
+        over: list[tuple[int, Cancel]] = []
         for (i, one, answer), raw in zip(missed, known, strict=True):
             if raw is not None and raw != one.at:
                 again.append((i, Cancel(one.partition, raw, one.idh, True)))  # its retry, or its slice was written anew
             else:
                 outcomes[i] = "too late" if answer == "too late" or raw is not None else "unknown"
+                over.append((i, one))
+        await self._cancel_queued(over, outcomes)
         return again
+
+    async def _cancel_queued(self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]) -> None:
+        """Some that have begun are in queues, or run: these can be cancelled, or stopped."""
+        places = await find_queued(self._store, [(one.partition, one.idh) for _, one in todo])
+        for (i, one), place in zip(todo, places, strict=True):
+            if place is not None and (place.address == one.at or not one.indexed):
+                outcome = await cancel_queued(self._store, one.partition, one.idh, place)
+                outcomes[i] = "too late" if outcome == "gone" else outcome
 
     async def move(self, reference: Reference, intake: Intake, due_ms: int, now_ms: int) -> Address:
         """Put a pending task in another place; its old place points to the new one."""

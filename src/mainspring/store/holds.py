@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ..model.errors import StoreError
 from ..model.hold import HoldRecord
+from .index import look_up
 from .keys import HOLDS_FROM_S, Slice
 from .store import Group, Store
 
@@ -30,10 +31,12 @@ class Inherited(NamedTuple):
     """Hold slices with tasks in them; None where the record is lost."""
     ended: dict[str, int]
     """Names of hold slices that are gone, and since when."""
+    heads_inside: set[str]
+    """Lanes whose failed head stands in a hold slice too."""
 
 
 async def inherit(store: Store, partition: int) -> Inherited:
-    """All of it, in one round trip."""
+    """All of it, the latest holds first."""
     keys = store.keys.partitions[partition]
     held, records, names = await store.run_one(
         keys.slot,
@@ -45,8 +48,12 @@ async def inherit(store: Store, partition: int) -> Inherited:
     )
     heads = {held[i].decode(): Head.unpack(held[i + 1]) for i in range(0, len(held), 2)}
     known = {records[i].decode(): HoldRecord.decode(records[i + 1]) for i in range(0, len(records), 2)}
-    slices = {place: known.pop(place.name, None) for place in map(Slice.parse, names)}
-    return Inherited(heads, slices, {name: record.ended_ms if record else 0 for name, record in known.items()})
+    slices = {place: known.pop(place.name, None) for place in map(Slice.parse, reversed(names))}
+    ended = {name: record.ended_ms if record else 0 for name, record in known.items()}
+    waiting = [record.lane for record in slices.values() if record is not None and record.lane in heads]
+    places = await look_up(store, [(partition, heads[lane].idh) for lane in waiting if lane is not None])
+    inside = {lane for lane, at in zip(waiting, places, strict=True) if lane and at is not None and at.slice.is_hold}
+    return Inherited(heads, slices, ended, inside)
 
 
 async def scores(store: Store, wanted: Mapping[int, Sequence[Slice]]) -> dict[int, list[float | None] | StoreError]:

@@ -109,5 +109,6 @@ async def sweep(store: Store, partition: int, cursor: int, *, window_ms: int, co
             old += (idh, raw)
     removed = 0
     if old:
-        removed = await store.call(partition, "sweep", [keys.slices, keys.ids, keys.holds], [window_ms, *old])
+        names = [keys.slices, keys.ids, keys.holds, keys.queued]
+        removed = await store.call(partition, "sweep", names, [window_ms, *old])
     return following, removed

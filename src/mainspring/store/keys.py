@@ -223,6 +223,10 @@ class PartitionKeys:
         """Former definitions of one schedule."""
         return f"{{{self.tag}}}:rev:{name}"
 
+    def once(self, idh: bytes, original_due_ms: int) -> str:
+        """Whether a handler that runs once has run for this task, and what it answered; kept for a set time."""
+        return f"{{{self.tag}}}:once:{idh.hex()}.{original_due_ms}"
+
     def slice_keys(self, name: str) -> tuple[str, str, str, str]:
         """Entries, fired, done, cancelled."""
         head = "{" + self.tag + "}:"
@@ -246,6 +250,10 @@ class Keyspace:
         )
 
         self.access, self.audit = f"{{{namespace}}}:access", f"{{{namespace}}}:audit"
+
+    def limit(self, name: str) -> str:
+        """Of a rate or a number of slots that all nodes share; `name` is a target, a queue, or `catch-up`."""
+        return f"{{{self.namespace}}}:limit:{name}"
 
     def __len__(self) -> int:
         return len(self.partitions)

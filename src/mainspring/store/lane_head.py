@@ -32,10 +32,10 @@ async def head_before(store: Store, lane: str, idh: bytes, address: Address, pla
     """The task that this one, which stands at `place_ms`, has to wait for; None when it is its turn."""
     keys = store.keys.partitions[address.partition]
     [held] = await store.run_one(keys.slot, [("HGET", keys.held, lane)])
-    if held == idh:
+    if held is not None and held[:16] == idh:
         return None
     if held is not None:
-        return await _retrying(store, address.partition, held)
+        return await _retrying(store, address.partition, held[:16])
     return await _earlier(store, keys, lane, idh, (place_ms, address.index))
 
 
@@ -93,7 +93,7 @@ async def _unsettled(
             )
             for index, row in enumerate(rows, first):
                 if not _bit(done, index) and not _bit(gone, index):
-                    where = place.start_ms + int.from_bytes(row[:4], "big"), index
+                    where = place.from_ms + int.from_bytes(row[:4], "big"), index
                     address = Address(keys.number, place, r_of(float(score)), index)
                     yield where, address, row, _bit(fired, index)
             first, rows_left = first + len(rows), rows_left - len(rows)

@@ -12,6 +12,7 @@ from .intake import Intake, Named
 from .keys import Address
 from .put import Widths
 from .query import Found, look_at
+from .queue_state import find_queued
 from .register import put_ids
 from .store import Store
 
@@ -150,6 +151,8 @@ class NamedPuts:
         old: Address | None = None
         if current is not None:
             entry = seen or (await look_at(self._store, [(current, item.row.idh)]))[0]
+            if entry.state in ("done", "finished") and current.slice.end_ms + self._dedupe_ms < now_ms:
+                entry = await self._unless_queued(item, current, entry)
             # The body alone is not enough: within its slice a task's due time stands in the header.
             same_place = current.slice == item.row.slice and entry.due_ms == item.row.due_ms
             if unsure and same_place and entry.body == decode(item.row.row):
@@ -163,6 +166,11 @@ class NamedPuts:
             return result
         outcome: PutOutcome = "created" if old is None else "replaced"
         return Handle(item.id, item.row.due_ms, outcome, item.past, level.text)
+
+    async def _unless_queued(self, item: Named, current: Address, entry: Found) -> Found:
+        """What was handed off to workers is done for its slice, and over only when it has ended."""
+        [place] = await find_queued(self._store, [(item.partition, item.row.idh)])
+        return entry._replace(state="queued") if place is not None and place.address == current.pack() else entry
 
     async def _replace(
         self, item: Named, expected: Address | None, old: Address | None, now_ms: int, level: Durability
@@ -181,7 +189,7 @@ class NamedPuts:
         self, item: Named, at: Address, entry: Found, on_conflict: OnConflict, now_ms: int, level: Durability
     ) -> Handle | None:
         """The handle of the task that stays, or None when the new one takes its place."""
-        over = entry.state not in ("pending", "fired")
+        over = entry.state not in ("pending", "fired", "queued")
         if over and at.slice.end_ms + self._dedupe_ms < now_ms:
             return None  # its mark has expired
         due_ms = entry.due_ms if entry.due_ms is not None else at.slice.since_ms

@@ -11,7 +11,8 @@ from ..model.delivery import Body
 from ..model.errors import StoreError
 from ..model.task import Count, Page, State, TaskInfo
 from .codec import FORWARD, HEADER_BYTES, INDEXED, RESENT, TOMB, TOMB_BYTES, decode, decode_payload, is_tomb
-from .keys import HOUR_MS, Address, Slice, r_of
+from .keys import HOLDS_FROM_S, HOUR_MS, Address, Slice, r_of
+from .queue_state import Queued
 from .store import Group, Store
 from .wire import Command
 
@@ -23,6 +24,8 @@ class Found(NamedTuple):
     body: Body | None = None
     due_ms: int | None = None
     moved_to: Address | None = None
+    queued: Queued | None = None
+    """Its place in a queue."""
 
 
 async def look_at(store: Store, wanted: list[tuple[Address, bytes]]) -> list[Found]:
@@ -62,17 +65,17 @@ def _found(
     address: Address, idh: bytes, score: Any, row: bytes | None, f: int, d: int, x: int, died_ms: bytes | None
 ) -> Found:
     if score is None or row is None or float(score) != address.score:
-        return _ended("finished", died_ms, address.slice.start_ms)
+        return _ended("finished", died_ms, address.slice.since_ms)
     if len(row) == TOMB_BYTES:
         return Found("cancelled" if row == idh[:TOMB_BYTES] else "finished")
     if row[5:HEADER_BYTES] != idh:
-        return _ended("finished", died_ms, address.slice.start_ms)
+        return _ended("finished", died_ms, address.slice.since_ms)
     if row[4] & FORWARD:
         return Found("replaced", moved_to=Address.unpack(address.partition, row[HEADER_BYTES:]))
     if row[4] & TOMB:
         return Found("cancelled")
     state: State = "cancelled" if x else "done" if d else "fired" if f else "pending"
-    due_ms = address.slice.start_ms + int.from_bytes(row[:4], "big")
+    due_ms = address.slice.from_ms + int.from_bytes(row[:4], "big")
     try:
         body = decode(row)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -88,9 +91,12 @@ def _ended(state: State, died_ms: bytes | None, since_ms: int) -> Found:
 
 
 def describe(task_id: str, found: Found) -> TaskInfo:
-    body = found.body
+    body, place = found.body, found.queued
+    told: dict[str, Any] = {}
+    if place is not None:
+        told = {"queue": place.queue, "worker": place.worker, "since_ms": place.since_ms}
     if body is None:
-        return TaskInfo(task_id, found.state, found.due_ms)
+        return TaskInfo(task_id, found.state, found.due_ms, **told)
     return TaskInfo(
         id=task_id,
         state=found.state,
@@ -102,18 +108,20 @@ def describe(task_id: str, found: Found) -> TaskInfo:
         expires_ms=body.expires_ms,
         errors=body.errors,
         retry=body.retry,
+        **told,
     )
 
 
 # -- pages -------------------------------------------------------------------------------------------------
 
 Place = tuple[int, int, int, int]
-"""Where a task stands in the order of pages: when it fires, partition, width, index."""
+"""Where a task stands in the order of pages: when it fires, partition, width (of a hold slice, its start in seconds),
+index."""
 
 SEARCHED_AT_MOST: Final = 20_000
 """Entries one page looks through; with a filter it may be short, and still name a next one."""
 
-_COUNTERS = ("accepted", "done", "cancelled", "replaced", "dead")
+_COUNTERS = ("accepted", "queued", "done", "cancelled", "replaced", "dead")
 
 
 class _Row(NamedTuple):
@@ -141,6 +149,7 @@ async def page(
 ) -> Page:
     """Tasks in due order. Two round trips where slices hold about as much as they do on average."""
     rows: list[_Row] = []
+    held = await _held_rows(store, where.state) if from_ms <= store.clock.now_ms() else []
     searched, cut_ms = 0, None
     start_ms, slices_wanted = from_ms, limit + 16
     first = after or (from_ms, -1, -1, -1)
@@ -156,7 +165,7 @@ async def page(
         searched += len(found)
         rows += [
             row
-            for row in found
+            for row in (*found, *held)
             if start_ms <= row.place[0] < end_ms and first < row.place and (not where.by_content or _fits(where, row))
         ]
         if len(rows) > limit or until_ms is None or until_ms >= to_ms:
@@ -186,7 +195,7 @@ def _fits(where: TaskFilter, row: _Row) -> bool:
 
 def parse_place(text: str) -> Place:
     due, partition, width, index = (int(piece) for piece in text.split("."))
-    if not 0 <= due < 1 << 48 or not all(-1 <= number < 1 << 32 for number in (partition, width, index)):
+    if not 0 <= due < 1 << 48 or not all(-1 <= number < 1 << 34 for number in (partition, width, index)):
         raise ValueError(text)
     return due, partition, width, index
 
@@ -203,7 +212,7 @@ def _info(row: _Row, state: ListedState) -> TaskInfo:
 
 async def _list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> _Listed:
     """One round trip: the slices from a time on, and how full they are on average."""
-    high = f"({-(-to_ms // 1000)}"
+    high = f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
     # Of the slices that began in an earlier second only the one of this hour can reach so far.
     hour = Slice.at(start_ms, HOUR_MS)
     groups: list[Group] = []
@@ -270,9 +279,24 @@ async def _rows(store: Store, slices: list[tuple[int, Slice, float]], state: Lis
                 continue
             named_by = copies.get(index, index)
             if named_by >= 0:
-                where = (_fires_ms(place, row), p, place.width_ms, index)
+                where = (_fires_ms(place, row), p, place.start_ms // 1000 if place.is_hold else place.width_ms, index)
                 rows.append(_Row(where, Address(p, place, r, named_by), row))
     return rows
+
+
+async def _held_rows(store: Store, state: ListedState) -> list[_Row]:
+    """The entries of all hold slices: their places do not say when they were due."""
+    groups: list[Group] = [
+        (keys.slot, [("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE", "WITHSCORES")])
+        for keys in store.keys.partitions
+    ]
+    slices: list[tuple[int, Slice, float]] = []
+    for p, result in enumerate(await store.run(groups)):
+        if isinstance(result, StoreError):
+            raise result
+        [reply] = result
+        slices += [(p, Slice.parse(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
+    return await _rows(store, slices, state) if slices else []
 
 
 def _copies(rows: list[bytes]) -> dict[int, int]:
@@ -296,7 +320,7 @@ def _copies(rows: list[bytes]) -> dict[int, int]:
 def _fires_ms(place: Slice, row: bytes) -> int:
     """When an entry fires. One that was overdue when it was put, or is damaged, fires with its slice."""
     offset = int.from_bytes(row[:4], "big")
-    return place.start_ms + (offset if offset < place.width_ms else 0)
+    return place.from_ms + (offset if offset < place.width_ms else 0)
 
 
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
@@ -332,7 +356,7 @@ def _open(counters: list[bytes | None]) -> int:
 async def count_between(store: Store, from_ms: int, to_ms: int) -> Count:
     """Pending tasks due in a range; a slice that lies across an edge counts by its share."""
     slices: list[tuple[int, Slice]] = []
-    low, high = from_ms // 1000 - 3600, f"({-(-to_ms // 1000)}"
+    low, high = from_ms // 1000 - 3600, f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
     groups: list[Group] = [
         (keys.slot, [("ZRANGE", keys.slices, low, high, "BYSCORE")]) for keys in store.keys.partitions
     ]
@@ -340,7 +364,8 @@ async def count_between(store: Store, from_ms: int, to_ms: int) -> Count:
         if isinstance(result, StoreError):
             raise result
         slices += [(p, place) for name in result[0] if (place := Slice.parse(name)).end_ms > from_ms]
-    total, exact = 0.0, True
+    held = await _held_rows(store, "pending") if from_ms <= store.clock.now_ms() else []
+    total, exact = float(sum(from_ms <= row.place[0] < to_ms for row in held)), True
     for at in range(0, len(slices), 10_000):
         some = slices[at : at + 10_000]
         for (_, place), pending in zip(some, await _pending_in(store, some), strict=True):

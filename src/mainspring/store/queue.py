@@ -5,6 +5,7 @@
 """
 
 from .queue_end import Answer, finish
+from .queue_state import Depth, depths
 from .queue_take import Asks, Beaten, beat, give_back, reclaim, take
 
-__all__ = ["Answer", "Asks", "Beaten", "beat", "finish", "give_back", "reclaim", "take"]
+__all__ = ["Answer", "Asks", "Beaten", "Depth", "beat", "depths", "finish", "give_back", "reclaim", "take"]

@@ -94,10 +94,3 @@ async def read_chunks(store: Store, chunks: Sequence[Chunk]) -> list[Rows | Stor
         fired, done = (result[1] or b"", result[2] or b"") if chunk.bitmaps else (b"", b"")
         answers.append(Rows(rows, fired, done, before))
     return answers
-
-
-async def held_lanes(store: Store, partition: int) -> dict[str, bytes]:
-    """Lanes that wait for the retry of their head: lane -> idh of that head."""
-    keys = store.keys.partitions[partition]
-    [reply] = await store.run_one(keys.slot, [("HGETALL", keys.held)])
-    return {reply[i].decode(): reply[i + 1] for i in range(0, len(reply), 2)}

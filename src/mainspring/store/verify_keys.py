@@ -25,12 +25,18 @@ _PARTITION_TYPES: Final = {
     "dead_times": b"zset",
     "held": b"hash",
     "ids": b"hash",
+    "queued": b"hash",
+    "acks": b"hash",
+    "queues": b"set",
+    "holds": b"hash",
 }
 _NAMESPACE_TYPES: Final = {"meta": b"hash", "nodes": b"hash", "beats": b"zset", "leader": b"hash", "plan": b"hash"}
+_NAMESPACE_TYPES |= {"pauses": b"hash"}
 _NAMESPACE_TYPES |= {"access": b"hash", "audit": b"stream"}
-_PASSING: Final = re.compile(rb"\{[^}]*\}:idem:[0-9a-f]+")
+_PASSING: Final = re.compile(rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*)", re.DOTALL)
 """Texts that expire by themselves and that nothing else hangs on."""
 _SLICE_TYPES: Final = {b"s": b"list", b"f": b"string", b"d": b"string", b"x": b"string"}
+_QUEUE_KEY: Final = re.compile(rb"\{([^}]*)\}:q:[A-Za-z0-9._-]{1,64}")
 _SLICE_KEY: Final = re.compile(rb"\{([^}]*)\}:([sfdx]):(.*)", re.DOTALL)
 
 Fixed = dict[bytes, tuple[int | None, bytes]]
@@ -68,7 +74,7 @@ async def check_keys(store: Store, unreadable: Collection[int]) -> AsyncIterator
     told: set[tuple[str, str]] = set()  # a scan may show a key twice, and a slice has several keys
     for link in store.links.all():
         async for page in _pages(link, store.keys.namespace):
-            loose = [key for key in page if key not in fixed]
+            loose = [key for key in page if key not in fixed and not _PASSING.fullmatch(key)]
             async for finding in _check_page(store, link, loose, by_tag, unreadable):
                 if (finding.kind, finding.where) not in told:
                     told.add((finding.kind, finding.where))
@@ -102,7 +108,10 @@ async def _check_page(
         place = slice_named(match[3]) if match is not None else None
         if isinstance(found, hiredis.ReplyError) or found == b"none":
             continue  # its slot is moving, or it is gone by now: not ours to judge here
-        if found == b"string" and _PASSING.fullmatch(key):
+        queue = _QUEUE_KEY.fullmatch(key)
+        if queue is not None and queue[1] in by_tag:
+            if found != b"stream":
+                yield _wrong_type(by_tag[queue[1]].number, key, b"stream", found)
             continue
         if match is None or keys is None or place is None:
             yield _unknown(key, found)

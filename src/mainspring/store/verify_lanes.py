@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
+from ..model.ids import IDH_BYTES
 from .codec import FORWARD, HEADER_BYTES, TOMB_BYTES
 from .index import look_up
 from .keys import Address, PartitionKeys
@@ -17,7 +18,7 @@ LANES_A_PAGE: Final = 256
 ROWS_A_CHUNK: Final = 1_000
 
 Suspect = tuple[bytes, bytes, Address | None]
-"""Lane, idh of the head it waits for, and where the index has that head."""
+"""Lane, the head it waits for as the lane has it (idh first), and where the index has that head."""
 
 
 async def check_lanes(store: Store, keys: PartitionKeys) -> AsyncIterator[Finding]:
@@ -32,7 +33,8 @@ async def check_lanes(store: Store, keys: PartitionKeys) -> AsyncIterator[Findin
             if suspects:
                 suspects = await _nowhere(store, keys, suspects)
         for suspect in suspects:
-            problem = f"waits for the task {suspect[1].hex()}, which is nowhere: nothing of the lane will fire"
+            idh = suspect[1][:IDH_BYTES].hex()
+            problem = f"waits for the task {idh}, which is nowhere: nothing of the lane will fire"
             where = f"{keys.held} {shown(suspect[0])}"
             yield Finding("held-lane", keys.number, where, problem, partial(_free, store, keys, suspect))
         if not cursor:
@@ -41,20 +43,22 @@ async def check_lanes(store: Store, keys: PartitionKeys) -> AsyncIterator[Findin
 
 async def _not_indexed(store: Store, keys: PartitionKeys, held: list[tuple[bytes, bytes]]) -> list[Suspect]:
     """Lanes whose head the index does not show pending or under way, as it does nearly always."""
-    addresses = await look_up(store, [(keys.number, idh) for _, idh in held])
-    known = [(address, idh) for (_, idh), address in zip(held, addresses, strict=True) if address is not None]
+    addresses = await look_up(store, [(keys.number, head[:IDH_BYTES]) for _, head in held])
+    known = [
+        (address, head[:IDH_BYTES]) for (_, head), address in zip(held, addresses, strict=True) if address is not None
+    ]
     states = {idh: found.state for (_, idh), found in zip(known, await look_at(store, known), strict=True)}
     return [
-        (lane, idh, address)
-        for (lane, idh), address in zip(held, addresses, strict=True)
-        if states.get(idh) not in ("pending", "fired")
+        (lane, head, address)
+        for (lane, head), address in zip(held, addresses, strict=True)
+        if states.get(head[:IDH_BYTES]) not in ("pending", "fired")
     ]
 
 
 async def _nowhere(store: Store, keys: PartitionKeys, suspects: list[Suspect]) -> list[Suspect]:
     """Those whose head stands in no slice, is waited for all the same, and has got no new place meanwhile."""
-    there = await _search(store, keys, {idh for _, idh, _ in suspects})
-    missing = [(lane, idh) for lane, idh, _ in suspects if idh not in there]
+    there = await _search(store, keys, {head[:IDH_BYTES] for _, head, _ in suspects})
+    missing = [(lane, head) for lane, head, _ in suspects if head[:IDH_BYTES] not in there]
     if not missing:
         return []
     [held] = await store.run_one(keys.slot, [("HMGET", keys.held, *(lane for lane, _ in missing))])
@@ -102,8 +106,8 @@ def _is_set(bits: bytes, index: int) -> bool:
 
 
 async def _free(store: Store, keys: PartitionKeys, suspect: Suspect) -> Repair:
-    lane, idh, address = suspect
-    args = [lane, idh, address.pack() if address is not None else ""]
+    lane, head, address = suspect
+    args = [lane, head, head[:IDH_BYTES], address.pack() if address is not None else ""]
     reply = await store.call(keys.number, "repair_lane", [keys.held, keys.ids, keys.own, keys.fence], args)
     if reply != b"ok":
         return Repair(True, "it waits for another task by now")

@@ -14,6 +14,9 @@ KINDS: Final = {
     "bad-slice": "a live slice whose name or score cannot be true",
     "stray-bits": "bits past the end of a slice's entries",
     "held-lane": "a lane that waits for a task which is nowhere",
+    "queue-entry": "an entry of a queue's stream that is not among the queued tasks",
+    "queue-place": "a queued task whose entry is gone from its stream",
+    "queue-count": "the counters of queued tasks do not say how many there are",
     "dead-letter": "a dead letter without its time, or a time without its letter",
     "unknown-key": "a key of the namespace that no part of Mainspring writes",
     "wrong-type": "a key that holds another type of value than it should",
@@ -24,23 +27,26 @@ MOST_TOLD: Final = 10_000
 
 
 class Books(NamedTuple):
-    """accepted = pending + fired + done + cancelled + replaced + dead, at every moment."""
+    """accepted = pending + fired + queued + done + cancelled + replaced + dead, at every moment."""
 
     accepted: int = 0
     pending: int = 0
     fired: int = 0
+    queued: int = 0
     done: int = 0
     cancelled: int = 0
     replaced: int = 0
     dead: int = 0
     retried: int = 0
     """Not part of the sum: a retry is the same task in another place."""
+    spilled: int = 0
+    """Nor is this: moved into a hold slice."""
 
     @property
     def missing(self) -> int:
         """Accepted tasks that are nowhere; negative: tasks that nobody accepted."""
         settled = self.done + self.cancelled + self.replaced + self.dead
-        return self.accepted - self.pending - self.fired - settled
+        return self.accepted - self.pending - self.fired - self.queued - settled
 
     @classmethod
     def sum(cls, books: "list[Books]") -> "Books":

@@ -4,39 +4,46 @@ Counted row by row, and apart from `store/verify_count.py`, which counts by leng
 the other. This one reads everything at once and is meant for tests; on a large server use `mainspring verify`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..store.codec import RESENT
 from ..store.keys import PartitionKeys
 from ..store.store import Store
 from ..store.wire import Command
 
-_COUNTERS = ("accepted", "done", "cancelled", "replaced", "dead", "retried")
+_COUNTERS = ("accepted", "queued", "done", "cancelled", "replaced", "dead", "retried", "spilled", "aside")
 
 
 class Balance(NamedTuple):
-    """accepted = pending + fired + done + cancelled + replaced + dead, at every moment."""
+    """accepted = pending + fired + queued + done + cancelled + replaced + dead, at every moment."""
 
     accepted: int = 0
     pending: int = 0
     fired: int = 0
+    queued: int = 0
     done: int = 0
     cancelled: int = 0
     replaced: int = 0
     dead: int = 0
     retried: int = 0
+    spilled: int = 0
     resent: int = 0
     """Rows marked as sent again; not part of the sum."""
+    aside: int = 0
+    """Tasks of lanes that are in queues; they count as fired."""
+    places: int = 0
+    """Tasks in queues, as their places say; and as the streams hold them."""
+    streamed: int = 0
 
     @property
     def even(self) -> bool:
-        return self.missing == 0
+        return self.missing == 0 and self.queued + self.aside == self.places == self.streamed
 
     @property
     def missing(self) -> int:
         """Accepted tasks that are nowhere; negative: tasks that nobody accepted."""
         settled = self.done + self.cancelled + self.replaced + self.dead
-        return self.accepted - self.pending - self.fired - settled
+        return self.accepted - self.pending - self.fired - self.queued - settled
 
 
 async def balance(store: Store) -> Balance:
@@ -44,13 +51,23 @@ async def balance(store: Store) -> Balance:
     total = Balance()
     for keys in store.keys.partitions:
         one = await partition_balance(store, keys)
-        assert one.even, f"partition {keys.number}: {one.missing} tasks are missing in {one}"
+        assert one.even, uneven(keys, one)
         total = Balance(*(a + b for a, b in zip(total, one, strict=True)))
     return total
 
 
+def uneven(keys: PartitionKeys, one: Balance) -> str:
+    """What is wrong with the books of a partition, in words."""
+    if one.missing:
+        return f"partition {keys.number}: {one.missing} tasks are missing in {one}"
+    return f"partition {keys.number}: the queues do not hold what the counters say in {one}"
+
+
 _READ = """#!lua flags=no-writes,allow-oom
-local out = {redis.call('HMGET', KEYS[2], unpack(ARGV, 2))}
+local out = {redis.call('HMGET', KEYS[2], unpack(ARGV, 2)), {redis.call('HLEN', KEYS[3]), 0}}
+for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
+  out[2][2] = out[2][2] + redis.call('XLEN', ARGV[1] .. 'q:' .. name)
+end
 for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   out[#out + 1] = redis.call('LRANGE', ARGV[1] .. 's:' .. name, 0, -1)
   for _, kind in ipairs({'f:', 'd:', 'x:'}) do
@@ -64,15 +81,16 @@ return out
 async def partition_balance(store: Store, keys: PartitionKeys) -> Balance:
     """One partition, at one moment."""
     prefix = keys.slices.removesuffix("slices")
-    command: Command = ("EVAL", _READ, 2, keys.slices, keys.n, prefix, *_COUNTERS)
+    command: Command = ("EVAL", _READ, 4, keys.slices, keys.n, keys.queued, keys.queues, prefix, *_COUNTERS)
     [reply] = await store.run_one(keys.slot, [command])
     return _count(reply)
 
 
-def _count(reply: list[list[bytes]]) -> Balance:
+def _count(reply: list[list[Any]]) -> Balance:
     counters = dict(zip(_COUNTERS, (int(value or 0) for value in reply[0]), strict=True))
-    states = {"pending": 0, "fired": 0, "resent": 0}
-    for at in range(1, len(reply), 4):
+    places, streamed = reply[1]
+    states = {"pending": 0, "fired": 0, "resent": 0, "places": places, "streamed": streamed}
+    for at in range(2, len(reply), 4):
         rows, f, d, x = reply[at : at + 4]
         for index, row in enumerate(rows):
             states["resent"] += len(row) > 4 and bool(row[4] & RESENT)

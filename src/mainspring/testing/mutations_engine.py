@@ -18,7 +18,7 @@ from ..engine.outcomes import Outcomes
 from ..engine.partition import Partition
 from ..model.errors import StoreError
 from ..model.outcome import DONE
-from ..store import fire, put, read
+from ..store import fire, holds, put, read
 from ..store.codec import HEADER_BYTES, RESENT, decode, entry
 from ..store.scripts import Scripts, _sha
 from ..store.store import Store
@@ -48,11 +48,11 @@ def _without_done(load: Callable[..., None]) -> Any:
     return lambda self, fired, _: load(self, fired, b"")
 
 
-def _none_held(_: Any) -> Any:
-    async def held_lanes(_store: Store, _partition: int) -> dict[str, bytes]:
-        return {}
+def _none_held(inherit: Any) -> Any:
+    async def without_heads(store: Store, partition: int) -> holds.Inherited:
+        return (await inherit(store, partition))._replace(heads={})  # type: ignore[no-any-return]
 
-    return held_lanes
+    return without_heads
 
 
 _TIME: Final = (
@@ -79,7 +79,7 @@ _TIME: Final = (
     Mutation(
         "takeover-forgets-held-lanes",
         "a new owner does not know which lanes wait for a retry",
-        (Patch(read, "held_lanes", _none_held),),
+        (Patch(holds, "inherit", _none_held),),
     ),
 )
 

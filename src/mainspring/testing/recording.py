@@ -32,7 +32,7 @@ from ..store import fire
 from ..store.durable import SERVER, Durability
 from ..store.store import Group, Replies, Store
 from ..store.wire import Command
-from .balance import partition_balance
+from .balance import partition_balance, uneven
 from .events import Begun, Ending, Event, Finished, History, Wrote
 from .history import Violation
 
@@ -252,6 +252,5 @@ async def books(store: Store) -> list[Violation]:
     for keys in store.keys.partitions:
         one = await partition_balance(store, keys)
         if not one.even:
-            text = f"partition {keys.number}: {one.missing} tasks are missing in {one}"
-            found.append(Violation("books", "", store.clock.now_ms() * 1000, text))
+            found.append(Violation("books", "", store.clock.now_ms() * 1000, uneven(keys, one)))
     return found

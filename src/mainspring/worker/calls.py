@@ -34,26 +34,26 @@ class Calls:
         return [queue for queue, called in self._called.items() if called]
 
     def asks(self, shares: Mapping[str, int]) -> dict[int, dict[str, int]]:
-        """Spread the shares over partitions, going on after the one that was served last."""
+        """Spread the shares over partitions, beginning with the next in turn."""
         self._again.clear()
         found: dict[int, dict[str, int]] = {}
-        last = self._last
+        first = None
         for queue, most in shares.items():
             turn = self._turn(queue, most)
             for i, partition in enumerate(turn):
                 found.setdefault(partition, {})[queue] = most // len(turn) + (i < most % len(turn))
-                last = partition
-        self._last = last
+            if turn and first is None:
+                first = turn[0]
+        self._last = self._last if first is None else first
         return found
 
     def _turn(self, queue: str, most: int) -> list[int]:
-        """The partitions to ask now: a few of those that are full, and one of the others; else as many as called."""
+        """The partitions to ask now: whoever is next, and a few that are full; where none is, as many as called."""
         turn = sorted(self._called[queue], key=lambda p: (p <= self._last, p))
-        full = [partition for partition in turn if (partition, queue) in self._full]
+        full = [partition for partition in turn[1:] if (partition, queue) in self._full]
         if not full:
             return turn[:most]
-        others = [partition for partition in turn if (partition, queue) not in self._full]
-        return [*full[:AT_ONCE], *others[:1]][:most]
+        return [*turn[:1], *full[: AT_ONCE - 1]][:most]
 
     def came(self, asks: Mapping[int, Mapping[str, int]], got: Iterable[tuple[int, str]]) -> None:
         """Forget partitions that gave less than they were asked for: they are empty, unless they called since."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 from ..model.errors import MainspringError
 from ..model.ids import idempotency_key
 from ..model.job import Job
+from .memory import Memory
 
 log = logging.getLogger("mainspring.handler")
 
@@ -19,10 +20,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class Context:
     """One run of one task. A handler gets it by a parameter annotated `Context`, or from `current()`."""
 
-    __slots__ = ("_job", "_lines", "_namespace", "cancelled")
+    __slots__ = ("_job", "_lines", "_namespace", "cancelled", "memory")
 
-    def __init__(self, namespace: str, job: Job) -> None:
+    def __init__(self, namespace: str, job: Job, memory: Memory | None = None) -> None:
         self._namespace = namespace
+        self.memory = memory
+        """Where `@idempotent` keeps what has run; None where no server is at hand."""
         self._job = job
         self._lines: list[str] | None = None
         self.cancelled = False

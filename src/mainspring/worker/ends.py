@@ -5,8 +5,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from ..engine.failures import Failures
 from ..model.errors import StoreError
+from ..model.failure import Failure
+from ..model.ids import idempotency_key
 from ..model.job import Cancelled, End, Job
+from ..model.limits import MAX_ERROR_CHARS
 from ..model.outcome import DONE, Dead, Done, Outcome, Retry
 from ..model.policies import Policies
 from ..model.result import Ending, Result
@@ -24,10 +28,13 @@ UNTRIED_WAIT_MS: Final = 1_000
 class Ends:
     """Turns runs into ends, by the retry policy; `step` writes them."""
 
-    def __init__(self, store: Store, worker: str, policies: Policies, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, worker: str, policies: Policies, failures: Failures, wake: Callable[[], None]
+    ) -> None:
         self._store = store
         self._worker = worker
         self._policies = policies
+        self._failures = failures
         self._wake = wake
         self.unsent: list[End] = []
         self.given_back: list[Job] = []
@@ -64,11 +71,27 @@ class Ends:
         now_ms = self._store.clock.now_ms()
         match decide(policy, job.body.attempt, outcome, job.original_due_ms, now_ms):
             case Wait(ms):
-                log.info("%s: attempt %d of %s failed: %s", job.id, job.body.attempt, job.body.target, outcome.reason)
+                self._report(job, outcome, outcome.reason, now_ms + ms)
                 return Retry(outcome.reason, ms)
             case GiveUp(reason):
-                log.warning("%s: %s is given up: %s", job.id, job.body.target, reason)
+                self._report(job, outcome, reason, None)
                 return Dead(reason)
+
+    def _report(self, job: Job, outcome: Retry | Dead, reason: str, next_at_ms: int | None) -> None:
+        namespace = self._store.keys.namespace
+        failure = Failure(
+            id=job.id,
+            target=job.body.target,
+            attempt=job.body.attempt,
+            error=reason[:MAX_ERROR_CHARS],
+            outcome="dead" if next_at_ms is None else "retry",
+            next_at_ms=next_at_ms,
+            lane=job.body.lane,
+            original_due_ms=job.original_due_ms,
+            idempotency_key=idempotency_key(namespace, job.id, job.original_due_ms),
+            exception=outcome.error,
+        )
+        self._failures.report(failure)
 
     def _end(self, run: Run, outcome: Outcome | Cancelled) -> End:
         ttl_ms = run.work.result_ttl_ms
@@ -102,7 +125,7 @@ class Ends:
             return IDLE_S
         ends, self.unsent = self.unsent, []
         try:
-            answers = await queue.finish(self._store, self._worker, ends)
+            answers = await queue.finish(self._store, ends)
         except BaseException:
             self.unsent = ends + self.unsent
             raise
@@ -123,4 +146,4 @@ class Ends:
         """Hand over what was not done, so that others can have it at once."""
         jobs, self.given_back = self.given_back, []
         if jobs:
-            await queue.give_back(self._store, self._worker, jobs)
+            await queue.give_back(self._store, jobs)

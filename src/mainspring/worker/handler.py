@@ -1,9 +1,10 @@
 """A Python function that workers run."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from ..model.errors import InvalidInput
 from ..model.retry import RetryPolicy
@@ -11,6 +12,8 @@ from ..model.times import Delay, delay_ms
 from .arguments import CODECS, Arguments, Codec
 from .context import Context
 from .work import Work
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class Handler(Work):
@@ -29,6 +32,8 @@ class Handler(Work):
         codec: Codec = "json",
     ) -> None:
         called: str = name if name is not None else getattr(function, "__name__", "")
+        if not _NAME.fullmatch(called):
+            raise InvalidInput(f"the name of a handler is {called!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
         super().__init__(
             function,
             name=called,

@@ -9,6 +9,7 @@ from ..model.clock import Clock
 from ..model.job import Job
 from ..model.outcome import Dead, Outcome, Retry
 from .crew import Crew
+from .memory import Memory
 from .registry import Registry
 from .run import Run, Stop
 from .threads import Threads
@@ -34,6 +35,7 @@ class Hands:
         clock: Clock,
         *,
         concurrency: int,
+        memory: Memory | None = None,
         ended: Callable[[Run], None],
         refused: Callable[[Job, Outcome], None],
     ) -> None:
@@ -41,6 +43,7 @@ class Hands:
         self._namespace = namespace
         self._clock = clock
         self.concurrency = concurrency
+        self._memory = memory
         self._ended = ended
         self._refused = refused
         self._crew = Crew(concurrency, clock.now_ms, self._over)
@@ -68,7 +71,7 @@ class Hands:
             elif work is None:
                 self._refused(job, Retry(f"this worker does not know {job.body.target}"))
             else:
-                run = Run(job, work, self._namespace, now)
+                run = Run(job, work, self._namespace, now, self._memory)
                 self.runs.add(run)
                 (self._crew if work.is_async else self._threads).add(run)
 

@@ -10,6 +10,7 @@ from ..model.outcome import DONE, Dead, Done, Outcome, Retry
 from ..model.result import Output
 from .arguments import WrongArguments
 from .context import Context
+from .memory import Memory
 from .work import Outputs, Work
 
 Stop = Literal["timeout", "expired", "cancelled", "lost", "stopping"]
@@ -36,11 +37,11 @@ class Run:
         "work",
     )
 
-    def __init__(self, job: Job, work: Work, namespace: str, taken: float) -> None:
+    def __init__(self, job: Job, work: Work, namespace: str, taken: float, memory: Memory | None = None) -> None:
         self.job = job
         self.taken = taken
         self.work = work
-        self.context = Context(namespace, job)
+        self.context = Context(namespace, job, memory)
         self.started = 0.0
         self.deadline = inf
         self.stopped: Stop | None = None

@@ -1,15 +1,12 @@
 """What a worker can run: handlers and commands look alike to it."""
 
-import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
-from ..model.errors import InvalidInput
+from ..model.queues import check_queue
 from ..model.result import Output
 from ..model.retry import RetryPolicy
 from .context import Context
-
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class Work:
@@ -31,8 +28,8 @@ class Work:
         result_ttl_ms: int,
     ) -> None:
         self.function = function
-        self.name = check_work_name(name, "the name of a handler")
-        self.queue = check_work_name(queue, "the name of a queue")
+        self.name = name
+        self.queue = check_queue(queue)
         self.target = target
         self.retry = retry
         """None: the worker's own policy."""
@@ -50,9 +47,3 @@ class Outputs(Exception):
     def __init__(self, reason: str, output: Output) -> None:
         super().__init__(reason)
         self.output = output
-
-
-def check_work_name(name: object, what: str) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidInput(f"{what} is {name!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
-    return name

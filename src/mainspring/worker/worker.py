@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from ..engine.failures import Failures
 from ..engine.loop import Loop
 from ..model.errors import InvalidInput, StoreError
+from ..model.failure import ErrorHandler
 from ..model.policies import Policies
 from ..model.retry import RetryPolicy
 from ..store.links import Subscription
@@ -16,6 +18,7 @@ from ..store.store import Store
 from .ends import Ends
 from .hands import Hands
 from .heart import Heart
+from .memory import Memory
 from .registry import Registry
 from .run import Run
 from .shares import Shares
@@ -37,6 +40,7 @@ class WorkerOptions:
     lease_s: float = 5.0
     shutdown_timeout_s: float = 25.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    error_handler: ErrorHandler | None = None
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -51,12 +55,14 @@ class Worker:
     def __init__(self, store: Store, registry: Registry, options: WorkerOptions) -> None:
         self.options = options
         self._store = store
-        self.ends = Ends(store, options.name, Policies(options.retry), self._something_ended)
+        self.failures = Failures(options.error_handler)
+        self.ends = Ends(store, options.name, Policies(options.retry), self.failures, self._something_ended)
         self.hands = Hands(
             registry,
             store.keys.namespace,
             store.clock,
             concurrency=options.concurrency,
+            memory=Memory(store),
             ended=self._ended,
             refused=self.ends.refuse,
         )
@@ -107,6 +113,7 @@ class Worker:
         for loop in (self._watch, self._beat, self._end):
             await loop.stop()
         await self._last_word()
+        await self.failures.aclose()
         if self._subscription is not None:
             await self._subscription.close()
         return clean

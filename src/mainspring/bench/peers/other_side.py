@@ -38,6 +38,7 @@ def main() -> None:
         produce(peer)
     else:
         threading.Thread(target=end_with_the_bench, daemon=True).start()
+        os.dup2(2, 1)  # nobody reads what libraries print from now on: a full pipe would hold them up
         getattr(peer, role)()
 
 
@@ -93,7 +94,9 @@ def steady(peer: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def end_with_the_bench() -> None:
-    sys.stdin.read()
+    # Not by sys.stdin: a forked child closes that, and would wait for ever for whoever reads from it.
+    while os.read(0, 1):
+        pass
     os.killpg(os.getpgrp(), 9)  # the bench gave this process a group of its own
 
 

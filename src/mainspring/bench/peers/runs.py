@@ -12,7 +12,7 @@ from .other_side import RUN
 STALL_S: Final = 30.0
 """So long without a run, and what is missing counts as lost. Some peers look for due tasks every few seconds only."""
 
-_POLL_S: Final = 0.05
+_POLL_S: Final = 0.25
 
 
 class Runs:
@@ -26,17 +26,18 @@ class Runs:
     def count(self) -> int:
         return self.path.stat().st_size // RUN.size
 
-    async def wait(self, count: int, tell: Callable[[int], None], *, stall_s: float = STALL_S) -> bool:
-        """Until there are so many; False when there has been no run for a long time."""
+    async def wait(self, numbers: range, tell: Callable[[int], None], *, stall_s: float = STALL_S) -> bool:
+        """Until each of these has run; False when there has been no run for a long time."""
         seen, seen_at = -1, time.monotonic()
-        while (now := self.count) < count:
-            if now != seen:
+        while True:
+            if (now := self.count) != seen:
                 seen, seen_at = now, time.monotonic()
                 tell(now)
+                if now >= len(numbers) and self.times().keys() >= set(numbers):
+                    return True
             elif time.monotonic() - seen_at > stall_s:
                 return False
             await asyncio.sleep(_POLL_S)
-        return True
 
     def times(self) -> dict[int, list[int]]:
         """For each number the nanoseconds at which it ran."""
@@ -56,7 +57,13 @@ class Verdict:
     early: int
     late_ms: list[float]
     """Sorted; negative for what was early."""
+    first_ns: int
     last_ns: int
+
+    @property
+    def seconds(self) -> float:
+        """From the first run to the last."""
+        return (self.last_ns - self.first_ns) / 1e9
 
     def late_by(self, share: float) -> float | None:
         """The lateness that this share of the tasks kept."""
@@ -67,15 +74,17 @@ class Verdict:
 
 def judge(times: Mapping[int, list[int]], dues_ms: Iterable[tuple[int, int]]) -> Verdict:
     """`dues_ms`: number and due time of every task that counts."""
-    lost = duplicated = last_ns = 0
+    lost = duplicated = 0
     late_ms: list[float] = []
+    began_ns: list[int] = []
     for number, due_ms in dues_ms:
         runs = times.get(number)
         if runs is None:
             lost += 1
             continue
         duplicated += len(runs) - 1
+        began_ns.append(min(runs))
         late_ms.append(min(runs) / 1e6 - due_ms)
-        last_ns = max(last_ns, min(runs))
     late_ms.sort()
-    return Verdict(lost, duplicated, sum(late < 0 for late in late_ms), late_ms, last_ns)
+    early = sum(late < 0 for late in late_ms)
+    return Verdict(lost, duplicated, early, late_ms, min(began_ns, default=0), max(began_ns, default=0))

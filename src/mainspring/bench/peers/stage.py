@@ -1,8 +1,9 @@
 """One peer, measured: a producer process and a consumer process on a server of their own.
 
-producer  | warm-up | all, due at one moment |                          | steady: so many a second, 3 s ahead
+producer  | warm-up | all, due at one moment |      | steady: so many a second, each 3 s ahead
 server              ^ memory                 ^ memory
-consumer                                     | starts, runs the warm-up | all: drain    | steady: lateness
+due                                               |
+consumer                                          | starts; warm-up; all: drain | steady: lateness
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,16 +22,10 @@ import msgspec
 from ...model.errors import MainspringError
 from ..ground import Ground, Where, ground
 from ..life import Progress
-from .runs import Runs, Verdict, judge
+from .runs import Runs, judge
 
 OTHER_SIDE: Final = Path(__file__).with_name("other_side.py")
 WARM_TASKS: Final = 100
-SETTLE_S: Final = 5.0
-"""For the consumer to start."""
-
-SETTLE_TASK_S: Final = 0.001
-"""For those that fetch tasks long before they are due."""
-
 PATIENCE_S: Final = 300.0
 LEAD_MS: Final = 3_000
 
@@ -87,22 +82,27 @@ class Stage:
         self._progress = progress
 
     async def play(self) -> Measured:
-        tasks = self._demand.tasks
-        self._tell("warming up")(0)
-        warm_s = (await self._producer.ask(first=0, tasks=WARM_TASKS, due_ms=_now_ms()))["seconds"]
-        lead_s = 1.5 * warm_s * tasks / WARM_TASKS + SETTLE_S + SETTLE_TASK_S * tasks
-        due_ms = _now_ms() + round(lead_s * 1000)
-        before = await self._place.read()
+        tasks, all_tasks = self._demand.tasks, range(WARM_TASKS, WARM_TASKS + self._demand.tasks)
         self._tell("scheduling")(0)
+        warm_s = (await self._producer.ask(first=0, tasks=WARM_TASKS, due_ms=_now_ms()))["seconds"]
+        due_ms = _now_ms() + round(1000 * (1 + warm_s * tasks / WARM_TASKS))
+        before = await self._place.read()
         took_s = (await self._producer.ask(first=WARM_TASKS, tasks=tasks, due_ms=due_ms))["seconds"]
         used = (await self._place.read()).since(before)
-        drained, drain_s, steady = await self._consume(due_ms)
+        await asyncio.sleep(max(0, due_ms - _now_ms()) / 1000)
+        async with self._consumer():
+            await self._ran(range(WARM_TASKS), "starting")
+            await self._runs.wait(all_tasks, self._tell("draining"))
+            steady_dues = await self._steady(WARM_TASKS + tasks)
+        times = self._runs.times()
+        drained = judge(times, ((number, due_ms) for number in all_tasks))
+        steady = judge(times, steady_dues)
         return Measured(
             version=self._producer.version,
             tasks=tasks,
             schedule_per_s=round(tasks / took_s),
             bytes_per_pending_task=round(used.memory / tasks, 1),
-            drain_per_s=round((tasks - drained.lost) / drain_s),
+            drain_per_s=round((tasks - drained.lost) / max(drained.seconds, 1e-6)),
             p50_ms=steady.late_by(0.5),
             p99_ms=steady.late_by(0.99),
             early=drained.early + steady.early,
@@ -110,31 +110,27 @@ class Stage:
             lost=drained.lost + steady.lost,
         )
 
-    async def _consume(self, due_ms: int) -> tuple[Verdict, float, Verdict]:
-        """Run what was scheduled, then a steady load."""
-        tasks, first = self._demand.tasks, WARM_TASKS + self._demand.tasks
+    @contextlib.asynccontextmanager
+    async def _consumer(self) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             for role in self._one.roles:
                 await stack.enter_async_context(_side(self._one, role, self._place.url, self._runs))
-            if not await self._runs.wait(WARM_TASKS, self._tell("warming up")):
-                raise PeerFailed(f"only {self._runs.count} of {WARM_TASKS} tasks for warming up ran")
-            ready_ms = _now_ms()
-            await self._runs.wait(WARM_TASKS + tasks, self._tell("draining"))
-            steady_ms = _now_ms() + LEAD_MS + 100
-            count = round(self._demand.rate * self._demand.seconds)
-            self._tell(f"{self._demand.rate} a second")(0)
-            await self._producer.ask(
-                first=first, tasks=count, due_ms=steady_ms, lead_ms=LEAD_MS, rate=self._demand.rate
-            )
-            await self._runs.wait(first + count, self._tell(f"{self._demand.rate} a second"))
-        times = self._runs.times()
-        drained = judge(times, ((number, due_ms) for number in range(WARM_TASKS, first)))
-        steady = judge(times, self._steady_dues(first, count, steady_ms))
-        # From when they were due; or from when the consumer was up, if that was later.
-        return drained, max(1e-9, drained.last_ns / 1e9 - max(due_ms, ready_ms) / 1000), steady
+            yield
 
-    def _steady_dues(self, first: int, count: int, due_ms: int) -> Iterator[tuple[int, int]]:
-        return ((first + at, due_ms + at * 1000 // self._demand.rate) for at in range(count))
+    async def _ran(self, numbers: range, what: str) -> None:
+        if not await self._runs.wait(numbers, self._tell(what)):
+            raise PeerFailed(f"only {self._runs.count} tasks ran of the first {len(numbers)}")
+
+    async def _steady(self, first: int) -> list[tuple[int, int]]:
+        """Numbers and due times of the tasks that count: the load goes on until the last of them is due."""
+        rate, what = self._demand.rate, f"{self._demand.rate} a second"
+        count, more = round(rate * self._demand.seconds), rate * LEAD_MS // 1000
+        due_ms = _now_ms() + LEAD_MS + 100
+        self._tell(what)(self._runs.count)
+        order = {"first": first, "tasks": count + more, "due_ms": due_ms, "lead_ms": LEAD_MS, "rate": rate}
+        await self._producer.ask(**order)
+        await self._runs.wait(range(first, first + count), self._tell(what))
+        return [(first + at, due_ms + at * 1000 // rate) for at in range(count)]
 
     def _tell(self, what: str) -> Callable[[int], None]:
         total = WARM_TASKS + self._demand.tasks + round(self._demand.rate * self._demand.seconds)

@@ -102,6 +102,7 @@ for q = 1, streams do
 end
 spread(places, 'HSET', queued)
 if added > 0 then redis.call('HINCRBY', n, 'queued', added) end
+if #places / 2 > added then redis.call('HINCRBY', n, 'aside', #places / 2 - added) end
 if finished > 0 then redis.call('HINCRBY', n, 'done', finished) end
 for t = 0, touched - 1 do
   local at, d = 6 + t * 6, KEYS[first_touch_key + t * 2 + 2]

@@ -14,8 +14,12 @@ if claim ~= '' then
   return 'cancelling'
 end
 local found = redis.call('XRANGE', stream, id, id)
-if found[1] and in_lane(found[1][2][2]) then redis.call('HSET', acks, address, idh .. 'c')
-else redis.call('HINCRBY', n, 'queued', -1) end
+if found[1] and in_lane(found[1][2][2]) then
+  redis.call('HSET', acks, address, idh .. 'c')
+  redis.call('HINCRBY', n, 'aside', -1)
+else
+  redis.call('HINCRBY', n, 'queued', -1)
+end
 redis.call('XDEL', stream, id)
 redis.call('HINCRBY', n, 'cancelled', 1)
 call_off(slices, ids, x, idh, address)

@@ -100,6 +100,7 @@ for _, one in ipairs(called_off) do
 end
 local left = ends - #out - acked
 if left > 0 then redis.call('HINCRBY', n, 'queued', -left) end
+if acked > 0 then redis.call('HINCRBY', n, 'aside', -acked) end
 for name, count in pairs({done = done, retried = retried, replaced = replaced, dead = died, cancelled = cancelled}) do
   if count > 0 then redis.call('HINCRBY', n, name, count) end
 end

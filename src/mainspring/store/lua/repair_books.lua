@@ -7,7 +7,7 @@
 --   missing then is missing now. Only another repair could have changed that, and repairs are counted.
 local known = redis.call('HGET', KEYS[1], 'repairs') or '0'
 if known ~= ARGV[1] then return 'changed' end
-for _, name in ipairs({'accepted', 'done', 'cancelled', 'replaced', 'dead', 'retried', 'repairs'}) do
+for _, name in ipairs({'accepted', 'queued', 'done', 'cancelled', 'replaced', 'dead', 'retried', 'spilled', 'repairs'}) do
   local value = redis.call('HGET', KEYS[1], name)
   if value and not string.find(value, '^-?%d+$') then redis.call('HSET', KEYS[1], name, 0) end
 end

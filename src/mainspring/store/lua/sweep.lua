@@ -1,6 +1,6 @@
 -- Forget ids that finished longer ago than the dedupe window.
 --
--- KEYS  slices, ids, holds
+-- KEYS  slices, ids, holds, queued
 -- ARGV  the window in ms, then pairs of idh, address as they were read
 -- returns how many were removed
 -- The server's clock decides: a node whose clock ran ahead by an hour would forget all that is finished.
@@ -15,7 +15,12 @@ for i = 2, #ARGV - 1, 2 do
   local over = start + widths[width + 1] < before
   if width == 4 then over = redis.call('HEXISTS', KEYS[3], name) == 0 end
   if over and redis.call('HGET', KEYS[2], ARGV[i]) == ARGV[i + 1] then
-    if not same_incarnation(KEYS[1], name, math.floor(start / 1000) + r / 1048576) then gone[#gone + 1] = ARGV[i] end
+    -- One that is in a queue or runs is not over, though its slice may be.
+    local place = redis.call('HGET', KEYS[4], ARGV[i])
+    local in_queue = place and string.sub(place, 1, 14) == ARGV[i + 1]
+    if not in_queue and not same_incarnation(KEYS[1], name, math.floor(start / 1000) + r / 1048576) then
+      gone[#gone + 1] = ARGV[i]
+    end
   end
 end
 for first = 1, #gone, 1000 do redis.call('HDEL', KEYS[2], unpack(gone, first, math.min(first + 999, #gone))) end

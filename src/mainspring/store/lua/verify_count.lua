@@ -3,7 +3,7 @@
 -- KEYS  n, slices; s of each slice; f, d and x of each slice
 -- ARGV  how many slices, their names
 -- returns {counters, live slices in all, score of each, length of each, {place among f, d, x of all; that bitmap ...}}
---   counters: accepted, done, cancelled, replaced, dead, retried, repairs
+--   counters: accepted, queued, done, cancelled, replaced, dead, retried, spilled, repairs
 -- Looks at no entry: what is pending follows from the length of a list and the bits beside it. The caller bounds the
 -- number of slices.
 local count = tonumber(ARGV[1])
@@ -20,5 +20,5 @@ for first = 1, count * 3, 3000 do
     if bits then bitmaps[b + 1], bitmaps[b + 2], b = first + i - 1, bits, b + 2 end
   end
 end
-local counters = redis.call('HMGET', KEYS[1], 'accepted', 'done', 'cancelled', 'replaced', 'dead', 'retried', 'repairs')
+local counters = redis.call('HMGET', KEYS[1], 'accepted', 'queued', 'done', 'cancelled', 'replaced', 'dead', 'retried', 'spilled', 'repairs')
 return {counters, redis.call('ZCARD', KEYS[2]), scores, lengths, bitmaps}

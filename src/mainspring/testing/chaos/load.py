@@ -53,7 +53,8 @@ class Load:
     ) -> None:
         self._name, self._client, self._journal, self._profile = name, client, journal, profile
         self._rng = random.Random(f"{name}/{seed}")
-        self._ends_us = ends_us
+        self.ends_us = ends_us
+        """Until then it puts, and nothing is due later; a run whose faults take longer moves it."""
         self._road = road
         self._count = 0
         self._busy: set[asyncio.Task[None]] = set()
@@ -72,7 +73,7 @@ class Load:
         gap_s = 1.6 / self._profile.rate  # a step is 1.6 tasks on average: bursts, and what is put twice
         while not stop.is_set():
             await asyncio.sleep(gap_s * self._rng.uniform(0.5, 1.5))
-            if len(self._busy) < _AT_ONCE and now_us() < self._ends_us:
+            if len(self._busy) < _AT_ONCE and now_us() < self.ends_us:
                 [(_, step)] = self._rng.choices(steps, weights)
                 task: asyncio.Task[None] = asyncio.create_task(step())
                 self._busy.add(task)
@@ -266,7 +267,7 @@ class Load:
     def _due_ms(self) -> int:
         ahead_s = self._rng.uniform(0.3, 3.0) if self._rng.random() < 0.65 else self._rng.uniform(3.0, 10.0)
         now_ms = time.time_ns() // 1_000_000
-        return max(now_ms + 300, min(now_ms + int(ahead_s * 1000), self._ends_us // 1000))
+        return max(now_ms + 300, min(now_ms + int(ahead_s * 1000), self.ends_us // 1000))
 
     def _other_due_ms(self, accepted: Accepted) -> int:
         """Another time than it has: the same one would be the same task."""

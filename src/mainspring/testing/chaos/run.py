@@ -35,6 +35,7 @@ from .witness import Witness
 NAMESPACE: Final = "chaos"
 _PATIENCE_S: Final = 10.0
 """How much longer than allowed a run waits for what is owed: late is late, but how late is worth knowing."""
+_TRAP_POLL_S: Final = 0.2
 _SHOWN: Final = 10
 _PATIENT: Final = LinkOptions(connect_timeout_s=2.0, timeout_s=8.0)
 
@@ -120,7 +121,7 @@ class Run:
             finally:
                 stop.set()
                 await asyncio.gather(*loads)
-            await self._heal(fleet, [road], ends_us)
+            await self._heal(fleet, [road])
             await self._drain()
             await self._close_books(direct)
         await asyncio.gather(*(fleet.leave(member) for member in fleet.live))
@@ -134,18 +135,25 @@ class Run:
 
     async def _strike(self, faults: Faults) -> None:
         start = time.monotonic()
+        strikes = []
         async with asyncio.TaskGroup() as group:
             for planned in self.planned:
                 await asyncio.sleep(max(0.0, start + planned.at_s - time.monotonic()))
-                group.create_task(faults.strike(planned))
+                strikes.append(group.create_task(faults.strike(planned)))
             await asyncio.sleep(max(0.0, start + self.seconds - time.monotonic()))
+            # Some wait for traffic to fall into their trap: the load goes on until the last one has struck.
+            while not all(strike.done() for strike in strikes):
+                for load in self.loads:
+                    load.ends_us = max(load.ends_us, now_us() + 1_000_000)
+                await asyncio.sleep(_TRAP_POLL_S)
 
-    async def _heal(self, fleet: Fleet, roads: list[Road], ends_us: int) -> None:
+    async def _heal(self, fleet: Fleet, roads: list[Road]) -> None:
         """Nothing is broken from here on; then everything that was put comes due."""
         for road in (*roads, *(member.road for member in fleet.live)):
             road.weather.clear()
         await fleet.ready(self.profile.nodes)
         self.journal.add(Healed(now_us(), int(self.profile.within_s * 1e6)))
+        ends_us = max(load.ends_us for load in self.loads)
         await asyncio.sleep(max(0.0, (ends_us - now_us()) / 1e6))
 
     async def _drain(self) -> None:

@@ -1,0 +1,233 @@
+"""`POST /v1/tasks:batch`: tasks as lines of JSON; the answer has one line for each, and a summary as the last."""
+
+import asyncio
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Final, Literal
+
+import msgspec
+
+from ..model.errors import MainspringError, StoreError
+from ..model.task import Handle, OnConflict, PutOutcome, Task
+from ..store.durable import check_durability
+from .asgi import NDJSON, Answer, HungUp, encode
+from .call import Call
+from .lines import Line, Lines
+from .new_task import NewTask
+from .problems import Problem, problem_of
+from .reading import check_content_type
+from .routes import Route
+
+PORTION_BYTES: Final = 384 * 1024
+"""Lines that are read before they are written: many travel together, and nobody else waits for long."""
+
+AT_ONCE: Final = 32
+"""Batches that one process reads at one time; their answers are held in memory until all is read."""
+
+
+class BatchQuery(msgspec.Struct, frozen=True):
+    """`answers=errors` leaves out the lines of tasks that were stored."""
+
+    on_conflict: OnConflict = "keep"
+    durability: str = "server"
+    answers: Literal["all", "errors"] = "all"
+
+
+class LineAnswer(msgspec.Struct, omit_defaults=True):
+    """What became of one line: either `error` (a problem document) or the other fields. The last line is the summary."""
+
+    line: int = 0
+    id: str = ""
+    due_ms: int = 0
+    outcome: PutOutcome | None = None
+    past: bool = False
+    error: dict[str, Any] | None = None
+    summary: "Summary | None" = None
+
+
+class Summary(msgspec.Struct):
+    """`complete` is false when the rest was not taken; `next_line` is then the first to be sent again."""
+
+    lines: int = 0
+    created: int = 0
+    kept: int = 0
+    replaced: int = 0
+    failed: int = 0
+    complete: bool = True
+    next_line: int | None = None
+    error: dict[str, Any] | None = None
+
+
+class Batches:
+    """How many batches are being read."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def __enter__(self) -> None:
+        if self.open >= AT_ONCE:
+            raise Problem("rate", f"{AT_ONCE} batches are being read at this moment", retry_after="1")
+        self.open += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.open -= 1
+
+
+async def put_batch(call: Call) -> Answer:
+    check_content_type(call.headers, (NDJSON, b"application/ndjson", b"application/jsonl", b"application/json"))
+    config = call.node.config
+    if int(call.headers.get(b"content-length", b"0")) > config.api_batch_bytes:
+        raise Problem("too-large", f"a batch has at most {config.api_batch_bytes} bytes here", connection="close")
+    check_durability(call.query.durability)
+    with call.app.batches:
+        batch = _Batch(call)
+        await batch.read()
+        return batch.answer()
+
+
+class _Batch:
+    """One request. The next portion is read and checked while the last one is on its way to the server."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._query: BatchQuery = call.query
+        self._lines = Lines(call.key, call.node.config.api_json_depth, _salt_of(call))
+        self._told: list[bytes] = []
+        self._summary = Summary()
+        self._failure: MainspringError | None = None
+
+    async def read(self) -> None:
+        config = self._call.node.config
+        rest, size, more = b"", 0, True
+        writing: asyncio.Task[None] | None = None
+        try:
+            while more and self._summary.complete:
+                data, more = await self._portion(rest)
+                size += len(data) - len(rest)
+                cut = len(data) if not more else data.rfind(b"\n") + 1
+                portion, rest = data[:cut], data[cut:]
+                lines = self._lines.take(portion, self._call.client.store.clock.now_ms())
+                if writing is not None:
+                    await writing
+                if self._failure is None:
+                    writing = asyncio.create_task(self._write(self._within(lines, config.api_batch_lines)))
+                    await asyncio.sleep(0)
+                if size > config.api_batch_bytes or len(rest) > config.api_body_bytes:
+                    self._stop("too-large", "the body, or one of its lines, is larger than the limit")
+        finally:
+            if writing is not None:
+                await writing
+
+    async def _portion(self, rest: bytes) -> tuple[bytes, bool]:
+        """What is left of before and the next pieces of the body; whether more is to come."""
+        pieces, size = [rest], len(rest)
+        while size < PORTION_BYTES:
+            message = await self._call.receive()
+            if message["type"] != "http.request":
+                raise HungUp
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if not message.get("more_body"):
+                return b"".join(pieces), False
+        return b"".join(pieces), True
+
+    def _within(self, lines: list[Line], most: int) -> list[Line]:
+        if lines and lines[-1].number > most:
+            self._stop("too-large", f"a batch has at most {most} lines here; send the rest in another")
+            self._summary.next_line = most + 1
+            return [line for line in lines if line.number <= most]
+        return lines
+
+    def _stop(self, kind: str, detail: str) -> None:
+        if self._summary.complete:
+            self._summary.complete = False
+            self._summary.error = Problem(kind, detail).fields
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    async def _write(self, lines: list[Line]) -> None:
+        good = [(line, line.task) for line in lines if line.task is not None]
+        handles: Sequence[Handle | MainspringError] = []
+        if good:
+            handles = await self._put([task for _, task in good])
+        outcomes = {line.number: found for (line, _), found in zip(good, handles, strict=True)}
+        for line in lines:
+            self._tell(line, outcomes.get(line.number))
+        self._summary.lines += len(lines)
+        if self._failure is not None and self._summary.next_line is None:
+            self._summary.next_line = lines[0].number
+
+    async def _put(self, tasks: list[Task]) -> Sequence[Handle | MainspringError]:
+        try:
+            return await self._put_many(tasks)
+        except StoreError as error:
+            self._failure = error
+            self._stop(problem_of(error).kind, str(error))
+            return [error] * len(tasks)
+        except MainspringError:
+            # One of them is wrong in a way that only the store can tell; nothing was written.
+            return [await self._put_one(task) for task in tasks]
+
+    async def _put_one(self, task: Task) -> Handle | MainspringError:
+        try:
+            [handle] = await self._put_many([task])
+        except MainspringError as error:
+            return error
+        return handle
+
+    async def _put_many(self, tasks: list[Task]) -> Sequence[Handle]:
+        query = self._query
+        on_conflict: OnConflict = "keep" if query.on_conflict == "reject" else query.on_conflict
+        summary = await self._call.client.put_many(
+            tasks, on_conflict=on_conflict, durability=query.durability, handles=True
+        )
+        return summary.handles or ()
+
+    # -- telling -----------------------------------------------------------------------------------------------
+
+    def _tell(self, line: Line, found: Handle | MainspringError | None) -> None:
+        summary = self._summary
+        if isinstance(found, Handle) and found.outcome == "kept" and self._query.on_conflict == "reject":
+            line.problem = Problem("conflict", f"a task with id {found.id!r} exists, due {found.due_ms} ms")
+        elif isinstance(found, MainspringError):
+            line.problem = problem_of(found)
+        elif found is not None:
+            setattr(summary, found.outcome, getattr(summary, found.outcome) + 1)
+            if self._query.answers == "all":
+                self._told.append(_told(line.number, found))
+            return
+        assert line.problem is not None
+        summary.failed += 1
+        self._told.append(encode({"line": line.number, "error": line.problem.fields}))
+
+    def answer(self) -> Answer:
+        summary = self._summary
+        if self._failure is not None and not summary.created + summary.kept + summary.replaced:
+            raise self._failure  # nothing is known to be stored: the whole request is to be sent again
+        self._told.append(encode({"summary": summary}))
+        return Answer(200, b"\n".join(self._told) + b"\n", NDJSON)
+
+
+def _told(number: int, handle: Handle) -> bytes:
+    return encode(LineAnswer(number, handle.id, handle.due_ms, handle.outcome, handle.past))
+
+
+def _salt_of(call: Call) -> bytes | None:
+    """With an Idempotency-Key a line without an id is known again when the same line is sent again."""
+    key = call.headers.get(b"idempotency-key")
+    return None if key is None else blake2b(call.key.id.encode() + b"\0" + key).digest()
+
+
+ROUTE: Final = Route(
+    "POST",
+    "/v1/tasks:batch",
+    put_batch,
+    "submit",
+    "Put many tasks, one JSON object a line.",
+    query=BatchQuery,
+    body=NewTask,
+    answers={200: LineAnswer},
+    problems=("too-large", "content-type", "not-confirmed", "out-of-memory"),
+    streams=True,
+    lines=True,
+)

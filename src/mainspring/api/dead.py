@@ -1,0 +1,269 @@
+"""`/v1/dead`: tasks that were given up. Look at them, send them again, let them go."""
+
+import asyncio
+from typing import Any, Final, Literal
+
+import msgspec
+
+from ..model.choice import pattern_fits
+from ..model.dead import DeadLetter, Replayed, ReplaySummary
+from .asgi import Answer, answer
+from .call import Call, no_such
+from .new_task import Moment, due_ms_of
+from .problems import Problem
+from .reading import when
+from .routes import Route
+from .tasks import OneTask
+
+MANY_S: Final = 30.0
+"""How long one request may go on replaying or dropping; the answer says whether something is left."""
+
+
+class ListDead(msgspec.Struct, frozen=True):
+    """`target` may end in `*`; `reason` is a part of it. Times are ISO 8601 or epoch milliseconds."""
+
+    target: str | None = None
+    lane: str | None = None
+    reason: str | None = None
+    died_after: str | None = None
+    died_before: str | None = None
+    limit: int = 50
+    cursor: str | None = None
+
+
+class Letter(msgspec.Struct):
+    """Why a task died, every error on the way, and the task itself."""
+
+    id: str
+    reason: str
+    died_ms: int
+    due_ms: int
+    damaged: bool
+    target: str | None = None
+    lane: str | None = None
+    attempts: int | None = None
+    errors: list[str] | None = None
+    idempotency_key: str | None = None
+    payload: Any = None
+
+
+class LetterList(msgspec.Struct):
+    """The newest first; `next` is the cursor of the next page, null at the end."""
+
+    letters: list[Letter]
+    next: str | None
+
+
+class Replay(msgspec.Struct, forbid_unknown_fields=True):
+    """`at` or `after`; neither means now. `new_key` gives it another idempotency key than before."""
+
+    at: Moment | None = None
+    after: str | None = None
+    new_key: bool = False
+    dry_run: bool = False
+
+
+class Choice(msgspec.Struct, forbid_unknown_fields=True):
+    """Which letters: all that every given field fits; `all` where none is given."""
+
+    target: str | None = None
+    lane: str | None = None
+    reason: str | None = None
+    died_after: str | None = None
+    died_before: str | None = None
+    all: bool = False
+    dry_run: bool = False
+
+
+class ReplayMany(Choice, forbid_unknown_fields=True):
+    """With a `rate` they come due at so many a second."""
+
+    at: Moment | None = None
+    after: str | None = None
+    rate: float | None = None
+    new_key: bool = False
+
+
+class ManyReplayed(msgspec.Struct):
+    """`complete` is false when time ran out: send the request again for the rest."""
+
+    replayed: int
+    conflict: int
+    damaged: int
+    gone: int
+    dry_run: bool
+    complete: bool
+    problems: list[Replayed]
+
+
+class ManyDropped(msgspec.Struct):
+    dropped: int
+    dry_run: bool
+    complete: bool
+
+
+class Dropped(msgspec.Struct):
+    id: str
+    outcome: Literal["dropped"]
+
+
+async def list_dead(call: Call) -> Answer:
+    query: ListDead = call.query
+    page = await call.client.dead_list(
+        limit=query.limit,
+        cursor=query.cursor,
+        target=query.target,
+        lane=query.lane,
+        reason=query.reason,
+        died_after=when(query.died_after, "died_after"),
+        died_before=when(query.died_before, "died_before"),
+    )
+    seen = [one.as_dict(call.namespace) for one in page.letters if call.key.sees(one.target)]
+    return answer({"letters": seen, "next": page.next})
+
+
+async def get_dead(call: Call) -> Answer:
+    return answer((await _letter(call)).as_dict(call.namespace))
+
+
+async def _letter(call: Call) -> DeadLetter:
+    task_id = call.params["id"]
+    letter = await call.client.dead_get(task_id, lane=call.query.lane)
+    if letter is None:
+        raise no_such("dead letter", task_id)
+    call.check_seen(letter.target, "dead letter", task_id)
+    return letter
+
+
+async def replay_dead(call: Call) -> Answer:
+    wanted: Replay = call.body
+    letter = await _letter(call)
+    replayed = await call.client.dead_replay(
+        call.params["id"],
+        lane=call.query.lane,
+        at=_due_ms(call, wanted.at, wanted.after),
+        new_key=wanted.new_key,
+        dry_run=wanted.dry_run,
+    )
+    match replayed.outcome:
+        case "conflict" | "damaged":
+            raise Problem("conflict", f"{replayed.outcome}: {replayed.note}")
+        case "gone" | "unknown":
+            raise no_such("dead letter", call.params["id"])
+    if not wanted.dry_run:
+        await call.audit("dead.replay", letter.id, _shown(letter), {"due_ms": replayed.due_ms})
+    return answer(replayed)
+
+
+async def drop_dead(call: Call) -> Answer:
+    letter = await _letter(call)
+    if await call.client.dead_drop(call.params["id"], lane=call.query.lane) == "unknown":
+        raise no_such("dead letter", call.params["id"])
+    await call.audit("dead.drop", letter.id, _shown(letter), None)
+    return answer(Dropped(letter.id, "dropped"))
+
+
+# -- many ------------------------------------------------------------------------------------------------------
+
+
+async def replay_many_dead(call: Call) -> Answer:
+    wanted: ReplayMany = call.body
+    filters = _filters(call, wanted)
+    summary = ReplaySummary(wanted.dry_run)
+    complete = True
+
+    def progress(so_far: ReplaySummary) -> None:
+        nonlocal summary
+        summary = so_far
+
+    try:
+        async with asyncio.timeout(MANY_S):
+            summary = await call.client.dead_replay_many(
+                **filters,
+                at=_due_ms(call, wanted.at, wanted.after),
+                rate=wanted.rate,
+                new_key=wanted.new_key,
+                dry_run=wanted.dry_run,
+                progress=progress,
+            )
+    except TimeoutError:
+        complete = False
+    if not wanted.dry_run:
+        await call.audit("dead.replay", "many", _chosen(wanted), {"replayed": summary.replayed})
+    told = {"replayed", "conflict", "damaged", "gone", "dry_run", "problems"}
+    return answer({name: getattr(summary, name) for name in told} | {"complete": complete})
+
+
+async def drop_many_dead(call: Call) -> Answer:
+    wanted: Choice = call.body
+    filters = _filters(call, wanted)
+    count, complete = 0, True
+
+    def progress(so_far: int) -> None:
+        nonlocal count
+        count = so_far
+
+    try:
+        async with asyncio.timeout(MANY_S):
+            count = await call.client.dead_drop_many(**filters, dry_run=wanted.dry_run, progress=progress)
+    except TimeoutError:
+        complete = False
+    if not wanted.dry_run:
+        await call.audit("dead.drop", "many", _chosen(wanted), {"dropped": count})
+    return answer(ManyDropped(count, wanted.dry_run, complete))
+
+
+def _filters(call: Call, wanted: Choice) -> dict[str, Any]:
+    chosen = {"target": wanted.target, "lane": wanted.lane, "reason": wanted.reason}
+    times = {name: when(getattr(wanted, name), name) for name in ("died_after", "died_before")}
+    if not wanted.all and all(value is None for value in (*chosen.values(), *times.values())):
+        raise Problem("invalid", 'say which: a filter such as "target", or "all": true')
+    bound = call.key.targets
+    if bound is not None and (wanted.target is None or not any(pattern_fits(one, wanted.target) for one in bound)):
+        raise Problem("forbidden", f"this key is bound to targets; name one of them: {', '.join(bound)}")
+    return chosen | times
+
+
+def _due_ms(call: Call, at: Moment | None, after: str | None) -> int | None:
+    if at is None and after is None:
+        return None
+    try:
+        return due_ms_of(at, after, call.client.store.clock.now_ms())
+    except OverflowError:
+        raise Problem("invalid", "the time lies outside of the calendar") from None
+
+
+def _shown(letter: DeadLetter) -> dict[str, Any]:
+    return {"target": letter.target, "lane": letter.lane, "died_ms": letter.died_ms, "attempts": letter.attempts}
+
+
+def _chosen(wanted: Choice) -> dict[str, Any]:
+    names = ("target", "lane", "reason", "died_after", "died_before")
+    return {name: getattr(wanted, name) for name in names if getattr(wanted, name) is not None}
+
+
+_ID: Final = "/v1/dead/{id}"
+_BODY: Final = ("too-large", "content-type")
+ROUTES: Final = (
+    Route("GET", "/v1/dead", list_dead, "read", "List dead letters.", query=ListDead, answers={200: LetterList}),
+    Route(
+        "GET", _ID, get_dead, "read", "Look at one dead letter.", query=OneTask, answers={200: Letter},
+        problems=("not-found",),
+    ),
+    Route(
+        "POST", f"{_ID}/replay", replay_dead, "operate", "Deliver a dead letter again.", query=OneTask, body=Replay,
+        answers={200: Replayed}, problems=("not-found", "conflict", "out-of-memory", *_BODY),
+    ),
+    Route(
+        "DELETE", _ID, drop_dead, "operate", "Forget a dead letter for good.", query=OneTask, answers={200: Dropped},
+        problems=("not-found",),
+    ),
+    Route(
+        "POST", "/v1/dead:replay", replay_many_dead, "operate", "Deliver all dead letters that fit again.",
+        body=ReplayMany, answers={200: ManyReplayed}, problems=("out-of-memory", *_BODY),
+    ),
+    Route(
+        "POST", "/v1/dead:drop", drop_many_dead, "operate", "Forget all dead letters that fit.", body=Choice,
+        answers={200: ManyDropped}, problems=_BODY,
+    ),
+)  # fmt: skip

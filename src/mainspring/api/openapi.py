@@ -1,0 +1,131 @@
+"""The OpenAPI 3.1 document, made from the routes themselves."""
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from .. import __version__
+from .problems import PREFIX, PROBLEMS
+from .routes import Route
+
+_REF: Final = "#/components/schemas/{name}"
+_EVERYWHERE: Final = ("malformed", "invalid", "unauthenticated", "forbidden", "not-found", "rate", "unavailable")
+"""What any route with a right may answer."""
+
+_PROBES: Final = ("malformed", "invalid", "unavailable")
+_NDJSON: Final = "application/x-ndjson"
+_ABOUT: Final = (
+    "Tasks that reach their target at their time, to the millisecond. Errors are RFC 9457 problem documents; `type` is"
+    " stable. Lists are paged by cursor. A put with an id, or with an Idempotency-Key, may be repeated and counts once."
+)
+
+
+class ProblemDocument(msgspec.Struct):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    routes = tuple(routes)
+    kinds: dict[Any, None] = {ProblemDocument: None}
+    for route in routes:
+        kinds |= dict.fromkeys(kind for kind in (route.query, route.body, *route.answers.values()) if kind is not None)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    schema_of = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, components)
+    for query in {route.query for route in routes if route.query is not None}:
+        components.pop(query.__name__, None)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Mainspring", "version": __version__, "description": _ABOUT},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "bearerFormat": "msk_…"}},
+        },
+    }
+
+
+def _operation(route: Route, schema_of: dict[Any, Any], components: dict[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "tags": [route.tag],
+        "security": [] if route.right is None else [{}, {"key": []}],
+    }
+    if route.right is not None:
+        told["x-right"] = route.right
+    parameters = [*_in_path(route), *_in_query(route, components), *_in_header(route)]
+    if parameters:
+        told["parameters"] = parameters
+    if route.body is not None:
+        needed = bool(components.get(route.body.__name__, {}).get("required"))
+        told["requestBody"] = {"required": needed, "content": _content(route, schema_of[route.body])}
+    told["responses"] = _responses(route, schema_of)
+    return told
+
+
+def _content(route: Route, schema: Any) -> dict[str, Any]:
+    if route.lines:
+        return {_NDJSON: {"schema": {"type": "string"}, "x-line-schema": schema}}
+    return {"application/json": {"schema": schema}}
+
+
+def _in_path(route: Route) -> list[dict[str, Any]]:
+    schema = {"type": "string", "minLength": 1}
+    names = re.findall(r"\{(\w+)\}", route.path)
+    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
+
+
+def _in_query(route: Route, components: dict[str, Any]) -> list[dict[str, Any]]:
+    if route.query is None:
+        return []
+    shape = components[route.query.__name__]
+    about = shape.get("description", "")
+    needed = shape.get("required", [])
+    return [
+        {"name": name, "in": "query", "required": name in needed, "schema": _plain(schema), "description": about}
+        for name, schema in shape["properties"].items()
+    ]
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter is given or not; it is never null."""
+    choices = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    if len(choices) == 1:
+        rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
+        return rest | choices[0]
+    return schema
+
+
+def _in_header(route: Route) -> list[dict[str, Any]]:
+    if "idempotency" not in route.problems:
+        return []
+    schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
+    return [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": schema}]
+
+
+def _responses(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for status, kind in route.answers.items():
+        content = {"text/html": {}} if kind is None else _content(route, schema_of[kind])
+        told[str(status)] = {"description": route.summary, "content": content}
+    slugs = dict.fromkeys((*(_PROBES if route.right is None else _EVERYWHERE), *route.problems))
+    for slug in slugs:
+        status, meaning = PROBLEMS[slug]
+        text = f"`{PREFIX}{slug}`: {meaning}"
+        if str(status) in told:
+            told[str(status)]["description"] += f"; {text}"
+        else:
+            schema = _REF.format(name="ProblemDocument")
+            content = {"application/problem+json": {"schema": {"$ref": schema}}}
+            told[str(status)] = {"description": text, "content": content}
+    return told

@@ -1,0 +1,156 @@
+"""Connections that hold their clients to limits: how many, how slow, how large their headers.
+
+uvicorn's own protocol waits for ever for a client that dribbles, and answers in plain text what it cannot read.
+A sweep once a second finds the slow ones, so that a request costs no timer.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from .problems import Problem
+
+MAX_HEAD_BYTES: Final = 32 * 1024
+MAX_HEADERS: Final = 100
+_CONTINUE: Final = b"HTTP/1.1 100"
+SLOWEST_BYTES_A_SECOND: Final = 16 * 1024
+"""A body may take the timeout and, for each byte, as long as this rate."""
+
+
+class _Corked:
+    """Sends the head of an answer together with its body: two sends cost more than the rest of a small answer."""
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            self._transport.write(self._head + data)
+            self._head = None
+        elif self._head is None or data.startswith(_CONTINUE):
+            self._transport.write(data)
+        else:
+            self._head = data
+
+    def close(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+            self._head = None
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
+class Connection(HttpToolsProtocol):
+    """One client. The limits are set on the class that `limited` makes."""
+
+    most = 4_096
+    timeout_s = 20.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waits_since_s: float | None = None
+        """Since when a request is awaited that has begun, or the first one of a connection."""
+        self._stuck_since_s: float | None = None
+        self._received = 0
+        self._in_head = True
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._waits_since_s = self.loop.time()
+        if len(self.connections) > self.most:
+            self._refuse(Problem("unavailable", f"{self.most} connections are open already", retry_after="1"))
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._waits_since_s is None:
+            self._waits_since_s = self.loop.time()
+            self._received = 0
+        self._received += len(data)
+        super().data_received(data)
+        if self._in_head and self._waits_since_s is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(Problem("headers", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse(Problem("headers", f"there are more than {MAX_HEADERS} headers"))
+            return
+        super().on_headers_complete()
+        if self.scope["method"] != "HEAD":
+            self.cycle.transport = _Corked(self.transport)  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._waits_since_s = None
+        if not self.transport.is_closing() and self.cycle is not None:
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(Problem("malformed", msg))
+
+    def _refuse(self, problem: Problem) -> None:
+        if self.transport.is_closing():
+            return
+        body = problem.body()
+        head = [STATUS_LINE[problem.status], b"content-type: application/problem+json\r\n"]
+        head += [b"%b: %b\r\n" % header for header in problem.headers]
+        head.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
+        self.transport.write(b"".join([*head, body]))
+        self.transport.close()
+
+    # -- slow clients ------------------------------------------------------------------------------------------
+
+    def sweep(self, now_s: float, since_s: float) -> None:
+        """Cut this client if it is too slow; `since_s` is when the last sweep was."""
+        if self.flow.read_paused and self._waits_since_s is not None:
+            self._waits_since_s += now_s - since_s  # it is we who do not read
+        elif self._waits_since_s is not None:
+            allowed_s = self.timeout_s + (0.0 if self._in_head else self._received / SLOWEST_BYTES_A_SECOND)
+            if now_s - self._waits_since_s > allowed_s:
+                self._give_up()
+                return
+        if not self.flow.write_paused:
+            self._stuck_since_s = None
+        elif self._stuck_since_s is None:
+            self._stuck_since_s = now_s
+        elif now_s - self._stuck_since_s > self.timeout_s:
+            self.transport.abort()
+
+    def _give_up(self) -> None:
+        """Say why, unless an answer is under way or nothing was asked at all."""
+        answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if self._received and not answering:
+            self._refuse(Problem("timeout", f"the request was not there after {self.timeout_s:g} s"))
+        self.transport.close()
+
+
+def limited(connections: int, timeout_limit_s: float) -> type[Connection]:
+    class Limited(Connection):
+        most = connections
+        timeout_s = timeout_limit_s
+
+    return Limited
+
+
+def sweep(connections: Iterable[object], now_s: float, since_s: float) -> None:
+    for one in list(connections):
+        if isinstance(one, Connection) and one.transport is not None and not one.transport.is_closing():
+            one.sweep(now_s, since_s)

@@ -1,0 +1,21 @@
+"""Everything the API answers, in one list: the router, the OpenAPI document and the tests of access go by it."""
+
+from typing import Final
+
+from . import batch, cluster, dead, handbook, probes, targets, tasks, trail
+from .routes import Route
+from .ticks import TICK
+
+ROUTES: Final[tuple[Route, ...]] = (
+    TICK,
+    *tasks.ROUTES,
+    batch.ROUTE,
+    *dead.ROUTES,
+    *targets.ROUTES,
+    cluster.ROUTE,
+    trail.ROUTE,
+    *probes.ROUTES,
+    *handbook.ROUTES,
+)
+
+__all__ = ["ROUTES", "TICK"]

@@ -1,0 +1,206 @@
+"""`/v1/tasks`: put, look at, list, cancel, move and explain tasks."""
+
+import base64
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from ..model.choice import ListedState
+from ..model.errors import Conflict
+from ..model.explain import Explanation
+from ..model.task import Handle, OnConflict, Task, TaskInfo
+from ..store.durable import check_durability
+from .asgi import Answer, answer
+from .call import Call, no_such
+from .idempotency import once
+from .new_task import Moment, PostedTask, Put, due_ms_of, task_of
+from .problems import Problem
+from .reading import when
+from .routes import Route
+
+
+class OneTask(msgspec.Struct, frozen=True):
+    """`lane`, where the task has one and its id is the caller's: it is then found at once."""
+
+    lane: str | None = None
+
+
+class ListTasks(msgspec.Struct, frozen=True):
+    """`target` may end in `*`. Times are ISO 8601 or epoch milliseconds."""
+
+    state: ListedState = "pending"
+    target: str | None = None
+    lane: str | None = None
+    due_after: str | None = None
+    due_before: str | None = None
+    limit: int = 50
+    cursor: str | None = None
+
+
+class TaskList(msgspec.Struct):
+    """Tasks in due order; `next` is the cursor of the next page, null at the end."""
+
+    tasks: list[TaskInfo]
+    next: str | None
+
+
+class Cancelled(msgspec.Struct):
+    id: str
+    outcome: Literal["cancelled"]
+
+
+class NewTime(msgspec.Struct, forbid_unknown_fields=True):
+    """`at` or `after`."""
+
+    at: Moment | None = None
+    after: str | None = None
+
+
+# -- create ----------------------------------------------------------------------------------------------------
+
+
+async def put_task(call: Call) -> Answer:
+    posted: PostedTask = call.body
+    check_durability(posted.durability)
+
+    async def work(task_id: str | None, repeated: bool) -> Answer:
+        task = task_of(posted, call.client.store.clock.now_ms(), task_id=task_id)
+        call.check_target(task.target)
+        handle = await _put(call, task, posted.on_conflict, posted.durability)
+        # Our own put, whose answer was lost: it is told as it was the first time.
+        created = handle.outcome == "created" or (repeated and posted.id is None)
+        told = Put.of(handle)
+        if created:
+            told.outcome = "created"
+        return answer(told, 201 if created else 200, (b"location", b"/v1/tasks/" + quote(handle.id, safe="").encode()))
+
+    return await once(call, work)
+
+
+async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str) -> Handle:
+    if call.may_reach_all or task.id is None:
+        return await call.put_into.put(task, on_conflict, durability)
+    # What a key may not see it may not replace either, nor be told of it as its own.
+    if on_conflict != "keep":
+        await _check_not_others(call, task.id, task.lane)
+    handle = await call.put_into.put(task, on_conflict, durability)
+    if handle.outcome == "kept":
+        await _check_not_others(call, task.id, task.lane)
+    return handle
+
+
+async def _check_not_others(call: Call, task_id: str, lane: str | None) -> None:
+    known = await call.client.get(task_id, lane=lane)
+    if known.state != "unknown" and not call.key.sees(known.target):
+        raise Conflict(f"the id {task_id!r} is taken")
+
+
+# -- look ------------------------------------------------------------------------------------------------------
+
+
+async def get_task(call: Call) -> Answer:
+    return answer(view(await _known(call)))
+
+
+async def _known(call: Call) -> TaskInfo:
+    task_id = call.params["id"]
+    info = await call.client.get(task_id, lane=call.query.lane)
+    if info.state == "unknown":
+        raise no_such("task", task_id)
+    call.check_seen(info.target, "task", task_id)
+    return info
+
+
+def view(info: TaskInfo) -> dict[str, Any]:
+    """Bytes that are no JSON are told in base64, under a name of their own."""
+    told = msgspec.structs.asdict(info)
+    if isinstance(info.payload, bytes):
+        told["payload_base64"] = base64.b64encode(told.pop("payload")).decode()
+    return told
+
+
+async def list_tasks(call: Call) -> Answer:
+    query: ListTasks = call.query
+    page = await call.client.list(
+        after=when(query.due_after, "due_after"),
+        before=when(query.due_before, "due_before"),
+        state=query.state,
+        target=query.target,
+        lane=query.lane,
+        allowed=call.key.targets,
+        limit=query.limit,
+        cursor=query.cursor,
+    )
+    return answer({"tasks": [view(one) for one in page.tasks], "next": page.next})
+
+
+async def explain_task(call: Call) -> Answer:
+    task_id = call.params["id"]
+    found = await call.client.explain(task_id, lane=call.query.lane)
+    if found.code == "unknown":
+        raise no_such("task", task_id)
+    call.check_seen(found.target, "task", task_id)
+    return answer(found)
+
+
+# -- change ----------------------------------------------------------------------------------------------------
+
+
+async def cancel_task(call: Call) -> Answer:
+    before = await _known(call)
+    task_id = call.params["id"]
+    outcome = await call.client.cancel(task_id, lane=call.query.lane)
+    if outcome == "unknown":
+        raise no_such("task", task_id)
+    if outcome == "too late":
+        raise Problem("too-late", f"the task {task_id[:300]!r} has begun, or is over: {before.state}")
+    await call.audit("task.cancel", task_id, _shown(before), {"state": "cancelled"})
+    return answer(Cancelled(task_id, "cancelled"))
+
+
+async def reschedule_task(call: Call) -> Answer:
+    wanted: NewTime = call.body
+    task_id = call.params["id"]
+    if (wanted.at is None) == (wanted.after is None):
+        raise Problem("invalid", "give either at or after")
+    before = await _known(call)
+    try:
+        due_ms = due_ms_of(wanted.at, wanted.after, call.client.store.clock.now_ms())
+    except OverflowError:
+        raise Problem("invalid", "the time lies outside of the calendar") from None
+    handle = await call.client.reschedule(task_id, at=due_ms, lane=call.query.lane)
+    await call.audit("task.reschedule", task_id, _shown(before), {"id": handle.id, "due_ms": handle.due_ms})
+    return answer(Put.of(handle))
+
+
+def _shown(info: TaskInfo) -> dict[str, Any]:
+    """What the audit trail keeps of a task: never its payload."""
+    return {"state": info.state, "target": info.target, "due_ms": info.due_ms, "lane": info.lane}
+
+
+_ID: Final = "/v1/tasks/{id}"
+ROUTES: Final = (
+    Route(
+        "POST", "/v1/tasks", put_task, "submit", "Put one task.", body=PostedTask, answers={200: Put, 201: Put},
+        problems=("conflict", "idempotency", "too-large", "content-type", "not-confirmed", "out-of-memory"),
+    ),
+    Route("GET", "/v1/tasks", list_tasks, "read", "List tasks.", query=ListTasks, answers={200: TaskList}),
+    Route(
+        "GET", _ID, get_task, "read", "Look at one task.", query=OneTask, answers={200: TaskInfo},
+        problems=("not-found",),
+    ),
+    Route(
+        "DELETE", _ID, cancel_task, "operate", "Cancel a task before it fires.", query=OneTask,
+        answers={200: Cancelled}, problems=("not-found", "too-late"),
+    ),
+    Route(
+        "POST", f"{_ID}/reschedule", reschedule_task, "operate", "Move a pending task to another time.",
+        query=OneTask, body=NewTime, answers={200: Put},
+        problems=("not-found", "conflict", "too-large", "content-type", "out-of-memory"),
+    ),
+    Route(
+        "GET", f"{_ID}/explain", explain_task, "read", "Say why a task has not run.", query=OneTask,
+        answers={200: Explanation}, problems=("not-found",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,254 @@
+"""Plans the occurrences of schedules ahead of their time, and looks after the chains.
+
+What an occurrence needs to begin is fetched and worked out while it waits. One that is due and cannot begin by what
+memory knows waits aside: the planner asks the server and decides. At takeover and every minute it checks that each
+schedule has its next occurrence, and plants it anew where it has not."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+from ..model.chain import Link, Run, after_loss, after_misfire, after_overlap, link_to, moved_by_end
+from ..model.clock import Clock, steady_s
+from ..model.errors import StoreError
+from ..store import schedules
+from ..store.schedule_rows import row_of
+from ..store.store import Store
+from .chains import Chains, Plan, occurrence_of
+from .flight import Flight
+from .partition import Partition
+
+log = logging.getLogger("mainspring.engine")
+
+CHECK_S: Final = 60.0
+OVERDUE_MS: Final = 15_000
+"""An occurrence that is overdue for longer is looked at closer: it may be waiting, or lost."""
+LOOK_AGAIN_S: Final = 0.5
+"""How often the end of a run is asked for that others wait for."""
+PLANS_AT_ONCE: Final = 500
+IDLE_S: Final = 5.0
+
+
+class Planner:
+    """One for all partitions of a node."""
+
+    def __init__(self, store: Store, owned: dict[int, Partition], fire: Callable[[], None]) -> None:
+        self._store = store
+        self._owned = owned
+        self._fire = fire
+        self._clock: Clock = store.clock
+        self._checked: dict[int, tuple[bytes, float]] = {}
+        """Partition -> the token under which it was checked, and when."""
+        self.replanted = 0
+        self.decisions = 0
+        self.not_run = 0
+        """Planned times that were skipped or missed, since the start."""
+
+    async def step(self) -> float:
+        failure: StoreError | None = None
+        wait_s = IDLE_S
+        for partition in list(self._owned.values()):
+            try:
+                wait_s = min(wait_s, await self._serve(partition))
+            except StoreError as error:
+                failure = error
+        if failure is not None:
+            raise failure  # only now: one server that is away must not keep the others waiting
+        return wait_s
+
+    async def _serve(self, partition: Partition) -> float:
+        chains = partition.chains
+        if not chains.asks and not chains.aside and not chains.ended:
+            await self._check_in_time(partition)
+            return IDLE_S
+        chains.asks = False
+        try:
+            more = await self._plan(partition.number, chains)
+            if chains.aside:
+                await self._decide(partition.number, chains)
+            if chains.ended:
+                more = await self._note_ends(partition.number, chains) or more
+        except StoreError:
+            chains.asks = True
+            raise
+        await self._check_in_time(partition)
+        if chains.ready:
+            self._fire()
+        return 0.0 if more or chains.asks else LOOK_AGAIN_S if chains.aside else IDLE_S
+
+    # -- plans -----------------------------------------------------------------------------------------
+
+    async def _plan(self, number: int, chains: Chains) -> bool:
+        """Make some plans; True when there are more to make."""
+        some = dict(islice(chains.wanted.items(), PLANS_AT_ONCE))
+        if not some:
+            return False
+        occurrences = {idh: occurrence_of(row) for idh, row in some.items()}
+        names = list(dict.fromkeys(one[0] for one in occurrences.values() if one is not None))
+        missing = [name for name in names if name not in chains.known]
+        stale = [
+            one[0] for one in occurrences.values() if one is not None and not _fits(chains.known.get(one[0]), *one[1:])
+        ]
+        missing = list(dict.fromkeys([*missing, *stale]))
+        fetched = await schedules.fetch(self._store, number, missing) if missing else []
+        seen = {name: (one.definition, one.link) for name, one in zip(missing, fetched, strict=True)}
+        now_ms = self._clock.now_ms()
+        for idh, one in occurrences.items():
+            chains.wanted.pop(idh, None)
+            chains.plans[idh] = self._one_plan(chains, seen, one, now_ms)
+        await asyncio.sleep(0)
+        return bool(chains.wanted)
+
+    @staticmethod
+    def _one_plan(chains: Chains, seen: dict, one: tuple[str, int, int] | None, now_ms: int) -> Plan:  # type: ignore[type-arg]
+        if one is None:
+            return Plan()
+        name, generation, planned_ms = one
+        definition, link = seen.get(name) or chains.known.get(name) or (None, None)
+        if definition is None or link is None or (link.generation, link.planned_ms) != (generation, planned_ms):
+            return Plan()  # it was edited, or is not the one that moves the chain
+        if definition.generation != generation:
+            return Plan()
+        plan = Plan(definition, link)
+        plan.foresee(now_ms)
+        return plan
+
+    # -- decisions -------------------------------------------------------------------------------------
+
+    async def _decide(self, number: int, chains: Chains) -> None:
+        """What stands aside: run it, skip it, or let it wait on."""
+        ready: list[tuple[Flight, Plan]] = []
+        doubts: list[tuple[Flight, Plan]] = []
+        for idh, flight in list(chains.aside.items()):
+            plan = chains.plans.get(idh)
+            if flight.live.forgotten:
+                del chains.aside[idh]
+            elif plan is None:
+                chains.wanted.setdefault(idh, flight.row)
+                chains.asks = True
+            elif plan.settled:
+                chains.release(idh)
+            elif plan.definition is not None and plan.link is not None:
+                free = chains.is_free(plan.definition, plan.link)
+                (ready if free else doubts).append((flight, plan))
+        if doubts:
+            ready += await self._ask_for_ends(number, chains, doubts)
+        for flight, plan in ready:
+            self._settle(chains, flight, plan)
+
+    async def _ask_for_ends(
+        self, number: int, chains: Chains, doubts: list[tuple[Flight, Plan]]
+    ) -> list[tuple[Flight, Plan]]:
+        """Is the run before over? Those for which it is."""
+        free = []
+        links = [plan.link for _, plan in doubts if plan.link is not None]
+        ends = await schedules.over(self._store, number, [link.state.last for link in links])
+        for (flight, plan), link, end in zip(doubts, links, ends, strict=True):
+            definition = plan.definition
+            if definition is None:
+                continue
+            if end is not None:
+                run = Run(link.state.last_ms, link.state.began_ms, None, end)
+                plan.link = link._replace(state=chains.remembered(definition.name, link.state).with_run(run))
+                free.append((flight, plan))
+            elif definition.overlap_rule.word == "skip" and not definition.slots.recurrence.waits_for_end:
+                next_ms, state = after_overlap(definition, link)
+                self.not_run += 1
+                log.info("schedule %s: %s is skipped, the run before it is not over", definition.name, flight.id)
+                plan.skip(next_ms, state)
+                self._release(chains, flight)
+            else:
+                plan.waited = True
+        return free
+
+    def _settle(self, chains: Chains, flight: Flight, plan: Plan) -> None:
+        """Nothing of the same schedule runs: is it still its time?"""
+        definition, link = plan.definition, plan.link
+        assert definition is not None and link is not None
+        link = plan.link = link._replace(state=chains.remembered(definition.name, link.state))
+        now_ms = self._clock.now_ms()
+        moved_ms = moved_by_end(definition, link)
+        late = now_ms - flight.place_ms > definition.grace_ms
+        kept = flight.live.slice.is_hold and definition.misfire_rule.word == "skip"
+        if moved_ms is not None:
+            plan.skip(moved_ms, link.state)
+        elif late and not plan.waited and not kept and (instead := after_misfire(definition, link, now_ms)) is not None:
+            missed = sum(instead[1].not_run.values()) - sum(link.state.not_run.values())
+            self.not_run += missed
+            log.warning("schedule %s: %d planned runs were missed, from %s on", definition.name, missed, flight.id)
+            plan.skip(*instead)
+        else:
+            plan.run()
+        self._release(chains, flight)
+
+    def _release(self, chains: Chains, flight: Flight) -> None:
+        self.decisions += 1
+        chains.release(flight.idh)
+
+    # -- ends ------------------------------------------------------------------------------------------
+
+    async def _note_ends(self, number: int, chains: Chains) -> bool:
+        """Tell the server how runs ended, so that people can see it and the next owner knows it."""
+        some = dict(islice(chains.ended.items(), PLANS_AT_ONCE))
+        links = []
+        for name, ongoing in some.items():
+            if ongoing.over is not None:
+                link = ongoing.link._replace(state=ongoing.link.state.with_run(ongoing.over))
+                links.append((name, link))
+        await schedules.note_ends(self._store, number, links)
+        for name, ongoing in some.items():
+            if chains.ended.get(name) is ongoing:
+                del chains.ended[name]
+        return bool(chains.ended)
+
+    # -- looking after ---------------------------------------------------------------------------------
+
+    async def _check_in_time(self, partition: Partition) -> None:
+        token, at = self._checked.get(partition.number, (b"", 0.0))
+        if token == partition.token and steady_s() < at + CHECK_S:
+            return
+        await self.check(partition.number)
+        partition.chains.tidy(self._clock.now_ms())
+        self._checked[partition.number] = (partition.token, steady_s())
+
+    async def check(self, number: int) -> int:
+        """Plant what is missing in one partition; returns how many."""
+        cursor, planted = 0, 0
+        while True:
+            cursor, doubtful = await schedules.check(self._store, number, cursor, overdue_ms=OVERDUE_MS)
+            if doubtful:
+                planted += await self._look_closer(number, doubtful)
+            if not cursor:
+                return planted
+
+    async def _look_closer(self, number: int, doubtful: list[schedules.Doubtful]) -> int:
+        planted = 0
+        planned = await schedules.still_planned(self._store, number, [one.link for one in doubtful])
+        for one, (waits, state) in zip(doubtful, planned, strict=True):
+            if not waits:
+                planted += await self._plant_anew(number, one.name, one.link, state)
+        return planted
+
+    async def _plant_anew(self, number: int, name: str, link: Link, state: str) -> int:
+        [seen] = await schedules.see(self._store, [(number, name)])
+        definition = seen.definition
+        if definition is None or seen.link is None or seen.link.claim != link.claim:
+            return 0
+        now_ms = self._clock.now_ms()
+        next_ms, memory = after_loss(definition, seen.link, now_ms, "cancelled" if state == "cancelled" else "lost")
+        new = link_to(definition, next_ms, memory)
+        change = schedules.Change(name, seen, definition, new, row_of(definition, new, now_ms), keep=True)
+        [written] = await schedules.write(self._store, {name: number}, [change])
+        if isinstance(written, StoreError):
+            raise written
+        if written != "ok":
+            return 0  # it moved on meanwhile, or the next check takes it
+        self.replanted += 1
+        log.warning("schedule %s: its next occurrence was not there (%s); planted anew", name, state)
+        return 1
+
+
+def _fits(known: tuple[object, Link] | None, generation: int, planned_ms: int) -> bool:
+    return known is not None and (known[1].generation, known[1].planned_ms) == (generation, planned_ms)

@@ -1,0 +1,400 @@
+"""The calls of a client that deal with schedules: `client.schedules.add(…)` and the others."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Final, Literal, Unpack
+
+import msgspec
+
+from .model.chain import Link, first_of, link_to
+from .model.errors import Conflict, InvalidInput, NotFound, StoreError, Unavailable
+from .model.occurrence import check_schedule_name, instant_text, occurrence_id
+from .model.schedule import Definition, Pause, PauseMode, changes, check_definition, same_schedule
+from .model.schedule_input import ScheduleFields, define, read_fields
+from .model.schedule_view import Backfilled, SchedulePage, ScheduleView, view_of
+from .model.task import Handle
+from .model.times import Delay, When, delay_ms, instant_ms
+from .model.zone import tz_version
+from .store import schedules as kept
+from .store.index import IdRow
+from .store.keys import partition_of
+from .store.put import Widths
+from .store.register import put_ids
+from .store.schedule_rows import row_of, sketch_apart
+from .store.schedules import Change, Seen
+from .store.store import Store
+
+OnExisting = Literal["reject", "keep", "replace"]
+AddOutcome = Literal["created", "kept", "replaced"]
+
+AT_ONCE: Final = 256
+"""Schedules that are written with one round trip."""
+BACKFILL_AT_MOST: Final = 100_000
+BACKFILL_BATCH: Final = 1_000
+_TRIES: Final = 16
+_Make = Callable[[Seen, int], Definition | None]
+"""The definition to write, from what is there and the time; None removes it."""
+
+
+class Schedules:
+    """All calls on schedules of one namespace."""
+
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self._open_store = store
+        self._widths = Widths()
+
+    @property
+    def _store(self) -> Store:
+        return self._open_store()
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    async def add(
+        self, name: str, *, on_conflict: OnExisting = "reject", **fields: Unpack[ScheduleFields]
+    ) -> ScheduleView:
+        """Add a schedule. Of a name that is taken: `reject` raises Conflict, `keep` changes nothing, `replace` edits."""
+        [(view, _)] = await self.add_many([define(name, **fields)], on_conflict=on_conflict)
+        return view
+
+    async def add_many(
+        self, definitions: Iterable[Definition], *, on_conflict: OnExisting = "reject"
+    ) -> list[tuple[ScheduleView, AddOutcome]]:
+        """Add any number, many at a time. One that is wrong stops the call; batches before it are stored."""
+        if on_conflict not in ("reject", "keep", "replace"):
+            raise InvalidInput(f"on_conflict {on_conflict!r}: use reject, keep or replace")
+        added: list[tuple[ScheduleView, AddOutcome]] = []
+        some: list[Definition] = []
+        names: set[str] = set()
+        for definition in definitions:
+            if definition.name in names or len(some) == AT_ONCE:
+                added += await self._add_some(some, on_conflict)
+                some, names = [], set()
+            some.append(definition)
+            names.add(definition.name)
+        return added + (await self._add_some(some, on_conflict) if some else [])
+
+    async def _add_some(
+        self, definitions: Sequence[Definition], on_conflict: OnExisting
+    ) -> list[tuple[ScheduleView, AddOutcome]]:
+        outcomes: dict[str, AddOutcome] = {}
+        wanted = {definition.name: definition for definition in definitions}
+        now_ms = self._store.clock.now_ms()
+        for definition in definitions:
+            check_definition(definition, now_ms)
+
+        def make(seen: Seen, now_ms: int, definition: Definition) -> Definition | None:
+            if seen.definition is None:
+                outcomes[definition.name] = "created"
+                return self._stamped(definition, seen, now_ms)
+            if on_conflict == "reject":
+                raise Conflict(f"a schedule {definition.name!r} exists (generation {seen.generation}); edit it instead")
+            if on_conflict == "keep" or same_schedule(seen.definition, definition):
+                outcomes[definition.name] = "kept"
+                return seen.definition
+            outcomes[definition.name] = "replaced"
+            return self._stamped(definition, seen, now_ms)
+
+        makes = {
+            name: lambda seen, now_ms, definition=definition: make(seen, now_ms, definition)
+            for name, definition in wanted.items()
+        }
+        views = await self._write(makes)
+        return [(views[definition.name], outcomes[definition.name]) for definition in definitions]
+
+    async def edit(self, name: str, *, generation: int | None = None, **fields: Unpack[ScheduleFields]) -> ScheduleView:
+        """Change some fields, at once: the planned run of the old generation is cancelled in the same step.
+
+        With `generation` it is an error if somebody else has edited the schedule since that one.
+        """
+        changed = read_fields(name, fields)
+
+        def make(seen: Seen, now_ms: int) -> Definition:
+            current = self._current(name, seen, generation)
+            edited = msgspec.structs.replace(current, **{"by": "", "note": "", **changed})
+            if same_schedule(current, edited):
+                return current
+            return self._stamped(check_definition(edited, now_ms), seen, now_ms)
+
+        return (await self._write({name: make}))[name]
+
+    async def pause(
+        self, name: str, *, reason: str = "", by: str = "", until: When | Delay | None = None, mode: PauseMode = "drop"
+    ) -> ScheduleView:
+        """Let it rest. `drop` leaves out what would have run meanwhile; with `hold` the misfire rule decides at the end."""
+        if mode not in ("drop", "hold"):
+            raise InvalidInput(f"mode {mode!r}: use drop or hold")
+
+        def make(seen: Seen, now_ms: int) -> Definition:
+            current = self._current(name, seen)
+            until_ms = _until_ms(until, now_ms)
+            if current.paused is not None and current.paused_at(now_ms):
+                since_ms = current.paused.at_ms
+            else:
+                since_ms = now_ms
+            paused = Pause(since_ms, mode, until_ms, reason, by)
+            return self._stamped(msgspec.structs.replace(current, paused=paused, by=by, note=reason), seen, now_ms)
+
+        return (await self._write({name: make}))[name]
+
+    async def resume(self, name: str, *, by: str = "") -> ScheduleView:
+        """Go on after a pause."""
+
+        def make(seen: Seen, now_ms: int) -> Definition:
+            current = self._current(name, seen)
+            if current.paused is None:
+                return current
+            return self._stamped(msgspec.structs.replace(current, paused=None, by=by, note="resumed"), seen, now_ms)
+
+        return (await self._write({name: make}))[name]
+
+    async def remove(self, name: str) -> bool:
+        """Remove it and cancel its planned run. False when there is none of that name."""
+        check_schedule_name(name)
+        return name in await self._write({name: lambda seen, now_ms: None}, missing_ok=True)
+
+    async def rollback(self, name: str, generation: int | None = None, *, by: str = "") -> ScheduleView:
+        """Make a former revision the present one again: the last before this, or the one with this generation."""
+        former = (await self.history(name))[1:]
+        chosen = next((one for one in former if generation in (None, one.generation)), None)
+        if chosen is None:
+            raise NotFound(
+                f"schedule {name!r} has no former revision {'' if generation is None else generation}".rstrip()
+            )
+        note = f"back to generation {chosen.generation}"
+
+        def make(seen: Seen, now_ms: int) -> Definition:
+            revived = msgspec.structs.replace(chosen, by=by, note=note)
+            return self._stamped(check_definition(revived, now_ms), seen, now_ms)
+
+        return (await self._write({name: make}))[name]
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    async def get(self, name: str) -> ScheduleView | None:
+        """What is known of a schedule; None when there is none of that name."""
+        [seen] = await kept.see(self._store, [(self._partition(name), name)])
+        return None if seen.definition is None else view_of(seen.definition, seen.link, self._store.clock.now_ms())
+
+    async def history(self, name: str) -> list[Definition]:
+        """Revisions, the newest (present) first; of a removed schedule the last ones it had."""
+        number = self._partition(name)
+        [seen] = await kept.see(self._store, [(number, name)])
+        former = await kept.revisions(self._store, number, name)
+        if seen.definition is None and not former:
+            raise NotFound(f"there is no schedule {name!r}")
+        return ([seen.definition] if seen.definition is not None else []) + former
+
+    async def diff(self, name: str, **fields: Unpack[ScheduleFields]) -> dict[str, tuple[Any, Any]]:
+        """What an edit would change: field -> (before, after). Nothing is written."""
+        [seen] = await kept.see(self._store, [(self._partition(name), name)])
+        current = self._current(name, seen)
+        edited = msgspec.structs.replace(current, **read_fields(name, fields))
+        return changes(current, check_definition(edited, self._store.clock.now_ms()))
+
+    # -- runs beside the chain -------------------------------------------------------------------------
+
+    async def trigger(self, name: str, *, after: Delay | None = None) -> Handle:
+        """Run it now, whatever its times say and also while it is paused. Its planned runs stay as they are."""
+        number = self._partition(name)
+        definition = self._current(name, (await kept.see(self._store, [(number, name)]))[0])
+        now_ms = self._store.clock.now_ms()
+        due_ms = now_ms + (0 if after is None else delay_ms(after))
+        task_id = f"{name}@{instant_text(due_ms)}!{secrets.token_hex(3)}"
+        await self._put_apart(number, definition, [(task_id, due_ms, due_ms)], now_ms)
+        return Handle(task_id, due_ms)
+
+    async def backfill(
+        self, name: str, *, start: When, end: When, rate: float | None = None, dry_run: bool = False
+    ) -> Backfilled:
+        """Run what was planned in [start, end) and has passed, as if it had run then, at most `rate` a second.
+
+        The runs have the ids of those planned times: a second call finds them and puts nothing.
+        """
+        if rate is not None and rate <= 0:
+            raise InvalidInput(f"rate is {rate}; give more than 0 runs a second")
+        number = self._partition(name)
+        [seen] = await kept.see(self._store, [(number, name)])
+        definition = self._current(name, seen)
+        now_ms = self._store.clock.now_ms()
+        # What the chain has before it is its own.
+        until_ms = min(instant_ms(end, field="end"), now_ms + 1)
+        if seen.link is not None and seen.link.planned_ms:
+            until_ms = min(until_ms, seen.link.planned_ms)
+        slots = definition.slots.recurrence.between(instant_ms(start, field="start"), until_ms, BACKFILL_AT_MOST + 1)
+        if len(slots) > BACKFILL_AT_MOST:
+            raise InvalidInput(f"more than {BACKFILL_AT_MOST} runs lie in this range; give a shorter one")
+        edges = (slots[0], slots[-1]) if slots else (None, None)
+        if dry_run or not slots:
+            return Backfilled(len(slots), 0, 0, *edges)
+        step_ms = 0.0 if rate is None else 1000 / rate
+        rows = [(occurrence_id(name, slot), slot, now_ms + round(i * step_ms)) for i, slot in enumerate(slots)]
+        created = 0
+        for first in range(0, len(rows), BACKFILL_BATCH):
+            created += await self._put_apart(number, definition, rows[first : first + BACKFILL_BATCH], now_ms)
+        return Backfilled(len(slots), created, len(slots) - created, *edges)
+
+    async def _put_apart(
+        self, number: int, definition: Definition, runs: Sequence[tuple[str, int, int]], now_ms: int
+    ) -> int:
+        """Put runs that move no chain: (id, planned, due). Returns how many of them were new."""
+        rows = []
+        for task_id, planned_ms, due_ms in runs:
+            made = sketch_apart(definition, task_id, planned_ms, due_ms)
+            rows.append(IdRow(made.idh, *made.put(now_ms), due_ms))
+        answer = (await put_ids(self._store, {number: rows}, self._widths, now_ms=now_ms))[number]
+        if isinstance(answer, StoreError):
+            raise answer
+        return len(rows) - len(answer)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _partition(self, name: str) -> int:
+        return partition_of(check_schedule_name(name), len(self._store.keys))
+
+    @staticmethod
+    def _current(name: str, seen: Seen, generation: int | None = None) -> Definition:
+        if seen.definition is None:
+            raise NotFound(f"there is no schedule {name!r}")
+        if generation is not None and seen.generation != generation:
+            raise Conflict(f"schedule {name!r} has generation {seen.generation} by now, not {generation}; look again")
+        return seen.definition
+
+    @staticmethod
+    def _stamped(definition: Definition, seen: Seen, now_ms: int) -> Definition:
+        anchor_ms = definition.anchor_ms
+        if seen.definition is not None and seen.definition.specs == definition.specs:
+            anchor_ms = seen.definition.anchor_ms
+        return msgspec.structs.replace(
+            definition,
+            generation=seen.generation + 1,
+            at_ms=now_ms,
+            tz_version=tz_version(),
+            anchor_ms=now_ms if anchor_ms is None else anchor_ms,
+        )
+
+    async def _write(self, makes: dict[str, _Make], *, missing_ok: bool = False) -> dict[str, ScheduleView]:
+        """Write until nobody came between: each attempt starts from what is there."""
+        homes = {name: self._partition(name) for name in makes}
+        views: dict[str, ScheduleView] = {}
+        skipped: dict[str, int] = {}
+        unsure: dict[str, Definition | None] = {}
+        todo = list(makes)
+        for attempt in range(_TRIES):
+            seen = await kept.see(self._store, [(homes[name], name) for name in todo])
+            pending: list[Change] = []
+            now_ms = self._store.clock.now_ms()
+            for name, one in zip(todo, seen, strict=True):
+                if name in unsure and one.definition == unsure[name]:
+                    # Written, and the reply was lost. A removed one has nothing to show: what was seen last stands for it.
+                    if one.definition is not None:
+                        views[name] = view_of(one.definition, one.link, now_ms)
+                    continue
+                if one.definition is None and missing_ok:
+                    continue
+                change = _change(name, one, makes[name](one, now_ms), now_ms, skipped.get(name))
+                if isinstance(change, Change):
+                    pending.append(change)
+                else:
+                    views[name] = change
+            todo = await self._send(pending, homes, views, skipped, unsure, now_ms)
+            if not todo:
+                return views
+            await asyncio.sleep(0 if attempt < 2 else 0.01 * attempt)
+        raise Conflict(f"schedule {todo[0]!r} keeps changing; try again")
+
+    async def _send(
+        self,
+        pending: list[Change],
+        homes: dict[str, int],
+        views: dict[str, ScheduleView],
+        skipped: dict[str, int],
+        unsure: dict[str, Definition | None],
+        now_ms: int,
+    ) -> list[str]:
+        """Names that have to be tried again."""
+        again: list[str] = []
+        if not pending:
+            return again
+        failure: StoreError | None = None
+        for change, written in zip(pending, await kept.write(self._store, homes, pending), strict=True):
+            if isinstance(written, StoreError):
+                # Its reply may be lost: the next look shows whether it was written.
+                failure = written if not (isinstance(written, Unavailable) and written.sent) else failure
+                unsure[change.name] = change.definition
+                if change.definition is None and change.seen.definition is not None:
+                    views[change.name] = view_of(change.seen.definition, None, now_ms)
+                again.append(change.name)
+            elif written == "ok":
+                definition = change.definition or change.seen.definition
+                assert definition is not None
+                views[change.name] = view_of(definition, change.link, now_ms)
+            else:
+                if written == "taken" and change.link is not None:
+                    skipped[change.name] = change.link.planned_ms
+                again.append(change.name)
+        if failure is not None:
+            raise failure
+        return again
+
+    # -- many (last: from here on `list` is a method) ------------------------------------------------------
+
+    async def list(self, *, limit: int = 100, cursor: str | None = None) -> SchedulePage:
+        """Some schedules, in no order; pass `page.next` as cursor for the next page. A page may hold a few more."""
+        partition, place = _read_cursor(cursor, len(self._store.keys))
+        found: list[ScheduleView] = []
+        while partition < len(self._store.keys) and len(found) < limit:
+            place, some = await kept.page(self._store, partition, place, count=limit)
+            now_ms = self._store.clock.now_ms()
+            found += [view_of(one.definition, one.link, now_ms) for one in some if one.definition is not None]
+            partition += not place
+        return SchedulePage(found, f"{partition}.{place}" if partition < len(self._store.keys) else None)
+
+    async def all(self) -> AsyncIterator[ScheduleView]:
+        """Every schedule, in no order."""
+        cursor: str | None = None
+        while True:
+            page = await self.list(limit=500, cursor=cursor)
+            for view in page.schedules:
+                yield view
+            cursor = page.next
+            if cursor is None:
+                return
+
+
+def _change(
+    name: str, seen: Seen, definition: Definition | None, now_ms: int, behind_ms: int | None
+) -> Change | ScheduleView:
+    """The write that makes it so; a view when there is nothing to write."""
+    if definition is not None and definition is seen.definition:
+        return view_of(definition, seen.link, now_ms)
+    if definition is None:
+        if seen.definition is None:
+            raise NotFound(f"there is no schedule {name!r}")
+        return Change(name, seen, None, None, None)
+    next_ms, state = first_of(definition, seen.definition, seen.link, now_ms)
+    if behind_ms is not None and next_ms is not None and next_ms <= behind_ms:
+        next_ms = definition.slots.after(behind_ms)  # that one ran already
+    link: Link = link_to(definition, next_ms, state)
+    return Change(name, seen, definition, link, row_of(definition, link, now_ms))
+
+
+def _until_ms(until: When | Delay | None, now_ms: int) -> int | None:
+    if until is None:
+        return None
+    if isinstance(until, timedelta) or (isinstance(until, str) and not until[:4].isdigit()):
+        return now_ms + delay_ms(until, field="until")
+    until_ms = instant_ms(until, field="until")
+    if until_ms <= now_ms:
+        raise InvalidInput("until lies in the past; the pause would be over before it begins")
+    return until_ms
+
+
+def _read_cursor(cursor: str | None, partitions: int) -> tuple[int, int]:
+    if cursor is None:
+        return 0, 0
+    partition, _, place = cursor.partition(".")
+    if not (partition.isdigit() and place.isdigit()) or int(partition) >= partitions:
+        raise InvalidInput(f"cursor {cursor[:80]!r} is not one that list returned")
+    return int(partition), int(place)

@@ -1,0 +1,66 @@
+-- Give a node some of a limit's permits: of its rate, and of the slots of what may run at one time.
+--
+-- KEYS  the limit
+-- ARGV  node, how many of its permits are in use, how many more it wants, lease in ms,
+--       us between two permits (0 = no rate), how many at once after a pause, slots (0 = no bound)
+-- returns {time in us, granted, most slots it may use from now on, us until it is worth to ask again}
+-- keeps: over any span no more permits than the rate and the burst allow, and never more than `slots` in use or granted
+--   by all live nodes together. The rate is kept as the time at which all permits given so far are used up at an even
+--   pace. A node that is not heard of for a lease gives back its slots. Two nodes that want slots get as many each.
+local now = now_us()
+local key, node = KEYS[1], ARGV[1]
+local used, want, lease_us = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]) * 1000
+local interval, burst, slots = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local granted, most, wait, lasts_us = want, used + want, 0, lease_us
+local gone = {}
+
+if slots > 0 then
+  local others, wanting = 0, 1
+  local fields = redis.call('HGETALL', key)
+  for i = 1, #fields, 2 do
+    if string.sub(fields[i], 1, 2) == 'n:' and fields[i] ~= 'n:' .. node then
+      local their, wanted, ends = string.match(fields[i + 1], '^(%d+):(%d+):(%d+)$')
+      if not ends or tonumber(ends) <= now or tonumber(ends) > now + lease_us * 10 then
+        gone[#gone + 1] = fields[i]
+      else
+        others = others + tonumber(their)
+        if tonumber(their) + tonumber(wanted) > 0 then wanting = wanting + 1 end
+      end
+    end
+  end
+  local fair = math.ceil(slots / wanting)
+  granted = math.max(0, math.min(granted, slots - others - used, fair - used))
+  most = math.min(used + granted, wanting > 1 and fair or slots)
+  -- Slots come free when deliveries end, which nobody here knows: ask again soon.
+  if granted < want then wait = 50000 end
+end
+
+if interval > 0 then
+  local used_up = math.max(tonumber(redis.call('HGET', key, 'tat') or 0), now)
+  -- Further ahead than the rate can be: the clock was set back, or the rate was another one.
+  local too_far = used_up > now + burst * interval
+  if too_far then used_up = now + burst * interval end
+  local free = math.max(0, math.floor((now + burst * interval - used_up) / interval + 0.000001))
+  if free < granted then granted = free end
+  if granted > 0 or too_far then
+    used_up = used_up + granted * interval
+    redis.call('HSET', key, 'tat', string.format('%.0f', used_up))
+  end
+  if granted < want then wait = math.max(wait, math.ceil(used_up + interval - burst * interval - now)) end
+  lasts_us = math.max(lasts_us, used_up - now)
+end
+
+if slots > 0 then
+  if used + granted + want > 0 then
+    redis.call('HSET', key, 'n:' .. node,
+      string.format('%d:%d:%.0f', used + granted, want - granted, now + lease_us))
+  else
+    gone[#gone + 1] = 'n:' .. node
+  end
+  -- Last: a hash that is emptied could not be made again in a slot on its way to another server.
+  if #gone > 0 then redis.call('HDEL', key, unpack(gone, 1, math.min(#gone, 1000))) end
+end
+if redis.call('EXISTS', key) == 1 then
+  redis.call('PEXPIRE', key, string.format('%.0f', math.ceil(lasts_us / 1000) + 1000))
+end
+return {now, granted, most, math.ceil(wait)}

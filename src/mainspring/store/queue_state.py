@@ -1,0 +1,137 @@
+"""Tasks that are in queues: where one stands, who runs it, how to cancel it; and how long the queues are."""
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from ..model.errors import Conflict, StoreError
+from .keys import Address
+from .store import Group, Store
+from .wire import Command
+
+_TRIES: Final = 8
+ADDRESS_BYTES: Final = 14
+
+
+class Queued(NamedTuple):
+    """The place of a task in a queue, as the hash `queued` keeps it."""
+
+    raw: bytes
+    address: bytes
+    """Where it came from, packed."""
+    entry: bytes
+    """Its id in the stream."""
+    queue: str
+    worker: str | None
+    """Who runs it; None while nobody has taken it."""
+    since_ms: int
+    """When it was taken; else when it was handed off, by the server's own clock."""
+    cancelling: bool
+
+    @classmethod
+    def parse(cls, raw: bytes) -> "Queued":
+        entry, queue, *claim = raw[ADDRESS_BYTES:].rstrip(b"!").split(b" ")
+        handed_ms = int(entry.partition(b"-")[0])
+        if not claim:
+            return cls(raw, raw[:ADDRESS_BYTES], entry, queue.decode(), None, handed_ms, cancelling=False)
+        # A worker may have slashes in its name: only the last two belong to the claim.
+        worker, _, since = claim[0].decode().rsplit("/", 2)
+        return cls(raw, raw[:ADDRESS_BYTES], entry, queue.decode(), worker, int(since), raw.endswith(b"!"))
+
+
+async def find_queued(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Queued | None]:
+    """Of (partition, idh): what is in a queue."""
+    by_partition: dict[int, list[int]] = {}
+    for i, (p, _) in enumerate(wanted):
+        by_partition.setdefault(p, []).append(i)
+    groups: list[Group] = []
+    asked: list[list[int]] = []
+    for p, members in by_partition.items():
+        keys = store.keys.partitions[p]
+        for first in range(0, len(members), 1_000):
+            some = members[first : first + 1_000]
+            groups.append((keys.slot, [("HMGET", keys.queued, *[wanted[i][1] for i in some])]))
+            asked.append(some)
+    found: list[Queued | None] = [None] * len(wanted)
+    for members, result in zip(asked, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        for i, raw in zip(members, result[0], strict=True):
+            found[i] = None if raw is None else Queued.parse(raw)
+    return found
+
+
+async def read_record(store: Store, partition: int, place: Queued) -> bytes | None:
+    """The entry of a task in a queue, as it stood in its slice; None when it has left."""
+    keys = store.keys.partitions[partition]
+    [rows] = await store.run_one(keys.slot, [("XRANGE", keys.queue(place.queue), place.entry, place.entry)])
+    return rows[0][1][1][ADDRESS_BYTES:] if rows else None
+
+
+Cancelling = Literal["cancelled", "cancelling", "gone"]
+
+
+async def cancel_queued(store: Store, partition: int, idh: bytes, place: Queued) -> Cancelling:
+    """Cancel a task in a queue. "cancelling": it runs, and its worker is told; "gone": it has ended meanwhile."""
+    keys = store.keys.partitions[partition]
+    address = place.address
+    for _ in range(_TRIES):
+        x = keys.slice_keys(Address.unpack(partition, address).slice.name)[3]
+        names = [keys.n, keys.slices, keys.ids, keys.queued, keys.acks, keys.queue(place.queue), x]
+        call = store.scripts.call("queue_cancel", names, [idh, place.raw])
+        # Whoever runs it looks at once; the owner of its lane goes on.
+        calls: list[Command] = [("SPUBLISH", keys.work, "1"), ("SPUBLISH", keys.wake, "1")]
+        reply = (await store.run_one(keys.slot, [call, *calls]))[0]
+        if reply == b"cancelled":
+            return "cancelled"
+        if reply == b"cancelling":
+            return "cancelling"
+        [again] = await find_queued(store, [(partition, idh)])
+        if again is None or again.address != address:
+            return "gone"
+        place = again
+    raise Conflict("the task keeps changing hands; try again")
+
+
+class Depth(NamedTuple):
+    """How much is in a queue, over all partitions."""
+
+    ready: int = 0
+    running: int = 0
+    oldest_ms: int | None = None
+    """When the one that waits longest was handed off."""
+
+    def plus(self, other: "Depth") -> "Depth":
+        times = [one for one in (self.oldest_ms, other.oldest_ms) if one is not None]
+        return Depth(self.ready + other.ready, self.running + other.running, min(times, default=None))
+
+
+async def depths(store: Store) -> dict[str, Depth]:
+    """All queues that ever got a task."""
+    names = await _each(store, [(p, [("SMEMBERS", keys.queues)]) for p, keys in enumerate(store.keys.partitions)])
+    every = [(p, queue.decode()) for p, [queues] in enumerate(names) for queue in queues]
+    keys = [store.keys.partitions[p].queue(queue) for p, queue in every]
+    asked = [(p, [("XLEN", key), ("XINFO", "GROUPS", key)]) for (p, _), key in zip(every, keys, strict=True)]
+    found: dict[str, Depth] = {}
+    oldest: list[tuple[int, list[Command]]] = []
+    waiting: list[str] = []
+    for (p, queue), key, (length, groups) in zip(every, keys, await _each(store, asked), strict=True):
+        about = dict(zip(groups[0][::2], groups[0][1::2], strict=True)) if groups else {}
+        running = int(about.get(b"pending", 0))
+        found[queue] = found.get(queue, Depth()).plus(Depth(length - running, running))
+        if length > running:
+            last = about.get(b"last-delivered-id", b"0-0")
+            oldest.append((p, [("XRANGE", key, b"(" + last, "+", "COUNT", 1)]))
+            waiting.append(queue)
+    for queue, [rows] in zip(waiting, await _each(store, oldest), strict=True):
+        if rows:
+            found[queue] = found[queue].plus(Depth(oldest_ms=int(rows[0][0].partition(b"-")[0])))
+    return found
+
+
+async def _each(store: Store, asked: Sequence[tuple[int, list[Command]]]) -> list[list[Any]]:
+    answers = []
+    for result in await store.run([(store.keys.partitions[p].slot, commands) for p, commands in asked]):
+        if isinstance(result, StoreError):
+            raise result
+        answers.append(result)
+    return answers

@@ -1,0 +1,203 @@
+"""Schedules on the server: read them, write them, look after their chains. See docs/wire-format.md."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from ..model.chain import Link
+from ..model.errors import StoreError
+from ..model.schedule import Definition, pack_definition, unpack_definition
+from .index import look_up, look_up_packed
+from .keys import Address, PartitionKeys, Slice, address_prefix
+from .put import WAKE_MS, fresh_score
+from .query import look_at
+from .queue_state import find_queued
+from .schedule_rows import OccurrenceRow
+from .store import Group, Store
+from .wire import Command
+
+REVISIONS_KEPT: Final = 20
+REMOVED_KEPT_MS: Final = 30 * 86_400_000
+"""So long the revisions of a removed schedule are kept: its name goes on counting from the last generation."""
+AT_ONCE: Final = 500
+NO_LONGER: Final = frozenset({"done", "dead", "cancelled", "replaced", "finished", "unknown"})
+"""States of a task that is over."""
+
+Written = Literal["ok", "changed", "moved", "taken"]
+
+
+class Seen(NamedTuple):
+    """A schedule as it stands: what the next write of it is compared with."""
+
+    definition: Definition | None
+    link: Link | None
+    generation: int
+    """Of the definition, or of the last revision of one that was removed; 0: the name is new."""
+
+
+class Change(NamedTuple):
+    """What one write of a schedule does."""
+
+    name: str
+    seen: Seen
+    definition: Definition | None
+    """None removes it."""
+    link: Link | None
+    row: OccurrenceRow | None
+    keep: bool = False
+    """The definition stays as it is: only the chain is planted anew."""
+
+
+def _read(definition: bytes | None, link: bytes | None, revision: bytes | None = None) -> Seen:
+    found = None if definition is None else unpack_definition(definition)
+    generation = int.from_bytes(revision[:4], "big") if revision is not None else 0
+    if found is not None:
+        generation = found.generation
+    return Seen(found, None if link is None else Link.unpack(link), generation)
+
+
+async def fetch(store: Store, partition: int, names: Sequence[str]) -> list[Seen]:
+    """For the owner: definitions and chains, in order."""
+    keys = store.keys.partitions[partition]
+    [definitions, links] = await store.run_one(
+        keys.slot, [("HMGET", keys.sched, *names), ("HMGET", keys.next, *names)]
+    )
+    return [_read(*pair) for pair in zip(definitions, links, strict=True)]
+
+
+async def see(store: Store, wanted: Sequence[tuple[int, str]]) -> list[Seen]:
+    """For writers: also the generation to go on from."""
+    groups: list[Group] = []
+    for partition, name in wanted:
+        keys = store.keys.partitions[partition]
+        commands: list[Command] = [
+            ("HGET", keys.sched, name), ("HGET", keys.next, name), ("LINDEX", keys.revisions(name), 0),
+        ]  # fmt: skip
+        groups.append((keys.slot, commands))
+    found = []
+    for result in await store.run(groups):
+        if isinstance(result, StoreError):
+            raise result
+        found.append(_read(*result))
+    return found
+
+
+async def revisions(store: Store, partition: int, name: str) -> list[Definition]:
+    """Former definitions, the newest first."""
+    keys = store.keys.partitions[partition]
+    [raws] = await store.run_one(keys.slot, [("LRANGE", keys.revisions(name), 0, REVISIONS_KEPT - 1)])
+    return [unpack_definition(raw) for raw in raws]
+
+
+async def page(store: Store, partition: int, cursor: int, count: int = 200) -> tuple[int, list[Seen]]:
+    """Some schedules of a partition, in no order; the next cursor is 0 at the end."""
+    keys = store.keys.partitions[partition]
+    [reply] = await store.run_one(keys.slot, [("HSCAN", keys.sched, cursor, "COUNT", count)])
+    names = reply[1][::2]
+    if not names:
+        return int(reply[0]), []
+    [links] = await store.run_one(keys.slot, [("HMGET", keys.next, *names)])
+    return int(reply[0]), [_read(raw, link) for raw, link in zip(reply[1][1::2], links, strict=True)]
+
+
+async def write(store: Store, partition_of: Mapping[str, int], changes: Sequence[Change]) -> list[Written | StoreError]:
+    """Each change in one step; `changed` and `moved` mean that nothing was written and to look again."""
+    planned = [
+        (partition_of[change.name], change.seen.link.idh)
+        for change in changes
+        if change.seen.link is not None and change.seen.link.planned_ms
+    ]
+    found = iter(await look_up_packed(store, planned) if planned else ())
+    groups: list[Group] = []
+    now_ms = store.clock.now_ms()
+    for change in changes:
+        keys = store.keys.partitions[partition_of[change.name]]
+        link = change.seen.link
+        at = next(found) if link is not None and link.planned_ms else None
+        commands: list[Command] = [_call(store, keys, change, at)]
+        if change.row is not None and change.row.due_ms < now_ms + WAKE_MS:
+            commands.append(("SPUBLISH", keys.wake, "1"))
+        groups.append((keys.slot, commands))
+    return [
+        result if isinstance(result, StoreError) else result[0][0].decode() for result in await store.run(groups)
+    ]
+
+
+def _call(store: Store, keys: PartitionKeys, change: Change, at: bytes | None) -> Command:
+    name, seen, definition, link, row, keep = change
+    old = Address.unpack(keys.number, at) if at is not None else None
+    old_place = old.slice if old is not None else Slice(1000, 0)
+    s, f, _, x = keys.slice_keys(old_place.name)
+    place = row.slice if row is not None else Slice(1000, 0)
+    planned = seen.link is not None and seen.link.planned_ms
+    names = [keys.n, keys.slices, keys.ids, keys.sched, keys.next, keys.revisions(name), keys.entries(place.name), s, f, x]
+    args: list[Any] = [
+        name,
+        "live" if seen.definition is not None else "gone",
+        seen.generation,
+        seen.link.claim if seen.link is not None else "",
+        "=" if keep else "" if definition is None else pack_definition(definition),
+        REVISIONS_KEPT,
+        REMOVED_KEPT_MS,
+        seen.link.idh if planned and seen.link is not None else "",
+        at or "",
+        old_place.name,
+        repr(old.score) if old is not None else 0,
+        old.index if old is not None else 0,
+        link.pack() if link is not None else "",
+        *((row.idh, place.name, fresh_score(place), address_prefix(place), row.row) if row is not None else [""] * 5),
+    ]
+    return store.scripts.call("schedule_put", names, args)
+
+
+async def over(store: Store, partition: int, idhs: Sequence[bytes]) -> list[str | None]:
+    """How runs ended, by the hashes of their ids: the state of the task, None while it is not over."""
+    addresses = await look_up(store, [(partition, idh) for idh in idhs])
+    there = [(address, idh) for address, idh in zip(addresses, idhs, strict=True) if address is not None]
+    found = iter(await look_at(store, there) if there else ())
+    queued = await find_queued(store, [(partition, idh) for idh in idhs])
+    states: list[str | None] = []
+    for address, place in zip(addresses, queued, strict=True):
+        state = next(found).state if address is not None else "unknown"
+        states.append(state if state in NO_LONGER and place is None else None)
+    return states
+
+
+async def note_ends(store: Store, partition: int, links: Iterable[tuple[str, Link]]) -> None:
+    """Write what chains remember of runs that ended; a chain that has moved on since knows it already."""
+    keys = store.keys.partitions[partition]
+    args: list[Any] = []
+    for name, link in links:
+        args += (name, link.pack())
+    await store.call(partition, "schedule_note", [keys.next], args)
+
+
+class Doubtful(NamedTuple):
+    """A chain whose planned occurrence may be missing."""
+
+    name: str
+    link: Link
+
+
+async def check(store: Store, partition: int, cursor: int, *, overdue_ms: int) -> tuple[int, list[Doubtful]]:
+    """Look through some chains; the next cursor is 0 at the end."""
+    keys = store.keys.partitions[partition]
+    reply = await store.call(partition, "schedule_check", [keys.next, keys.ids], [cursor, AT_ONCE, overdue_ms])
+    raws = reply[1]
+    found = []
+    for name, raw in zip(raws[::2], raws[1::2], strict=True):
+        try:
+            found.append(Doubtful(name.decode(), Link.unpack(raw)))
+        except (msgspec.DecodeError, ValueError):
+            continue  # `mainspring verify` names it
+    return int(reply[0]), found
+
+
+async def still_planned(store: Store, partition: int, links: Sequence[Link]) -> list[tuple[bool, str]]:
+    """Does the planned occurrence of each chain wait in its slice? And its state."""
+    addresses = await look_up(store, [(partition, link.idh) for link in links])
+    there = [(at, link.idh) for at, link in zip(addresses, links, strict=True) if at is not None]
+    found = iter(await look_at(store, there) if there else ())
+    states = [next(found).state if address is not None else "unknown" for address in addresses]
+    return [(state == "pending", state) for state in states]

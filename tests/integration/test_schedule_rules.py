@@ -1,0 +1,250 @@
+"""What happens to planned times when nobody was up, and when the run before is not over."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from mainspring.client import Client
+from mainspring.engine.engine import EngineOptions
+from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Delivery
+from mainspring.model.outcome import Dead, Outcome, Retry
+from mainspring.model.retry import RetryPolicy
+from mainspring.model.schedule_view import ScheduleView
+from mainspring.testing.ticker import Ticker
+
+Tickers = Callable[..., Awaitable[Ticker]]
+START_MS = 1_800_000_000_000
+MINUTE_MS = 60_000
+RETRIES = EngineOptions(retry=RetryPolicy(max_attempts=3, base_ms=25_000, cap_ms=25_000, jitter="none"))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START_MS)
+
+
+async def view_of(client: Client, name: str) -> ScheduleView:
+    view = await client.schedules.get(name)
+    assert view is not None
+    return view
+
+
+def minutes(came: list[Delivery]) -> list[int]:
+    """The planned minutes of runs, counted from the start."""
+    return [(one.body.occurrence[1] - START_MS) // MINUTE_MS for one in came if one.body.occurrence is not None]
+
+
+# -- nobody was up ----------------------------------------------------------------------------------------------------
+
+
+async def outage(tickers: Tickers, clock: ManualClock, minutes_away: float) -> Ticker:
+    """Nobody is up for so long; then a scheduler comes."""
+    clock.advance(seconds=60 * minutes_away)
+    return await tickers()
+
+
+async def test_after_an_outage_the_newest_run_goes_out_once(
+    tickers: Tickers, client: Client, clock: ManualClock
+) -> None:
+    await client.schedules.add("job", every="1m", target="log:")
+    ticker = await outage(tickers, clock, 10.5)
+    assert minutes(await ticker.turn()) == [10]
+    view = await view_of(client, "job")
+    assert (view.runs, view.not_run) == (1, {"missed": 9})
+    [slot] = view.recent_not_run
+    assert (slot.from_ms, slot.count, slot.reason) == (START_MS + MINUTE_MS, 9, "missed")
+    assert minutes(await ticker.advance(minutes=2)) == [11, 12]
+    assert (await client.get("job@2027-01-15T08:01:00Z")).state == "cancelled"
+
+
+async def test_within_the_grace_everything_runs(tickers: Tickers, client: Client, clock: ManualClock) -> None:
+    await client.schedules.add("job", every="10s", target="log:", grace="60s")
+    ticker = await outage(tickers, clock, 0.75)
+    assert len(await ticker.turn()) == 4
+    assert (await view_of(client, "job")).not_run == {}
+
+
+async def test_misfire_skip_goes_on_with_what_is_not_late(tickers: Tickers, client: Client, clock: ManualClock) -> None:
+    await client.schedules.add("job", every="1m", target="log:", misfire="skip", grace="30s")
+    ticker = await outage(tickers, clock, 10.75)
+    assert await ticker.turn() == []
+    assert (await view_of(client, "job")).not_run == {"missed": 10}
+    assert minutes(await ticker.advance(minutes=2)) == [11, 12]
+
+
+async def test_misfire_all_runs_the_last_so_many(tickers: Tickers, client: Client, clock: ManualClock) -> None:
+    await client.schedules.add("job", every="1m", target="log:", misfire="all(3)")
+    ticker = await outage(tickers, clock, 10.5)
+    assert minutes(await ticker.turn()) == [8, 9, 10]
+    assert (await view_of(client, "job")).not_run == {"missed": 7}
+
+
+async def test_a_single_run_that_is_late_runs_all_the_same(
+    tickers: Tickers, client: Client, clock: ManualClock
+) -> None:
+    await client.schedules.add("nightly", cron="0 9 * * *", target="log:")
+    ticker = await outage(tickers, clock, 60 * 5)
+    assert [one.id for one in await ticker.turn()] == ["nightly@2027-01-15T09:00:00Z"]
+    assert (await view_of(client, "nightly")).not_run == {}
+
+
+async def test_a_long_outage_of_a_quick_schedule_is_counted_and_not_walked(
+    tickers: Tickers, client: Client, clock: ManualClock
+) -> None:
+    await client.schedules.add("tick", every="1s", target="log:")
+    ticker = await outage(tickers, clock, 60 * 24 * 30)
+    assert len(await ticker.turn()) == 1
+    assert (await view_of(client, "tick")).not_run == {"missed": 30 * 86_400 - 1}
+
+
+# -- the run before is not over -----------------------------------------------------------------------------------------
+
+
+class Slow:
+    """A target whose runs end when the test says so."""
+
+    def __init__(self, ticker: Ticker) -> None:
+        self.begun: list[int] = []
+        self._gates: dict[int, asyncio.Event] = {}
+        ticker.answer("log", self._deliver)
+
+    async def _deliver(self, delivery: Delivery) -> Outcome | None:
+        assert delivery.body.occurrence is not None
+        minute = (delivery.body.occurrence[1] - START_MS) // MINUTE_MS
+        self.begun.append(minute)
+        await self._gates.setdefault(minute, asyncio.Event()).wait()
+        return None
+
+    def end(self, minute: int) -> None:
+        self._gates.setdefault(minute, asyncio.Event()).set()
+
+
+async def steps(ticker: Ticker, clock: ManualClock, until_minute: float) -> None:
+    """Every role of the engine, minute by minute, without waiting for what is in flight."""
+    engine = ticker.engine
+    while True:
+        await engine.keeper.step()
+        for _ in range(6):
+            engine.lookahead.reconnected()
+            while await engine.lookahead.step() == 0.0:
+                pass
+            while await engine.planner.step() == 0.0:
+                pass
+            await engine.dispatcher.step()
+            await asyncio.sleep(0)
+        now_ms = clock.now_ms()
+        end_ms = START_MS + round(until_minute * MINUTE_MS)
+        if now_ms >= end_ms:
+            return
+        clock.set(min(end_ms, now_ms - now_ms % MINUTE_MS + MINUTE_MS))
+
+
+async def test_by_default_a_run_is_skipped_while_the_one_before_goes_on(
+    ticker: Ticker, client: Client, clock: ManualClock
+) -> None:
+    slow = Slow(ticker)
+    await client.schedules.add("job", every="1m", target="log:")
+    await steps(ticker, clock, 3)
+    assert slow.begun == [1]
+    slow.end(1)
+    await steps(ticker, clock, 4)
+    assert slow.begun == [1, 4]
+    view = await view_of(client, "job")
+    assert (view.runs, view.not_run) == (2, {"overlap": 2})
+    assert [(slot.count, slot.reason) for slot in view.recent_not_run] == [(2, "overlap")]
+    slow.end(4)
+    await ticker.turn()
+
+
+async def test_allow_lets_runs_overlap(ticker: Ticker, client: Client, clock: ManualClock) -> None:
+    slow = Slow(ticker)
+    await client.schedules.add("job", every="1m", target="log:", overlap="allow")
+    await steps(ticker, clock, 3)
+    assert slow.begun == [1, 2, 3]
+    for minute in (1, 2, 3):
+        slow.end(minute)
+    await ticker.turn()
+
+
+async def test_buffer_one_keeps_the_first_that_had_to_wait(ticker: Ticker, client: Client, clock: ManualClock) -> None:
+    slow = Slow(ticker)
+    await client.schedules.add("job", every="1m", target="log:", overlap="buffer_one")
+    await steps(ticker, clock, 4.5)
+    assert slow.begun == [1]
+    slow.end(1)
+    await steps(ticker, clock, 4.6)
+    assert slow.begun == [1, 2], "the one that waited goes as soon as it may"
+    assert (await view_of(client, "job")).not_run == {"overlap": 2}
+    slow.end(2)
+    await steps(ticker, clock, 5)
+    assert slow.begun == [1, 2, 5]
+    slow.end(5)
+    await ticker.turn()
+
+
+async def test_buffer_all_keeps_so_many_and_leaves_out_the_rest(
+    ticker: Ticker, client: Client, clock: ManualClock
+) -> None:
+    slow = Slow(ticker)
+    await client.schedules.add("job", every="1m", target="log:", overlap="buffer_all(2)")
+    await steps(ticker, clock, 6.5)
+    assert slow.begun == [1]
+    for minute in (1, 2, 3):
+        slow.end(minute)
+    await steps(ticker, clock, 6.7)
+    assert slow.begun == [1, 2, 3], "2 and 3 waited, 4 to 6 found the buffer full"
+    assert (await view_of(client, "job")).not_run == {"overlap": 3}
+    slow.end(7)
+    await steps(ticker, clock, 7)
+    assert slow.begun == [1, 2, 3, 7]
+    await ticker.turn()
+
+
+async def test_a_run_that_waits_for_its_retry_is_not_over(tickers: Tickers, client: Client) -> None:
+    ticker = await tickers(options=RETRIES)
+    answers: list[Outcome | None] = [Retry("busy"), Retry("busy"), None, None]
+    ticker.answer("log", lambda delivery: answers.pop(0))
+    await client.schedules.add("job", every="20s", target="log:")
+    came = await ticker.advance(seconds=80)
+    assert [(one.id[-3:-1], one.attempt) for one in came] == [("20", 1), ("20", 2), ("20", 3), ("20", 1)]
+    view = await view_of(client, "job")
+    assert view.not_run == {"overlap": 2}
+
+
+async def test_a_dead_run_is_over_and_shows_how_it_ended(ticker: Ticker, client: Client) -> None:
+    ticker.answer("log", lambda delivery: Dead("no"))
+    await client.schedules.add("job", every="10s", target="log:")
+    assert len(await ticker.advance(seconds=30)) == 3
+    assert [run.outcome for run in (await view_of(client, "job")).last_runs] == ["dead"] * 3
+
+
+async def test_a_new_owner_knows_that_a_run_waits_for_its_retry(
+    tickers: Tickers, client: Client, clock: ManualClock
+) -> None:
+    first = await tickers(options=RETRIES)
+    first.answer("log", lambda delivery: Retry("busy"))
+    await client.schedules.add("job", every="20s", target="log:")
+    await first.advance(seconds=21)
+    await first.crash()
+    clock.advance(seconds=10)
+    second = await tickers(options=RETRIES)
+    came = await second.advance(seconds=39)
+    assert [(one.id[-3:-1], one.attempt) for one in came] == [("20", 2), ("00", 1)]
+    assert (await view_of(client, "job")).not_run == {"overlap": 1}
+
+
+async def test_a_fixed_delay_counts_from_the_end_of_the_run(ticker: Ticker, client: Client, clock: ManualClock) -> None:
+    slow = Slow(ticker)
+    await client.schedules.add("job", after_end="1m", target="log:")
+    await steps(ticker, clock, 3.5)
+    assert slow.begun == [1]
+    slow.end(1)
+    await steps(ticker, clock, 4)
+    assert slow.begun == [1]
+    slow.end(4)
+    await steps(ticker, clock, 4.5)
+    assert slow.begun == [1, 4]
+    assert (await view_of(client, "job")).not_run == {}
+    await ticker.turn()

@@ -1,0 +1,275 @@
+"""Schedules end to end, on a clock held by hand: their times, edits, pauses, runs by hand."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from mainspring.client import Client
+from mainspring.model.clock import ManualClock
+from mainspring.model.errors import Conflict, InvalidInput, NotFound
+from mainspring.model.schedule_input import define
+from mainspring.model.schedule_view import ScheduleView
+from mainspring.store.keys import partition_of
+from mainspring.store.store import Store
+from mainspring.testing.ticker import Ticker
+
+Tickers = Callable[..., Awaitable[Ticker]]
+START_MS = 1_800_000_000_000
+"""2027-01-15T08:00:00Z"""
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START_MS)
+
+
+async def view_of(client: Client, name: str) -> ScheduleView:
+    view = await client.schedules.get(name)
+    assert view is not None
+    return view
+
+
+def at(*seconds: int) -> tuple[int, ...]:
+    return tuple(START_MS + second * 1000 for second in seconds)
+
+
+async def test_a_schedule_runs_again_and_again_at_its_times(ticker: Ticker, client: Client) -> None:
+    view = await client.schedules.add("beat", every="10s", target="log:", payload={"n": 1})
+    assert view.next_ms == at(10, 20, 30)
+    came = await ticker.advance(seconds=35)
+    assert [one.id for one in came] == [f"beat@2027-01-15T08:00:{s}Z" for s in (10, 20, 30)]
+    assert [one.value() for one in came] == [{"n": 1}] * 3
+    assert [one.due_ms for one in came] == list(at(10, 20, 30))
+    view = await view_of(client, "beat")
+    assert (view.runs, view.next_ms, view.state) == (3, at(40, 50, 60), "active")
+    assert [(run.planned_ms, run.outcome) for run in view.last_runs] == [(ms, "done") for ms in at(10, 20, 30)]
+
+
+async def test_cron_lines_run_in_their_zone_over_a_clock_change(
+    ticker: Ticker, client: Client, clock: ManualClock
+) -> None:
+    clock.set(1_806_105_600_000)  # 2027-03-27T00:00Z, the day before Paris leaves out 02:00 to 03:00
+    view = await client.schedules.add("nightly", cron="30 2 * * *", timezone="Europe/Paris", target="log:")
+    assert view.definition.tz_version
+    came = await ticker.advance(hours=72)
+    assert [one.id for one in came] == [
+        "nightly@2027-03-27T01:30:00Z", "nightly@2027-03-28T01:00:00Z", "nightly@2027-03-29T00:30:00Z",
+    ]  # fmt: skip
+
+
+async def test_several_specs_are_one_schedule_and_exclusions_are_left_out(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add(
+        "both", cron=["0 9 * * *", "0 10 * * *"], every="12h", exclude="2027-01-16", target="log:"
+    )
+    came = await ticker.advance(hours=50)
+    assert [one.id.partition("@")[2] for one in came] == [
+        "2027-01-15T09:00:00Z", "2027-01-15T10:00:00Z", "2027-01-15T20:00:00Z", "2027-01-17T08:00:00Z",
+        "2027-01-17T09:00:00Z", "2027-01-17T10:00:00Z",
+    ]  # fmt: skip
+
+
+async def test_bounds_and_max_runs_end_a_schedule_and_it_shows(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("thrice", every="1s", max_runs=3, target="log:")
+    await client.schedules.add("until", every="1s", start=START_MS + 5_000, end=START_MS + 7_000, target="log:")
+    came = await ticker.advance(seconds=20)
+    assert sorted(one.id.partition("@")[0] for one in came) == ["thrice"] * 3 + ["until"] * 3
+    for name in ("thrice", "until"):
+        view = await view_of(client, name)
+        assert (view.state, view.next_ms, view.runs) == ("finished", (), 3)
+
+
+async def test_an_edit_takes_effect_at_once_and_the_old_plan_never_runs(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("job", every="10s", target="log:", payload="old")
+    await ticker.advance(seconds=15)
+    edited = await client.schedules.edit("job", every="7s", payload="new", by="ann", note="faster")
+    assert edited.generation == 2
+    assert [one.value() for one in await ticker.advance(seconds=21)] == ["new"] * 3
+    assert (await client.get("job@2027-01-15T08:00:20Z")).state in ("cancelled", "unknown")
+    history = await client.schedules.history("job")
+    assert [(one.generation, one.by, one.note) for one in history] == [(2, "ann", "faster"), (1, "", "")]
+    assert (await view_of(client, "job")).runs == 4, "an edit forgets nothing that was counted"
+
+
+async def test_an_edit_of_the_payload_alone_keeps_the_planned_time(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("job", every="10s", target="log:", payload="old")
+    await ticker.advance(seconds=5)
+    await client.schedules.edit("job", payload="new")
+    [came] = await ticker.advance(seconds=5)
+    assert (came.id, came.value()) == ("job@2027-01-15T08:00:10Z", "new")
+
+
+async def test_an_edit_that_changes_nothing_writes_nothing(client: Client) -> None:
+    await client.schedules.add("job", every="10s", target="log:")
+    assert (await client.schedules.edit("job", every="10s")).generation == 1
+
+
+async def test_rollback_brings_a_former_revision_back(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("job", every="10s", target="log:", payload=1)
+    await client.schedules.edit("job", payload=2)
+    await client.schedules.edit("job", payload=3)
+    assert (await client.schedules.rollback("job")).payload == 2
+    assert (await client.schedules.rollback("job", 1)).payload == 1
+    assert [one.value() for one in await ticker.advance(seconds=10)] == [1]
+    assert [one.generation for one in await client.schedules.history("job")] == [5, 4, 3, 2, 1]
+
+
+async def test_a_name_is_taken_once(client: Client) -> None:
+    await client.schedules.add("job", every="10s", target="log:", payload=1)
+    with pytest.raises(Conflict, match="exists"):
+        await client.schedules.add("job", every="10s", target="log:")
+    kept = await client.schedules.add("job", every="20s", target="log:", on_conflict="keep")
+    assert (kept.generation, kept.payload) == (1, 1)
+    assert (await client.schedules.add("job", every="20s", target="log:", on_conflict="replace")).generation == 2
+
+
+async def test_of_thirty_two_adds_of_one_name_one_wins(client: Client, ticker: Ticker) -> None:
+    adds = [client.schedules.add("job", every="10s", target="log:", payload=n) for n in range(32)]
+    answers = await asyncio.gather(*adds, return_exceptions=True)
+    won = [answer for answer in answers if isinstance(answer, ScheduleView)]
+    assert len(won) == 1
+    assert all(isinstance(answer, (Conflict, ScheduleView)) for answer in answers)
+    assert [one.value() for one in await ticker.advance(seconds=20)] == [won[0].payload] * 2
+
+
+async def test_edits_at_the_same_time_come_one_after_the_other(client: Client, ticker: Ticker) -> None:
+    await client.schedules.add("job", every="10s", target="log:", payload=-1)
+    await asyncio.gather(*(client.schedules.edit("job", payload=n) for n in range(8)))
+    assert (await view_of(client, "job")).generation == 9
+    assert len(await ticker.advance(seconds=10)) == 1
+    with pytest.raises(Conflict, match="generation 9"):
+        await client.schedules.edit("job", generation=3, payload=0)
+
+
+async def test_a_removed_schedule_runs_no_more_and_its_name_counts_on(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("job", every="10s", target="log:")
+    await ticker.advance(seconds=10)
+    assert await client.schedules.remove("job")
+    assert not await client.schedules.remove("job")
+    assert await ticker.advance(minutes=1) == []
+    assert await client.schedules.get("job") is None
+    assert (await client.schedules.add("job", every="10s", target="log:")).generation == 2
+    assert len(await ticker.advance(seconds=10)) == 1
+
+
+async def test_a_paused_schedule_rests_and_what_it_left_out_is_counted(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("job", every="10s", target="log:")
+    await ticker.advance(seconds=10)
+    paused = await client.schedules.pause("job", reason="upgrade", by="ann")
+    assert (paused.state, paused.next_ms) == ("paused", ())
+    assert paused.definition.paused is not None and paused.definition.paused.reason == "upgrade"
+    assert await ticker.advance(seconds=30) == []
+    resumed = await client.schedules.resume("job")
+    assert (resumed.state, resumed.next_ms[0], resumed.not_run) == ("active", at(50)[0], {"paused": 3})
+    assert len(await ticker.advance(seconds=10)) == 1
+
+
+async def test_a_pause_may_end_by_itself(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("drop", every="10s", target="log:")
+    await client.schedules.add("hold", every="10s", target="log:")
+    await client.schedules.pause("drop", until="25s")
+    await client.schedules.pause("hold", until="25s", mode="hold")
+    came = await ticker.advance(seconds=30)
+    assert [(one.id[:4], one.due_ms) for one in came] == [("hold", at(25)[0]), ("drop", at(30)[0]), ("hold", at(30)[0])]
+    assert (await view_of(client, "drop")).state == "active"
+
+
+async def test_held_back_runs_follow_the_misfire_rule_at_the_end_of_a_pause(ticker: Ticker, client: Client) -> None:
+    for rule in ("coalesce", "all", "skip"):
+        await client.schedules.add(rule, every="10s", target="log:", misfire=rule, grace="1s")
+        await client.schedules.pause(rule, mode="hold")
+    await ticker.advance(seconds=35)
+    for rule in ("coalesce", "all", "skip"):
+        await client.schedules.resume(rule)
+    came = await ticker.advance(seconds=1)
+    assert sorted(one.id for one in came) == [
+        "all@2027-01-15T08:00:10Z", "all@2027-01-15T08:00:20Z", "all@2027-01-15T08:00:30Z",
+        "coalesce@2027-01-15T08:00:30Z",
+    ]  # fmt: skip
+    assert (await view_of(client, "skip")).not_run == {"missed": 3}
+
+
+async def test_trigger_runs_it_now_and_leaves_the_plan_alone(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("job", cron="0 12 * * *", target="log:", payload="p")
+    handles = [await client.schedules.trigger("job") for _ in range(3)]
+    came = await ticker.turn()
+    assert sorted(one.id for one in came) == sorted(handle.id for handle in handles)
+    assert {one.value() for one in came} == {"p"}
+    view = await view_of(client, "job")
+    assert (view.generation, view.next_ms[0]) == (1, START_MS + 4 * 3_600_000)
+    with pytest.raises(NotFound):
+        await client.schedules.trigger("nobody")
+
+
+async def test_a_backfill_runs_what_was_planned_and_twice_is_once(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("job", cron="0 * * * *", target="log:")
+    start, end = START_MS - 5 * 3_600_000, START_MS + 86_400_000
+    preview = await client.schedules.backfill("job", start=start, end=end, dry_run=True)
+    assert (preview.planned, preview.created) == (6, 0)
+    assert await ticker.turn() == []
+    first = await client.schedules.backfill("job", start=start, end=end, rate=2)
+    assert (first.planned, first.created, first.kept) == (6, 6, 0)
+    came = await ticker.advance(seconds=2)
+    assert [one.id for one in came] == [f"job@2027-01-15T0{hour}:00:00Z" for hour in range(3, 8)], "two a second"
+    again = await client.schedules.backfill("job", start=start, end=end, rate=2)
+    assert (again.created, again.kept) == (0, 6)
+    assert len(await ticker.advance(seconds=10)) == 1
+    again = await client.schedules.backfill("job", start=start, end=end)
+    assert (again.created, again.kept) == (0, 6)
+    assert [one.id for one in await ticker.advance(hours=1)] == ["job@2027-01-15T09:00:00Z"], "the chain goes on"
+
+
+async def test_a_run_is_found_by_its_id(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("job", every="10s", target="log:", payload={"a": 1})
+    info = await client.get("job@2027-01-15T08:00:10Z")
+    assert (info.state, info.due_ms, info.payload) == ("pending", at(10)[0], {"a": 1})
+    await ticker.advance(seconds=10)
+    assert (await client.get("job@2027-01-15T08:00:10Z")).state == "done"
+
+
+async def test_a_thousand_schedules_over_all_partitions(ticker: Ticker, client: Client, store: Store) -> None:
+    names = [f"job-{n}" for n in range(1000)]
+    assert len({partition_of(name, len(store.keys)) for name in names}) == len(store.keys)
+    added = await client.schedules.add_many([define(name, every="10s", target="log:") for name in names])
+    assert {outcome for _, outcome in added} == {"created"}
+    listed = [view.name async for view in client.schedules.all()]
+    assert sorted(listed) == sorted(names)
+    came = await ticker.advance(seconds=20)
+    assert sorted(one.id for one in came) == sorted(
+        f"{name}@2027-01-15T08:00:{second}Z" for name in names for second in (10, 20)
+    )
+
+
+async def test_what_could_not_work_is_refused_with_the_reason(client: Client) -> None:
+    add = client.schedules.add
+    with pytest.raises(InvalidInput, match="never run"):
+        await add("job", cron="0 0 31 2 *", target="log:")
+    with pytest.raises(InvalidInput, match="minute"):
+        await add("job", cron="61 * * * *", target="log:")
+    with pytest.raises(InvalidInput, match="'@'"):
+        await add("a@b", every="1s", target="log:")
+    with pytest.raises(InvalidInput, match="did you mean timezone"):
+        await add("job", every="1s", target="log:", timezon="UTC")  # type: ignore[call-arg]
+    with pytest.raises(InvalidInput, match="end has passed"):
+        await add("job", every="1s", end=START_MS - 1, target="log:")
+    with pytest.raises(InvalidInput, match="buffer_all"):
+        await add("job", every="1s", overlap="sometimes", target="log:")
+    assert await client.schedules.get("job") is None
+
+
+async def test_retries_that_take_longer_than_the_interval_are_refused(client: Client) -> None:
+    call = {"target": "https://example.com/hook", "retry": "3 base=200ms factor=1 jitter=500ms", "timeout": "500ms"}
+    with pytest.raises(InvalidInput, match="2,900 ms"):
+        await client.schedules.add("hook", every="2s", **call)  # type: ignore[arg-type]
+    assert (await client.schedules.add("hook", every="3s", **call)).generation == 1  # type: ignore[arg-type]
+
+
+async def test_jitter_and_spread_move_the_start_and_not_the_identity(ticker: Ticker, client: Client) -> None:
+    for name in ("a", "b", "c"):
+        await client.schedules.add(name, every="1m", jitter="20s", target="log:")
+    await client.schedules.add("even", every="1m", spread="20s", target="log:")
+    came = await ticker.advance(minutes=3)
+    late = {one.id: one.due_ms - START_MS for one in came}
+    assert all(one.id.endswith(":00Z") for one in came)
+    assert len({ms % 60_000 for one, ms in late.items() if one[:4] != "even"}) > 3
+    assert len({ms % 60_000 for one, ms in late.items() if one[:4] == "even"}) == 1

@@ -1,0 +1,111 @@
+"""How a worker divides its room between queues, and where it asks."""
+
+import random
+
+import pytest
+
+from mainspring.model.errors import InvalidInput
+from mainspring.model.weights import parse_queues
+from mainspring.worker.calls import Calls
+from mainspring.worker.shares import Shares
+
+
+def test_queues_are_read_with_their_weights_in_order() -> None:
+    assert list(parse_queues("mail:3, reports:1,rest").items()) == [("mail", 3), ("reports", 1), ("rest", 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "a name is missing"),
+        ("mail,,x", "a name is missing"),
+        ("mail:0", "the weight of mail is '0'"),
+        ("mail:x", "the weight of mail is 'x'"),
+        ("mail:1001", "from 1 to 1000"),
+        ("mail:1:2", "the weight of mail is '1:2'"),
+        ("mail,mail:2", "mail is named twice"),
+        ("ma il", "queue 'ma il'"),
+    ],
+)
+def test_a_wrong_list_of_queues_is_one_clear_error(text: str, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        parse_queues(text)
+
+
+def served(shares: Shares, rounds: int, backlog: dict[str, int], room: int | None = None) -> dict[str, int]:
+    """What each queue got in so many rounds."""
+    got = dict.fromkeys(backlog, 0)
+    left = dict(backlog)
+    dice = random.Random(1)
+    for _ in range(rounds):
+        most = room or dice.randint(1, 5)
+        asks = shares.split(most, [name for name, count in backlog.items() if count])
+        assert 0 < sum(asks.values()) <= most
+        came = {name: min(count, left[name]) for name, count in asks.items()}
+        shares.came(asks, came)
+        for name, count in came.items():
+            got[name] += count
+            left[name] -= count
+    return got
+
+
+def test_full_queues_share_by_weight_also_one_job_at_a_time() -> None:
+    for room in (None, 1, 7, 64):
+        got = served(Shares({"mail": 3, "reports": 1}), 2000, {"mail": 10**6, "reports": 10**6}, room)
+        assert got["mail"] / got["reports"] == pytest.approx(3, rel=0.02)
+
+
+def test_what_one_queue_does_not_use_goes_to_the_others() -> None:
+    got = served(Shares({"mail": 3, "reports": 1}), 100, {"mail": 0, "reports": 10**6}, 64)
+    assert got == {"mail": 0, "reports": 6400}
+    got = served(Shares({"mail": 9, "reports": 1}), 100, {"mail": 5, "reports": 10**6}, 64)
+    assert got["mail"] == 5
+    assert got["reports"] > 5000
+
+
+def test_strict_queues_are_served_in_order() -> None:
+    shares = Shares({"now": 1, "soon": 9, "late": 1}, strict=True)
+    assert shares.split(10, ["late", "soon", "now"]) == {"now": 10}
+    assert shares.split(10, ["late", "soon"]) == {"soon": 10}
+    assert shares.split(10, []) == {}
+
+
+def test_partitions_that_called_are_asked_and_those_that_are_empty_are_not() -> None:
+    calls = Calls(["mail"], 8)
+    assert calls.having() == []
+    calls.call(3)
+    calls.call(5)
+    asks = calls.asks({"mail": 10})
+    assert asks == {3: {"mail": 5}, 5: {"mail": 5}}
+    calls.came(asks, [(3, "mail")] * 5 + [(5, "mail")] * 2)
+    assert calls.asks({"mail": 10}) == {3: {"mail": 10}}
+
+
+def test_a_call_that_comes_while_a_partition_is_asked_is_not_forgotten() -> None:
+    calls = Calls(["mail"], 8)
+    calls.call(3)
+    asks = calls.asks({"mail": 10})
+    calls.call(3)
+    calls.came(asks, [])
+    assert calls.asks({"mail": 10}) == {3: {"mail": 10}}
+    calls.came({3: {"mail": 10}}, [])
+    assert calls.having() == []
+
+
+def test_never_more_is_asked_for_than_there_is_room() -> None:
+    calls = Calls(["mail", "reports"], 32)
+    calls.call_all()
+    asked = calls.asks({"mail": 3, "reports": 1})
+    assert sum(sum(one.values()) for one in asked.values()) == 4
+    assert all(count > 0 for one in asked.values() for count in one.values())
+
+
+def test_all_partitions_get_their_turn() -> None:
+    calls = Calls(["mail"], 8)
+    calls.call_all()
+    seen: set[int] = set()
+    for _ in range(20):
+        asks = calls.asks({"mail": 2})
+        calls.came(asks, [(p, "mail") for p, queues in asks.items() for _ in range(queues["mail"])])
+        seen |= asks.keys()
+    assert seen == set(range(8))
