@@ -1,6 +1,6 @@
 # Mainspring. `make` alone lists what there is to do; every target does its own set-up.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-cron-long chaos chaos-long check bench fmt lock clean
+.PHONY: help install serve test test-cron-long chaos chaos-long check bench bench-peers fmt lock clean
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -50,6 +50,9 @@ check: install ## lint, format, strict types, layer direction
 
 bench: install ## print the figures of the README
 	@exec $(BIN)/mainspring bench $(or $(ARGS),all)
+
+bench-peers: install ## Mainspring beside Celery, Dramatiq, RQ, arq and Huey (these go into the cache folder; about six minutes)
+	@exec $(BIN)/mainspring bench peers $(ARGS)
 
 fmt: install ## format and repair what can be repaired
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -19,6 +19,7 @@ from .model.task import CancelOutcome, Count, Handle, OnConflict, Page, PutSumma
 from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from .results import Results
 from .schedules import Schedules
+from .standstills import Standstills
 from .store import query
 from .store.durable import Durability, check_durability
 from .store.explain import explain
@@ -26,7 +27,7 @@ from .store.find import Finder, Reference
 from .store.intake import Batch, Intake, Named, Plain
 from .store.link import LinkOptions
 from .store.named import NamedPuts
-from .store.put import Places, Widths, address_at, put_rows
+from .store.put import AddressTexts, Places, Widths, put_rows
 from .store.replay import Replayer
 from .store.store import Store
 
@@ -42,7 +43,7 @@ Progress = Callable[[int], None]
 _CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
 
 
-class Client(Letters, Results):
+class Client(Letters, Results, Standstills):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
     `wait_s` is how long calls wait for a server that is away; 0 means that they fail at once.
@@ -311,9 +312,10 @@ class _Tally:
         if self.handles is None:
             return
         with_ids = iter(named)
+        addresses = AddressTexts(places)
         for item in batch.items:
-            if isinstance(item, Plain):
-                task_id = f"{item.idh.hex()}~{address_at(places, item.where).text()}"
+            if type(item) is Plain:
+                task_id = f"{item.idh.hex()}~{addresses.at(item.where)}"
                 self.handles.append(Handle(task_id, item.due_ms, "created", item.past, self.level.text))
             else:
                 self.handles.append(next(with_ids))

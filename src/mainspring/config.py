@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from .model.allow import LOOPBACK, AllowList
+from .model.breaker import BreakerPolicy
 from .model.command import Commands
 from .model.errors import ConfigError, InvalidInput
 from .model.failure import ErrorHandler
 from .model.named import Targets
+from .model.queue_rules import QueueRules
+from .model.rate import Rate
 from .model.retry import RetryPolicy
 from .model.targets import check_target
 from .model.weights import parse_queues
@@ -104,6 +107,14 @@ class Config:
     """The order of the queues is their priority, and weights do not count."""
     worker_concurrency: int = 64
     """Jobs that a worker runs at one time."""
+    queue: QueueRules = field(default_factory=QueueRules)
+    """Limits and retries of queues, `[queue.<name>]`."""
+    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
+    """Of receivers without one of their own."""
+    catch_up_rate: Rate | None = None
+    """What is overdue goes out no faster, on all nodes together; None lets it out as fast as it goes."""
+    catch_up_after_s: float = 10.0
+    """So late a task is overdue."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     error_handler: ErrorHandler | None = field(default=None, repr=False, compare=False)
     """Gets every failed delivery; None writes them to the log. Only in code: no flag, variable or file sets it."""
@@ -194,6 +205,7 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("horizon_s", 0.1, 300),
     ("shutdown_timeout_s", 0, 3600),
     ("port", 0, 65535),
+    ("catch_up_after_s", 1, 86400),
     ("dedupe_window_s", 0, 366 * 86400),
     ("kafka_topic_partitions", 1, 100_000),
     ("kafka_topic_replication", 1, 100),

@@ -17,6 +17,7 @@ from .config import Config
 from .embedding import Embedding
 from .engine.engine import Engine, EngineOptions
 from .engine.lookahead import Reach
+from .engine.valves import FlowOptions
 from .model.errors import ConfigError, StoreError
 from .signals import stop_in_time, stop_signals
 from .sinks.base import Sink
@@ -288,6 +289,13 @@ def _engine_options(config: Config, name: str) -> EngineOptions:
         retry=config.retry,
         target_retries=config.targets.retries(),
         error_handler=config.error_handler,
+        flow=FlowOptions(
+            config.breaker,
+            config.targets.breakers(),
+            {**config.targets.limits(), **config.queue.rates()},
+            config.catch_up_rate,
+            int(config.catch_up_after_s * 1000),
+        ),
         command_queues={name: command.queue for name, command in config.commands.items()},
         dedupe_window_s=config.dedupe_window_s,
         shutdown_timeout_s=config.shutdown_timeout_s,

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Literal, Unpack
 
 import msgspec
@@ -84,23 +85,20 @@ class Schedules:
         for definition in definitions:
             check_definition(definition, now_ms)
 
-        def make(seen: Seen, now_ms: int, definition: Definition) -> Definition | None:
+        def make(definition: Definition, seen: Seen, now_ms: int) -> Definition | None:
             if seen.definition is None:
                 outcomes[definition.name] = "created"
                 return self._stamped(definition, seen, now_ms)
             if on_conflict == "reject":
                 raise Conflict(f"a schedule {definition.name!r} exists (generation {seen.generation}); edit it instead")
-            if on_conflict == "keep" or same_schedule(seen.definition, definition):
+            same = same_schedule(seen.definition, definition) and seen.definition.source == definition.source
+            if on_conflict == "keep" or same:
                 outcomes[definition.name] = "kept"
                 return seen.definition
             outcomes[definition.name] = "replaced"
             return self._stamped(definition, seen, now_ms)
 
-        makes = {
-            name: lambda seen, now_ms, definition=definition: make(seen, now_ms, definition)
-            for name, definition in wanted.items()
-        }
-        views = await self._write(makes)
+        views = await self._write({name: partial(make, one) for name, one in wanted.items()})
         return [(views[definition.name], outcomes[definition.name]) for definition in definitions]
 
     async def edit(self, name: str, *, generation: int | None = None, **fields: Unpack[ScheduleFields]) -> ScheduleView:
@@ -176,6 +174,19 @@ class Schedules:
         """What is known of a schedule; None when there is none of that name."""
         [seen] = await kept.see(self._store, [(self._partition(name), name)])
         return None if seen.definition is None else view_of(seen.definition, seen.link, self._store.clock.now_ms())
+
+    async def get_many(self, names: Sequence[str]) -> dict[str, ScheduleView]:
+        """Those of these schedules that exist."""
+        found: dict[str, ScheduleView] = {}
+        for first in range(0, len(names), AT_ONCE):
+            some = names[first : first + AT_ONCE]
+            now_ms = self._store.clock.now_ms()
+            for name, seen in zip(
+                some, await kept.see(self._store, [(self._partition(n), n) for n in some]), strict=True
+            ):
+                if seen.definition is not None:
+                    found[name] = view_of(seen.definition, seen.link, now_ms)
+        return found
 
     async def history(self, name: str) -> list[Definition]:
         """Revisions, the newest (present) first; of a removed schedule the last ones it had."""

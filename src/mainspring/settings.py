@@ -1,11 +1,15 @@
 """The settings by the names people type, and how each is read from a text or a TOML value."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from .kafka_table import read_kafka, write_kafka
+from .model.breaker import BreakerPolicy
 from .model.command_table import read_commands, write_commands
+from .model.queue_rules import QueueRules
+from .model.rate import Rate
 from .model.retry_rule import Rule
 from .model.retry_text import read_rules
 from .model.times import delay_ms
@@ -29,6 +33,8 @@ class Setting(NamedTuple):
             return write_targets(value)
         if self.read is read_commands:
             return write_commands(value)
+        if self.read is _queue_rules:
+            return json.dumps(value.tables()) if value else ""
         if self.read is read_kafka:
             return write_kafka(value)
         return f"{value}ms" if self.read is _milliseconds else str(value)
@@ -89,6 +95,10 @@ def _rules(value: object) -> tuple[Rule, ...]:
     return read_rules("on", value)
 
 
+def _queue_rules(value: object) -> QueueRules:
+    return QueueRules.read(json.loads(value) if isinstance(value, str) else value)
+
+
 def _path(value: object) -> Path:
     return value if isinstance(value, Path) else Path(_text(value)).expanduser()
 
@@ -139,6 +149,10 @@ SETTINGS: Final = {
     "targets": Setting("targets", read_targets),
     "commands": Setting("commands", read_commands),
     "queues": Setting("queues", _text),
+    "queue": Setting("queue", _queue_rules),
+    "breaker": Setting("breaker", BreakerPolicy.read),
+    "catch_up_rate": Setting("catch_up_rate", Rate.read),
+    "catch_up_after": Setting("catch_up_after_s", _seconds),
     "strict_queues": Setting("strict_queues", _switch),
     "worker_concurrency": Setting("worker_concurrency", _whole),
     "kafka_url": Setting("kafka_url", _text),

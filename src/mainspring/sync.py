@@ -90,6 +90,9 @@ class SyncClient:
     dead_drop = _waiting(Client.dead_drop)
     dead_drop_many = _waiting(Client.dead_drop_many)
     dead_export = _waiting(Client.dead_export)
+    pause = _waiting(Client.pause)
+    resume = _waiting(Client.resume)
+    pauses = _waiting(Client.pauses)
 
     def close(self) -> None:
         """Close the connections and end the thread. May be called again."""

@@ -75,6 +75,20 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     "nothing-read-again-after-a-reconnect": ("failover-nobody-hears-of", "late"),
     "lane-order-ignored": ("lane-under-way", "lane"),
     "failing-head-lets-others-pass": ("failing-head-of-a-lane", "lane"),
+    # queues
+    "finish-without-the-claim": ("stalled-worker-ends-its-run", "books"),
+    "reclaim-without-a-new-claim": ("run-of-a-dead-worker", "repeated"),
+    "handed-off-again-at-a-takeover": ("lane-at-a-worker-at-a-takeover", "repeated"),
+    "lane-goes-on-at-the-hand-off": ("lane-through-workers", "lane"),
+    "hand-off-without-done-bits": ("finished-work-at-a-hand-over", "repeated"),
+    "no-lock-on-the-id": ("two-tasks-of-one-id", "books"),
+    # schedules
+    "next-run-put-at-commit": ("schedule-runs-and-ends", "lost"),
+    "next-run-put-without-generation-check": ("edit-while-a-run-begins", "phantom"),
+    "skipped-run-not-marked": ("run-that-is-skipped", "phantom"),
+    "chain-not-moved-on": ("schedule-runs-and-ends", "lost"),
+    "begin-puts-no-next-run": ("node-dies-between-begin-and-commit-of-a-run", "lost"),
+    "edit-leaves-the-planned-run": ("edit-of-a-schedule-that-was-read", "phantom"),
 }
 """Planted bug -> a scenario in which it shows, and the rule that has to find it there."""
 

@@ -273,3 +273,16 @@ async def test_a_clock_that_runs_ahead_forgets_no_id_before_its_window_is_over(
     assert await index.sweep(store, 0, 0, window_ms=60_000) == (0, 0)
     assert await index.sweep(store, 0, 0, window_ms=5_000) == (0, 1)
     await store.aclose()
+
+
+async def test_a_task_is_not_called_dead_for_an_earlier_one_of_its_id(ticker: Ticker) -> None:
+    """Both within one millisecond: the time of the dead letter alone cannot tell them apart."""
+    ticker.answer("log", lambda one: Dead("no") if one.value() == "first" else None)
+    await ticker.client.put("log:", "first", id="order-42")
+    await ticker.advance(seconds=0)
+    assert (await ticker.client.get("order-42")).state == "dead"
+    await ticker.client.put("log:", "second", id="order-42", on_conflict="replace")
+    assert [one.value() for one in await ticker.advance(seconds=0)] == ["second"]
+    assert (await ticker.client.get("order-42")).state == "done"
+    await ticker.advance(seconds=10)
+    assert (await ticker.client.get("order-42")).state == "finished", "its slice is gone, the letter is there"

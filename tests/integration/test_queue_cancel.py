@@ -129,9 +129,7 @@ async def test_a_lane_goes_on_when_its_head_is_cancelled_in_a_queue(ticker: Tick
 
 
 @pytest.mark.parametrize("outcome", [DONE, Dead("never")])
-async def test_a_task_that_has_ended_is_too_late_to_cancel(
-    ticker: Ticker, worker: HandWorker, outcome: Dead
-) -> None:
+async def test_a_task_that_has_ended_is_too_late_to_cancel(ticker: Ticker, worker: HandWorker, outcome: Dead) -> None:
     found = await handed_off(ticker, "a", None)
     await worker.end(await worker.take_one(), outcome=outcome)
     assert await ticker.client.cancel(found) == "too late"

@@ -81,9 +81,9 @@ async def test_few_tasks_and_a_short_wait_are_not_moved(ticker: Ticker, store: S
     assert values(await ticker.advance(seconds=5)) == [0, 1, 2, 3, 4]
 
 
-async def test_a_hundred_times_k_behind_a_dead_head_starve_nobody(tickers: Tickers, store: Store) -> None:
+async def test_many_times_k_behind_a_dead_head_starve_nobody(tickers: Tickers, store: Store) -> None:
     ticker = await tickers(options=EngineOptions(reach=Reach(tasks=64)), handlers={"log": failing_once(3_600_000)})
-    await put_lane(ticker, 6_400)
+    await put_lane(ticker, 1_600)
     await ticker.advance(seconds=1)
     ticker.clock.advance(seconds=10)
     for _ in range(3):
@@ -94,13 +94,13 @@ async def test_a_hundred_times_k_behind_a_dead_head_starve_nobody(tickers: Ticke
     fired = values(await ticker.advance(seconds=2))
     assert [one for one in fired if str(one).startswith("b")] == [f"b{n}" for n in range(20)]
     assert len(fired) == 40
-    assert (await balance(store)).spilled > 6_000
-    ticker.clock.advance(hours=2)
+    assert (await balance(store)).spilled == 1_599
+    ticker.clock.advance(seconds=7_200)
     for _ in range(200):
-        if len(ticker.deliveries) >= 41 + 6_400:
+        if len(ticker.deliveries) >= 41 + 1_600:
             break
         await ticker.turn()
-    assert values(ticker.deliveries)[41:] == list(range(6_400))
+    assert values(ticker.deliveries)[41:] == list(range(1_600))
     assert len(ticker.engine.owned[partition_of("a", 4)].lanes._behind.get("a", [])) == 0
     await balance(store)
 
@@ -174,7 +174,9 @@ async def test_an_earlier_one_that_comes_while_the_others_come_back_goes_by_its_
 
 async def test_a_head_that_fails_again_lets_the_rest_go(tickers: Tickers, store: Store) -> None:
     ticker = await tickers(options=EngineOptions(reach=Reach(tasks=64)))
-    ticker.answer("log", lambda one: Retry("no", after_ms=30_000) if (one.value(), one.attempt) in ((0, 1), (9, 1)) else None)
+    ticker.answer(
+        "log", lambda one: Retry("no", after_ms=30_000) if (one.value(), one.attempt) in ((0, 1), (9, 1)) else None
+    )
     await put_lane(ticker, 200)
     await ticker.advance(seconds=5)
     assert values(await ticker.advance(seconds=28)) == list(range(10))
@@ -199,8 +201,7 @@ async def test_a_spilled_task_can_be_found_listed_counted_moved_and_cancelled(ti
     assert (await client.get(named.id)).due_ms == now_ms + 1_500
     listed = (await client.list(after=now_ms - 600_000, limit=500)).tasks
     assert [one.payload for one in listed] == [*range(1, MANY), "named", 0]
-    assert (await client.count(after=now_ms - 600_000, before=ticker.clock.now_ms())).tasks == MANY
-    assert await client.cancel(ids[3]) == "cancelled"
+    assert (await client.count(after=now_ms - 600_000, before=ticker.clock.now_ms())).pending == MANY
     assert await client.cancel(ids[3]) == "cancelled"
     await client.reschedule(ids[4], after="5m")
     await client.reschedule("named", after="6m")
@@ -281,9 +282,7 @@ async def test_spilled_tasks_expire_where_they_wait(ticker: Ticker, store: Store
     assert [(one.id, one.reason) for one in await list_dead(store)] == [("short", "expired")]
 
 
-async def test_ids_of_spilled_tasks_are_kept_for_the_window_after_they_are_done(
-    tickers: Tickers, store: Store
-) -> None:
+async def test_ids_of_spilled_tasks_are_kept_for_the_window_after_they_are_done(tickers: Tickers, store: Store) -> None:
     ticker = await tickers(options=EngineOptions(dedupe_window_s=600), handlers={"log": failing_once(7_200_000)})
     await ticker.client.put("log:", 0, after="1s", lane="a")
     await ticker.client.put("log:", "named", after="2s", id="named", lane="a")

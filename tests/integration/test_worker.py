@@ -54,7 +54,7 @@ async def test_a_task_that_keeps_no_result_says_so_and_one_that_waits_times_out(
     async def quiet() -> None: ...
 
     later = await place.client.put("queue:q/quiet", after="1h")
-    with pytest.raises(TimeoutError, match="is not over after 0.05"):
+    with pytest.raises(TimeoutError, match=r"is not over after 0\.05"):
         await later.result(timeout=0.05)
     assert await place.client.cancel(later.id) == "cancelled"
     with pytest.raises(TaskFailed, match="is cancelled"):

@@ -520,6 +520,22 @@ def test_after_a_failed_attempt_the_time_counts_anew(story: Story) -> None:
     assert late(story) == ["a"]
 
 
+def test_behind_a_failing_head_of_its_lane_the_time_counts_anew(story: Story) -> None:
+    for task, lane in (("head", "x"), ("next", "x"), ("other", "y")):
+        story.put(task, lane=lane)
+    story.healed(DUE_US, within_us=2000)
+    story.begin("head", at=1000)
+    story.end("head", at=1500, ending="retry")
+    story.begin("head", at=3000, attempt=2)
+    story.end("head", at=3100, attempt=2)
+    for task in ("next", "other"):
+        story.begin(task, at=3200)
+        story.end(task, at=3500)
+    assert late(story) == ["other"]
+    story.healed(DUE_US, within_us=1999)
+    assert late(story) == ["next", "other"]
+
+
 def test_measured_stalls_and_nothing_else_lengthen_what_is_allowed(story: Story) -> None:
     story.put("a")
     story.healed(DUE_US, within_us=2000)

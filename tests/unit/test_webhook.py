@@ -83,8 +83,8 @@ def test_a_table_says_everything_of_a_webhook_and_is_made_of_it_again() -> None:
         ({"response_bytes": "1"}, "expected a whole number"),
         ({"gone_disables": 1}, "expected true or false"),
         ({"concurrency": 0}, "concurrency is 0"),
-        ({"rate": 0}, "rate is 0"),
-        ({"rate": True}, "expected a number"),
+        ({"rate": 0}, "rate: 0 a second"),
+        ({"rate": True}, "rate: True is none"),
     ],
 )
 def test_a_wrong_webhook_is_refused_with_the_reason(change: dict[str, Any], reason: str) -> None:
@@ -128,7 +128,7 @@ def test_targets_are_read_from_tables_and_written_again() -> None:
         ({"shop": {"url": "x"}}, "shop: the address 'x'"),
         ({"shop": {"address": "nowhere"}}, "shop: target 'nowhere' has no known scheme"),
         ({"shop": {"address": "target:other"}}, "is a named target again"),
-        ({"shop": {"address": "log:", "rate": 1}}, "nothing besides"),
+        ({"shop": {"address": "log:", "method": "GET"}}, "rate, concurrency, retry and breaker besides, and no more"),
         ({"a b": {"address": "log:"}}, "the name of a target is 'a b'"),
     ],
 )

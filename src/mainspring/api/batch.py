@@ -113,7 +113,7 @@ class _Batch:
                     writing = asyncio.create_task(self._write(self._within(lines, config.api_batch_lines)))
                     await asyncio.sleep(0)
                 if size > config.api_batch_bytes or len(rest) > config.api_body_bytes:
-                    self._stop("too-large", "the body, or one of its lines, is larger than the limit")
+                    self._stop("too-large", "the body, or a line of it, is larger than the limit", self._lines.taken + 1)
         finally:
             if writing is not None:
                 await writing
@@ -133,15 +133,14 @@ class _Batch:
 
     def _within(self, lines: list[Line], most: int) -> list[Line]:
         if lines and lines[-1].number > most:
-            self._stop("too-large", f"a batch has at most {most} lines here; send the rest in another")
-            self._summary.next_line = most + 1
+            self._stop("too-large", f"a batch has at most {most} lines here; send the rest in another", most + 1)
             return [line for line in lines if line.number <= most]
         return lines
 
-    def _stop(self, kind: str, detail: str) -> None:
-        if self._summary.complete:
-            self._summary.complete = False
-            self._summary.error = Problem(kind, detail).fields
+    def _stop(self, kind: str, detail: str, next_line: int) -> None:
+        summary = self._summary
+        if summary.next_line is None or next_line < summary.next_line:
+            summary.complete, summary.next_line, summary.error = False, next_line, Problem(kind, detail).fields
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -154,15 +153,14 @@ class _Batch:
         for line in lines:
             self._tell(line, outcomes.get(line.number))
         self._summary.lines += len(lines)
-        if self._failure is not None and self._summary.next_line is None:
-            self._summary.next_line = lines[0].number
+        if self._failure is not None:
+            self._stop(problem_of(self._failure).kind, str(self._failure), lines[0].number)
 
     async def _put(self, tasks: list[Task]) -> Sequence[Handle | MainspringError]:
         try:
             return await self._put_many(tasks)
         except StoreError as error:
             self._failure = error
-            self._stop(problem_of(error).kind, str(error))
             return [error] * len(tasks)
         except MainspringError:
             # One of them is wrong in a way that only the store can tell; nothing was written.

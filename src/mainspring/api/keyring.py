@@ -41,6 +41,10 @@ class KeyRing:
         now_ms = store.clock.now_ms()
         return not self._of_file and all(key.expired(now_ms) for key in self._stored.values())
 
+    def forget(self) -> None:
+        """Ask the store at the next call."""
+        self._fresh_until = float("-inf")
+
     async def _freshen(self, store: Store) -> None:
         if self._now() < self._fresh_until:
             return

@@ -7,9 +7,8 @@ import msgspec
 
 from ..model.access import ApiKey
 from ..model.errors import InvalidInput
-from ..model.limits import MAX_PAYLOAD_BYTES
 from ..model.task import Task
-from .new_task import NewTask, task_of
+from .new_task import NewTask, check_payload, task_of
 from .problems import Problem
 from .reading import check_depth
 
@@ -34,15 +33,15 @@ class Lines:
         self._key = key
         self._depth = depth
         self._salt = salt
-        self._number = 0
+        self.taken = 0
         self._targets: set[str] = set()
         """Those that were found good before."""
 
     def take(self, portion: bytes, now_ms: int) -> list[Line]:
         """Empty lines count, and are left out."""
         count = portion.count(b"\n") + (not portion.endswith(b"\n") and bool(portion))
-        first = self._number + 1
-        self._number += count
+        first = self.taken + 1
+        self.taken += count
         if self._salt is None:
             try:
                 decoded = _decoder.decode_lines(portion)
@@ -74,7 +73,8 @@ class Lines:
     def _task(self, number: int, new: NewTask, now_ms: int, raw: bytes | None) -> Task:
         payload = bytes(new.payload)
         check_depth(payload, self._depth)
-        if self._is_common(new, payload, now_ms):
+        check_payload(payload)
+        if self._is_common(new, now_ms):
             return Task(new.target, new.payload, new.at, None, new.id)
         task_id = None
         if self._salt is not None and new.id is None and raw is not None:
@@ -86,7 +86,7 @@ class Lines:
             self._targets.add(task.target)
         return task
 
-    def _is_common(self, new: NewTask, payload: bytes, now_ms: int) -> bool:
+    def _is_common(self, new: NewTask, now_ms: int) -> bool:
         """A known target, a plain time near by, a short id or none: nothing is left to check."""
         at = new.at
         return (
@@ -97,7 +97,6 @@ class Lines:
             and new.lane is None
             and new.expires is None
             and new.retry is None
-            and len(payload) <= MAX_PAYLOAD_BYTES
             and (self._salt is None if new.id is None else 0 < len(new.id) < _SHORT and new.id.isascii())
         )
 

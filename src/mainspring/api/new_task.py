@@ -1,5 +1,6 @@
 """A task as it is posted, and what becomes of it. Every check that can be made before the write is made here."""
 
+import re
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..model.times import check_horizon, delay_ms, instant_ms
 
 _NULL: Final = msgspec.Raw(b"null")
+_LARGE: Final = re.compile(rb"[eE][+-]?\d{3}|\d{18}")
 Moment = int | float | str
 """Epoch milliseconds, or ISO 8601 with an offset."""
 
@@ -55,8 +57,7 @@ def task_of(new: NewTask, now_ms: int, *, task_id: str | None = None) -> Task:
     """The task, its times in milliseconds; InvalidInput for what is wrong. `task_id` is for one that names none."""
     check_target(new.target)
     payload = bytes(new.payload)
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise InvalidInput(f"payload has {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
+    check_payload(payload)
     if new.id is not None:
         task_id = check_id(new.id)
     if new.lane is not None:
@@ -68,6 +69,18 @@ def task_of(new: NewTask, now_ms: int, *, task_id: str | None = None) -> Task:
         raise InvalidInput("a time lies outside of the calendar") from None
     retry = None if new.retry is None else retry_line(new.retry)
     return Task(new.target, msgspec.Raw(payload), due_ms, None, task_id, new.lane, expires_ms, retry)
+
+
+def check_payload(payload: bytes) -> None:
+    """What is skipped over when a body is decoded: its size, its encoding, and numbers that nobody can read again."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise InvalidInput(f"payload has {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
+    if payload.isascii() and not _LARGE.search(payload):
+        return
+    try:
+        msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"payload: {error}") from None
 
 
 def due_ms_of(at: Moment | None, after: str | None, now_ms: int) -> int:

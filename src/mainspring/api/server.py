@@ -31,14 +31,14 @@ class ApiServer:
     def __init__(self, node: Node, listener: socket.socket | None = None) -> None:
         self._node = node
         self._shared = listener is not None
-        self._app = App(node)
+        self.app = App(node)
         self._tls = node.config.api_tls_cert is not None
         _check_tls(node.config)
         self._socket = listener or listen(node.config.host, node.config.port)
-        node.checks.append(self._app.gate.check_start)
+        node.checks.append(self.app.gate.check_start)
         self._server = _Uvicorn(
             uvicorn.Config(
-                self._app,
+                self.app,
                 http=limited(node.config.api_connections, node.config.api_timeout_s),
                 ws="none",
                 lifespan="off",

@@ -36,6 +36,7 @@ def serve(
     dedupe_window: Annotated[str | None, typer.Option(help="How long a finished id is known; 1h.")] = None,
     kafka_url: Annotated[str | None, typer.Option(help="Brokers of kafka: targets, kafka://host:9092.")] = None,
     kafka_create_topics: Annotated[bool | None, typer.Option(help="Create Kafka topics that are missing.")] = None,
+    catch_up_rate: Annotated[str | None, typer.Option(help="How fast overdue tasks go out, 5000/s; no bound.")] = None,
     http_allow: Annotated[str | None, typer.Option(help="Networks and names webhooks may reach.")] = None,
     http_timeout: Annotated[str | None, typer.Option(help="For a webhook's answer; 15s.")] = None,
     http_concurrency: Annotated[int | None, typer.Option(help="Requests to one host at one time; 64.")] = None,

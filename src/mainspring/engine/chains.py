@@ -27,7 +27,7 @@ _FORGET_MS: Final = 600_000
 class Plan:
     """What happens when an occurrence begins. Of one that moves no chain, nothing."""
 
-    __slots__ = ("definition", "link", "next_ms", "settled", "sketch", "skips", "state", "waited")
+    __slots__ = ("definition", "link", "next_ms", "put_ms", "settled", "sketch", "skips", "state", "waited")
 
     def __init__(self, definition: Definition | None = None, link: Link | None = None) -> None:
         self.definition = definition
@@ -38,6 +38,7 @@ class Plan:
         self.waited = False
         """It was kept back until the run before it was over."""
         self.next_ms: int | None = None
+        self.put_ms = 0
         self.sketch: Sketch | None = None
         self.state: State | None = None
         """What the chain remembers if it is skipped; for one that runs this is made at its begin."""
@@ -153,6 +154,7 @@ class Chains:
             plan.state = state
             plan.lead_to(next_ms)
         assert state is not None
+        plan.put_ms = now_ms
         value = link_to(definition, plan.next_ms, state) if plan.sketch is None else Link(
             definition.generation, plan.next_ms or 0, plan.sketch.idh, state
         )  # fmt: skip
@@ -180,7 +182,7 @@ class Chains:
             idh = plan.sketch.idh if plan.sketch is not None else b""
             link = Link(definition.generation, plan.next_ms or 0, idh, plan.state)
             if plan.sketch is not None:
-                near = near or plan.sketch.due_ms < planned_ms + NEAR_MS or plan.sketch.due_ms < plan.state.began_ms
+                near = near or plan.sketch.due_ms < plan.put_ms + NEAR_MS
                 if (plan.next_ms or 0) - planned_ms < SHORT_MS:
                     self.known[definition.name] = (definition, link)
                 else:

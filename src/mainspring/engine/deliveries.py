@@ -16,6 +16,7 @@ from .flight import Flight
 from .live import INDEX_MASK, LiveSlice
 from .outcomes import Outcomes
 from .partition import Partition
+from .valves import Valves
 
 _LIVE: Final = attrgetter("live")
 _TARGET: Final = attrgetter("body.target")
@@ -25,6 +26,14 @@ _TO_WORKERS: Final = tuple(f"{scheme}:" for scheme in sorted(HANDED_OFF))
 
 def _well_formed(outcomes: Sequence[Outcome], expected: int) -> bool:
     return len(outcomes) == expected and set(map(type, outcomes)) <= {Done, Retry, Dead}
+
+
+def _tally(outcomes: Sequence[Outcome]) -> tuple[int, int]:
+    """How many were done, and how many failed in a way that says that the receiver is not well."""
+    done = outcomes.count(DONE)
+    if done == len(outcomes):
+        return done, 0
+    return done, sum(1 for one in outcomes if isinstance(one, Retry) and not one.untried)
 
 
 class Deliveries:
@@ -38,9 +47,11 @@ class Deliveries:
         clock: Clock,
         wake: Callable[[], None],
         lost: Callable[[Partition, str], None],
+        valves: Valves,
     ) -> None:
         self._owned = owned
         self._sinks = sinks
+        self._valves = valves
         self._outcomes = outcomes
         self._clock = clock
         self._wake = wake
@@ -79,6 +90,7 @@ class Deliveries:
     def _hand_over(self, sink: Sink, group: list[Flight]) -> None:
         task: asyncio.Task[Sequence[Outcome]] = asyncio.ensure_future(sink.deliver(group))
         self.running.add(task)
+        self._valves.left(group[0].body.target, len(group))
         task.add_done_callback(lambda task: self._delivered(task, group))
 
     def _without_expired(self, flights: list[Flight]) -> list[Flight]:
@@ -94,12 +106,15 @@ class Deliveries:
     def _delivered(self, task: "asyncio.Task[Sequence[Outcome]]", group: list[Flight]) -> None:
         self.running.discard(task)
         if task.cancelled():
+            self._valves.landed(group[0].body.target, len(group), 0, 0)
             self.in_flight -= len(group)  # stopping: what was not answered is delivered again later
             return
         error = task.exception()
         if error is None and _well_formed(task.result(), len(group)):
+            self._valves.landed(group[0].body.target, len(group), *_tally(task.result()))
             self._settle(group, task.result())
             return
+        self._valves.landed(group[0].body.target, len(group), 0, len(group))
         reason = f"{type(error).__name__}: {error}" if error else "the sink did not give one outcome for each task"
         self._settle(group, [Retry(reason, error=error)] * len(group))
 

@@ -17,6 +17,7 @@ from .flight import Flight
 from .hand_offs import HandOffs
 from .handed import HandingOff
 from .partition import Begun, Partition
+from .valves import Valves
 
 log = logging.getLogger("mainspring.engine")
 
@@ -73,6 +74,7 @@ class Dispatcher:
         deliveries: Deliveries,
         commits: Commits,
         hand_offs: HandOffs,
+        valves: Valves,
         *,
         lost: Callable[[Partition, str], None],
         read_again: Callable[[], None],
@@ -84,6 +86,7 @@ class Dispatcher:
         self._deliveries = deliveries
         self._commits = commits
         self._hand_offs = hand_offs
+        self._valves = valves
         self._lost = lost
         self._read_again = read_again
         self._room_made = room_made
@@ -122,6 +125,7 @@ class Dispatcher:
 
     async def _tick(self) -> int:
         now_ms, now_s = self._store.clock.now_ms(), time.monotonic()
+        self._valves.tick()
         room = min(TICK_TASKS, self._max_in_flight - self._deliveries.in_flight)
         all_begun: list[tuple[Partition, Begun]] = []
         for partition in self._in_turn(now_ms, now_s):

@@ -25,8 +25,11 @@ from .lookahead import LookAhead, Reach
 from .loop import Loop
 from .outcomes import Outcomes
 from .partition import Partition
+from .pauses import PauseWatch
 from .planner import Planner
+from .permits import Permits
 from .sweeper import Sweeper
+from .valves import FlowOptions, Valves
 
 log = logging.getLogger("mainspring.engine")
 
@@ -52,6 +55,8 @@ class EngineOptions:
     """By targets as tasks name them; they go before `retry`, and a task's own policy before both."""
     error_handler: ErrorHandler | None = None
     """Gets every failure; None writes them to the log."""
+    flow: FlowOptions = field(default_factory=FlowOptions)
+    """Breakers, limits, the rate of catching up."""
     command_queues: Mapping[str, str] = field(default_factory=dict)
     """Commands whose tasks go to another queue than `commands`."""
 
@@ -68,6 +73,8 @@ class Engine:
         """Called when partitions came, went, or are waited for; the cluster's role sets it."""
         self.gates = Gates()
         """Who may hold up tasks: pauses, and whoever else is added."""
+        self.pauses = PauseWatch(store, self._holds_changed)
+        self.gates.all.append(self.pauses)
         self.keeper = Keeper(
             store,
             self.owned,
@@ -80,9 +87,12 @@ class Engine:
         self.planner = Planner(store, self.owned, self._something_to_fire)
         self.failures = Failures(options.error_handler)
         outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures)
+        self.valves = Valves(options.flow, store.clock, self)
+        self.gates.all.append(self.valves)
         self.deliveries = Deliveries(
-            self.owned, sinks, outcomes, store.clock, self._something_to_fire, self.keeper.lose
+            self.owned, sinks, outcomes, store.clock, self._something_to_fire, self.keeper.lose, self.valves
         )
+        self.permits = Permits(store, self.valves, node=options.node, lease_s=options.lease_s, changed=self.flow)
         self.commits = Commits(store, self.owned, self.keeper.lose, self._something_to_read)
         self.hand_offs = HandOffs(
             store,
@@ -100,6 +110,7 @@ class Engine:
             self.deliveries,
             self.commits,
             self.hand_offs,
+            self.valves,
             lost=self.keeper.lose,
             read_again=self._something_to_read,
             room_made=self._room_made,
@@ -113,13 +124,16 @@ class Engine:
         self._fire = Loop("dispatcher", self.dispatcher.step, max_backoff_s=0.05)
         self._plan = Loop("planner", self.planner.step, max_backoff_s=0.5)
         self._sweep = Loop("sweeper", self.sweeper.step)
-        self._loops = (self._keep, self._read, self._fire, self._plan, self._sweep)
+        self._permit = Loop("permits", self.permits.step, max_backoff_s=0.5)
+        self._pause = Loop("pauses", self.pauses.step, max_backoff_s=0.5)
+        self._loops = (self._keep, self._read, self._fire, self._plan, self._sweep, self._pause, self._permit)
         self._subscription: Subscription | None = None
 
     # -- running by itself -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Acquire the partitions and run until stop."""
+        await self.pauses.step()  # first: nothing that is paused may go out while nobody has looked
         await self.keeper.step()
         channels = {keys.wake: keys.number for keys in self.store.keys.partitions}
         self._subscription = await self.store.links.all()[0].subscribe(
@@ -136,6 +150,8 @@ class Engine:
         await self._fire.stop()
         await self._plan.stop()
         await self._sweep.stop()
+        await self._pause.stop()
+        await self._permit.stop()
         clean = True
         self.keeper.close()
         self._keep.wake()
@@ -207,6 +223,11 @@ class Engine:
         if self.lookahead.hungry:
             self._read.wake()
 
+    def _holds_changed(self) -> None:
+        """What was held up may go out now, or the other way round."""
+        self._read.wake()
+        self._fire.wake()
+
     def _ownership_changed(self) -> None:
         self._read.wake()
         self._fire.wake()
@@ -222,9 +243,28 @@ class Engine:
             self._keep.wake()
 
     def called(self) -> None:
-        """Another node says that something changed: what this one waits for may be free."""
+        """Another node says that something changed: what this one waits for may be free; or something was paused."""
+        self._pause.wake()
         if self.keeper.waiting:
             self._keep.wake()
+
+    # -- what valves ask ---------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> int:
+        """How many more may be in flight."""
+        return self.options.concurrency - self.deliveries.in_flight
+
+    def permits_wanted(self) -> None:
+        self._permit.wake()
+
+    def flow(self) -> None:
+        """Something may leave that was held up."""
+        for partition in self.owned.values():
+            if partition.held_work.holds.by_key:
+                partition.survey()
+        self._read.wake()
+        self._fire.wake()
 
     @property
     def lag_ms(self) -> int:
@@ -236,6 +276,7 @@ class Engine:
 
     async def turn(self) -> int:
         """One turn of every role with the clock as it stands; for tests. Returns deliveries settled so far."""
+        await self.pauses.step()
         await self.keeper.step()
         self.lookahead.reconnected()
         while await self.lookahead.step() == 0.0:
@@ -244,16 +285,21 @@ class Engine:
         while await self.planner.step() == 0.0:
             pass
         while True:
-            before = self.deliveries.delivered, self.commits.moved, self.planner.decisions
+            before = self._progress()
+            await self.permits.step()
             await self.dispatcher.step()
             await self.dispatcher.drain()
             while await self.lookahead.step() == 0.0:
                 pass
             while await self.planner.step() == 0.0:
                 pass
-            after = self.deliveries.delivered, self.commits.moved, self.planner.decisions
-            if after == before and not any(one.lanes.stirred or one.chains.ready for one in self.owned.values()):
+            if self._progress() == before and not any(one.lanes.stirred or one.chains.ready for one in self.owned.values()):
                 break
         while await self.sweeper.drop_finished():
             pass
         return self.deliveries.delivered
+
+    def _progress(self) -> tuple[int, ...]:
+        """Changes with every turn in which something happened."""
+        supplied = self.permits.supplied
+        return self.deliveries.delivered, self.commits.moved, self.planner.decisions, supplied, self.lookahead.held

@@ -2,6 +2,7 @@
 
 from ..model.delivery import Delivery
 from ..store.codec import HEADER_BYTES
+from ..store.keys import Address, r_of
 from .live import INDEX_MASK, LiveSlice
 
 
@@ -27,6 +28,11 @@ class Flight(Delivery, gc=False):
     @property
     def index(self) -> int:
         return self.key & INDEX_MASK
+
+    @property
+    def address(self) -> bytes:
+        """Of its entry, packed."""
+        return Address(self.live.partition, self.live.slice, r_of(self.live.g), self.index).pack()
 
     @property
     def place_ms(self) -> int:

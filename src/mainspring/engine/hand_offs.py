@@ -163,7 +163,7 @@ class HandOffs:
             if live.forgotten:
                 continue
             queue = queue_of(flight.body.target, self._commands)
-            head = heads.get(live) or heads.setdefault(live, head_of(live))
+            head = heads.get(live) or heads.setdefault(live, _head_of(live))
             record = b"%b%b%b" % (head, (flight.key & INDEX_MASK).to_bytes(4, "big"), flight.row)
             size += len(record)
             queues.setdefault(queue, []).append((record, flight))
@@ -200,7 +200,7 @@ class HandOffs:
                 elif flight.body.lane is None:
                     plain += 1
                 else:
-                    address = address_of(flight)
+                    address = flight.address
                     partition.handed.awaited[address] = flight
                     if answer is not None:
                         self._ended(partition, address, answer)
@@ -247,13 +247,9 @@ class HandOffs:
         return await forget_acks(self._store, known) if known else None
 
 
-def head_of(live: LiveSlice) -> bytes:
+def _head_of(live: LiveSlice) -> bytes:
     """All of an address but the index."""
     return address_prefix(live.slice) + r_of(live.g).to_bytes(3, "big")
-
-
-def address_of(flight: Flight) -> bytes:
-    return head_of(flight.live) + flight.index.to_bytes(4, "big")
 
 
 def _handing_off(partition: Partition, flights: list[Flight], queues: dict[str, list[bytes]]) -> HandingOff:

@@ -1,11 +1,12 @@
 """Decides for one partition which tasks wait in hold slices, and when they come back."""
 
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from ..model.dead import DeadLetter
-from ..model.hold import LANE, PARKED, RETRY, HoldRecord
-from ..model.limits import MAX_ERROR_CHARS
+import msgspec
+
+from ..model.hold import CATCH_UP, LANE, PARKED, RETRY, HoldRecord
 from ..store.holds import Inherited
 from ..store.keys import Slice
 from .flight import Flight
@@ -21,7 +22,14 @@ FEW_BEHIND: Final = 32
 LONG_WAIT_MS: Final = 10_000
 """Behind a head that is not tried again for longer than this nobody waits in memory: slices could not be dropped."""
 
-DROPPED: Final = "dropped while paused"
+_LIVE: Final = attrgetter("live")
+_TARGET: Final = attrgetter("body.target")
+
+
+def _due_ms(flight: Flight) -> float:
+    """When it stood in line first, as far as that counts: what was held once is not overdue for that."""
+    live = flight.live
+    return inf if live.slice.is_hold and live.pace != CATCH_UP else flight.place_ms
 
 
 class HeldWork:
@@ -48,10 +56,17 @@ class HeldWork:
 
     def sort_out(self, flights: list[Flight], now_ms: int) -> list[Flight]:
         """Of tasks without lanes those that may go out now; the others are held back."""
+        paced = any(live.pace is not None for live in set(map(_LIVE, flights)))
+        governed = {target for target in set(map(_TARGET, flights)) if paced or self.gates.governs(target)}
+        if not governed:
+            return flights
         leaving = []
         for flight in flights:
-            key = self.gates.hold_for(flight.body.target, None)
-            if key is None or flight.live.to_redo(flight.index):
+            if flight.body.target not in governed or flight.live.to_redo(flight.index):
+                leaving.append(flight)
+                continue
+            key = self.gates.hold_for(flight.body.target, None, _due_ms(flight))
+            if key is None:
                 leaving.append(flight)
             else:
                 self._hold_back(flight, key, now_ms)
@@ -59,44 +74,34 @@ class HeldWork:
 
     def _hold_back(self, flight: Flight, key: str, now_ms: int) -> None:
         why = self.gates.why(key)
-        if why.drop:
-            self._bury(flight, key, now_ms)
-            return
         own = self.holds.by_key.get(key)
         if own is not None and own.live is flight.live and not own.open:
             return  # it was let go when its hold closed, and stays where it is
-        hold = self.holds.make(HoldRecord(key, key, now_ms, why.reason, why.who, why.until_ms), now_ms)
+        record = HoldRecord(key, key, now_ms, why.reason, why.who, why.until_ms)
+        if own is not None and own.open and not own.closing and self.gates.room(key) is not None:
+            self._join(flight, own, record)
+            return
+        hold = self.holds.make(record, now_ms)
         if hold.live is not flight.live:
+            self.holds.move(flight, hold)
+
+    def _join(self, flight: Flight, hold: Hold, record: HoldRecord) -> None:
+        """Into a hold whose tasks go out little by little: it is not closed for that."""
+        if hold.record.reason != record.reason:
+            hold.record = msgspec.structs.replace(record, since_ms=hold.record.since_ms)
+            self.holds.records[hold.place.name] = hold.record.encode()
+        if hold.live is flight.live:
+            flight.live.put_back([flight.key])
+        else:
             self.holds.move(flight, hold)
 
     def may_leave(self, lane: str, flight: Flight, now_ms: int) -> "May":
         """Asked for the one whose turn it is in its lane. If it has to wait, all of its lane wait."""
-        key = self.gates.hold_for(flight.body.target, lane)
+        key = self.gates.hold_for(flight.body.target, lane, _due_ms(flight))
         if key is None:
             return "leave"
-        if self.gates.why(key).drop:
-            self._bury(flight, key, now_ms)
-            return "die"
         self.lanes.gate(lane, key)
         return "wait"
-
-    def _bury(self, flight: Flight, key: str, now_ms: int) -> None:
-        why = self.gates.why(key)
-        said = f"{DROPPED}{f' by {why.who}' if why.who else ''}{f': {why.reason}' if why.reason else ''}"
-        letter = DeadLetter(
-            id=flight.id,
-            reason=said[:MAX_ERROR_CHARS],
-            died_ms=now_ms,
-            due_ms=flight.original_due_ms,
-            target=flight.body.target,
-            payload=flight.body.payload,
-            raw=flight.body.raw,
-            lane=flight.body.lane,
-            attempts=flight.body.attempt,
-            errors=flight.body.errors,
-            retry=flight.body.retry,
-        )
-        self.holds.bury(flight, letter.encode())
 
     def spill_lanes(self, now_ms: int) -> None:
         """Move those away who wait in lanes that stand still, where they are many or it takes long."""
@@ -148,7 +153,7 @@ class HeldWork:
             return not self.gates.is_closed(hold.record.key)
         key = self.lanes.gated.get(lane)
         if key is not None:
-            if self.gates.is_closed(key):
+            if not self.gates.may_open(key):
                 return False
             self.lanes.ungate(lane)
         if self.lanes.waits_for(lane) is None:
@@ -162,6 +167,8 @@ class HeldWork:
     def found(self, hold: Hold, live: LiveSlice | None) -> None:
         """Its slice; None when there is none: all that was to be moved there had been cancelled."""
         hold.live = live
+        if live is not None and hold.lane is None:
+            live.pace = hold.record.key
         if live is None:
             hold.closing = True
             self.holds.records[hold.place.name] = b""

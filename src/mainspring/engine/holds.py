@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ..model.hold import LANE, HoldRecord
-from ..store.codec import INDEXED, entry
+from ..store.codec import INDEXED, SCHEDULED, entry
 from ..store.codec import LANE as IN_LANE
 from ..store.fire import Move
-from ..store.keys import HOLD_MS, Address, Slice, r_of
+from ..store.keys import HOLD_MS, Slice
 from .flight import Flight
 from .live import LiveSlice
 
@@ -25,8 +25,6 @@ class Why(NamedTuple):
     reason: str = ""
     who: str = ""
     until_ms: int | None = None
-    drop: bool = False
-    """Tasks are not kept for later: they go to the dead letters with this reason."""
 
 
 class Gate(Protocol):
@@ -36,11 +34,20 @@ class Gate(Protocol):
     def closed(self) -> bool:
         """Is anything held up at all? Asked for every batch; all else only when it is so."""
 
-    def hold_for(self, target: str, lane: str | None) -> str | None:
-        """The key of the hold under which such a task has to wait now; None when it may go out."""
+    def governs(self, target: str) -> bool:
+        """May tasks of this target have to wait?"""
+
+    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
+        """The key of the hold under which such a task has to wait now; None when it may go out, and does."""
 
     def is_closed(self, key: str) -> bool:
         """Does this hold still last?"""
+
+    def room(self, key: str) -> int | None:
+        """How many of those that wait under this key may leave now; None when nothing but the hold bounds them."""
+
+    def may_open(self, key: str) -> bool:
+        """May one more lane that waits under this key try its luck?"""
 
     def why(self, key: str) -> Why: ...
 
@@ -55,14 +62,23 @@ class Gates:
     def closed(self) -> bool:
         return any(gate.closed for gate in self.all)
 
-    def hold_for(self, target: str, lane: str | None) -> str | None:
+    def governs(self, target: str) -> bool:
+        return any(gate.closed and gate.governs(target) for gate in self.all)
+
+    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
         for gate in self.all:
-            if gate.closed and (key := gate.hold_for(target, lane)) is not None:
+            if (key := gate.hold_for(target, lane, due_ms)) is not None:
                 return key
         return None
 
     def is_closed(self, key: str) -> bool:
         return any(gate.is_closed(key) for gate in self.all)
+
+    def room(self, key: str) -> int | None:
+        return next((room for gate in self.all if (room := gate.room(key)) is not None), None)
+
+    def may_open(self, key: str) -> bool:
+        return all(gate.may_open(key) for gate in self.all)
 
     def why(self, key: str) -> Why:
         return next((gate.why(key) for gate in self.all if gate.is_closed(key)), Why())
@@ -118,7 +134,7 @@ class Holds:
         self.by_key: dict[str, Hold] = {}
         self.ended: dict[str, int] = {}
         """Names of slices that are gone, and since when: their records are kept as long as the ids of their tasks."""
-        self._moves: list[tuple[Move, LiveSlice, int, Hold | None]] = []
+        self._moves: list[tuple[Move, LiveSlice, int, Hold]] = []
         self.records: dict[str, bytes] = {}
         """To be written, by the names of their slices."""
 
@@ -153,30 +169,22 @@ class Holds:
 
     def move(self, flight: Flight, hold: Hold) -> None:
         """Into its slice, with the next commit. The row must not have been begun."""
-        self._add(flight, hold, hold.place, row_in(hold.place, flight))
-        hold.pending += 1
-
-    def bury(self, flight: Flight, letter: bytes) -> None:
-        """To the dead letters, with the next commit; without having been begun."""
-        self._add(flight, None, None, letter)
-
-    def _add(self, flight: Flight, hold: Hold | None, place: Slice | None, row: bytes) -> None:
-        live, index = flight.live, flight.index
+        live, index, row = flight.live, flight.index, row_in(hold.place, flight)
         live.held.add(index)  # another pass over its list must not take it again
-        old = Address(live.partition, live.slice, r_of(live.g), index).pack()
-        self._moves.append((Move(live.keys, index, flight.idh, place, row, old), live, index, hold))
+        self._moves.append((Move(live.keys, index, flight.idh, hold.place, row, flight.address), live, index, hold))
+        hold.pending += 1
 
     def take_moves(self, most: int) -> "Taken":
         """Some of those on the way, settled in their slices; less those whose slice is read anew."""
         some = [one for one in self._moves[:most] if not one[1].forgotten]
         for _, live, _, hold in self._moves[:most]:
-            if live.forgotten and hold is not None:
+            if live.forgotten:
                 hold.pending -= 1
         del self._moves[:most]
         for _, live, index, _ in some:
             live.move_out(index)
         records, self.records = self.records, {}
-        holds = [hold for *_, hold in some if hold is not None]
+        holds = [hold for *_, hold in some]
         lives = dict.fromkeys(live for _, live, _, _ in some)
         return Taken([move for move, *_ in some], list(records.items()), holds, list(lives))
 
@@ -199,7 +207,7 @@ class Taken(NamedTuple):
 def row_in(place: Slice, flight: Flight) -> bytes:
     """The entry of a task as it stands in a hold slice: the same, at another offset."""
     offset = flight.place_ms - place.from_ms
-    flags = INDEXED | (IN_LANE if flight.body.lane is not None else 0)
+    flags = INDEXED | (IN_LANE if flight.body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
     if 0 <= offset < HOLD_MS:
         return b"%b%c%b" % (offset.to_bytes(4, "big"), flags, flight.row[5:])
     body = msgspec.structs.replace(flight.body, due_ms=flight.due_ms)

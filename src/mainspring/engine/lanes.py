@@ -3,12 +3,10 @@
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Literal
 
 from .flight import Flight
 from .live import LiveSlice
 
-May = Literal["leave", "wait", "die"]
 _Behind = list[tuple[int, int, int, Flight]]
 
 
@@ -78,7 +76,7 @@ class Lanes:
             self.stirred.add(lane)
 
     def leaving(
-        self, barrier_ms: float = inf, now_ms: float = inf, may: Callable[[str, Flight], May] | None = None
+        self, barrier_ms: float = inf, now_ms: float = inf, may: Callable[[str, Flight], bool] | None = None
     ) -> list[Flight]:
         """Those whose turn it is, who are due, who stand before the barrier and who may."""
         leaving = []
@@ -93,18 +91,13 @@ class Lanes:
         return leaving
 
     def _who_may(
-        self, lane: str, barrier_ms: float, now_ms: float, may: Callable[[str, Flight], May] | None
+        self, lane: str, barrier_ms: float, now_ms: float, may: Callable[[str, Flight], bool] | None
     ) -> Flight | None:
-        while (flight := self._next(lane, barrier_ms, now_ms)) is not None:
-            # What a former owner has begun may have been delivered: it goes out again, first, whatever holds it up now.
-            if may is None or flight.live.to_redo(flight.index):
-                return flight
-            answer = may(lane, flight)
-            if answer == "leave":
-                return flight
-            if answer == "wait":
-                self.offer(lane, flight)
-                return None
+        flight = self._next(lane, barrier_ms, now_ms)
+        # What a former owner has begun may have been delivered: it goes out again, first, whatever holds it up now.
+        if flight is None or may is None or flight.live.to_redo(flight.index) or may(lane, flight):
+            return flight
+        self.offer(lane, flight)
         return None
 
     def _next(self, lane: str, barrier_ms: float, now_ms: float) -> Flight | None:

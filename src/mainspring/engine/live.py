@@ -32,7 +32,7 @@ class LiveSlice:
     __slots__ = (
         "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished", "fired",
         "first", "first_of", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules", "held", "high", "inherited", "kept", "keys",
-        "loose", "lost", "low", "name", "namespace", "occurrences", "out", "partition", "passes", "proven", "redo", "rows", "seen",
+        "loose", "lost", "low", "name", "namespace", "occurrences", "out", "pace", "partition", "passes", "proven", "redo", "rows", "seen",
         "sift", "slice", "suspended", "tail", "tail_index", "tombs", "unread",
     )  # fmt: skip
 
@@ -49,6 +49,8 @@ class LiveSlice:
         """Offsets count from here."""
         self.suspended = False
         """A hold slice whose hold lasts: nothing of it is read."""
+        self.pace: str | None = None
+        """A hold slice of tasks without lanes: the key of its hold, which may let them out little by little."""
         self.g = g
         self.forgotten = False
         self.has_lanes = False
@@ -284,6 +286,11 @@ class LiveSlice:
     def resume(self) -> None:
         self.restart()
         self.suspended = False
+
+    @property
+    def blocks_its_lane(self) -> bool:
+        """A hold slice of a lane: as long as it is not read to its end, nobody knows who comes next."""
+        return self.unread and self.slice.is_hold and (self.has_lanes or not self.cursor)
 
     def move_out(self, index: int) -> None:
         """The row leaves for another slice without having been begun: it is fired and done in one step."""

@@ -26,6 +26,9 @@ SLICES_LISTED: Final = 256
 LANE_WINDOW: Final = 64
 """Of the tasks that were held back in a lane at least so many are in memory when it goes on."""
 
+PACED_ROWS: Final = 512
+"""Of tasks that leave little by little so many wait in memory, and so many more are read at a time."""
+
 WINDOW_MS: Final = 300_000
 """Of an hour slice this much is held at a time, less where room is short."""
 
@@ -205,13 +208,16 @@ class LookAhead:
         """Read a round of chunks, earliest slices first. True when there is more to read at once."""
         until_ms = now_ms + self._window_ms
         wanted: list[LiveSlice] = []
+        paced = False
         for partition in self._owned.values():
             for live in partition.slices.values():
                 if live.suspended:
                     continue
                 if live.needs_next_window(now_ms, self._reach.horizon_ms) and partition.unanswered is None:
                     live.next_window(until_ms)
-                if live.unread:
+                if live.unread and live.waiting >= PACED_ROWS and partition.is_paced(live):
+                    paced = True
+                elif live.unread:
                     wanted.append(live)
         # What was held back comes last: there may be much of it, and the others are in time.
         wanted.sort(key=_by_start)
@@ -223,7 +229,7 @@ class LookAhead:
             held = self.held
         room = self._reach.tasks - held
         chunks = self._chunks(wanted, room if room >= least else 0)
-        self.hungry = len(chunks) < min(len(wanted), self._at_once)
+        self.hungry = paced or len(chunks) < min(len(wanted), self._at_once)
         if not chunks:
             return False
         await self._read_chunks(chunks, until_ms, full=held >= self._reach.tasks)
@@ -245,9 +251,12 @@ class LookAhead:
             if len(chunks) == self._at_once:
                 break
             count = min(rows_each, room)
+            if live.pace is not None and self._owned[live.partition].is_paced(live):
+                count = min(count, PACED_ROWS)
             # A lane's task waits until all that started before it is read: such slices are read to their end even
             # when there is no room. Rows that do not fit are let go again.
-            if count <= 0 and self._owned[live.partition].blocked_ms >= live.slice.start_ms:
+            blocked = self._owned[live.partition].blocked_ms >= live.slice.start_ms
+            if count <= 0 and (blocked or live.blocks_its_lane):
                 count = CHUNK_ROWS
             if count > 0:
                 room -= count

@@ -16,7 +16,7 @@ from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.dead import DeadLetter
 from ..store.fire import Death, NewPlace
 from ..store.holds import Head
-from ..store.keys import SECOND_MS, Address, Slice, r_of
+from ..store.keys import SECOND_MS, Slice
 from .failures import Failures
 from .flight import Flight
 from .partition import Damaged, Partition
@@ -95,8 +95,7 @@ class Outcomes:
         # A retry of a schedule's run is marked as well: its end is the end of the run.
         flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
-        old = Address(partition.number, flight.live.slice, r_of(flight.live.g), flight.index).pack()
-        partition.retries.append(NewPlace(flight.idh, place, row, old))
+        partition.retries.append(NewPlace(flight.idh, place, row, flight.address))
         if body.lane is not None:
             self._hold_lane(partition, body.lane, flight.idh, due_ms)
 
@@ -110,19 +109,8 @@ class Outcomes:
 
     def _bury(self, partition: Partition, flight: Flight, reason: str) -> None:
         now_ms = self._clock.now_ms()
-        letter = DeadLetter(
-            id=flight.id,
-            reason=reason,
-            died_ms=now_ms,
-            due_ms=flight.original_due_ms,
-            target=flight.body.target,
-            payload=flight.body.payload,
-            raw=flight.body.raw,
-            lane=flight.body.lane,
-            attempts=flight.body.attempt,
-            errors=(*flight.body.errors, reason)[-MAX_ERRORS_KEPT:],
-            retry=flight.body.retry,
-        )
+        body, due_ms = flight.body, flight.original_due_ms
+        letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address).with_error(reason)
         partition.deaths.append(Death(flight.idh, letter.encode(), now_ms))
 
     def bury_damaged(self, partition: Partition, damaged: Damaged) -> None:

@@ -14,7 +14,7 @@ from .flight import Flight
 from .handed import Handed, HandingOff
 from .held_work import HeldWork
 from .holds import Gates, Taken
-from .lanes import Lanes, May
+from .lanes import Lanes
 from .live import INDEX_MASK, LiveSlice, is_set
 
 MOST_SLICES: Final = 200
@@ -99,7 +99,7 @@ class Partition:
         for live in self.slices.values():
             if live.from_ms >= soonest:
                 break
-            if not live.unread or not live.slice.is_hold:
+            if not live.blocks_its_lane and (live.pace is None or self._room_of(live, 1)):
                 soonest = min(soonest, live.next_due_ms() or inf)
         self.soonest_ms = min(soonest, *self.lanes.early.values()) if self.lanes.early else soonest
 
@@ -144,15 +144,16 @@ class Partition:
         for live in self.slices.values():
             if live.from_ms > now_ms or limit <= 0 or len(by_live) >= MOST_SLICES:
                 break
-            if live.at >= len(live.due) or (live.unread and live.slice.is_hold):
+            if live.at >= len(live.due) or live.blocks_its_lane:
                 continue
             if flights and live.waiting > limit:
                 break  # a slice that leaves whole costs less than one that leaves in two parts
-            keys = live.take_due(now_ms, limit)
+            most = limit if live.pace is None else self._room_of(live, limit)
+            keys = live.take_due(now_ms, most) if most else []
             if keys:
                 limit -= len(keys)
                 leaving = self._flights(live, keys, now_ms)
-                if leaving and self.gates.closed:
+                if leaving and (live.pace is not None or self.gates.closed):
                     leaving = self.held_work.sort_out(leaving, now_ms)
                 if leaving:
                     max_due = max(max_due, live.from_ms + (max(keys) >> 32))
@@ -177,6 +178,15 @@ class Partition:
         self.survey()
         return self._section(flights, by_live, max_due, commit, now_ms)
 
+    def _room_of(self, live: LiveSlice, most: int) -> int:
+        """How many of a hold slice may leave now: its hold may let them out little by little."""
+        room = None if live.pace is None else self.gates.room(live.pace)
+        return most if room is None else min(most, room)
+
+    def is_paced(self, live: LiveSlice) -> bool:
+        """Its rows leave little by little: few of them are needed in memory."""
+        return live.pace is not None and self.gates.room(live.pace) is not None
+
     def _occurrences_leaving(self, now_ms: int) -> list[Flight]:
         """Occurrences of schedules that the planner had to be asked for, or that could not begin the last time."""
         leaving = []
@@ -189,13 +199,7 @@ class Partition:
     def _lanes_leaving(self, now_ms: int) -> list[Flight]:
         if not self.gates.closed:
             return self.lanes.leaving(self._barrier_ms(), now_ms)
-        return self.lanes.leaving(self._barrier_ms(), now_ms, lambda lane, one: self._may_leave(lane, one, now_ms))
-
-    def _may_leave(self, lane: str, flight: Flight, now_ms: int) -> May:
-        answer = self.held_work.may_leave(lane, flight, now_ms)
-        if answer == "die" and self.lanes.waits_for(lane) == flight.idh:
-            self.lane_goes_on(flight)
-        return answer
+        return self.lanes.leaving(self._barrier_ms(), now_ms, self.held_work.may_leave)
 
     def _barrier_ms(self) -> float:
         """No lane's task from here on may leave: earlier ones were let go for want of room, and are not held.

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from ..model.chain import Link, Run, after_loss, after_misfire, after_overlap, link_to, moved_by_end
+from ..model.chain import Link, Run, after_misfire, after_overlap, moved_by_end
 from ..model.clock import Clock, steady_s
 from ..model.errors import StoreError
-from ..store import schedules
-from ..store.schedule_rows import row_of
+from ..store import schedule_care, schedules
 from ..store.store import Store
 from .chains import Chains, Plan, occurrence_of
 from .flight import Flight
@@ -43,6 +42,7 @@ class Planner:
         """Partition -> the token under which it was checked, and when."""
         self.replanted = 0
         self.decisions = 0
+        """Plans made and cases decided: as long as it grows, something may begin."""
         self.not_run = 0
         """Planned times that were skipped or missed, since the start."""
 
@@ -98,6 +98,7 @@ class Planner:
         for idh, one in occurrences.items():
             chains.wanted.pop(idh, None)
             chains.plans[idh] = self._one_plan(chains, seen, one, now_ms)
+        self.decisions += len(occurrences)
         await asyncio.sleep(0)
         return bool(chains.wanted)
 
@@ -217,32 +218,22 @@ class Planner:
         """Plant what is missing in one partition; returns how many."""
         cursor, planted = 0, 0
         while True:
-            cursor, doubtful = await schedules.check(self._store, number, cursor, overdue_ms=OVERDUE_MS)
+            cursor, doubtful = await schedule_care.check(self._store, number, cursor, overdue_ms=OVERDUE_MS)
             if doubtful:
                 planted += await self._look_closer(number, doubtful)
             if not cursor:
                 return planted
 
-    async def _look_closer(self, number: int, doubtful: list[schedules.Doubtful]) -> int:
+    async def _look_closer(self, number: int, doubtful: list[schedule_care.Doubtful]) -> int:
         planted = 0
-        planned = await schedules.still_planned(self._store, number, [one.link for one in doubtful])
+        planned = await schedule_care.still_planned(self._store, number, [one.link for one in doubtful])
         for one, (waits, state) in zip(doubtful, planned, strict=True):
             if not waits:
                 planted += await self._plant_anew(number, one.name, one.link, state)
         return planted
 
     async def _plant_anew(self, number: int, name: str, link: Link, state: str) -> int:
-        [seen] = await schedules.see(self._store, [(number, name)])
-        definition = seen.definition
-        if definition is None or seen.link is None or seen.link.claim != link.claim:
-            return 0
-        now_ms = self._clock.now_ms()
-        next_ms, memory = after_loss(definition, seen.link, now_ms, "cancelled" if state == "cancelled" else "lost")
-        new = link_to(definition, next_ms, memory)
-        change = schedules.Change(name, seen, definition, new, row_of(definition, new, now_ms), keep=True)
-        [written] = await schedules.write(self._store, {name: number}, [change])
-        if isinstance(written, StoreError):
-            raise written
+        written = await schedule_care.plant_anew(self._store, number, name, link.claim, state)
         if written != "ok":
             return 0  # it moved on meanwhile, or the next check takes it
         self.replanted += 1

@@ -205,7 +205,9 @@ def moved_by_end(definition: Definition, link: Link) -> int | None:
     return true_ms if true_ms is not None and true_ms > link.planned_ms else None
 
 
-def first_of(definition: Definition, old: Definition | None, link: Link | None, now_ms: int) -> tuple[int | None, State]:
+def first_of(
+    definition: Definition, old: Definition | None, link: Link | None, now_ms: int
+) -> tuple[int | None, State]:
     """The first occurrence of a new generation, and what it remembers of the one before."""
     state = State() if link is None else msgspec.structs.replace(link.state, cuts=())
     if definition.max_runs is not None and state.runs >= definition.max_runs:

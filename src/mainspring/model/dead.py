@@ -5,7 +5,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from .delivery import Body
 from .ids import idempotency_key
+from .limits import MAX_ERRORS_KEPT
 
 ReplayOutcome = Literal["replayed", "conflict", "damaged", "gone", "unknown"]
 DropOutcome = Literal["dropped", "unknown"]
@@ -32,6 +34,29 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     """The bytes nobody could read."""
     retry: str | None = None
     """The task's own retry policy: a replay follows it too."""
+    place: bytes = b""
+    """Where its last attempt stood (a packed address): tells it from another task of the same id."""
+
+    @classmethod
+    def of(cls, body: Body, task_id: str, reason: str, died_ms: int, due_ms: int, place: bytes) -> "DeadLetter":
+        """Of a task that was tried; its last error is not in `errors` yet."""
+        return cls(
+            id=task_id,
+            reason=reason,
+            died_ms=died_ms,
+            due_ms=due_ms,
+            target=body.target,
+            payload=body.payload,
+            raw=body.raw,
+            lane=body.lane,
+            attempts=body.attempt,
+            errors=body.errors,
+            retry=body.retry,
+            place=place,
+        )
+
+    def with_error(self, error: str) -> "DeadLetter":
+        return msgspec.structs.replace(self, errors=(*self.errors, error)[-MAX_ERRORS_KEPT:])
 
     def encode(self) -> bytes:
         return _encode(self)
@@ -70,6 +95,21 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class _Place(msgspec.Struct, frozen=True):
+    place: bytes = b""
+
+
+_decode_place: Final = msgspec.msgpack.Decoder(_Place).decode
+
+
+def dead_place(record: bytes) -> bytes:
+    """Where the task of an encoded letter stood; nothing when the letter does not say, or cannot be read."""
+    try:
+        return _decode_place(record).place
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return b""
 
 
 class DeadFilter(msgspec.Struct, frozen=True):

@@ -7,6 +7,9 @@ import msgspec
 LANE: Final = "lane:"
 """Before the name of a lane: the key of the hold under which its tasks wait, whatever holds them up."""
 
+CATCH_UP: Final = "catch-up"
+"""The key of the hold of what is overdue and has to wait for its turn."""
+
 RETRY: Final = "retry"
 """A lane waits for the next attempt of its head."""
 

@@ -6,11 +6,13 @@ A task that names its target carries no secrets, and the address can change whil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
+from .breaker import BreakerPolicy
 from .errors import InvalidInput
+from .rate import Limit, Rate
 from .retry import RetryPolicy
-from .retry_text import policy_table, read_policy
+from .retry_text import policy_table, read_retry
 from .targets import check_target
 from .webhook import Webhook
 from .webhook_table import read_webhook, webhook_table
@@ -25,8 +27,12 @@ class Plain:
 
     address: str
     retry: RetryPolicy | None = None
+    rate: Rate | None = None
+    concurrency: int | None = None
+    breaker: BreakerPolicy | None = None
 
     def __post_init__(self) -> None:
+        Limit(self.rate, self.concurrency)
         if check_target(self.address) == SCHEME:
             raise InvalidInput(f"address {self.address!r} is a named target again; give what it stands for")
 
@@ -62,6 +68,14 @@ class Targets(Mapping[str, Spec]):
         """The policies of those that have one, by the target that tasks name."""
         return {f"{SCHEME}:{name}": spec.retry for name, spec in self._specs.items() if spec.retry is not None}
 
+    def limits(self) -> dict[str, Limit]:
+        """What all nodes together may send to those that have a limit."""
+        limits = {f"{SCHEME}:{name}": _limit_of(spec) for name, spec in self._specs.items()}
+        return {target: limit for target, limit in limits.items() if limit}
+
+    def breakers(self) -> dict[str, BreakerPolicy]:
+        return {f"{SCHEME}:{name}": spec.breaker for name, spec in self._specs.items() if spec.breaker is not None}
+
     def __getitem__(self, name: str) -> Spec:
         return self._specs[name]
 
@@ -84,19 +98,34 @@ class _Kind(NamedTuple):
     write: Callable[[Any], dict[str, Any]]
 
 
+def _limit_of(spec: Spec) -> Limit:
+    rate = Rate(spec.rate) if isinstance(spec.rate, float) else spec.rate
+    return Limit(rate, spec.concurrency)
+
+
 def _read_plain(table: Mapping[str, object]) -> Plain:
-    if set(table) != {"address"} or not isinstance(table["address"], str):
-        raise InvalidInput("a target with an address has nothing besides but retry, and the address is a text")
-    return Plain(table["address"])
+    address, concurrency = table["address"], table.get("concurrency")
+    if not set(table) <= {"address", "rate", "concurrency"} or not isinstance(address, str):
+        raise InvalidInput("a target with an address has rate, concurrency, retry and breaker besides, and no more")
+    if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
+        raise InvalidInput(f"concurrency: expected a whole number, not {concurrency!r}")
+    return Plain(address, rate=Rate.read(table["rate"]) if "rate" in table else None, concurrency=concurrency)
+
+
+def _plain_table(spec: Plain) -> dict[str, Any]:
+    table: dict[str, Any] = {"address": spec.address}
+    if spec.rate is not None:
+        table["rate"] = str(spec.rate)
+    return table | ({} if spec.concurrency is None else {"concurrency": spec.concurrency})
 
 
 _KINDS: Final = {
     "url": _Kind(Webhook, read_webhook, webhook_table),
-    "address": _Kind(Plain, _read_plain, lambda spec: {"address": spec.address}),
+    "address": _Kind(Plain, _read_plain, _plain_table),
 }
 """By the setting that every target of the kind has."""
 
-_SHARED: Final = ("retry",)
+_SHARED: Final = ("retry", "breaker")
 """Settings that every kind of target may have."""
 
 
@@ -107,18 +136,19 @@ def _read_spec(table: object) -> Spec:
     if len(found) != 1:
         raise InvalidInput(f"give one of {', '.join(_KINDS)}, to say what it is")
     spec = found[0].read({name: value for name, value in table.items() if name not in _SHARED})
-    return replace(spec, retry=_read_retry(table["retry"])) if "retry" in table else spec
-
-
-def _read_retry(value: object) -> RetryPolicy:
     try:
-        return RetryPolicy.parse(value) if isinstance(value, str) else read_policy(cast("Mapping[str, Any]", value))
+        if "retry" in table:
+            spec = replace(spec, retry=read_retry(table["retry"]))
+        if "breaker" in table:
+            spec = replace(spec, breaker=BreakerPolicy.read(table["breaker"]))
     except InvalidInput as error:
-        raise InvalidInput(f"retry: {error}") from None
+        raise InvalidInput(f"{'retry' if spec.retry is None and 'retry' in table else 'breaker'}: {error}") from None
+    return spec
 
 
 def _shared_table(spec: Spec) -> dict[str, Any]:
-    return {} if spec.retry is None else {"retry": policy_table(spec.retry)}
+    shared: dict[str, Any] = {} if spec.retry is None else {"retry": policy_table(spec.retry)}
+    return shared | ({} if spec.breaker is None else {"breaker": str(spec.breaker)})
 
 
 def _kind_of(spec: Spec) -> _Kind:

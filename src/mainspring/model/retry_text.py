@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from .errors import InvalidInput
 from .retry import RetryPolicy
@@ -47,6 +47,11 @@ def parse_policy(text: str) -> RetryPolicy:
             raise InvalidInput(f"retry {text[:80]!r}: {name} is given twice")
         into[name] = value
     return read_policy(table | ({"on": rules} if rules else {}))
+
+
+def read_retry(value: object) -> RetryPolicy:
+    """A table, or one line."""
+    return parse_policy(value) if isinstance(value, str) else read_policy(cast("Mapping[str, Any]", value))
 
 
 def retry_line(retry: RetryPolicy | str) -> str:

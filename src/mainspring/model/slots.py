@@ -108,7 +108,12 @@ def _slots(
     return Slots(
         Recurrence.parse(
             [read_spec(text, name, anchor_ms) for text in specs],
-            name=name, zone=zone, gap=gap, overlap=overlap,  # type: ignore[arg-type]  # Recurrence checks both
-            exclude=exclude, start_ms=start_ms, end_ms=end_ms,
+            name=name,
+            zone=zone,
+            gap=gap,
+            overlap=overlap,  # type: ignore[arg-type]  # Recurrence checks both
+            exclude=exclude,
+            start_ms=start_ms,
+            end_ms=end_ms,
         )  # fmt: skip
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
+from .breaker import BreakerPolicy
 from .errors import InvalidInput
 from .retry import RetryPolicy
 from .weburl import WebUrl, parse_web_url
@@ -86,6 +87,7 @@ class Webhook:
     rate: float | None = None
     """Requests a second."""
     retry: RetryPolicy | None = None
+    breaker: BreakerPolicy | None = None
 
     def __post_init__(self) -> None:
         parsed = parse_web_url(self.url)
@@ -100,7 +102,7 @@ class Webhook:
             ("timeout", self.timeout_s, 0.001, MAX_TIMEOUT_S),
             ("response_bytes", self.response_bytes, 0, MAX_RESPONSE_BYTES),
             ("concurrency", self.concurrency, 1, 10_000),
-            ("rate", self.rate, 0.001, 1_000_000),
+            ("rate", self.rate, 0.00001, 1_000_000),
         ):
             if value is not None and not low <= value <= high:
                 raise InvalidInput(f"{name} is {value}; it must lie between {low} and {high}")

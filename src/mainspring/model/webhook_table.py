@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from .errors import InvalidInput
+from .rate import Rate
 from .times import delay_ms
 from .webhook import RESPONSE_BYTES, Basic, Bearer, Webhook
 
@@ -56,10 +57,9 @@ def _whole(name: str, value: object) -> int:
     return value
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidInput(f"{name}: expected a number, not {value!r}")
-    return float(value)
+def _rate(name: str, value: object) -> float:
+    del name  # what is no rate says so itself
+    return Rate.read(value).per_s
 
 
 def _seconds(name: str, value: object) -> float:
@@ -106,5 +106,5 @@ _FIELDS: Final[dict[str, Any]] = {
     "response_bytes": ("response_bytes", _whole),
     "gone_disables": ("gone_disables", _flag),
     "concurrency": ("concurrency", _whole),
-    "rate": ("rate", _number),
+    "rate": ("rate", _rate),
 }

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from ..model.errors import StoreError
 from .index import MOST_AT_ONCE
-from .keys import R_UNIT, Address, PartitionKeys, score_of
+from .keys import ADDRESS_BYTES, R_UNIT, Address, PartitionKeys, score_of
 from .store import Group, Store
 from .wire import Command
 
@@ -147,7 +147,7 @@ async def _cancel_each(
 
 
 def _refused(one: Cancel, word: bytes) -> CancelStatus | Address:
-    if len(word) == 14:
+    if len(word) == ADDRESS_BYTES:
         return Address.unpack(one.partition, word)
     return cast("CancelStatus", word.decode())
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..model.dead import dead_place
 from ..model.errors import Conflict, InvalidInput, StoreError
 from ..model.ids import GENERATED, IDH_BYTES, idh_of
-from ..model.task import CancelOutcome
+from ..model.task import CancelOutcome, State
 from .cancel import Cancel, CancelStatus, cancel
 from .codec import decode
 from .index import IdRow, look_up, look_up_packed, replace
@@ -69,6 +70,8 @@ class Finder:
     async def find(self, reference: Reference) -> Located | None:
         """Where the task stands now and how; None for an unknown id."""
         located = await self._locate(reference)
+        if located is not None and located.entry.state == "dead" and reference.task_id is not None:
+            located = await self._unless_another_died(located, reference.idh)
         if located is None or located.entry.state not in ("fired", "done", "finished"):
             return located
         # What was handed off to workers is over for its slice; of lanes it stays fired there.
@@ -76,6 +79,15 @@ class Finder:
         if place is None or not (reference.task_id is None or place.address == located.address.pack()):
             return located
         return located._replace(entry=await self._in_queue(located, place))
+
+    async def _unless_another_died(self, located: Located, idh: bytes) -> Located:
+        """A dead letter may be of an earlier task with the same id that died just before this one was put."""
+        keys = self._store.keys.partitions[located.address.partition]
+        [record] = await self._store.run_one(keys.slot, [("HGET", keys.dead, idh)])
+        if record is None or dead_place(record) in (b"", located.address.pack()):
+            return located
+        state: State = "done" if located.entry.body is not None else "finished"
+        return located._replace(entry=located.entry._replace(state=state))
 
     async def _in_queue(self, located: Located, place: Queued) -> Found:
         entry = located.entry._replace(state="queued" if place.worker is None else "running", queued=place)

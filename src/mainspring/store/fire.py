@@ -13,7 +13,9 @@ from .wire import Command
 Status = Literal["ok", "fenced", "rolledback", "early", "stale", "more", "refused"]
 
 
-_COUNTS: Final = Struct(">HHHHHIH").pack
+COUNTS: Final = Struct(">HHHHHIH")
+"""Of a section of a tick: small, large, commits, proofs, known, finished, plants."""
+_COUNTS: Final = COUNTS.pack
 WHOLE: Final = -1
 """Instead of an offset: the bytes are the whole bitmap, and replace what is there."""
 

@@ -42,6 +42,9 @@ class Plain(NamedTuple):
     where: tuple[int, Slice, int]
 
 
+_plain: Final = Plain._make
+
+
 class Named(NamedTuple):
     """A task with a caller-given id, on its way."""
 
@@ -79,7 +82,7 @@ class Intake:
         partitions, heads, most = self._partitions, self._heads, self._max_payload_bytes
         # A common task: no id, no lane, due within the hour. Its row is made right here, without a call.
         first, last = now_ms - now_ms % SECOND_MS, now_ms + HOUR_MS
-        plain_lists: dict[int, list[bytes]] = {}
+        plain_lists: dict[int, tuple[list[bytes], Slice]] = {}
         places: dict[int, Slice] = {}
         for at in range(0, len(random), IDH_BYTES):
             task = tasks[at // IDH_BYTES]
@@ -96,7 +99,6 @@ class Intake:
                 or task.retry is not None
                 or task.after is not None
                 or not first <= due_ms < last
-                or (items and not named)
                 or isinstance(payload, _BYTES)
             ):
                 self._take_slowly(batch, task, random[at : at + IDH_BYTES], due_ms, now_ms, items)
@@ -114,15 +116,18 @@ class Intake:
             idh = random[at : at + IDH_BYTES]
             second, offset = divmod(due_ms, SECOND_MS)
             partition = crc_hqx(idh, 0) % partitions
-            rows = plain_lists.get(second * partitions + partition)
-            if rows is None:
+            known = plain_lists.get(second * partitions + partition)
+            if known is None:
                 place = self._widths.place(partition, due_ms, now_ms)
                 if place.width_ms != SECOND_MS:
                     self._take_slowly(batch, task, idh, due_ms, now_ms, items)
                     continue
-                rows = plain_lists[second * partitions + partition] = batch.rows.list_for(partition, place)
+                known = plain_lists[second * partitions + partition] = (batch.rows.list_for(partition, place), place)
+            rows, place = known
             rows.append(b"".join((_OFFSETS[offset], idh, head, BIN8[size] if size < 256 else bin_head(size), data)))
             batch.rows.size += 1
+            if items:
+                batch.items.append(_plain((idh, due_ms, due_ms < now_ms, (partition, place, len(rows) - 1))))
         return batch
 
     def _take_named(

@@ -28,6 +28,7 @@ R_UNIT: Final = 1 << 20
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+_PAIRS: Final = tuple(first + second for first in _DIGITS for second in _DIGITS)
 
 
 def check_namespace(namespace: object) -> str:
@@ -127,6 +128,10 @@ def r_of(score: float) -> int:
     return int((score - int(score)) * R_UNIT)
 
 
+ADDRESS_BYTES: Final = 14
+"""Of a packed address."""
+
+
 class Address(NamedTuple):
     """Where an entry stands. A hint: the server verifies incarnation and header before it acts on it."""
 
@@ -146,7 +151,7 @@ class Address(NamedTuple):
 
     def text(self) -> str:
         numbers = (self.partition, self.slice.width_ms, self.slice.start_ms, self.r, self.index)
-        return ".".join(_base36(n) for n in numbers)
+        return ".".join(map(base36, numbers))
 
     @classmethod
     def parse(cls, text: str) -> "Address":
@@ -162,13 +167,12 @@ def address_prefix(place: Slice) -> bytes:
     return bytes((WIDTHS_MS.index(place.width_ms),)) + place.start_ms.to_bytes(6, "big")
 
 
-def _base36(n: int) -> str:
+def base36(n: int) -> str:
     digits = ""
-    while True:
-        n, rest = divmod(n, 36)
-        digits = _DIGITS[rest] + digits
-        if not n:
-            return digits
+    while n >= len(_PAIRS):
+        n, rest = divmod(n, len(_PAIRS))
+        digits = _PAIRS[rest] + digits
+    return (_DIGITS[n] if n < len(_DIGITS) else _PAIRS[n]) + digits
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from ..model.errors import StoreError, Unavailable
 from .codec import RESENT
 from .durable import SERVER, Durability
-from .keys import HOUR_MS, SECOND_MS, WIDTHS_MS, Address, PartitionKeys, Slice, r_of, score_of
+from .keys import HOUR_MS, SECOND_MS, WIDTHS_MS, Address, PartitionKeys, Slice, base36, r_of, score_of
 from .store import Group, Store
 from .wire import Command
 
@@ -178,7 +178,17 @@ def _learn(
         places[partition, place] = (r_of(float(score)), length - len(entries))
 
 
-def address_at(places: Places, where: tuple[int, Slice, int]) -> Address:
-    partition, place, position = where
-    r, first = places[partition, place]
-    return Address(partition, place, r, first + position)
+class AddressTexts:
+    """The addresses of rows that were put, as ids carry them. Those of one slice differ in their end only."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._begun: dict[tuple[int, Slice], tuple[str, int]] = {}
+
+    def at(self, where: tuple[int, Slice, int]) -> str:
+        partition, place, position = where
+        begun = self._begun.get((partition, place))
+        if begun is None:
+            r, first = self._places[partition, place]
+            begun = self._begun[partition, place] = (Address(partition, place, r, 0).text()[:-1], first)
+        return begun[0] + base36(begun[1] + position)

@@ -1,7 +1,7 @@
 """Queues as workers see them: take work, keep it, end it, put it back. See docs/queues.md.
 
-    jobs = await queue.take(store, worker, {partition: {"mail": 10}})
-    answers = await queue.finish(store, [End(job, DONE) for job in jobs])
+jobs = await queue.take(store, worker, {partition: {"mail": 10}})
+answers = await queue.finish(store, [End(job, DONE) for job in jobs])
 """
 
 from .queue_end import Answer, finish

@@ -10,8 +10,8 @@ from ..model.errors import StoreError
 from ..model.job import Cancelled, End, Job
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.outcome import DONE, Dead, Done, Retry
-from .codec import INDEXED, entry
-from .keys import SECOND_MS, Address, PartitionKeys, Slice, address_prefix
+from .codec import INDEXED, SCHEDULED, entry
+from .keys import ADDRESS_BYTES, SECOND_MS, Address, PartitionKeys, Slice, address_prefix
 from .put import WAKE_MS, fresh_score
 from .store import Group, Store
 from .wire import Command
@@ -153,24 +153,17 @@ def _next_attempt(job: Job, outcome: Retry, due_ms: int) -> tuple[Slice, bytes]:
     if not outcome.untried:
         errors = (*body.errors, outcome.reason[:MAX_ERROR_CHARS])[-MAX_ERRORS_KEPT:]
         body = msgspec.structs.replace(body, attempt=body.attempt + 1, errors=errors)
-    return place, entry(due_ms - place.start_ms, INDEXED, job.idh, body)
+    # Of a schedule's run the next attempt is marked as well: its end is the end of the run.
+    flags = INDEXED | (SCHEDULED if body.occurrence is not None else 0)
+    return place, entry(due_ms - place.start_ms, flags, job.idh, body)
 
 
 def _letter(job: Job, reason: str, now_ms: int) -> DeadLetter:
-    body, reason = job.body, reason[:MAX_ERROR_CHARS]
-    return DeadLetter(
-        id=job.id,
-        reason=reason,
-        died_ms=now_ms,
-        due_ms=job.original_due_ms,
-        target=body.target,
-        payload=body.payload,
-        raw=body.raw,
-        lane=body.lane,
-        attempts=body.attempt,
-        errors=(*body.errors, reason)[-MAX_ERRORS_KEPT:],
-        retry=body.retry,
-    )
+    reason = reason[:MAX_ERROR_CHARS]
+    if not job.body.target:  # it could not be read: its bytes are kept, so that a person can
+        return DeadLetter(job.id, reason, now_ms, job.original_due_ms, entry=job.body.payload)
+    place = job.claim[:ADDRESS_BYTES]
+    return DeadLetter.of(job.body, job.id, reason, now_ms, job.original_due_ms, place).with_error(reason)
 
 
 # -- the word to the owner of a lane ---------------------------------------------------------------------------

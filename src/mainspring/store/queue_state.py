@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from ..model.errors import Conflict, StoreError
-from .keys import Address
+from .keys import ADDRESS_BYTES, Address
 from .store import Group, Store
 from .wire import Command
 
 _TRIES: Final = 8
-ADDRESS_BYTES: Final = 14
 
 
 class Queued(NamedTuple):

@@ -11,11 +11,10 @@ from ..model.errors import StoreError
 from ..model.job import Cancelled, End, Job
 from ..model.outcome import Dead
 from .codec import HEADER_BYTES, decode, decode_many
-from .keys import Address
+from .keys import ADDRESS_BYTES, Address
 from .queue_end import By, by_partition, finish
 from .store import Group, Store
 
-ADDRESS_BYTES: Final = 14
 _ROW: Final = slice(ADDRESS_BYTES, None)
 
 Asks = Mapping[int, Mapping[str, int]]
@@ -100,7 +99,7 @@ async def _to_run(store: Store, taken: list[_Taken], claim: str) -> list[Job]:
     jobs: list[Job] = []
     ends: list[End] = []
     for one, body in zip(taken, _bodies(taken), strict=True):
-        job = _job(one, body if isinstance(body, Body) else Body("", b""), claim)
+        job = _job(one, body if isinstance(body, Body) else Body("", one.record[_ROW]), claim)
         if isinstance(body, str):
             ends.append(End(job, Dead(f"the entry cannot be read: {body}")))
         elif one.called_off:

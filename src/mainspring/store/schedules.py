@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-import msgspec
-
 from ..model.chain import Link
 from ..model.errors import StoreError
 from ..model.schedule import Definition, pack_definition, unpack_definition
@@ -60,9 +58,7 @@ def _read(definition: bytes | None, link: bytes | None, revision: bytes | None =
 async def fetch(store: Store, partition: int, names: Sequence[str]) -> list[Seen]:
     """For the owner: definitions and chains, in order."""
     keys = store.keys.partitions[partition]
-    [definitions, links] = await store.run_one(
-        keys.slot, [("HMGET", keys.sched, *names), ("HMGET", keys.next, *names)]
-    )
+    [definitions, links] = await store.run_one(keys.slot, [("HMGET", keys.sched, *names), ("HMGET", keys.next, *names)])
     return [_read(*pair) for pair in zip(definitions, links, strict=True)]
 
 
@@ -119,9 +115,7 @@ async def write(store: Store, partition_of: Mapping[str, int], changes: Sequence
         if change.row is not None and change.row.due_ms < now_ms + WAKE_MS:
             commands.append(("SPUBLISH", keys.wake, "1"))
         groups.append((keys.slot, commands))
-    return [
-        result if isinstance(result, StoreError) else result[0][0].decode() for result in await store.run(groups)
-    ]
+    return [result if isinstance(result, StoreError) else result[0][0].decode() for result in await store.run(groups)]
 
 
 def _call(store: Store, keys: PartitionKeys, change: Change, at: bytes | None) -> Command:
@@ -131,7 +125,9 @@ def _call(store: Store, keys: PartitionKeys, change: Change, at: bytes | None) -
     s, f, _, x = keys.slice_keys(old_place.name)
     place = row.slice if row is not None else Slice(1000, 0)
     planned = seen.link is not None and seen.link.planned_ms
-    names = [keys.n, keys.slices, keys.ids, keys.sched, keys.next, keys.revisions(name), keys.entries(place.name), s, f, x]
+    names = [
+        keys.n, keys.slices, keys.ids, keys.sched, keys.next, keys.revisions(name), keys.entries(place.name), s, f, x,
+    ]  # fmt: skip
     args: list[Any] = [
         name,
         "live" if seen.definition is not None else "gone",
@@ -171,33 +167,3 @@ async def note_ends(store: Store, partition: int, links: Iterable[tuple[str, Lin
     for name, link in links:
         args += (name, link.pack())
     await store.call(partition, "schedule_note", [keys.next], args)
-
-
-class Doubtful(NamedTuple):
-    """A chain whose planned occurrence may be missing."""
-
-    name: str
-    link: Link
-
-
-async def check(store: Store, partition: int, cursor: int, *, overdue_ms: int) -> tuple[int, list[Doubtful]]:
-    """Look through some chains; the next cursor is 0 at the end."""
-    keys = store.keys.partitions[partition]
-    reply = await store.call(partition, "schedule_check", [keys.next, keys.ids], [cursor, AT_ONCE, overdue_ms])
-    raws = reply[1]
-    found = []
-    for name, raw in zip(raws[::2], raws[1::2], strict=True):
-        try:
-            found.append(Doubtful(name.decode(), Link.unpack(raw)))
-        except (msgspec.DecodeError, ValueError):
-            continue  # `mainspring verify` names it
-    return int(reply[0]), found
-
-
-async def still_planned(store: Store, partition: int, links: Sequence[Link]) -> list[tuple[bool, str]]:
-    """Does the planned occurrence of each chain wait in its slice? And its state."""
-    addresses = await look_up(store, [(partition, link.idh) for link in links])
-    there = [(at, link.idh) for at, link in zip(addresses, links, strict=True) if at is not None]
-    found = iter(await look_at(store, there) if there else ())
-    states = [next(found).state if address is not None else "unknown" for address in addresses]
-    return [(state == "pending", state) for state in states]

@@ -56,6 +56,8 @@ _NEEDS: Final = {
     "repair_lane": ("unseat",),
     "repair_dead": (),
     "repair_books": (),
+    "unpause": (),
+    "repair_schedule": (),
 }
 # A full server must still be able to fire, finish, cancel and hand over: these free memory or keep order.
 # Refusing them at maxmemory would be a deadlock. Puts are refused whole.

@@ -17,11 +17,12 @@ from .verify_keys import check_keys, check_types
 from .verify_lanes import check_lanes
 from .verify_queues import check_queues
 from .verify_report import Books, Finding, Repair, Report
+from .verify_schedules import check_schedules
 from .verify_slices import check_slices
 
 __all__ = ["CHECKS", "Books", "Finding", "Repair", "Report", "verify"]
 
-CHECKS: Final = (check_index, check_lanes, check_dead_letters, check_queues)
+CHECKS: Final = (check_index, check_lanes, check_dead_letters, check_queues, check_schedules)
 """What is looked at in each partition once its slices are in order. To find something new, write such a function, add
 it here, and name what it finds in `verify_report.KINDS`; a new key belongs into `verify_keys`."""
 

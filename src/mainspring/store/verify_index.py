@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Final
 
-from .keys import R_UNIT, WIDTHS_MS, Address, PartitionKeys, Slice
+from .keys import ADDRESS_BYTES, R_UNIT, WIDTHS_MS, Address, PartitionKeys, Slice
 from .store import Store
 from .verify_report import Finding, Repair
 
@@ -37,7 +37,7 @@ async def check_index(store: Store, keys: PartitionKeys) -> AsyncIterator[Findin
 
 
 def _place_of(keys: PartitionKeys, raw: bytes) -> Slice | None:
-    if len(raw) != 14 or raw[0] >= len(WIDTHS_MS):
+    if len(raw) != ADDRESS_BYTES or raw[0] >= len(WIDTHS_MS):
         return None
     address = Address.unpack(keys.number, raw)
     return address.slice if address.r < R_UNIT and address.slice.is_well_formed else None

@@ -29,6 +29,8 @@ _PARTITION_TYPES: Final = {
     "acks": b"hash",
     "queues": b"set",
     "holds": b"hash",
+    "sched": b"hash",
+    "next": b"hash",
 }
 _NAMESPACE_TYPES: Final = {"meta": b"hash", "nodes": b"hash", "beats": b"zset", "leader": b"hash", "plan": b"hash"}
 _NAMESPACE_TYPES |= {"pauses": b"hash"}
@@ -36,7 +38,11 @@ _NAMESPACE_TYPES |= {"access": b"hash", "audit": b"stream"}
 _PASSING: Final = re.compile(rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*)", re.DOTALL)
 """Texts that expire by themselves and that nothing else hangs on."""
 _SLICE_TYPES: Final = {b"s": b"list", b"f": b"string", b"d": b"string", b"x": b"string"}
-_QUEUE_KEY: Final = re.compile(rb"\{([^}]*)\}:q:[A-Za-z0-9._-]{1,64}")
+_NAMED: Final = (
+    (re.compile(rb"\{([^}]*)\}:q:[A-Za-z0-9._-]{1,64}"), b"stream"),
+    (re.compile(rb"\{([^}]*)\}:rev:.*", re.DOTALL), b"list"),
+)
+"""Keys of a partition that carry the name of a queue or a schedule, and the type of their value."""
 _SLICE_KEY: Final = re.compile(rb"\{([^}]*)\}:([sfdx]):(.*)", re.DOTALL)
 
 Fixed = dict[bytes, tuple[int | None, bytes]]
@@ -108,10 +114,9 @@ async def _check_page(
         place = slice_named(match[3]) if match is not None else None
         if isinstance(found, hiredis.ReplyError) or found == b"none":
             continue  # its slot is moving, or it is gone by now: not ours to judge here
-        queue = _QUEUE_KEY.fullmatch(key)
-        if queue is not None and queue[1] in by_tag:
-            if found != b"stream":
-                yield _wrong_type(by_tag[queue[1]].number, key, b"stream", found)
+        if (named := _named(key, by_tag)) is not None:
+            if found != named[1]:
+                yield _wrong_type(named[0].number, key, named[1], found)
             continue
         if match is None or keys is None or place is None:
             yield _unknown(key, found)
@@ -122,6 +127,14 @@ async def _check_page(
     for number, some in places.items():
         for finding in await _without_slice(store, store.keys.partitions[number], list(some)):
             yield finding
+
+
+def _named(key: bytes, by_tag: dict[bytes, PartitionKeys]) -> tuple[PartitionKeys, bytes] | None:
+    for pattern, kind in _NAMED:
+        match = pattern.fullmatch(key)
+        if match is not None and match[1] in by_tag:
+            return by_tag[match[1]], kind
+    return None
 
 
 async def _without_slice(store: Store, keys: PartitionKeys, places: list[Slice]) -> list[Finding]:

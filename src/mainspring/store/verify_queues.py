@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Final
 
-from .keys import Address, PartitionKeys
+from .keys import ADDRESS_BYTES, Address, PartitionKeys
 from .store import Store
 from .verify_report import Finding, Repair
 
@@ -43,7 +43,7 @@ async def _pages(store: Store, keys: PartitionKeys, queues: Sequence[str]) -> As
         first = b"-"
         while True:
             [rows] = await store.run_one(keys.slot, [("XRANGE", keys.queue(queue), first, "+", "COUNT", TASKS_A_PAGE)])
-            yield queue, [(row[1][1][19:35], row[0], row[1][1][:14]) for row in rows]
+            yield queue, [(row[1][1][19:35], row[0], row[1][1][:ADDRESS_BYTES]) for row in rows]
             if len(rows) < TASKS_A_PAGE:
                 break
             first = b"(" + rows[-1][0]
@@ -53,8 +53,8 @@ async def _pages(store: Store, keys: PartitionKeys, queues: Sequence[str]) -> As
         cursor, flat = int(reply[0]), reply[1]
         found: dict[str, list[Task]] = {}
         for idh, place in zip(flat[::2], flat[1::2], strict=True):
-            entry, queue = place[14:].split(b" ")[:2]
-            found.setdefault(queue.decode(), []).append((idh, entry, place[:14]))
+            entry, queue = place[ADDRESS_BYTES:].split(b" ")[:2]
+            found.setdefault(queue.decode(), []).append((idh, entry, place[:ADDRESS_BYTES]))
         for name, tasks in found.items():
             yield name, tasks
         if not cursor:

@@ -194,7 +194,9 @@ def _excess(events: list[Event], lives: Lives, faults: Faults) -> Iterator[Viola
             yield Violation("excess", again[-1].task, again[-1].at_us, text)
 
 
-_ALIVE: Final = frozenset({"pending", "fired", "done", "cancelled", "replaced", "dead", "finished"})
+_ALIVE: Final = frozenset(
+    {"pending", "fired", "queued", "running", "done", "cancelled", "replaced", "dead", "finished"}
+)
 _SAID_DONE: Final = frozenset({"done", "finished"})
 
 

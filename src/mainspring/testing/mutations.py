@@ -4,7 +4,8 @@
         …                                # run, record, check: a violation has to be found
 
 A process plants one for the rest of its life with `plant(name)`. Each is one rule of PROTOCOL broken in one place;
-`mutations_scripts` holds those on the server, `mutations_engine` those in the owner and in the client.
+`mutations_scripts` holds those on the server, `mutations_engine` those in the owner and in the client,
+`mutations_queues` those between owners and workers, `mutations_schedules` those in the chains of schedules.
 """
 
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from typing import Final
 
 from .mutations_engine import ENGINE
 from .mutations_kinds import Mutation
+from .mutations_queues import QUEUES
+from .mutations_schedules import SCHEDULES
 from .mutations_scripts import SCRIPTS
 
-MUTATIONS: Final[dict[str, Mutation]] = {mutation.name: mutation for mutation in (*SCRIPTS, *ENGINE)}
+MUTATIONS: Final[dict[str, Mutation]] = {mutation.name: mutation for mutation in (*SCRIPTS, *ENGINE, *QUEUES, *SCHEDULES)}
 
 
 @contextmanager

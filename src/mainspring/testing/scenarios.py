@@ -12,6 +12,8 @@ from typing import Final
 from .history import Violation
 from .scenarios_failures import FAILURES
 from .scenarios_owners import OWNERS
+from .scenarios_queues import QUEUES
+from .scenarios_schedules import SCHEDULES
 from .scenarios_slices import SLICES
 from .scenarios_tasks import TASKS
 from .scenarios_world import World
@@ -19,7 +21,7 @@ from .scenarios_world import World
 Scenario = Callable[[World], Awaitable[None]]
 
 SCENARIOS: Final[dict[str, Scenario]] = {
-    scenario.__name__.replace("_", "-"): scenario for scenario in (*TASKS, *FAILURES, *OWNERS, *SLICES)
+    scenario.__name__.replace("_", "-"): scenario for scenario in (*TASKS, *FAILURES, *OWNERS, *SLICES, *QUEUES, *SCHEDULES)
 }
 
 

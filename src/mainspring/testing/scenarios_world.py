@@ -32,6 +32,8 @@ RETRY: Final = RetryPolicy(max_attempts=3, base_ms=RETRY_MS, factor=1.0, jitter=
 
 
 _SCRIPTS: Final = ("tick", "commit", "drop", "put_ids", "replace", "cancel", "acquire", "renew", "release")
+_SCRIPTS_OF_SCHEDULES: Final = ("schedule_put", "schedule_check", "schedule_note")
+_SCRIPTS_OF_QUEUES: Final = ("hand_off", "queue_take", "queue_reclaim", "queue_finish")
 
 
 class World:
@@ -48,7 +50,7 @@ class World:
     async def __aenter__(self) -> Self:
         self._caller = Caller(Client.over(await self._open(self.clock)), self.history, self._moments)
         # A call that the server answers with "unknown script" does nothing: losing that reply would be no accident.
-        loads: list[Command] = [("SCRIPT", "LOAD", text_of(name, True)) for name in _SCRIPTS]
+        loads: list[Command] = [("SCRIPT", "LOAD", text_of(name, True)) for name in (*_SCRIPTS, *_SCRIPTS_OF_QUEUES, *_SCRIPTS_OF_SCHEDULES)]
         await self.store.run_one(self.keys.slot, loads)
         return self
 
@@ -77,9 +79,12 @@ class World:
     def keys(self) -> PartitionKeys:
         return self.store.keys.partitions[0]
 
-    async def node(self, name: str) -> "NodeByHand":
+    async def node(self, name: str, *, workers: bool = False) -> "NodeByHand":
+        """With workers, tasks for queues go there and not to the target that a scenario answers for."""
         options = EngineOptions(node=name, lease_s=LEASE_S, retry=RETRY)
-        ticker = Ticker(self.url, namespace=self.namespace, partitions=1, clock=self.clock, options=options)
+        ticker = Ticker(
+            self.url, namespace=self.namespace, partitions=1, clock=self.clock, options=options, workers=workers
+        )
         await self._stack.enter_async_context(ticker)
         record(ticker.engine, self.history.events.append, node=name, moments=self._moments)
         return NodeByHand(ticker)
@@ -171,6 +176,8 @@ class NodeByHand:
         await self.engine.keeper.step()
         self.engine.lookahead.reconnected()
         while await self.engine.lookahead.step() == 0.0:
+            pass
+        while await self.engine.planner.step() == 0.0:
             pass
 
     async def fire(self) -> None:

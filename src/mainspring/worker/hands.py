@@ -100,7 +100,7 @@ class Hands:
         elif not run.started or not run.work.obeys:
             if run.started:
                 self._stuck.add(run)
-            run.outcome = run.late() if why in ("timeout", "expired") else Retry(why)
+            run.outcome = run.late()
             self._conclude(run)
 
     # -- time --------------------------------------------------------------------------------------------

@@ -63,10 +63,13 @@ class Run:
 
     def answered(self, value: Any) -> None:
         """The function returned."""
-        if isinstance(value, (Done, Retry, Dead)):
-            self.outcome = value
-        elif isinstance(value, Output):
+        if isinstance(value, Output):
             self.output = value
+            if self.stopped is not None:
+                # Told to end, it did: that it said so with 0 does not mean that its work is done.
+                self.outcome = self.late()
+        elif isinstance(value, (Done, Retry, Dead)):
+            self.outcome = value
         else:
             self.value = value
 
@@ -74,8 +77,10 @@ class Run:
         """The function raised; of one that was told to stop, only that counts."""
         if isinstance(error, Outputs):
             self.output = error.output
-        if self.stopped in _REASONS:
+        if self.stopped is not None:
             self.outcome = self.late()
+        elif isinstance(error, Outputs):
+            self.outcome = Retry(str(error))
         elif isinstance(error, (Retry, Dead)):
             self.outcome = error
         elif isinstance(error, WrongArguments):
@@ -85,6 +90,7 @@ class Run:
             self.outcome = Retry(reason, error=error)
 
     def late(self) -> Retry | Dead:
-        """The outcome of a run that took too long."""
-        reason = _REASONS[self.stopped or "timeout"].format(self.work.timeout_s or 0)
-        return Dead(reason) if self.stopped == "expired" else Retry(reason)
+        """The outcome of a run that was stopped."""
+        why = self.stopped or "timeout"
+        reason = _REASONS.get(why, why).format(self.work.timeout_s or 0)
+        return Dead(reason) if why == "expired" else Retry(reason)

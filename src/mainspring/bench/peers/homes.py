@@ -20,6 +20,7 @@ from ...model.errors import MainspringError
 DISTRIBUTIONS: Final = ("arq", "celery", "dramatiq", "huey", "redis", "rq")
 PINS: Final = Path(__file__).parents[4] / "requirements" / "peers.txt"
 
+FROM_PYPI: Final = "pip install 'mainspring[peers]'"
 _STAMP: Final = "complete"
 
 
@@ -27,24 +28,29 @@ class PeersMissing(MainspringError):
     """The peers are not installed, and could not or should not be."""
 
 
-async def python_with_peers(*, install: bool) -> Path:
-    """The interpreter; makes the environment in the cache folder if need be and allowed."""
+def python_at_hand() -> Path | None:
+    """The interpreter, if nothing has to be installed for it."""
     if has_peers():
         return Path(sys.executable)
     if not PINS.exists():
-        raise PeersMissing(
-            "the peers are not installed here: pip install 'mainspring[peers]', best in an environment apart"
-        )
+        return None
     folder = cache_folder()
-    python = folder / "bin" / "python"
-    if (folder / _STAMP).exists():
+    return folder / "bin" / "python" if (folder / _STAMP).exists() else None
+
+
+async def python_with_peers(*, install: bool) -> Path:
+    """The interpreter; makes the environment in the cache folder if need be and allowed."""
+    if (python := python_at_hand()) is not None:
         return python
+    if not PINS.exists():
+        raise PeersMissing(f"the peers are not installed here: {FROM_PYPI}, best in an environment of its own")
+    folder = cache_folder()
     if not install:
         raise PeersMissing(f"the peers are not installed here; this does it: {commands(folder)}")
     with _alone(folder):
         if not (folder / _STAMP).exists():
             await _make(folder)
-    return python
+    return folder / "bin" / "python"
 
 
 def has_peers() -> bool:

@@ -16,11 +16,11 @@ local function place_of(address)
   return string.format('%.0f.%.0f', WIDTHS[width + 1], start), math.floor(start / 1000) + r / 1048576, index
 end
 
--- Call a command with as many values at once as Lua can spread.
-local function spread(values, ...)
-  for first = 1, #values, 2000 do
-    local some = {...}
-    for i = first, math.min(first + 1999, #values) do some[#some + 1] = values[i] end
-    redis.call(unpack(some))
+-- Call a command with as many values at once as Lua can spread; `third` is for commands that need one more word.
+local function spread(values, count, command, key, third)
+  for first = 1, count, 4000 do
+    local last = math.min(first + 3999, count)
+    if third then redis.call(command, key, third, unpack(values, first, last))
+    else redis.call(command, key, unpack(values, first, last)) end
   end
 end

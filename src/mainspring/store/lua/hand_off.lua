@@ -26,13 +26,16 @@ end
 local first_queue = 6 + touched * 6
 local first_task = first_queue + streams * 2
 
-local idhs, lane_places, lanes = {}, {}, 0
+-- What is done for every task is written out here: calls of functions, and tables that are searched for their end, would
+-- cost more than the commands.
+local sub, byte = string.sub, string.byte
+local idhs, of_lane, lane_places, lanes = {}, {}, {}, 0
 for i = 1, tasks do
   local record = ARGV[first_task + i]
-  idhs[i] = idh_in(record)
-  if in_lane(record) then
+  idhs[i] = sub(record, 20, 35)
+  if byte(record, 19) % 4 > 1 then
     lanes = lanes + 1
-    lane_places[lanes] = address_of(record)
+    of_lane[i], lane_places[lanes] = true, sub(record, 1, 14)
   end
 end
 local known = redis.call('HMGET', queued, unpack(idhs))
@@ -63,7 +66,7 @@ local function is_there(i, record) return known[i] and string.sub(known[i], 1, 1
 if status == 'repeated' then
   for i = 1, tasks do
     local record = ARGV[first_task + i]
-    if in_lane(record) then
+    if of_lane[i] then
       if not is_there(i, record) then answer(i, ack_of(i, record) or '') end
     else
       local d, index = done_bit(record)
@@ -73,7 +76,8 @@ if status == 'repeated' then
   return {now, 'ok', out}
 end
 
-local places, seen, added, i = {}, {}, 0, 0
+local places, p, seen, added, i = {}, 0, {}, 0, 0
+local call = redis.call
 for q = 1, streams do
   local name, stream = ARGV[first_queue + q * 2 - 1], KEYS[6 + q]
   if redis.call('EXISTS', stream) == 0 then
@@ -83,26 +87,25 @@ for q = 1, streams do
   for _ = 1, tonumber(ARGV[first_queue + q * 2]) do
     i = i + 1
     local record, idh = ARGV[first_task + i], idhs[i]
-    local ack = ended[address_of(record)] and ack_of(i, record)
+    local ack = of_lane[i] and ack_of(i, record)
     if ack then
       answer(i, ack)
-    elseif not is_there(i, record) then
-      if known[i] or seen[idh] then
+    elseif known[i] or seen[idh] then
+      if not is_there(i, record) then
         answer(i, '')
-        if not in_lane(record) then busy[#busy + 1] = record end
-      else
-        seen[idh] = true
-        local id = redis.call('XADD', stream, '*', 'e', record)
-        places[#places + 1] = idh
-        places[#places + 1] = address_of(record) .. id .. ' ' .. name
-        if not in_lane(record) then added = added + 1 end
+        if not of_lane[i] then busy[#busy + 1] = record end
       end
+    else
+      seen[idh] = true
+      places[p + 1], places[p + 2] = idh, sub(record, 1, 14) .. call('XADD', stream, '*', 'e', record) .. ' ' .. name
+      p = p + 2
+      if not of_lane[i] then added = added + 1 end
     end
   end
 end
-spread(places, 'HSET', queued)
+spread(places, p, 'HSET', queued)
 if added > 0 then redis.call('HINCRBY', n, 'queued', added) end
-if #places / 2 > added then redis.call('HINCRBY', n, 'aside', #places / 2 - added) end
+if p / 2 > added then redis.call('HINCRBY', n, 'aside', p / 2 - added) end
 if finished > 0 then redis.call('HINCRBY', n, 'done', finished) end
 for t = 0, touched - 1 do
   local at, d = 6 + t * 6, KEYS[first_touch_key + t * 2 + 2]

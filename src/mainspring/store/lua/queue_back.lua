@@ -25,8 +25,8 @@ for q = 1, #KEYS - 1 do
       out[#out + 1], out[#out + 2] = i, known == claim .. '!' and 'cancel' or 'lost'
     end
   end
-  spread(places, 'HSET', KEYS[1])
-  spread(gone, 'XACK', stream, 'w')
-  spread(gone, 'XDEL', stream)
+  spread(places, #places, 'HSET', KEYS[1])
+  spread(gone, #gone, 'XACK', stream, 'w')
+  spread(gone, #gone, 'XDEL', stream)
 end
 return out

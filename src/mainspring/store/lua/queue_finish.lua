@@ -121,9 +121,9 @@ else
       i = i + 1
       if not lost[i] then entries[#entries + 1], gone[#gone + 1] = ARGV[id_at + i], ARGV[idh_at + i] end
     end
-    spread(entries, 'XACK', KEYS[7 + q], 'w')
-    spread(entries, 'XDEL', KEYS[7 + q])
+    spread(entries, #entries, 'XACK', KEYS[7 + q], 'w')
+    spread(entries, #entries, 'XDEL', KEYS[7 + q])
   end
-  spread(gone, 'HDEL', queued)
+  spread(gone, #gone, 'HDEL', queued)
 end
 return out

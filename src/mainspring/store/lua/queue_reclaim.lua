@@ -35,5 +35,5 @@ for q = 1, #KEYS - 1 do
     if cursor == '0-0' then break end
   end
 end
-spread(places, 'HSET', queued)
+spread(places, #places, 'HSET', queued)
 return {now, out}

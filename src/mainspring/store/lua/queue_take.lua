@@ -6,18 +6,21 @@
 -- keeps: what a worker got nobody else gets before its lease is over, and only its claim can end it.
 local now, queued = now_us(), KEYS[1]
 local claim = ' ' .. ARGV[1] .. '/' .. string.format('%.0f', math.floor(now / 1000))
-local out, places = {}, {}
+local out, o, places, p = {}, 0, {}, 0
+local sub = string.sub
 for q = 1, #KEYS - 1 do
   local stream, name, most = KEYS[q + 1], ARGV[q * 2], ARGV[q * 2 + 1]
   if redis.call('EXISTS', stream) == 1 then
     local read = redis.call('XREADGROUP', 'GROUP', 'w', 'w', 'COUNT', most, 'STREAMS', stream, '>')
-    for _, entry in ipairs(read and read[1] and read[1][2] or {}) do
-      local id, record = entry[1], entry[2][2]
-      out[#out + 1], out[#out + 2], out[#out + 3] = q, id, record
-      places[#places + 1] = idh_in(record)
-      places[#places + 1] = address_of(record) .. id .. ' ' .. name .. claim
+    local entries = read and read[1] and read[1][2] or {}
+    local rest = ' ' .. name .. claim
+    for i = 1, #entries do
+      local id, record = entries[i][1], entries[i][2][2]
+      out[o + 1], out[o + 2], out[o + 3] = q, id, record
+      places[p + 1], places[p + 2] = sub(record, 20, 35), sub(record, 1, 14) .. id .. rest
+      o, p = o + 3, p + 2
     end
   end
 end
-spread(places, 'HSET', queued)
+spread(places, p, 'HSET', queued)
 return {now, out}

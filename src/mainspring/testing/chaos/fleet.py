@@ -154,6 +154,7 @@ class Fleet:
         await member.process.stdout.read()
         code = await member.process.wait()
         await member.clear()
+        self.crashes += member.road.errors[:_FEW]
         if member.doomed or self._closing:
             return
         member.doomed = True

@@ -79,6 +79,8 @@ class Proxy:
         self._pipes: set[_Pipe] = set()
         self._late: set[asyncio.Task[None]] = set()
         self._served: set[asyncio.Task[None]] = set()
+        self.errors: list[BaseException] = []
+        """What went wrong in the proxy itself: no fault of anybody's, but the run proves nothing."""
         self.address: Address = ("", 0)
 
     @property
@@ -121,7 +123,13 @@ class Proxy:
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
         self._served.add(task)
-        task.add_done_callback(self._served.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._served.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.errors.append(error)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -163,6 +171,9 @@ class _Pipe:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
             self.cut()
+        for pump in pumps:
+            if not pump.cancelled():
+                pump.result()  # a witness that cannot read what it sees must be heard of
 
     def cut(self) -> None:
         _reset(self._client[1])

@@ -45,6 +45,11 @@ class Road:
         """As they stand in a URL."""
         return ["{}:{}".format(*proxy.address) for proxy in self._proxies.values()]
 
+    @property
+    def errors(self) -> list[str]:
+        """Of the proxies themselves; there should be none."""
+        return [f"a proxy of {self.name} failed: {error!r}" for one in self._proxies.values() for error in one.errors]
+
     def cut(self) -> int:
         """Reset all connections; returns how many there were."""
         return sum(proxy.cut() for proxy in self._proxies.values())

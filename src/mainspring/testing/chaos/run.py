@@ -129,6 +129,7 @@ class Run:
         self.failures += fleet.crashes
         self.failures += too_few(self.profile, faults.done)
         await road.aclose()
+        self.failures += road.errors[:_SHOWN]
 
     def _client(self, url: str) -> Client:
         return Client(url, namespace=NAMESPACE, wait_s=6.0, options=_PATIENT)

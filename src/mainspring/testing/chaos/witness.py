@@ -2,17 +2,19 @@
 
 from collections import deque
 from collections.abc import Callable
-from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import hiredis
 
 from ...model.clock import ServerClock
+from ...store.fire import COUNTS
 from ...store.keys import Keyspace
 from ...store.scripts import Scripts, text_of
 
-_COUNTS: Final = Struct(">HHHHHI")
-_OWNERS_SCRIPTS: Final = ("acquire", "renew", "release", "tick", "commit", "drop")
+_OWNERS_SCRIPTS: Final = ("acquire", "renew", "release", "tick", "commit", "hand_off", "drop")
+_BEGIN_OR_SETTLE: Final = ("tick", "commit", "hand_off")
+_ONE_SMALL: Final = (1, 0, 0, 0, 0, 0, 0)
+_PLANT_ARGS: Final = 8
 _PUSHES: Final = frozenset({b"SSUBSCRIBE", b"SUBSCRIBE", b"PSUBSCRIBE", b"MONITOR"})
 
 
@@ -106,7 +108,7 @@ class Wire:
         seen = False
         while (command := self._commands.gets()) is not False:
             call = self._witness.read(command)
-            seen = seen or (call is not None and call.what in ("tick", "commit"))
+            seen = seen or (call is not None and call.what in _BEGIN_OR_SETTLE)
             self._deaf = self._deaf or command[0].upper() in _PUSHES
             self._asked.append(call)
         return seen
@@ -136,6 +138,8 @@ def _claims(name: str, keys: list[bytes], args: list[bytes]) -> list[Claim]:
             return _sections(keys, args)
         case "commit":
             return [Claim(keys[0], args[0].decode(), int(args[1]), int(args[2]) + int(args[6]))]
+        case "hand_off":
+            return [Claim(keys[0], args[0].decode(), int(args[1]), int(args[2]))]
         case "release" if args[0].startswith(b"."):
             return []  # of an acquire whose answer was lost: the caller never knew its whole token
         case _:  # release, drop
@@ -148,7 +152,9 @@ def _sections(keys: list[bytes], args: list[bytes]) -> list[Claim]:
     for section in range(int(args[0])):
         token, _, seq = args[at + 1].rpartition(b":")
         counts = args[at + 2]
-        small, large, commits, proofs, known, finished = _COUNTS.unpack(counts) if counts else (1, 0, 0, 0, 0, 0)
+        small, large, commits, proofs, known, finished, plants = COUNTS.unpack(counts) if counts else _ONE_SMALL
         claims.append(Claim(keys[section], token.decode(), int(seq), finished))
         at += 3 + small + large * 2 + commits * 2 + proofs * 4 + (known * 3 + 1 if known else 0)
+        if plants:
+            at += 2 + int(args[at]) * 3 + plants * _PLANT_ARGS
     return claims

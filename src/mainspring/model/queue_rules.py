@@ -1,0 +1,90 @@
+"""Rules of queues: `[queue.<name>]` says how fast one is fed, how many of its jobs run, how failures are retried."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .errors import InvalidInput
+from .queues import check_queue
+from .rate import Limit, Rate
+from .retry import RetryPolicy
+from .retry_text import policy_table, read_retry
+
+_SETTINGS: Final = ("rate", "concurrency", "retry")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRule:
+    limit: Limit = Limit()  # noqa: RUF009  # frozen
+    """The rate at which tasks are handed to the queue; the number of its jobs that run at one time on all workers."""
+    retry: RetryPolicy | None = None
+
+
+class QueueRules(Mapping[str, QueueRule]):
+    """By the names of queues. Never changes once made."""
+
+    def __init__(self, rules: Mapping[str, QueueRule] | None = None) -> None:
+        self._rules = dict(rules or {})
+        for name in self._rules:
+            check_queue(name)
+
+    @classmethod
+    def read(cls, tables: object) -> "QueueRules":
+        """From one table a queue."""
+        if not isinstance(tables, Mapping):
+            raise InvalidInput("expected a table of tables; write [queue.<name>] and its settings below")
+        rules = {}
+        for name, table in tables.items():
+            try:
+                rules[name] = _read(table)
+            except InvalidInput as error:
+                raise InvalidInput(f"{name}: {error}") from None
+        return cls(rules)
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """What `read` makes these rules of again."""
+        return {name: _table(rule) for name, rule in self._rules.items()}
+
+    def rates(self) -> dict[str, Limit]:
+        """At most so fast tasks are handed to them, by receiver."""
+        rules = self._rules.items()
+        return {f"queue:{name}": Limit(rule.limit.rate) for name, rule in rules if rule.limit.rate is not None}
+
+    def slots(self) -> dict[str, Limit]:
+        """So many jobs of them run at one time."""
+        rules = self._rules.items()
+        return {name: Limit(concurrency=one.limit.concurrency) for name, one in rules if one.limit.concurrency}
+
+    def __getitem__(self, name: str) -> QueueRule:
+        return self._rules[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._rules.items()))
+
+    def __repr__(self) -> str:
+        return f"QueueRules({', '.join(self._rules)})"
+
+
+def _read(table: object) -> QueueRule:
+    if not isinstance(table, Mapping) or not set(table) <= set(_SETTINGS):
+        raise InvalidInput(f"expected a table with {', '.join(_SETTINGS)}")
+    concurrency = table.get("concurrency")
+    if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
+        raise InvalidInput(f"concurrency: expected a whole number, not {concurrency!r}")
+    rate = Rate.read(table["rate"]) if "rate" in table else None
+    return QueueRule(Limit(rate, concurrency), read_retry(table["retry"]) if "retry" in table else None)
+
+
+def _table(rule: QueueRule) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    if rule.limit.rate is not None:
+        table["rate"] = str(rule.limit.rate)
+    if rule.limit.concurrency is not None:
+        table["concurrency"] = rule.limit.concurrency
+    return table | ({} if rule.retry is None else {"retry": policy_table(rule.retry)})

@@ -1,0 +1,100 @@
+"""Schedules kept in a file: what applying it would change, and doing it. Applied twice, it changes nothing.
+
+[schedules.nightly]
+cron = "0 2 * * *"
+timezone = "Europe/Paris"
+target = "command:backup"
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from .model.errors import InvalidInput
+from .model.schedule import Definition, changes
+from .model.schedule_input import define
+from .schedules import Schedules
+
+Action = Literal["create", "change", "remove", "same"]
+
+
+class Step(NamedTuple):
+    """What happens to one schedule."""
+
+    name: str
+    action: Action
+    changes: Mapping[str, tuple[Any, Any]]
+    definition: Definition | None = None
+
+    def lines(self) -> list[str]:
+        sign = {"create": "+", "change": "~", "remove": "-", "same": "="}[self.action]
+        return [
+            f"{sign} {self.name}",
+            *(f"    {field}: {old!r} -> {new!r}" for field, (old, new) in self.changes.items()),
+        ]
+
+
+def read_file(path: Path, source: str | None = None) -> list[Definition]:
+    """The schedules of a TOML file, checked as far as that needs no server."""
+    try:
+        text = path.read_bytes().decode()
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput(f"{path} is not TOML: {error}") from None
+    return read_table(table, str(path), source or path.stem)
+
+
+def read_table(table: Mapping[str, Any], where: str, source: str) -> list[Definition]:
+    unknown = set(table) - {"schedules", "defaults"}
+    if unknown:
+        raise InvalidInput(f"{where}: unknown {', '.join(sorted(unknown))}; write [schedules.<name>] or [defaults]")
+    defaults, tables = table.get("defaults", {}), table.get("schedules", {})
+    if not isinstance(tables, Mapping) or not isinstance(defaults, Mapping):
+        raise InvalidInput(f"{where}: write [schedules.<name>], each with its fields")
+    found = []
+    for name, fields in tables.items():
+        if not isinstance(fields, Mapping):
+            raise InvalidInput(f"{where}: schedules.{name} is a {type(fields).__name__}; write a table of fields")
+        try:
+            found.append(define(name, **{"source": source, **defaults, **fields}))
+        except InvalidInput as error:
+            raise InvalidInput(f"{where}: {error}") from None
+    return found
+
+
+async def plan(schedules: Schedules, wanted: Iterable[Definition], source: str, *, prune: bool) -> list[Step]:
+    """What has to be done so that the server has these; with `prune`, and no others of the same source."""
+    steps: list[Step] = []
+    wanted = list(wanted)
+    names = {definition.name for definition in wanted}
+    known = await schedules.get_many(sorted(names))
+    for definition in wanted:
+        there = known.get(definition.name)
+        if there is None:
+            steps.append(Step(definition.name, "create", {}, definition))
+            continue
+        # Somebody may have paused it by hand: that is not the file's business.
+        kept = msgspec.structs.replace(definition, paused=there.definition.paused)
+        different = changes(there.definition, kept)
+        action: Action = "change" if different or there.definition.source != source else "same"
+        steps.append(Step(definition.name, action, different, kept))
+    if prune:
+        async for view in schedules.all():
+            if view.definition.source == source and view.name not in names:
+                steps.append(Step(view.name, "remove", {}))
+    return steps
+
+
+async def carry_out(schedules: Schedules, steps: Iterable[Step]) -> int:
+    """Do what was planned; returns how many schedules were written or removed."""
+    wanted = [step.definition for step in steps if step.action in ("create", "change") and step.definition is not None]
+    done = len(await schedules.add_many(wanted, on_conflict="replace"))
+    for step in steps:
+        if step.action == "remove":
+            done += await schedules.remove(step.name)
+    return done

@@ -1,0 +1,55 @@
+"""Keeps the schedules on the server like those in a file: applies it at the start, when it changes, and on SIGHUP."""
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from .model.errors import InvalidInput
+from .schedule_file import carry_out, plan, read_file
+from .schedules import Schedules
+
+log = logging.getLogger("mainspring.schedules")
+
+LOOK_S: Final = 2.0
+
+
+class ScheduleWatch:
+    """One role of a node; several nodes may watch the same file."""
+
+    def __init__(self, schedules: Schedules, path: Path) -> None:
+        self._schedules = schedules
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+
+    def again(self) -> None:
+        """Apply it with the next step, whether or not it has changed."""
+        self._seen = None
+
+    async def step(self) -> float:
+        seen = self._stamp()
+        if seen != self._seen:
+            await self._apply()
+            self._seen = seen  # only now: a server that was away is asked again
+        return LOOK_S
+
+    def _stamp(self) -> tuple[int, int]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return (0, 0)
+        return (found.st_mtime_ns, found.st_size)
+
+    async def _apply(self) -> None:
+        source = self._path.stem
+        try:
+            wanted = read_file(self._path, source)
+            steps = await plan(self._schedules, wanted, source, prune=True)
+            await carry_out(self._schedules, steps)
+        except InvalidInput as error:
+            # What runs goes on as it is: a typing error in the file must not stop it.
+            log.error("schedules are not applied: %s", error)
+            return
+        changed = [step for step in steps if step.action != "same"]
+        log.info("%s: %d schedules, %d changed", self._path, len(wanted), len(changed))
+        for step in changed:
+            log.info("%s", "; ".join(line.strip() for line in step.lines()))

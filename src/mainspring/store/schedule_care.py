@@ -1,0 +1,79 @@
+"""Looks after the chains of schedules: does each have its planned occurrence? One that has not is planted anew."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ..model.chain import Link, State, after_loss, from_here, link_to
+from ..model.errors import StoreError
+from .index import look_up
+from .query import look_at
+from .schedule_rows import row_of
+from .schedules import Change, Written, see, write
+from .store import Store
+
+AT_ONCE: Final = 500
+_TRIES: Final = 8
+
+
+class Doubtful(NamedTuple):
+    """A chain whose planned occurrence may be missing."""
+
+    name: str
+    link: Link
+
+
+async def check(store: Store, partition: int, cursor: int, *, overdue_ms: int) -> tuple[int, list[Doubtful]]:
+    """Look through some chains; the next cursor is 0 at the end."""
+    keys = store.keys.partitions[partition]
+    reply = await store.call(partition, "schedule_check", [keys.next, keys.ids], [cursor, AT_ONCE, overdue_ms])
+    raws = reply[1]
+    found = []
+    for name, raw in zip(raws[::2], raws[1::2], strict=True):
+        try:
+            found.append(Doubtful(name.decode(), Link.unpack(raw)))
+        except (msgspec.DecodeError, ValueError):
+            continue  # `mainspring verify` names it
+    return int(reply[0]), found
+
+
+async def still_planned(store: Store, partition: int, links: Sequence[Link]) -> list[tuple[bool, str]]:
+    """Does the planned occurrence of each chain wait in its slice? And its state."""
+    addresses = await look_up(store, [(partition, link.idh) for link in links])
+    there = [(at, link.idh) for at, link in zip(addresses, links, strict=True) if at is not None]
+    found = iter(await look_at(store, there) if there else ())
+    states = [next(found).state if address is not None else "unknown" for address in addresses]
+    return [(state == "pending", state) for state in states]
+
+
+async def plant_anew(store: Store, partition: int, name: str, claim: bytes | None, why: str) -> Written:
+    """Put the next occurrence of a chain that stands at this claim (None: has no state at all) and lacks it."""
+    [seen] = await see(store, [(partition, name)])
+    definition = seen.definition
+    if definition is None or (None if seen.link is None else seen.link.claim) != claim:
+        return "changed"
+    now_ms = store.clock.now_ms()
+    if seen.link is None:
+        next_ms, memory = from_here(definition, definition.at_ms, now_ms, State())
+    else:
+        next_ms, memory = after_loss(definition, seen.link, now_ms, "cancelled" if why == "cancelled" else "lost")
+    for _ in range(_TRIES):
+        new = link_to(definition, next_ms, memory)
+        written = await _write(
+            store, partition, Change(name, seen, definition, new, row_of(definition, new, now_ms), True)
+        )
+        if written != "taken" or next_ms is None:
+            return written
+        [(waits, _)] = await still_planned(store, partition, [new])
+        if waits:  # it is there, only the chain did not know it
+            return await _write(store, partition, Change(name, seen, definition, new, None, True))
+        next_ms = definition.slots.after(next_ms)  # that one ran already
+    return "taken"
+
+
+async def _write(store: Store, partition: int, change: Change) -> Written:
+    [written] = await write(store, {change.name: partition}, [change])
+    if isinstance(written, StoreError):
+        raise written
+    return written

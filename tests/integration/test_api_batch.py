@@ -1,0 +1,179 @@
+"""`/v1/tasks:batch`: every line has its outcome, wrong ones fail alone, and what is sent again counts once."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from mainspring.config import Config
+from mainspring.testing.balance import balance
+from mainspring.testing.servers import Server, standalone
+
+from .calling import LATER, Api, serving_api
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with standalone() as started:
+        yield started
+
+
+LIMITS = {"api_batch_lines": 5_000, "api_batch_bytes": 2_000_000, "api_body_bytes": 100_000}
+
+
+@pytest.fixture
+async def api(server: Server) -> AsyncIterator[Api]:
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4, **LIMITS)) as made:  # type: ignore[arg-type]
+        yield made
+        await balance(made.client.store)
+    server.call("FLUSHALL")
+
+
+def line(n: int, **more: Any) -> dict[str, Any]:
+    return {"target": "null:", "at": LATER + n, "payload": {"n": n}} | more
+
+
+async def pending(api: Api) -> int:
+    return (await api.client.count()).pending
+
+
+async def test_every_line_is_a_task_with_an_answer_in_order(api: Api) -> None:
+    answer = await api.batch([line(n, **({"id": f"o{n}"} if n % 2 else {})) for n in range(3000)])
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/x-ndjson")
+    *told, last = answer.lines
+    assert [one["line"] for one in told] == list(range(1, 3001))
+    assert [one["due_ms"] for one in told] == [LATER + n for n in range(3000)]
+    assert told[1]["id"] == "o1"
+    assert last == {"summary": {
+        "lines": 3000, "created": 3000, "kept": 0, "replaced": 0, "failed": 0, "complete": True, "next_line": None,
+        "error": None,
+    }}  # fmt: skip
+    assert await pending(api) == 3000
+    for one in (told[0], told[1], told[2998]):
+        assert (await api.client.get(one["id"])).payload == {"n": one["line"] - 1}
+
+
+async def test_wrong_lines_fail_alone_and_are_named_by_their_number(api: Api) -> None:
+    lines: list[Any] = [
+        line(0, id="good"),
+        b"{not json}\n",
+        line(1, target="smtp:x"),
+        b"\n",
+        line(2, after="1s"),
+        b'{"target": "null:"} {"target": "null:"}\n',
+        b'{"target": "null:", "payload": %b%b}\n' % (b"[" * 2000, b"]" * 2000),
+        b'{"target": "null:", "payload": "\xff"}\n',
+        line(3, expires=1),
+        line(4, retry="nonsense"),
+        line(5, colour="red"),
+        b"  \r\n",
+        line(6),
+    ]
+    told = (await api.batch(lines)).lines
+    failed = {one["line"]: one["error"]["type"].rpartition(":")[2] for one in told if "error" in one}
+    assert failed == {
+        2: "malformed", 3: "invalid", 5: "invalid", 6: "malformed", 7: "invalid", 8: "invalid",
+        9: "invalid", 10: "invalid", 11: "invalid",
+    }  # fmt: skip
+    assert [one["line"] for one in told if "id" in one] == [1, 13]
+    assert told[-1]["summary"]["failed"] == 9
+    assert await pending(api) == 2
+
+
+async def test_a_batch_sent_again_counts_once(api: Api) -> None:
+    lines = [line(n, id=f"o{n}") for n in range(500)]
+    first, again = await api.batch(lines), await api.batch(lines)
+    assert first.lines[-1]["summary"]["created"] == 500
+    assert again.lines[-1]["summary"]["kept"] == 500
+    assert await pending(api) == 500
+
+
+async def test_lines_without_ids_count_once_under_one_idempotency_key(api: Api) -> None:
+    lines = [line(1), line(1), line(2)]
+    for key, created in (("k", 3), ("k", 0), ("other", 3)):
+        told = (await api.batch(lines, idempotency_key=key)).lines
+        assert told[-1]["summary"]["created"] == created
+    changed = (await api.batch([line(1), line(7)], idempotency_key="k")).lines
+    assert [one["outcome"] for one in changed[:-1]] == ["kept", "created"]
+
+
+async def test_the_rule_for_known_ids_holds_for_all_lines(api: Api) -> None:
+    await api.batch([line(n, id=f"o{n}") for n in range(3)])
+    moved = await api.batch([line(100, id="o1"), line(100, id="o9")], "?on_conflict=replace")
+    assert [one["outcome"] for one in moved.lines[:-1]] == ["replaced", "created"]
+    refused = await api.batch([line(0, id="o1"), line(0, id="new"), line(0, id="new")], "?on_conflict=reject")
+    assert [one.get("outcome") for one in refused.lines[:-1]] == [None, "created", None]
+    assert refused.lines[0]["error"]["type"].endswith(":conflict")
+
+
+async def test_answers_may_be_left_out_but_never_errors(api: Api) -> None:
+    told = (await api.batch([line(0), line(1, target="x"), line(2)], "?answers=errors")).lines
+    assert [one.get("line") for one in told] == [2, None]
+    assert told[-1]["summary"]["created"] == 2
+
+
+async def test_a_body_in_pieces_cut_anywhere_is_read_whole(api: Api) -> None:
+    whole = b"".join(json.dumps(line(n)).encode() + b"\n" for n in range(200)).rstrip(b"\n")
+    pieces = iter([whole[at : at + 37] for at in range(0, len(whole), 37)])
+    assert (await api.batch(pieces)).lines[-1]["summary"]["created"] == 200
+
+
+async def test_too_many_lines_are_cut_and_the_rest_can_be_sent(api: Api) -> None:
+    lines = [line(n, id=f"o{n}") for n in range(6000)]
+    summary = (await api.batch(lines)).lines[-1]["summary"]
+    assert (summary["created"], summary["complete"], summary["next_line"]) == (5000, False, 5001)
+    assert summary["error"]["type"].endswith(":too-large")
+    assert await pending(api) == 5000
+    rest = (await api.batch(lines[summary["next_line"] - 1 :])).lines[-1]["summary"]
+    assert (rest["created"], rest["complete"]) == (1000, True)
+
+
+async def test_a_body_that_is_known_to_be_too_large_is_refused_whole(api: Api) -> None:
+    answer = await api.batch([line(n, payload="x" * 1000) for n in range(2000)])
+    assert (answer.status, answer.problem) == (413, "too-large")
+    assert await pending(api) == 0
+
+
+async def test_a_body_of_unknown_length_is_cut_where_the_limit_is(api: Api) -> None:
+    lines = iter([json.dumps(line(n, payload="x" * 1000)).encode() + b"\n" for n in range(3000)])
+    summary = (await api.batch(lines)).lines[-1]["summary"]
+    assert summary["complete"] is False
+    assert summary["next_line"] == summary["lines"] + 1
+    assert await pending(api) == summary["created"] < 3000
+
+
+async def test_an_endless_line_is_cut(api: Api) -> None:
+    summary = (await api.batch(iter([b"x" * 50_000] * 30))).lines[-1]["summary"]
+    assert (summary["complete"], summary["created"]) == (False, 0)
+
+
+async def test_an_empty_batch_is_one(api: Api) -> None:
+    for body in (b"", b"\n\n", b"  "):
+        assert (await api.batch(body)).lines == [{"summary": {
+            "lines": 0, "created": 0, "kept": 0, "replaced": 0, "failed": 0, "complete": True, "next_line": None,
+            "error": None,
+        }}]  # fmt: skip
+
+
+async def test_a_full_server_refuses_the_whole_batch(api: Api, server: Server) -> None:
+    server.call("CONFIG", "SET", "maxmemory", "1")
+    try:
+        answer = await api.batch([line(n) for n in range(10)])
+        assert (answer.status, answer.problem) == (507, "out-of-memory")
+    finally:
+        server.call("CONFIG", "SET", "maxmemory", "0")
+    assert await pending(api) == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "status"), [("?on_conflict=maybe", 400), ("?durability=stone", 400), ("?answers=some", 400)]
+)
+async def test_wrong_parameters_are_refused_before_anything_is_read(api: Api, query: str, status: int) -> None:
+    assert (await api.batch([line(1)], query)).status == status
+    assert await pending(api) == 0
+
+
+async def test_another_content_type_is_refused(api: Api) -> None:
+    answer = await api.batch([line(1)], content_type="text/csv")
+    assert (answer.status, answer.problem) == (415, "content-type")

@@ -1,0 +1,97 @@
+"""A schedule that has lost its next occurrence gets it back: by its owner, or by `mainspring verify`."""
+
+import logging
+
+import pytest
+
+from mainspring.client import Client
+from mainspring.model.clock import ManualClock
+from mainspring.store.keys import partition_of
+from mainspring.store.store import Store
+from mainspring.store.verify import verify
+from mainspring.testing.faults import bad_road, calls
+from mainspring.testing.ticker import Ticker
+
+START_MS = 1_800_000_000_000
+FIRST = "job@2027-01-15T08:00:10Z"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START_MS)
+
+
+async def lose_the_next_run(client: Client) -> None:
+    """By cancelling it, as anybody may: the chain does not hear of it."""
+    assert await client.cancel(FIRST) == "cancelled"
+
+
+async def test_an_owner_plants_what_is_missing_and_says_so(
+    ticker: Ticker, client: Client, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.schedules.add("job", every="10s", target="log:")
+    await lose_the_next_run(client)
+    number = partition_of("job", len(store.keys))
+    with caplog.at_level(logging.WARNING, logger="mainspring.engine"):
+        assert await ticker.engine.planner.check(number) == 1
+    assert "schedule job: its next occurrence was not there" in caplog.text
+    assert await ticker.engine.planner.check(number) == 0
+    assert [one.id for one in await ticker.advance(seconds=20)] == ["job@2027-01-15T08:00:20Z"]
+    view = await client.schedules.get("job")
+    assert view is not None and view.not_run == {"lost": 1}
+
+
+async def test_a_new_owner_looks_at_once(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("job", every="10s", target="log:")
+    await lose_the_next_run(client)
+    assert [one.id for one in await ticker.advance(seconds=20)] == ["job@2027-01-15T08:00:20Z"]
+
+
+async def test_a_run_that_was_read_and_cancelled_still_puts_the_next(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("job", every="10s", target="log:")
+    await ticker.advance(seconds=8)
+    await lose_the_next_run(client)
+    assert [one.id for one in await ticker.advance(seconds=22)] == [
+        "job@2027-01-15T08:00:20Z", "job@2027-01-15T08:00:30Z",
+    ]  # fmt: skip
+
+
+async def test_a_check_does_not_disturb_what_waits(
+    ticker: Ticker, client: Client, store: Store, clock: ManualClock
+) -> None:
+    """Overdue because nobody is up: that is for the misfire rule, not for the check."""
+    await client.schedules.add("job", every="1m", target="log:")
+    clock.advance(seconds=600)
+    assert await ticker.engine.planner.check(partition_of("job", len(store.keys))) == 0
+    assert [one.id for one in await ticker.turn()] == ["job@2027-01-15T08:10:00Z"]
+
+
+async def test_verify_finds_and_plants_a_missing_run(ticker: Ticker, client: Client, store: Store) -> None:
+    for name in ("job", "other", "third"):
+        await client.schedules.add(name, every="10s", target="log:")
+        await client.schedules.edit(name, payload=1)
+    assert (await verify(store)).left == 0
+    await lose_the_next_run(client)
+    keys = store.keys.partitions[partition_of("other", len(store.keys))]
+    await store.run_one(keys.slot, [("HDEL", keys.next, "other")])
+    keys = store.keys.partitions[partition_of("third", len(store.keys))]
+    await store.run_one(keys.slot, [("HDEL", keys.sched, "third")])
+    found = await verify(store)
+    assert dict(found.found) == {"schedule-chain": 3}
+    assert (await verify(store, repair=True)).left == 0
+    assert (await verify(store)).left == 0
+    assert sorted({one.id.partition("@")[0] for one in await ticker.advance(seconds=20)}) == ["job", "other", "third"]
+
+
+async def test_an_add_whose_reply_was_lost_is_done_once(client: Client, store: Store, ticker: Ticker) -> None:
+    await client.schedules.add("warm-up", every="1h", target="log:")
+    with bad_road(store) as road:
+        road.next("lose reply", only=calls("schedule_put"))
+        added = await client.schedules.add("job", every="10s", target="log:")
+        road.next("lose reply", only=calls("schedule_put"))
+        edited = await client.schedules.edit("job", payload=2)
+        assert (added.generation, edited.generation) == (1, 2)
+        assert [one.value() for one in await ticker.advance(seconds=10)] == [2]
+        road.next("lose reply", only=calls("schedule_put"))
+        assert await client.schedules.remove("job")
+    assert await client.schedules.get("job") is None
