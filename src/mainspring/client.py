@@ -287,6 +287,10 @@ class Client(Letters, Results, Standstills):
         store, intake, _, _ = self._ready()
         return Replayer(store, intake, self._widths, wait_s=self._wait_s)
 
+    def _mover(self) -> tuple[Finder, Intake]:
+        _, intake, _, finder = self._ready()
+        return finder, intake
+
     def _reference(self, id: str, lane: str | None) -> Reference:
         return Reference.parse(check_name(id, "id"), lane, len(self.store.keys))
 

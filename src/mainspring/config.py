@@ -15,6 +15,7 @@ from .model.breaker import BreakerPolicy
 from .model.command import Commands
 from .model.errors import ConfigError, InvalidInput
 from .model.failure import ErrorHandler
+from .model.lane_policy import LanePolicy
 from .model.named import Targets
 from .model.queue_rules import QueueRules
 from .model.rate import Rate
@@ -116,6 +117,8 @@ class Config:
     catch_up_after_s: float = 10.0
     """So late a task is overdue."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    lane_policy: LanePolicy = field(default_factory=LanePolicy)
+    """What becomes of a lane whose head fails, where its target says nothing."""
     error_handler: ErrorHandler | None = field(default=None, repr=False, compare=False)
     """Gets every failed delivery; None writes them to the log. Only in code: no flag, variable or file sets it."""
     log_format: LogFormat = "auto"

@@ -288,6 +288,8 @@ def _engine_options(config: Config, name: str) -> EngineOptions:
         reach=Reach(tasks=config.look_ahead, horizon_ms=int(config.horizon_s * 1000)),
         retry=config.retry,
         target_retries=config.targets.retries(),
+        lane_policy=config.lane_policy,
+        target_lanes=config.targets.lane_policies(),
         error_handler=config.error_handler,
         flow=FlowOptions(
             config.breaker,

@@ -55,7 +55,7 @@ class Schedules:
     async def add(
         self, name: str, *, on_conflict: OnExisting = "reject", **fields: Unpack[ScheduleFields]
     ) -> ScheduleView:
-        """Add a schedule. Of a name that is taken: `reject` raises Conflict, `keep` changes nothing, `replace` edits."""
+        """Add a schedule. If the name is taken, `reject` raises Conflict, `keep` changes nothing, `replace` edits."""
         [(view, _)] = await self.add_many([define(name, **fields)], on_conflict=on_conflict)
         return view
 
@@ -120,18 +120,15 @@ class Schedules:
     async def pause(
         self, name: str, *, reason: str = "", by: str = "", until: When | Delay | None = None, mode: PauseMode = "drop"
     ) -> ScheduleView:
-        """Let it rest. `drop` leaves out what would have run meanwhile; with `hold` the misfire rule decides at the end."""
+        """Let it rest. What falls into the pause is left out (`drop`), or follows the misfire rule then (`hold`)."""
         if mode not in ("drop", "hold"):
             raise InvalidInput(f"mode {mode!r}: use drop or hold")
 
         def make(seen: Seen, now_ms: int) -> Definition:
             current = self._current(name, seen)
             until_ms = _until_ms(until, now_ms)
-            if current.paused is not None and current.paused_at(now_ms):
-                since_ms = current.paused.at_ms
-            else:
-                since_ms = now_ms
-            paused = Pause(since_ms, mode, until_ms, reason, by)
+            before = current.paused if current.paused_at(now_ms) else None
+            paused = Pause(now_ms if before is None else before.at_ms, mode, until_ms, reason, by)
             return self._stamped(msgspec.structs.replace(current, paused=paused, by=by, note=reason), seen, now_ms)
 
         return (await self._write({name: make}))[name]
@@ -150,7 +147,7 @@ class Schedules:
     async def remove(self, name: str) -> bool:
         """Remove it and cancel its planned run. False when there is none of that name."""
         check_schedule_name(name)
-        return name in await self._write({name: lambda seen, now_ms: None}, missing_ok=True)
+        return name in await self._write({name: _nothing}, missing_ok=True)
 
     async def rollback(self, name: str, generation: int | None = None, *, by: str = "") -> ScheduleView:
         """Make a former revision the present one again: the last before this, or the one with this generation."""
@@ -282,7 +279,7 @@ class Schedules:
             generation=seen.generation + 1,
             at_ms=now_ms,
             tz_version=tz_version(),
-            anchor_ms=now_ms if anchor_ms is None else anchor_ms,
+            anchor_ms=now_ms - now_ms % 1000 if anchor_ms is None else anchor_ms,
         )
 
     async def _write(self, makes: dict[str, _Make], *, missing_ok: bool = False) -> dict[str, ScheduleView]:
@@ -298,7 +295,7 @@ class Schedules:
             now_ms = self._store.clock.now_ms()
             for name, one in zip(todo, seen, strict=True):
                 if name in unsure and one.definition == unsure[name]:
-                    # Written, and the reply was lost. A removed one has nothing to show: what was seen last stands for it.
+                    # Written, and the reply was lost. For one that was removed stands what was seen last.
                     if one.definition is not None:
                         views[name] = view_of(one.definition, one.link, now_ms)
                     continue
@@ -372,6 +369,10 @@ class Schedules:
             cursor = page.next
             if cursor is None:
                 return
+
+
+def _nothing(_seen: Seen, _now_ms: int) -> None:
+    """What is written in the place of a schedule that is removed."""
 
 
 def _change(

@@ -9,6 +9,7 @@ from .kafka_table import read_kafka, write_kafka
 from .model.breaker import BreakerPolicy
 from .model.command_table import read_commands, write_commands
 from .model.queue_rules import QueueRules
+from .model.lane_policy import LanePolicy
 from .model.rate import Rate
 from .model.retry_rule import Rule
 from .model.retry_text import read_rules
@@ -151,6 +152,7 @@ SETTINGS: Final = {
     "queues": Setting("queues", _text),
     "queue": Setting("queue", _queue_rules),
     "breaker": Setting("breaker", BreakerPolicy.read),
+    "lane_policy": Setting("lane_policy", LanePolicy.parse),
     "catch_up_rate": Setting("catch_up_rate", Rate.read),
     "catch_up_after": Setting("catch_up_after_s", _seconds),
     "strict_queues": Setting("strict_queues", _switch),

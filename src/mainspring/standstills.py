@@ -1,20 +1,27 @@
-"""The calls of a client that deal with what stands still: pauses."""
+"""The calls of a client that deal with what stands still: pauses, and lanes behind a failed head."""
 
 from abc import abstractmethod
 
-from .model.errors import InvalidInput
+from .model.errors import Conflict, InvalidInput
+from .model.ids import check_name
+from .model.lane import LaneAnswer, LaneInfo
 from .model.pause import Mode, Pause, Scope
 from .model.times import Delay, When, delay_ms, instant_ms
-from .store import pauses
+from .store import lanes, pauses
+from .store.find import Finder, Reference
+from .store.intake import Intake
 from .store.store import Store
 
 
 class Standstills:
-    """What Client can do about pauses. `target`, `queue` and `lane` say what is meant; none of them, everything."""
+    """What Client can do about pauses and lanes. `target`, `queue` and `lane` say what is paused; none, everything."""
 
     @property
     @abstractmethod
     def store(self) -> Store: ...
+
+    @abstractmethod
+    def _mover(self) -> tuple[Finder, Intake]: ...
 
     async def pause(
         self,
@@ -51,3 +58,41 @@ class Standstills:
         now_ms = await self.store.sample_clock()
         found = [one for one in await pauses.read_pauses(self.store) if one.lasts(now_ms)]
         return sorted(found, key=lambda one: (one.since_ms, one.scope.text))
+
+    async def lanes(self) -> list[LaneInfo]:
+        """Lanes that stand still or are just coming back, those that wait longest first."""
+        return await lanes.read_lanes(self.store)
+
+    async def lane(self, lane: str) -> LaneInfo:
+        """How a lane stands: behind which head, since when, how many wait."""
+        return await lanes.read_lane(self.store, check_name(lane, "lane"))
+
+    async def lane_retry_head(self, lane: str) -> LaneAnswer:
+        """Try the failed head now. If it goes through, its lane goes on; a parked one too."""
+        failed = await lanes.failed_head(self.store, check_name(lane, "lane"))
+        if failed is None:
+            return "no head"
+        if failed.address is None or failed.found is None or failed.found.state not in ("pending", "fired"):
+            return "gone"
+        if failed.found.state == "fired":
+            return "too late"
+        finder, intake = self._mover()
+        reference = Reference(None, failed.head.idh, failed.address.partition, False, failed.address)
+        now_ms = await self.store.sample_clock()
+        try:
+            await finder.move(reference, intake, now_ms, now_ms)
+        except Conflict:
+            return "too late"
+        return "ok"
+
+    async def lane_skip_head(self, lane: str, *, reason: str = "skipped by hand") -> LaneAnswer:
+        """Give the failed head up: it goes to the dead letters, and its lane goes on."""
+        failed = await lanes.failed_head(self.store, check_name(lane, "lane"))
+        return "no head" if failed is None else await lanes.skip_head(self.store, failed, reason)
+
+    async def lane_resume(self, lane: str) -> LaneAnswer:
+        """Let a parked lane go on with its head, and end a pause of this lane."""
+        resumed = await self.resume(lane=check_name(lane, "lane"))
+        if (await self.lane(lane)).state != "parked":
+            return "ok" if resumed else "no head"
+        return await self.lane_retry_head(lane)

@@ -93,6 +93,11 @@ class SyncClient:
     pause = _waiting(Client.pause)
     resume = _waiting(Client.resume)
     pauses = _waiting(Client.pauses)
+    lanes = _waiting(Client.lanes)
+    lane = _waiting(Client.lane)
+    lane_retry_head = _waiting(Client.lane_retry_head)
+    lane_skip_head = _waiting(Client.lane_skip_head)
+    lane_resume = _waiting(Client.lane_resume)
 
     def close(self) -> None:
         """Close the connections and end the thread. May be called again."""

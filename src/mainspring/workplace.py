@@ -13,9 +13,10 @@ from .embedding import Embedding
 from .model.errors import ConfigError
 from .model.weights import parse_queues
 from .scheduler import Scheduler
-from .signals import stop_in_time, stop_signals
+from .signals import exit_now, stop_in_time, stop_signals
 from .store.store import Store
 from .store.url import safe_url
+from .worker.process import kill_all
 from .worker.worker import Worker, WorkerOptions
 
 log = logging.getLogger("mainspring.worker")
@@ -92,7 +93,7 @@ class Workplace:
 
     async def run_until_signal(self, started: Callable[[], None] = lambda: None) -> int:
         """Start, run until SIGTERM, SIGINT or SIGHUP, stop; return the exit code. A second signal ends at once."""
-        with stop_signals(self._ended.set):
+        with stop_signals(self._ended.set, _end_now):
             try:
                 await self.start()
                 started()
@@ -105,6 +106,12 @@ class Workplace:
             return 0
         log.error("a part of the worker broke down, which is a bug: %r", self.failure, exc_info=self.failure)
         return 1
+
+
+def _end_now(number: int) -> None:
+    """At once: jobs come back to others when their leases are over, and commands end with this process."""
+    kill_all()
+    exit_now(number)
 
 
 def _queues(config: Config, scheduler: Scheduler) -> dict[str, int]:

@@ -87,7 +87,7 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     "next-run-put-without-generation-check": ("edit-while-a-run-begins", "phantom"),
     "skipped-run-not-marked": ("run-that-is-skipped", "phantom"),
     "chain-not-moved-on": ("schedule-runs-and-ends", "lost"),
-    "begin-puts-no-next-run": ("node-dies-between-begin-and-commit-of-a-run", "lost"),
+    "next-run-not-put-at-begin": ("node-dies-between-begin-and-commit-of-a-run", "lost"),
     "edit-leaves-the-planned-run": ("edit-of-a-schedule-that-was-read", "phantom"),
 }
 """Planted bug -> a scenario in which it shows, and the rule that has to find it there."""

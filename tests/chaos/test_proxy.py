@@ -6,10 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from mainspring.model.clock import ServerClock
 from mainspring.model.errors import Unavailable
 from mainspring.store.keys import Keyspace
 from mainspring.store.link import LinkOptions
 from mainspring.store.links import Links
+from mainspring.store.scripts import Scripts
 from mainspring.store.store import Store
 from mainspring.testing.chaos.road import Road
 from mainspring.testing.chaos.witness import Witness, Write
@@ -151,3 +153,16 @@ async def test_a_cluster_sends_its_clients_only_through_their_proxies() -> None:
         finally:
             await links.aclose()
             await road.aclose()
+
+
+async def test_a_call_that_the_witness_cannot_read_is_not_passed_over_in_silence(
+    mainspring_server: Server, mainspring_namespace: str
+) -> None:
+    witness = Witness(Keyspace(mainspring_namespace, PARTITIONS), lambda _: None)
+    async with road_to(mainspring_server, witness) as road, links_over(road) as links:
+        [link] = links.all()
+        assert road.errors == []
+        with pytest.raises(Unavailable):
+            await link.pipeline([Scripts(ServerClock()).call("tick", ["key"], ["no number of sections"])])
+        await until(lambda: bool(road.errors))
+        assert "a proxy of test failed: ValueError" in road.errors[0]

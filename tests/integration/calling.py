@@ -43,7 +43,7 @@ class Answer:
         told = self.json
         assert set(told) == {"type", "title", "status", "detail"}
         assert told["status"] == self.status
-        prefix, _, slug = told["type"].rpartition(":")
+        prefix, _, slug = str(told["type"]).rpartition(":")
         assert prefix == "urn:mainspring:problem"
         return slug
 

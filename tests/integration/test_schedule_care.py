@@ -86,7 +86,7 @@ async def test_verify_finds_and_plants_a_missing_run(ticker: Ticker, client: Cli
 async def test_an_add_whose_reply_was_lost_is_done_once(client: Client, store: Store, ticker: Ticker) -> None:
     await client.schedules.add("warm-up", every="1h", target="log:")
     with bad_road(store) as road:
-        road.next("lose reply", only=calls("schedule_put"))
+        road.next("lose reply", only=calls("schedule_add"))
         added = await client.schedules.add("job", every="10s", target="log:")
         road.next("lose reply", only=calls("schedule_put"))
         edited = await client.schedules.edit("job", payload=2)

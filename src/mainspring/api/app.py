@@ -73,7 +73,7 @@ class App:
     async def _admit(self, route: Route, scope: Scope, receive: Receive) -> Call:
         headers = dict(scope["headers"])
         address = (scope.get("client") or ("",))[0]
-        if route.right is None:
+        if route.right is None or (route.open_by and getattr(self.node.config, route.open_by)):
             return Call(self, OPEN, address, None, headers, receive)
         home = self.spaces.home
         if self.gate.free and b"authorization" not in headers and NAMESPACE not in headers:

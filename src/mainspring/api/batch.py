@@ -10,9 +10,9 @@ import msgspec
 from ..model.errors import MainspringError, StoreError
 from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..store.durable import check_durability
-from .asgi import NDJSON, Answer, HungUp, encode
+from .asgi import NDJSON, Answer, HungUp
 from .call import Call
-from .lines import Line, Lines
+from .lines import Lines, Portion
 from .new_task import NewTask
 from .problems import Problem, problem_of
 from .reading import check_content_type
@@ -34,7 +34,7 @@ class BatchQuery(msgspec.Struct, frozen=True):
 
 
 class LineAnswer(msgspec.Struct, omit_defaults=True):
-    """What became of one line: either `error` (a problem document) or the other fields. The last line is the summary."""
+    """What became of one line: `error` (a problem document), or the other fields. The last line is the summary."""
 
     line: int = 0
     id: str = ""
@@ -56,6 +56,9 @@ class Summary(msgspec.Struct):
     complete: bool = True
     next_line: int | None = None
     error: dict[str, Any] | None = None
+
+
+_encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 
 class Batches:
@@ -106,14 +109,20 @@ class _Batch:
                 size += len(data) - len(rest)
                 cut = len(data) if not more else data.rfind(b"\n") + 1
                 portion, rest = data[:cut], data[cut:]
-                lines = self._lines.take(portion, self._call.client.store.clock.now_ms())
+                now_ms = self._call.client.store.clock.now_ms()
+                found = self._lines.take(portion, now_ms, config.api_batch_lines)
                 if writing is not None:
                     await writing
                 if self._failure is None:
-                    writing = asyncio.create_task(self._write(self._within(lines, config.api_batch_lines)))
+                    writing = asyncio.create_task(self._write(found))
                     await asyncio.sleep(0)
+                if self._lines.taken > config.api_batch_lines:
+                    most = config.api_batch_lines
+                    self._stop("too-large", f"a batch has at most {most} lines here; send the rest", most + 1)
                 if size > config.api_batch_bytes or len(rest) > config.api_body_bytes:
-                    self._stop("too-large", "the body, or a line of it, is larger than the limit", self._lines.taken + 1)
+                    self._stop(
+                        "too-large", "the body, or a line of it, is larger than the limit", self._lines.taken + 1
+                    )
         finally:
             if writing is not None:
                 await writing
@@ -131,12 +140,6 @@ class _Batch:
                 return b"".join(pieces), False
         return b"".join(pieces), True
 
-    def _within(self, lines: list[Line], most: int) -> list[Line]:
-        if lines and lines[-1].number > most:
-            self._stop("too-large", f"a batch has at most {most} lines here; send the rest in another", most + 1)
-            return [line for line in lines if line.number <= most]
-        return lines
-
     def _stop(self, kind: str, detail: str, next_line: int) -> None:
         summary = self._summary
         if summary.next_line is None or next_line < summary.next_line:
@@ -144,17 +147,12 @@ class _Batch:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    async def _write(self, lines: list[Line]) -> None:
-        good = [(line, line.task) for line in lines if line.task is not None]
-        handles: Sequence[Handle | MainspringError] = []
-        if good:
-            handles = await self._put([task for _, task in good])
-        outcomes = {line.number: found for (line, _), found in zip(good, handles, strict=True)}
-        for line in lines:
-            self._tell(line, outcomes.get(line.number))
-        self._summary.lines += len(lines)
+    async def _write(self, portion: Portion) -> None:
+        handles = await self._put(portion.tasks) if portion.tasks else []
+        self._tell(portion, handles)
+        self._summary.lines += portion.size
         if self._failure is not None:
-            self._stop(problem_of(self._failure).kind, str(self._failure), lines[0].number)
+            self._stop(problem_of(self._failure).kind, str(self._failure), portion.first)
 
     async def _put(self, tasks: list[Task]) -> Sequence[Handle | MainspringError]:
         try:
@@ -183,31 +181,36 @@ class _Batch:
 
     # -- telling -----------------------------------------------------------------------------------------------
 
-    def _tell(self, line: Line, found: Handle | MainspringError | None) -> None:
-        summary = self._summary
-        if isinstance(found, Handle) and found.outcome == "kept" and self._query.on_conflict == "reject":
-            line.problem = Problem("conflict", f"a task with id {found.id!r} exists, due {found.due_ms} ms")
-        elif isinstance(found, MainspringError):
-            line.problem = problem_of(found)
-        elif found is not None:
-            setattr(summary, found.outcome, getattr(summary, found.outcome) + 1)
-            if self._query.answers == "all":
-                self._told.append(_told(line.number, found))
-            return
-        assert line.problem is not None
-        summary.failed += 1
-        self._told.append(encode({"line": line.number, "error": line.problem.fields}))
+    def _tell(self, portion: Portion, handles: Sequence[Handle | MainspringError]) -> None:
+        summary, rejects = self._summary, self._query.on_conflict == "reject"
+        wrong = portion.wrong
+        told: list[LineAnswer] = []
+        counts = {"created": 0, "kept": 0, "replaced": 0}
+        for number, found in zip(portion.numbers, handles, strict=True):
+            if not isinstance(found, Handle):
+                wrong[number] = problem_of(found)
+            elif rejects and found.outcome == "kept":
+                wrong[number] = Problem("conflict", f"a task with id {found.id!r} exists, due {found.due_ms} ms")
+            else:
+                counts[found.outcome] += 1
+                told.append(LineAnswer(number, found.id, found.due_ms, found.outcome, found.past))
+        summary.created += counts["created"]
+        summary.kept += counts["kept"]
+        summary.replaced += counts["replaced"]
+        summary.failed += len(wrong)
+        if self._query.answers == "errors":
+            told.clear()
+        if wrong:
+            told += [LineAnswer(number, error=problem.fields) for number, problem in wrong.items()]
+            told.sort(key=lambda one: one.line)
+        self._told.append(_encode_lines(told))
 
     def answer(self) -> Answer:
         summary = self._summary
         if self._failure is not None and not summary.created + summary.kept + summary.replaced:
             raise self._failure  # nothing is known to be stored: the whole request is to be sent again
-        self._told.append(encode({"summary": summary}))
-        return Answer(200, b"\n".join(self._told) + b"\n", NDJSON)
-
-
-def _told(number: int, handle: Handle) -> bytes:
-    return encode(LineAnswer(number, handle.id, handle.due_ms, handle.outcome, handle.past))
+        self._told.append(_encode_lines([LineAnswer(summary=summary)]))
+        return Answer(200, b"".join(self._told), NDJSON)
 
 
 def _salt_of(call: Call) -> bytes | None:

@@ -15,8 +15,7 @@ _GUARDS: Final[tuple[Header, ...]] = (
     (b"cache-control", b"no-cache"),
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none';"
-        b" base-uri 'none'; form-action 'none'",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'",
     ),
     (b"referrer-policy", b"no-referrer"),
 )

@@ -1,5 +1,6 @@
 """The lines of a batch: many are decoded in one pass; where one is wrong, each for itself."""
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -7,8 +8,9 @@ import msgspec
 
 from ..model.access import ApiKey
 from ..model.errors import InvalidInput
+from ..model.limits import MAX_PAYLOAD_BYTES
 from ..model.task import Task
-from .new_task import NewTask, check_payload, task_of
+from .new_task import NewTask, is_simple, task_of
 from .problems import Problem
 from .reading import check_depth
 
@@ -17,13 +19,20 @@ _AHEAD_MS: Final = 3_600_000
 _SHORT: Final = 32
 """Ids shorter than this cannot have the form of generated ones."""
 
+_MOST_TARGETS: Final = 10_000
 
-class Line(msgspec.Struct, gc=False):
-    """One line: a task, or why it is none."""
 
-    number: int
-    task: Task | None = None
-    problem: Problem | None = None
+class Portion(msgspec.Struct):
+    """Some lines: the tasks with the numbers of their lines, and what is wrong with the others."""
+
+    first: int
+    numbers: Sequence[int]
+    tasks: list[Task]
+    wrong: dict[int, Problem]
+
+    @property
+    def size(self) -> int:
+        return len(self.tasks) + len(self.wrong)
 
 
 class Lines:
@@ -37,68 +46,81 @@ class Lines:
         self._targets: set[str] = set()
         """Those that were found good before."""
 
-    def take(self, portion: bytes, now_ms: int) -> list[Line]:
-        """Empty lines count, and are left out."""
+    def take(self, portion: bytes, now_ms: int, most: int) -> Portion:
+        """Empty lines count, and are left out; so are those beyond `most`."""
         count = portion.count(b"\n") + (not portion.endswith(b"\n") and bool(portion))
         first = self.taken + 1
         self.taken += count
-        if self._salt is None:
+        if self._salt is None and self.taken <= most:
             try:
                 decoded = _decoder.decode_lines(portion)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 decoded = []  # one of them is wrong: each for itself, to say which
             if len(decoded) == count:
-                return [self._line(number, new, now_ms, None) for number, new in enumerate(decoded, first)]
-        return self._take_each(portion, first, now_ms)
+                return self._take_all(first, decoded, now_ms, simple=is_simple(portion))
+        return self._take_each(portion, first, now_ms, most)
 
-    def _take_each(self, portion: bytes, first: int, now_ms: int) -> list[Line]:
-        lines = []
+    def _take_all(self, first: int, decoded: list[NewTask], now_ms: int, *, simple: bool) -> Portion:
+        found = Portion(first, range(first, first + len(decoded)), [], {})
+        targets, depth, last_ms = self._targets, self._depth, now_ms + _AHEAD_MS
+        for new in decoded:
+            payload = bytes(new.payload)
+            at = new.at
+            # A known target, a plain time near by, a short id or none: nothing is left to check.
+            if (
+                (simple or is_simple(payload))
+                and type(at) is int
+                and now_ms <= at < last_ms
+                and new.target in targets
+                and new.after is None
+                and new.lane is None
+                and new.expires is None
+                and new.retry is None
+                and len(payload) <= MAX_PAYLOAD_BYTES
+                and payload.count(b"[") + payload.count(b"{") < depth
+                and (new.id is None or 0 < len(new.id) < _SHORT)
+            ):
+                found.tasks.append(Task(new.target, new.payload, at, None, new.id))
+            else:
+                self._take_slowly(found, first + len(found.tasks) + len(found.wrong), new, now_ms)
+        if found.wrong:
+            found.numbers = [number for number in found.numbers if number not in found.wrong]
+        return found
+
+    def _take_each(self, portion: bytes, first: int, now_ms: int, most: int) -> Portion:
+        numbers: list[int] = []
+        found = Portion(first, numbers, [], {})
         for number, raw in enumerate(portion.split(b"\n"), first):
-            if not raw.strip():
+            if not raw.strip() or number > most:
                 continue
             try:
-                lines.append(self._line(number, _decode(raw, self._depth), now_ms, raw))
+                self._take_slowly(found, number, _decode(raw, self._depth), now_ms, raw)
             except Problem as problem:
-                lines.append(Line(number, None, problem))
-        return lines
+                found.wrong[number] = problem
+            if number not in found.wrong:
+                numbers.append(number)
+        return found
 
-    def _line(self, number: int, new: NewTask, now_ms: int, raw: bytes | None) -> Line:
+    def _take_slowly(self, found: Portion, number: int, new: NewTask, now_ms: int, raw: bytes = b"") -> None:
+        """Any line, with everything it may carry."""
         try:
-            return Line(number, self._task(number, new, now_ms, raw))
+            check_depth(bytes(new.payload), self._depth)
+            found.tasks.append(self._task(number, new, now_ms, raw))
         except InvalidInput as error:
-            return Line(number, None, Problem("invalid", str(error)))
+            found.wrong[number] = Problem("invalid", str(error))
         except Problem as problem:
-            return Line(number, None, problem)
+            found.wrong[number] = problem
 
-    def _task(self, number: int, new: NewTask, now_ms: int, raw: bytes | None) -> Task:
-        payload = bytes(new.payload)
-        check_depth(payload, self._depth)
-        check_payload(payload)
-        if self._is_common(new, now_ms):
-            return Task(new.target, new.payload, new.at, None, new.id)
+    def _task(self, number: int, new: NewTask, now_ms: int, raw: bytes) -> Task:
         task_id = None
-        if self._salt is not None and new.id is None and raw is not None:
+        if self._salt is not None and new.id is None:
             task_id = "line-" + blake2b(b"%d " % number + raw.strip(), key=self._salt, digest_size=20).hexdigest()
         task = task_of(new, now_ms, task_id=task_id)
         if not self._key.sees(task.target):
             raise Problem("forbidden", f"this key may not use the target {task.target[:200]!r}")
-        if len(self._targets) < 10_000:
+        if len(self._targets) < _MOST_TARGETS:
             self._targets.add(task.target)
         return task
-
-    def _is_common(self, new: NewTask, now_ms: int) -> bool:
-        """A known target, a plain time near by, a short id or none: nothing is left to check."""
-        at = new.at
-        return (
-            type(at) is int
-            and now_ms <= at < now_ms + _AHEAD_MS
-            and new.target in self._targets
-            and new.after is None
-            and new.lane is None
-            and new.expires is None
-            and new.retry is None
-            and (self._salt is None if new.id is None else 0 < len(new.id) < _SHORT and new.id.isascii())
-        )
 
 
 def _decode(raw: bytes, depth: int) -> NewTask:

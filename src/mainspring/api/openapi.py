@@ -101,8 +101,7 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     """A parameter is given or not; it is never null."""
     choices = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
     if len(choices) == 1:
-        rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
-        return rest | choices[0]
+        return {name: value for name, value in schema.items() if name not in ("anyOf", "default")} | dict(choices[0])
     return schema
 
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from .problems import Problem
 
@@ -136,7 +136,8 @@ class Connection(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         """Say why, unless an answer is under way or nothing was asked at all."""
-        answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        cycle: RequestResponseCycle | None = self.cycle
+        answering = cycle is not None and cycle.response_started and not cycle.response_complete
         if self._received and not answering:
             self._refuse(Problem("timeout", f"the request was not there after {self.timeout_s:g} s"))
         self.transport.close()
@@ -152,5 +153,5 @@ def limited(connections: int, timeout_limit_s: float) -> type[Connection]:
 
 def sweep(connections: Iterable[object], now_s: float, since_s: float) -> None:
     for one in list(connections):
-        if isinstance(one, Connection) and one.transport is not None and not one.transport.is_closing():
+        if isinstance(one, Connection) and not one.transport.is_closing():
             one.sweep(now_s, since_s)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Handler = Callable[["Call"], Awaitable[Answer]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Route:
     """One method of one path. `{name}` in a path stands for one segment, percent-encoded where it must be."""
 
@@ -34,6 +34,8 @@ class Route:
     """Besides those that every route may answer."""
     streams: bool = False
     """The handler reads the body itself."""
+    open_by: str = ""
+    """A setting that lets everybody in when it is true."""
     lines: bool = False
     """Body and answer are lines of JSON, each of the given type."""
 

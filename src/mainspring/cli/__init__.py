@@ -17,6 +17,9 @@ _COMMANDS: Final = {
     "cluster": ("mainspring.cli.cluster", "Show the nodes, who leads, who owns what."),
     "verify": ("mainspring.cli.verify", "Prove that every task is somewhere; find orphans, repair them."),
     "doctor": ("mainspring.cli.doctor", "Check the server: what is fine, and what to change."),
+    "demo": ("mainspring.cli.demo", "Generator, schedulers and consumer at full speed, rates every second."),
+    "key": ("mainspring.cli.key", "API keys: add, list, revoke."),
+    "audit": ("mainspring.cli.audit", "Who changed what, the newest first."),
     "bench": ("mainspring.cli.bench", "Measure, and print the figures of the README."),
 }
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mainspring.cli import schedule_edit, schedule_files, schedule_read
 from mainspring.model.errors import InvalidInput
 from mainspring.model.interval import Every
 from mainspring.model.lint import lint
@@ -17,6 +18,9 @@ from mainspring.model.zone import zone
 from mainspring.model.zoned_cron import Gap, Overlap
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+
+for _part in (schedule_edit, schedule_read, schedule_files):
+    app.registered_commands += _part.app.registered_commands
 
 _MAX_COUNT = 10_000
 

@@ -9,13 +9,14 @@ from typing import Final
 
 from ..model.clock import Clock, steady_s
 from ..model.job import Cancelled
-from ..model.outcome import DONE, Dead, Done, Outcome, Retry
+from ..model.outcome import DONE, EXPIRED, Dead, Done, Outcome, Retry
 from ..model.queues import HANDED_OFF
 from ..sinks.base import Sink
 from .flight import Flight
 from .live import INDEX_MASK, LiveSlice
 from .outcomes import Outcomes
 from .partition import Partition
+from .pauses import PauseWatch
 from .valves import Valves
 
 _LIVE: Final = attrgetter("live")
@@ -61,10 +62,14 @@ class Deliveries:
         self.delivered = 0
         self.hand_off: Callable[[list[Flight]], None] = self._nobody_hands_off
         """Takes what workers run; the engine sets it."""
+        self.pauses: PauseWatch | None = None
+        """Knows which tasks are not to be delivered at all; the engine sets it."""
 
     def start(self, flights: list[Flight]) -> None:
         if any(map(_EXPIRES, flights)):
             flights = self._without_expired(flights)
+        if self.pauses is not None and self.pauses.drops:
+            flights = self._without_dropped(flights, self.pauses)
         by_target: dict[str, list[Flight]] = {}
         if len(set(map(_TARGET, flights))) == 1:
             by_target[flights[0].body.target] = flights
@@ -98,10 +103,20 @@ class Deliveries:
         in_time = []
         for flight in flights:
             if flight.body.expires_ms is not None and flight.body.expires_ms < now_ms:
-                self._settle_one(flight, Dead("expired"))
+                self._settle_one(flight, Dead(EXPIRED))
             else:
                 in_time.append(flight)
         return in_time
+
+    def _without_dropped(self, flights: list[Flight], pauses: PauseWatch) -> list[Flight]:
+        wanted = []
+        for flight in flights:
+            reason = pauses.dropped(flight.body.target, flight.body.lane)
+            if reason is None:
+                wanted.append(flight)
+            else:
+                self._settle_one(flight, Dead(reason))
+        return wanted
 
     def _delivered(self, task: "asyncio.Task[Sequence[Outcome]]", group: list[Flight]) -> None:
         self.running.discard(task)

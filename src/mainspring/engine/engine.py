@@ -9,6 +9,7 @@ from typing import Final
 
 from ..model.errors import StoreError
 from ..model.failure import ErrorHandler
+from ..model.lane_policy import LanePolicies, LanePolicy
 from ..model.policies import Policies
 from ..model.retry import RetryPolicy
 from ..sinks.base import Sink
@@ -26,8 +27,8 @@ from .loop import Loop
 from .outcomes import Outcomes
 from .partition import Partition
 from .pauses import PauseWatch
-from .planner import Planner
 from .permits import Permits
+from .planner import Planner
 from .sweeper import Sweeper
 from .valves import FlowOptions, Valves
 
@@ -53,6 +54,10 @@ class EngineOptions:
     """Tasks in flight at most."""
     target_retries: Mapping[str, RetryPolicy] = field(default_factory=dict)
     """By targets as tasks name them; they go before `retry`, and a task's own policy before both."""
+    lane_policy: LanePolicy = field(default_factory=LanePolicy)
+    """What becomes of a lane whose head fails."""
+    target_lanes: Mapping[str, LanePolicy] = field(default_factory=dict)
+    """By targets as tasks name them; they go before `lane_policy`."""
     error_handler: ErrorHandler | None = None
     """Gets every failure; None writes them to the log."""
     flow: FlowOptions = field(default_factory=FlowOptions)
@@ -86,7 +91,8 @@ class Engine:
         self.lookahead = LookAhead(store, self.owned, options.reach, self._rows_came, self.keeper.lose)
         self.planner = Planner(store, self.owned, self._something_to_fire)
         self.failures = Failures(options.error_handler)
-        outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures)
+        lanes = LanePolicies(options.lane_policy, options.target_lanes)
+        outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures, lanes)
         self.valves = Valves(options.flow, store.clock, self)
         self.gates.all.append(self.valves)
         self.deliveries = Deliveries(
@@ -104,6 +110,7 @@ class Engine:
             commands=options.command_queues,
         )
         self.deliveries.hand_off = self.hand_offs.add
+        self.deliveries.pauses = self.pauses
         self.dispatcher = Dispatcher(
             store,
             self.owned,
@@ -293,7 +300,8 @@ class Engine:
                 pass
             while await self.planner.step() == 0.0:
                 pass
-            if self._progress() == before and not any(one.lanes.stirred or one.chains.ready for one in self.owned.values()):
+            stirred = any(one.lanes.stirred or one.chains.ready for one in self.owned.values())
+            if self._progress() == before and not stirred:
                 break
         while await self.sweeper.drop_finished():
             pass

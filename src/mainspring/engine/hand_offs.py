@@ -31,6 +31,7 @@ POLL_S: Final = 0.5
 """How often acks are looked for that no message announced, and tasks tried again whose id is in a queue already."""
 
 IDLE_S: Final = 1.0
+FORGOTTEN_AT_ONCE: Final = 1_000
 
 _LIVE: Final = attrgetter("live")
 
@@ -236,15 +237,21 @@ class HandOffs:
 
     async def _forget_acks(self) -> StoreError | None:
         """Acks of tasks whose end the server knows are of no use any more."""
-        known = {}
+        known: dict[Partition, list[bytes]] = {}
         for partition in self._watched:
             if partition.handed.answered and partition.unanswered is None and not partition.has_outcomes:
-                over = [address for address, live in partition.handed.answered.items() if live not in partition.dirty]
+                answered = partition.handed.answered.items()
+                over = [address for address, live in answered if live not in partition.dirty][:FORGOTTEN_AT_ONCE]
                 if over:
-                    known[partition.number] = over
-                    for address in over:
-                        del partition.handed.answered[address]
-        return await forget_acks(self._store, known) if known else None
+                    known[partition] = over
+        if not known:
+            return None
+        failure = await forget_acks(self._store, {one.number: over for one, over in known.items()})
+        if failure is None:
+            for partition, over in known.items():
+                for address in over:
+                    partition.handed.answered.pop(address, None)
+        return failure
 
 
 def _head_of(live: LiveSlice) -> bytes:

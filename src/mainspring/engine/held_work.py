@@ -14,7 +14,7 @@ from .holds import Gates, Hold, Holds, Taken
 from .live import LiveSlice
 
 if TYPE_CHECKING:
-    from .lanes import Lanes, May
+    from .lanes import Lanes
 
 FEW_BEHIND: Final = 32
 """So many tasks behind a failed head wait in memory; more are moved into a hold slice."""
@@ -95,13 +95,12 @@ class HeldWork:
         else:
             self.holds.move(flight, hold)
 
-    def may_leave(self, lane: str, flight: Flight, now_ms: int) -> "May":
+    def may_leave(self, lane: str, flight: Flight) -> bool:
         """Asked for the one whose turn it is in its lane. If it has to wait, all of its lane wait."""
         key = self.gates.hold_for(flight.body.target, lane, _due_ms(flight))
-        if key is None:
-            return "leave"
-        self.lanes.gate(lane, key)
-        return "wait"
+        if key is not None:
+            self.lanes.gate(lane, key)
+        return key is None
 
     def spill_lanes(self, now_ms: int) -> None:
         """Move those away who wait in lanes that stand still, where they are many or it takes long."""
@@ -138,6 +137,16 @@ class HeldWork:
             return HoldRecord(LANE + lane, RETRY, now_ms)
         why = self.gates.why(key)
         return HoldRecord(LANE + lane, key, now_ms, why.reason, why.who, why.until_ms)
+
+    def park(self, lane: str, reason: str, now_ms: int) -> Hold:
+        """The lane stands still until somebody acts."""
+        return self.holds.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms)
+
+    def head_stands(self, lane: str, *, inside: bool) -> None:
+        """Where the failed head of a lane waits: among the others in its hold slice, or in time."""
+        hold = self.holds.of_lane(lane)
+        if hold is not None:
+            hold.has_head = inside
 
     # -- and back ------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from ..model.delivery import Body
 from ..model.hold import LANE, HoldRecord
 from ..store.codec import INDEXED, SCHEDULED, entry
 from ..store.codec import LANE as IN_LANE
@@ -207,8 +208,16 @@ class Taken(NamedTuple):
 def row_in(place: Slice, flight: Flight) -> bytes:
     """The entry of a task as it stands in a hold slice: the same, at another offset."""
     offset = flight.place_ms - place.from_ms
-    flags = INDEXED | (IN_LANE if flight.body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
     if 0 <= offset < HOLD_MS:
-        return b"%b%c%b" % (offset.to_bytes(4, "big"), flags, flight.row[5:])
-    body = msgspec.structs.replace(flight.body, due_ms=flight.due_ms)
-    return entry(min(max(offset, 0), HOLD_MS - 1), flags, flight.idh, body)
+        return b"%b%c%b" % (offset.to_bytes(4, "big"), _flags(flight), flight.row[5:])
+    return row_of(place, flight, msgspec.structs.replace(flight.body, due_ms=flight.due_ms))
+
+
+def row_of(place: Slice, flight: Flight, body: Body) -> bytes:
+    """The same with another body, which says when it was due: at the edge of what offsets can say, its place does not."""
+    offset = min(max(flight.place_ms - place.from_ms, 0), HOLD_MS - 1)
+    return entry(offset, _flags(flight), flight.idh, body)
+
+
+def _flags(flight: Flight) -> int:
+    return INDEXED | (IN_LANE if flight.body.lane is not None else 0) | (flight.row[4] & SCHEDULED)

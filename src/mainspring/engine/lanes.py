@@ -32,6 +32,7 @@ class Lanes:
         """Lanes whose next one may not go out now, and the key of what holds it up."""
         self.crowded: set[str] = set()
         """Lanes in which somebody came to wait although nobody can leave soon."""
+        self._to_ask: list[str] = []
         self._behind: dict[str, _Behind] = {}
         self._count = 0
         self.stirred: set[str] = set()
@@ -171,10 +172,12 @@ class Lanes:
 
     # -- held work ---------------------------------------------------------------------------------------
 
-    @property
-    def waiting_for_retry(self) -> Mapping[str, bytes]:
-        """Lanes that wait for a failed head which is not in flight, and that head."""
-        return {lane: self._head[lane] for lane in self._retrying}
+    def heads_to_ask(self, most: int) -> Mapping[str, bytes]:
+        """Some lanes that wait for a failed head which is not in flight, and that head; over time all of them."""
+        if not self._to_ask:
+            self._to_ask = list(self._retrying)
+        some, self._to_ask = self._to_ask[:most], self._to_ask[most:]
+        return {lane: self._head[lane] for lane in some if lane in self._retrying}
 
     def waits_for(self, lane: str) -> bytes | None:
         """The failed head a lane waits for, where that is not in flight."""
@@ -204,7 +207,7 @@ class Lanes:
         head = None if lane in self.gated else self.waits_for(lane)
         stay: _Behind = []
         moved = []
-        for item in self._behind.pop(lane, []):
+        for item in sorted(self._behind.pop(lane, [])):  # in turn: of those due at once the earlier put first
             flight = item[3]
             if flight.live.forgotten:
                 continue

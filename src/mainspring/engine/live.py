@@ -18,7 +18,9 @@ _FEW: Final = 256
 _SMALL_BYTES: Final = 1024
 """Bitmaps up to this size are written whole, many of them in one command."""
 _FLAGS: Final = itemgetter(4)
-_PLAIN: Final = frozenset(i | l | s for i in (0, INDEXED) for l in (0, LANE) for s in (0, SCHEDULED))
+_PLAIN: Final = frozenset(
+    indexed | lane | scheduled for indexed in (0, INDEXED) for lane in (0, LANE) for scheduled in (0, SCHEDULED)
+)
 """Flags of entries that nothing was done to."""
 _OFFSET: Final = itemgetter(slice(4))
 
@@ -30,10 +32,11 @@ class LiveSlice:
     """
 
     __slots__ = (
-        "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished", "fired",
-        "first", "first_of", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules", "held", "high", "inherited", "kept", "keys",
-        "loose", "lost", "low", "name", "namespace", "occurrences", "out", "pace", "partition", "passes", "proven", "redo", "rows", "seen",
-        "sift", "slice", "suspended", "tail", "tail_index", "tombs", "unread",
+        "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished",
+        "fired", "first", "first_of", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules", "held",
+        "high", "inherited", "kept", "keys", "loose", "lost", "low", "name", "namespace", "occurrences", "out",
+        "pace", "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice", "suspended", "tail",
+        "tail_index", "tombs", "unread",
     )  # fmt: skip
 
     def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:

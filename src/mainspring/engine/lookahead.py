@@ -23,6 +23,9 @@ CHUNKS_AT_ONCE: Final = (32, 512)
 """Slices read at once: few where they are full, many where they hold little."""
 
 SLICES_LISTED: Final = 256
+HEADS_ASKED: Final = 256
+"""Failed heads of a partition that one poll asks for."""
+
 LANE_WINDOW: Final = 64
 """Of the tasks that were held back in a lane at least so many are in memory when it goes on."""
 
@@ -90,7 +93,8 @@ class LookAhead:
     async def step(self) -> float:
         """One round: find out what came, list slices, read. Returns the seconds until the next is needed."""
         now_ms = self._store.clock.now_ms()
-        failure = await self._open_holds()
+        failure = await self._free_lanes(now_ms)
+        failure = await self._open_holds() or failure
         failure = await self._poll(now_ms) or failure
         failure = await self._list(now_ms) or failure
         more = await self._read(now_ms)
@@ -140,6 +144,28 @@ class LookAhead:
             missing,
         )
         self._lost(partition, "rolledback")
+
+    async def _free_lanes(self, now_ms: int) -> StoreError | None:
+        """A failed head that somebody has cancelled or given up holds up nobody any more."""
+        if not self._woken and now_ms < self._next_poll_ms <= now_ms + self._reach.idle_poll_ms:
+            return None
+        asked = {}
+        for partition in self._owned.values():
+            if partition.quiet and (heads := partition.lanes.heads_to_ask(HEADS_ASKED)):
+                asked[partition] = heads
+        if not asked:
+            return None
+        wanted = {partition.number: list(heads.values()) for partition, heads in asked.items()}
+        answers, failure = await holds.gone_heads(self._store, wanted), None
+        for partition, heads in asked.items():
+            gone = answers[partition.number]
+            if isinstance(gone, StoreError):
+                failure = gone
+            elif gone and partition.quiet and self._owned.get(partition.number) is partition:
+                for lane in (lane for lane, idh in heads.items() if idh in gone):
+                    partition.head_is_gone(lane, heads[lane])
+                self._fire()
+        return failure
 
     async def _open_holds(self) -> StoreError | None:
         """What was held back and may go out now is read like any slice."""

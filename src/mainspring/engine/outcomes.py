@@ -8,8 +8,9 @@ from ..model.clock import Clock
 from ..model.delivery import Body
 from ..model.failure import Failure
 from ..model.ids import idh_of
+from ..model.lane_policy import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
-from ..model.outcome import Dead, Retry
+from ..model.outcome import DROPPED, EXPIRED, Dead, Retry
 from ..model.policies import Policies
 from ..model.retry import GiveUp, Wait, decide
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
@@ -19,18 +20,27 @@ from ..store.holds import Head
 from ..store.keys import SECOND_MS, Slice
 from .failures import Failures
 from .flight import Flight
+from .holds import row_of
 from .partition import Damaged, Partition
 
 UNTRIED_WAIT_MS: Final = 1_000
 
 
+def _failed_once_more(flight: Flight, reason: str) -> Body:
+    errors = (*flight.body.errors, reason)[-MAX_ERRORS_KEPT:]
+    return msgspec.structs.replace(flight.body, attempt=flight.body.attempt + 1, errors=errors)
+
+
 class Outcomes:
     """Applies the retry policies."""
 
-    def __init__(self, policies: Policies, clock: Clock, failures: Failures) -> None:
+    def __init__(
+        self, policies: Policies, clock: Clock, failures: Failures, lanes: LanePolicies | None = None
+    ) -> None:
         self._policies = policies
         self._clock = clock
         self._failures = failures
+        self._lanes = lanes or LanePolicies(LanePolicy())
 
     def apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
         """Queue what commit has to write. True when the task is over, and its lane may go on."""
@@ -39,12 +49,16 @@ class Outcomes:
             return False
         now_ms = self._clock.now_ms()
         policy = self._policies.of(flight.body)
-        match decide(policy, flight.attempt, outcome, flight.original_due_ms, now_ms):
+        verdict = decide(policy, flight.attempt, outcome, flight.original_due_ms, now_ms)
+        reason = outcome.reason[:MAX_ERROR_CHARS]
+        if self._parks(partition, flight, outcome, verdict, now_ms):
+            self._report(flight, outcome, reason, None)
+            self._park(partition, flight, reason)
+            return False
+        match verdict:
             case Wait(wait_ms):
-                reason = outcome.reason[:MAX_ERROR_CHARS]
                 self._report(flight, outcome, reason, now_ms + wait_ms)
-                self._retry_later(partition, flight, wait_ms, reason)
-                return False
+                return self._retry_later(partition, flight, wait_ms, reason)
             case GiveUp(why):
                 reason = why[:MAX_ERROR_CHARS]
                 self._report(flight, outcome, reason, None)
@@ -60,9 +74,36 @@ class Outcomes:
         wait_ms = UNTRIED_WAIT_MS if outcome.after_ms is None else outcome.after_ms
         if outcome.untried:
             self._place_again(partition, flight, wait_ms, flight.body)
-        else:
-            self._retry_later(partition, flight, wait_ms, reason)
-        return False
+            return False
+        if self._parks(partition, flight, outcome, Wait(wait_ms), self._clock.now_ms()):
+            self._park(partition, flight, reason)
+            return False
+        return self._retry_later(partition, flight, wait_ms, reason)
+
+    def _parks(
+        self, partition: Partition, flight: Flight, outcome: Retry | Dead, verdict: Wait | GiveUp, now_ms: int
+    ) -> bool:
+        """Is this the failure after which its lane stands still until somebody acts?"""
+        lane = flight.body.lane
+        if lane is None or outcome.reason == EXPIRED or outcome.reason.startswith(DROPPED):
+            return False
+        policy = self._lanes.of(flight.body.target)
+        if policy.on_failure == "park":
+            return True
+        since_ms = partition.lanes.since.get(lane, 0) or now_ms
+        blocks = policy.on_failure == "block" and isinstance(verdict, Wait)
+        return blocks and isinstance(verdict, Wait) and now_ms + verdict.ms > since_ms + policy.max_block_ms
+
+    def _park(self, partition: Partition, flight: Flight, reason: str) -> None:
+        """Head first into the lane's hold slice: there it waits with the others."""
+        lane, now_ms = flight.body.lane, self._clock.now_ms()
+        assert lane is not None
+        body = _failed_once_more(flight, reason)
+        hold = partition.held_work.park(lane, reason, now_ms)
+        body = msgspec.structs.replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
+        row = row_of(hold.place, flight, body)
+        partition.retries.append(NewPlace(flight.idh, hold.place, row, flight.address))
+        self._hold_lane(partition, lane, flight.idh, now_ms, parked=True)
 
     def _report(self, flight: Flight, outcome: Retry | Dead, reason: str, next_at_ms: int | None) -> None:
         failure = Failure(
@@ -80,15 +121,15 @@ class Outcomes:
         )
         self._failures.report(failure)
 
-    def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> None:
-        body = msgspec.structs.replace(
-            flight.body,
-            attempt=flight.body.attempt + 1,
-            errors=(*flight.body.errors, reason)[-MAX_ERRORS_KEPT:],
-        )
-        self._place_again(partition, flight, wait_ms, body)
+    def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> bool:
+        """True when its lane goes on meanwhile."""
+        skips = flight.body.lane is not None and self._lanes.of(flight.body.target).on_failure == "skip"
+        self._place_again(partition, flight, wait_ms, _failed_once_more(flight, reason), waits=not skips)
+        return skips
 
-    def _place_again(self, partition: Partition, flight: Flight, wait_ms: int, body: Body) -> None:
+    def _place_again(
+        self, partition: Partition, flight: Flight, wait_ms: int, body: Body, *, waits: bool = True
+    ) -> None:
         due_ms = self._clock.now_ms() + wait_ms
         place = Slice.at(due_ms, SECOND_MS)
         body = msgspec.structs.replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
@@ -96,12 +137,15 @@ class Outcomes:
         flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
         partition.retries.append(NewPlace(flight.idh, place, row, flight.address))
-        if body.lane is not None:
+        if body.lane is not None and waits:
             self._hold_lane(partition, body.lane, flight.idh, due_ms)
 
-    def _hold_lane(self, partition: Partition, lane: str, idh: bytes, until_ms: int) -> None:
+    def _hold_lane(
+        self, partition: Partition, lane: str, idh: bytes, until_ms: int, *, parked: bool = False
+    ) -> None:
         """The lane waits for this task. Kept on the server too: a new owner must know it."""
         now_ms = self._clock.now_ms()
+        partition.held_work.head_stands(lane, inside=parked)
         head = Head(idh, partition.lanes.since.get(lane, 0) or now_ms)
         partition.lanes.hold(lane, idh, since_ms=head.since_ms, until_ms=until_ms)
         partition.holds.append((lane, head.pack()))

@@ -379,6 +379,17 @@ class Partition:
             self.holds.append((lane, b""))
             self.held_work.look_again()
 
+    @property
+    def quiet(self) -> bool:
+        """The server knows of every retry that was placed."""
+        return self.unanswered is None and not self.has_outcomes
+
+    def head_is_gone(self, lane: str, idh: bytes) -> None:
+        """The failed head of a lane was cancelled, or given up: the next one may leave."""
+        if self.lanes.waits_for(lane) == idh and self.lanes.free(lane, idh) and self.lanes.let_go(lane):
+            self.holds.append((lane, b""))
+            self.held_work.look_again()
+
     def took(self, live: LiveSlice, now_s: float) -> None:
         """Rows were read: note what needs no delivery, and when the next is due."""
         if live.dirty:

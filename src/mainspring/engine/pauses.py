@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
+from ..model.limits import MAX_ERROR_CHARS
+from ..model.outcome import DROPPED
 from ..model.pause import Pauses
 from ..store.pauses import clear_away, read_pauses
 from ..store.store import Store
@@ -19,17 +21,23 @@ class PauseWatch:
         self._store = store
         self._changed = changed
         self.pauses = Pauses()
+        """Those that hold tasks back."""
+        self.drops = Pauses()
+        """Those under which tasks are not delivered at all."""
 
     async def step(self) -> float:
         read = await read_pauses(self._store)
         now_ms = self._store.clock.now_ms()
-        before, self.pauses = self.pauses.by_scope, Pauses(read, now_ms)
-        if self.pauses.by_scope != before:
+        before = self.pauses.by_scope, self.drops.by_scope
+        self.pauses = Pauses((one for one in read if one.mode != "drop"), now_ms)
+        self.drops = Pauses((one for one in read if one.mode == "drop"), now_ms)
+        if (self.pauses.by_scope, self.drops.by_scope) != before:
             self._changed()
         for one in read:
             if not one.lasts(now_ms):
                 await clear_away(self._store, one)
-        ends = [one.until_ms for one in self.pauses.by_scope.values() if one.until_ms is not None]
+        lasting = (*self.pauses.by_scope.values(), *self.drops.by_scope.values())
+        ends = [one.until_ms for one in lasting if one.until_ms is not None]
         return min(POLL_S, max(0.001, (min(ends) - now_ms) / 1000)) if ends else POLL_S
 
     # -- as a gate -------------------------------------------------------------------------------------------
@@ -59,4 +67,14 @@ class PauseWatch:
 
     def why(self, key: str) -> Why:
         pause = self.pauses.by_scope[key[len(_KEY) :]]
-        return Why(pause.reason, pause.who, pause.until_ms, pause.mode == "drop")
+        return Why(pause.reason, pause.who, pause.until_ms)
+
+    # -- what is not delivered -------------------------------------------------------------------------------
+
+    def dropped(self, target: str, lane: str | None) -> str | None:
+        """Why a task that has begun is not delivered; None when it is."""
+        pause = self.drops.of_task(target, lane)
+        if pause is None:
+            return None
+        said = f"{DROPPED}{f' by {pause.who}' if pause.who else ''}{f': {pause.reason}' if pause.reason else ''}"
+        return said[:MAX_ERROR_CHARS]

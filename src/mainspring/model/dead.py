@@ -55,6 +55,10 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             place=place,
         )
 
+    def tried(self, attempts: int) -> "DeadLetter":
+        """Of a task that died while it waited for its next attempt."""
+        return msgspec.structs.replace(self, attempts=attempts)
+
     def with_error(self, error: str) -> "DeadLetter":
         return msgspec.structs.replace(self, errors=(*self.errors, error)[-MAX_ERRORS_KEPT:])
 

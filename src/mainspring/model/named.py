@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from .breaker import BreakerPolicy
 from .errors import InvalidInput
+from .lane_policy import LanePolicy
 from .rate import Limit, Rate
 from .retry import RetryPolicy
 from .retry_text import policy_table, read_retry
@@ -30,6 +31,7 @@ class Plain:
     rate: Rate | None = None
     concurrency: int | None = None
     breaker: BreakerPolicy | None = None
+    lane_policy: LanePolicy | None = None
 
     def __post_init__(self) -> None:
         Limit(self.rate, self.concurrency)
@@ -72,6 +74,10 @@ class Targets(Mapping[str, Spec]):
         """What all nodes together may send to those that have a limit."""
         limits = {f"{SCHEME}:{name}": _limit_of(spec) for name, spec in self._specs.items()}
         return {target: limit for target, limit in limits.items() if limit}
+
+    def lane_policies(self) -> dict[str, LanePolicy]:
+        policies = {f"{SCHEME}:{name}": spec.lane_policy for name, spec in self._specs.items()}
+        return {target: policy for target, policy in policies.items() if policy is not None}
 
     def breakers(self) -> dict[str, BreakerPolicy]:
         return {f"{SCHEME}:{name}": spec.breaker for name, spec in self._specs.items() if spec.breaker is not None}
@@ -125,7 +131,7 @@ _KINDS: Final = {
 }
 """By the setting that every target of the kind has."""
 
-_SHARED: Final = ("retry", "breaker")
+_SHARED: Final = ("retry", "breaker", "lane_policy")
 """Settings that every kind of target may have."""
 
 
@@ -143,11 +149,15 @@ def _read_spec(table: object) -> Spec:
             spec = replace(spec, breaker=BreakerPolicy.read(table["breaker"]))
     except InvalidInput as error:
         raise InvalidInput(f"{'retry' if spec.retry is None and 'retry' in table else 'breaker'}: {error}") from None
-    return spec
+    try:
+        return replace(spec, lane_policy=LanePolicy.parse(table["lane_policy"])) if "lane_policy" in table else spec
+    except InvalidInput as error:
+        raise InvalidInput(f"lane_policy: {error}") from None
 
 
 def _shared_table(spec: Spec) -> dict[str, Any]:
     shared: dict[str, Any] = {} if spec.retry is None else {"retry": policy_table(spec.retry)}
+    shared |= {} if spec.lane_policy is None else {"lane_policy": str(spec.lane_policy)}
     return shared | ({} if spec.breaker is None else {"breaker": str(spec.breaker)})
 
 

@@ -69,3 +69,9 @@ class Dead(Exception):
 Outcome = Done | Retry | Dead
 
 DONE: Final = Done()
+
+EXPIRED: Final = "expired"
+"""The reason of a death by time: the task was not sent."""
+
+DROPPED: Final = "dropped while paused"
+"""How the reason begins with which a task dies that came due in a pause which keeps nothing."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 AFTER_END: Final = "@after-end"
 COUNTED_AT_MOST: Final = 100_000
+_ANSWERS_KEPT: Final = 8
 _FIRST_STEP_MS: Final = 60_000
 _FURTHEST_MS: Final = 50 * 366 * 86_400_000
 
@@ -26,21 +27,22 @@ def read_spec(text: str, name: str, anchor_ms: int | None) -> Spec:
 
 
 class Slots:
-    """What a recurrence says, and its last answer."""
+    """What a recurrence says, and its last answers."""
 
-    __slots__ = ("_after_ms", "_next_ms", "recurrence")
+    __slots__ = ("_answers", "recurrence")
 
     def __init__(self, recurrence: Recurrence) -> None:
         self.recurrence = recurrence
-        self._after_ms = -1
-        self._next_ms: int | None = None
+        self._answers: dict[int, int | None] = {}
 
     def after(self, after_ms: int) -> int | None:
         """The first planned time strictly later."""
-        if after_ms != self._after_ms:
-            self._next_ms = self.recurrence.next_after(after_ms)
-            self._after_ms = after_ms
-        return self._next_ms
+        answers = self._answers
+        if after_ms not in answers:
+            if len(answers) >= _ANSWERS_KEPT:
+                answers.clear()
+            answers[after_ms] = self.recurrence.next_after(after_ms)
+        return answers.get(after_ms)
 
     def newest(self, from_ms: int, until_ms: int) -> int | None:
         """The last planned time in [from_ms, until_ms]; found from the end, for there may be a great many."""
@@ -85,7 +87,7 @@ class Slots:
 
 def slots_of(definition: "Definition") -> Slots:
     """Schedules that say the same share one: at midnight all of them ask for the same next day."""
-    lines = (*definition.specs, *definition.exclude)
+    lines = [text for text in (*definition.specs, *definition.exclude) if "H" in text or "h" in text]
     anchored = any(text.lstrip()[:6].lower() == "@every" for text in definition.specs)
     return _slots(
         definition.name if any(map(is_spread, lines)) else "",
@@ -107,13 +109,8 @@ def _slots(
 ) -> Slots:  # fmt: skip
     return Slots(
         Recurrence.parse(
-            [read_spec(text, name, anchor_ms) for text in specs],
-            name=name,
-            zone=zone,
-            gap=gap,
-            overlap=overlap,  # type: ignore[arg-type]  # Recurrence checks both
-            exclude=exclude,
-            start_ms=start_ms,
-            end_ms=end_ms,
-        )  # fmt: skip
-    )
+            [read_spec(text, name, anchor_ms) for text in specs], name=name, zone=zone, exclude=exclude,
+            start_ms=start_ms, end_ms=end_ms,
+            gap=gap, overlap=overlap,  # type: ignore[arg-type]  # Recurrence checks both
+        )
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Final
 
 from .breaker import BreakerPolicy
 from .errors import InvalidInput
+from .lane_policy import LanePolicy
 from .retry import RetryPolicy
 from .weburl import WebUrl, parse_web_url
 
@@ -88,6 +89,7 @@ class Webhook:
     """Requests a second."""
     retry: RetryPolicy | None = None
     breaker: BreakerPolicy | None = None
+    lane_policy: LanePolicy | None = None
 
     def __post_init__(self) -> None:
         parsed = parse_web_url(self.url)

@@ -24,6 +24,7 @@ from types import TracebackType
 from urllib.parse import quote
 
 from mainspring.model.errors import EmbeddedError
+from mainspring.store import embedded_memory
 from mainspring.store.embedded_binary import check_binary, find_binary
 from mainspring.store.embedded_folder import Folder, Info, default_data_dir
 from mainspring.store.embedded_probe import Loading, Ready, Silent, listen_on, probe
@@ -125,7 +126,7 @@ def _own(
     path.unlink(missing_ok=True)  # left by a killed server; the lock says that nobody listens there
     folder.write_conf(path, extra)
     folder.turn_log()
-    watcher = Watcher([program, str(folder.conf)], lock_fd=lock_fd, log=folder.log)
+    watcher = Watcher([program, str(folder.conf)], lock_fd=lock_fd, log=folder.log, environ=embedded_memory.environ())
     try:
         pid = _await_ready(folder, path, watcher, timeout_s)
         port = listen_on(path, folder.password(), _ports(folder.info()))

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _GRACE_S = 30.0  # for the last AOF flush; a server that is still there then is stuck and is killed
@@ -30,7 +30,7 @@ _MINE: "weakref.WeakSet[Watcher]" = weakref.WeakSet()
 class Watcher:
     """The owner's side: starts the watcher and its server, and ends both."""
 
-    def __init__(self, command: list[str], *, lock_fd: int, log: Path) -> None:
+    def __init__(self, command: list[str], *, lock_fd: int, log: Path, environ: Mapping[str, str]) -> None:
         read_fd, self._pipe_fd = os.pipe()
         self._owner_pid = os.getpid()
         try:
@@ -42,6 +42,7 @@ class Watcher:
                     stderr=output,
                     cwd="/",
                     pass_fds=(lock_fd,),
+                    env=environ,  # the watcher hands it on to the server
                     start_new_session=True,  # Ctrl-C in the owner's terminal must not reach the server
                 )
         except BaseException:

@@ -223,15 +223,12 @@ class NewPlace(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A task that may not go out now and was not begun: where it stands, and where it is to wait.
-
-    Without a slice it dies: `row` is the record of its death then.
-    """
+    """A task that may not go out now and was not begun: where it stands, and where it is to wait."""
 
     keys: tuple[str, str, str, str]
     index: int  # type: ignore[assignment]
     idh: bytes
-    slice: Slice | None
+    slice: Slice
     row: bytes
     old: bytes
 
@@ -262,7 +259,7 @@ class Commit(NamedTuple):
 
 async def commit(store: Store, work: Commit) -> Status:
     names = store.keys.partitions[work.partition]
-    wanted = [retry.slice for retry in work.retries] + [move.slice for move in work.moves if move.slice is not None]
+    wanted = [retry.slice for retry in work.retries] + [move.slice for move in work.moves]
     places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
     keys = [names.fence, names.n, names.slices, names.dead, names.dead_times, names.held, names.ids, names.holds]
     args: list[Any] = [
@@ -296,8 +293,7 @@ def _lay_out_moves(moves: Sequence[Move], places: dict[Slice, int], keys: list[s
         if s not in froms:
             froms[s] = len(froms) + 1
             keys += (f, x)
-        number, prefix = (0, b"") if place is None else (places[place], address_prefix(place))
-        args += (froms[s], index, number, idh, prefix, row, old)
+        args += (froms[s], index, places[place], idh, address_prefix(place), row, old)
 
 
 class Finished(NamedTuple):

@@ -55,6 +55,7 @@ async def take(store: Store, worker: str, asks: Asks) -> list[Job]:
             failures.append(result)
             continue
         now_us, flat = result[0]
+        store.clock.sample(now_us)
         if flat:
             names = list(queues)
             taken = [_Taken(p, names[flat[i] - 1], flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)]
@@ -75,6 +76,7 @@ async def reclaim(store: Store, worker: str, asks: Asks, *, lease_ms: int) -> li
             failures.append(result)
             continue
         now_us, flat = result[0]
+        store.clock.sample(now_us)
         names = list(queues)
         taken = [
             _Taken(p, names[flat[i] - 1], flat[i + 1], flat[i + 2], flat[i + 3], flat[i + 4] == 1)

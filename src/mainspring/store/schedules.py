@@ -144,7 +144,7 @@ def _call(store: Store, keys: PartitionKeys, change: Change, at: bytes | None) -
         link.pack() if link is not None else "",
         *((row.idh, place.name, fresh_score(place), address_prefix(place), row.row) if row is not None else [""] * 5),
     ]
-    return store.scripts.call("schedule_put", names, args)
+    return store.scripts.call("schedule_put" if seen.definition is not None else "schedule_add", names, args)
 
 
 async def over(store: Store, partition: int, idhs: Sequence[bytes]) -> list[str | None]:

@@ -40,6 +40,7 @@ _NEEDS: Final = {
     "queue_finish": ("entry", "place", "record", "call_off"),
     "queue_cancel": ("entry", "record", "call_off"),
     "schedule_put": ("entry", "place"),
+    "schedule_add": ("entry", "place"),
     "schedule_check": ("time",),
     "schedule_note": (),
     "verify_count": (),
@@ -57,11 +58,14 @@ _NEEDS: Final = {
     "repair_dead": (),
     "repair_books": (),
     "unpause": (),
+    "lane_skip": ("entry",),
     "repair_schedule": (),
 }
 # A full server must still be able to fire, finish, cancel and hand over: these free memory or keep order.
 # Refusing them at maxmemory would be a deadlock. Puts are refused whole.
-_REFUSED_WHEN_FULL: Final = frozenset({"put_ids", "register", "replace", "schedule_put"})
+_REFUSED_WHEN_FULL: Final = frozenset({"put_ids", "register", "replace", "schedule_add"})
+_SAME_TEXT: Final = {"schedule_add": "schedule_put"}
+"""A new schedule is refused by a full server; a pause or a removal, by the same text, must not be."""
 _COMMENT: Final = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _REWRITTEN: Final[dict[str, str]] = {}
 
@@ -86,7 +90,7 @@ def text_of(name: str, manual: bool) -> str:
     """The whole text of a script, comments left out: the server keeps every script it has seen."""
     flags = "" if name in _REFUSED_WHEN_FULL else " flags=allow-oom"
     pieces = [f"_{piece}{'_manual' if piece == 'time' and manual else ''}" for piece in _NEEDS[name]]
-    body = "".join(source_of(piece) for piece in (*pieces, name))
+    body = "".join(source_of(piece) for piece in (*pieces, _SAME_TEXT.get(name, name)))
     return f"#!lua{flags}\n" + _COMMENT.sub("", body)
 
 

@@ -38,7 +38,7 @@ SCHEDULES: Final = (
         "",
     ),
     _plant(
-        "begin-puts-no-next-run",
+        "next-run-not-put-at-begin",
         "begin moves the chain on and forgets to put the following occurrence: a call of its own does that, later",
         "    if not known[i - low + 1] then\n",
         "    if known[i - low + 1] then\n",

@@ -23,6 +23,7 @@ from urllib.parse import quote
 import hiredis
 
 from mainspring.model.errors import EmbeddedError
+from mainspring.store import embedded_memory
 from mainspring.store.embedded_binary import find_binary
 from mainspring.store.wire import Arg
 
@@ -136,7 +137,9 @@ class Server:
     ) -> None:
         self.kind = kind
         self.folder = Path(tempfile.mkdtemp(prefix="mainspring-"))
-        self._config = {"bind": "127.0.0.1", "port": str(free_port()), "save": '""', **config}
+        # Valkey as it is embedded, Redis as it is installed.
+        lists = embedded_memory.LISTS if kind == "valkey" and not mode else {}
+        self._config = {"bind": "127.0.0.1", "port": str(free_port()), "save": '""', **lists, **config}
         self.port = int(self._config.get("tls-port", self._config["port"]))
         self.password = password
         secret = f":{quote(self.password, safe='')}@" if self.password else ""
@@ -174,7 +177,9 @@ class Server:
         self.socket_path.unlink(missing_ok=True)
         command = [binary_of(self.kind), str(config), *filter(None, [self._mode])]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, env=embedded_memory.environ()
+            )
         _undertaker.tell("born", self._process.pid, self.folder)
         wait_until(self._ready, f"{self.kind} server answers")
         return self

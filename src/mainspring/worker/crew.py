@@ -28,6 +28,7 @@ class Crew:
         self._idle: list[asyncio.Future[None]] = []
         self._members: set[asyncio.Task[None]] = set()
         self._called = False
+        self._stopping = False
 
     def add(self, run: Run) -> None:
         self._waiting.append(run)
@@ -39,12 +40,13 @@ class Crew:
         self._waiting.clear()
         return left
 
-    async def stop(self) -> None:
-        members = set(self._members)
-        for member in members:
+    async def stop(self, within_s: float) -> None:
+        """Cancel what runs. A handler that does not heed that is left behind."""
+        self._stopping = True
+        for member in self._members:
             member.cancel()
-        if members:
-            await asyncio.wait(members)
+        if self._members:
+            await asyncio.wait(set(self._members), timeout=within_s)
 
     def _call(self) -> None:
         if not self._called:
@@ -54,7 +56,7 @@ class Crew:
     def _rouse(self) -> None:
         """Wake one member, and look again when it has had its turn: if it waits, the next one takes the rest."""
         self._called = False
-        if not self._waiting:
+        if not self._waiting or self._stopping:
             return
         if self._idle:
             self._idle.pop().set_result(None)
@@ -76,9 +78,9 @@ class Crew:
         me: asyncio.Task[None] | None = asyncio.current_task()
         assert me is not None
         clean = copy_context()
-        while True:
+        while not self._stopping:
             for _ in range(SPELL):
-                if not self._waiting:
+                if not self._waiting or self._stopping:
                     break
                 await self._do(me, self._waiting.popleft())
                 if copy_context() != clean:

@@ -1,5 +1,6 @@
 """The jobs this worker has in hand: starts them, watches their time, stops them."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from math import inf
@@ -10,6 +11,7 @@ from ..model.job import Job
 from ..model.outcome import Dead, Outcome, Retry
 from .crew import Crew
 from .memory import Memory
+from .process import kill_all
 from .registry import Registry
 from .run import Run, Stop
 from .threads import Threads
@@ -19,6 +21,9 @@ WATCH_S: Final = 0.05
 
 AHEAD_S: Final = 0.1
 """Jobs are taken so long before a place for them is free, by the rate at which they end."""
+
+CLOSE_S: Final = 1.0
+"""For what was told to end at a stop."""
 
 MOST_AHEAD: Final = 2_000
 MOST_DELIVERIES: Final = 5
@@ -131,9 +136,18 @@ class Hands:
         return left
 
     async def close(self) -> None:
-        """Let go of everything; of what still runs, coroutines are cancelled."""
+        """Let go of everything: coroutines are cancelled, commands ended, threads left to themselves."""
         for run in list(self.runs):
             run.deadline = inf
             self.stop_run(run, "stopping")
-        await self._crew.stop()
+        await self._crew.stop(CLOSE_S)
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                while self.runs:  # noqa: ASYNC110  # commands that were asked to end
+                    await asyncio.sleep(WATCH_S)
+        except TimeoutError:
+            kill_all()
+        for run in list(self.runs):
+            run.outcome = run.late()
+            self._conclude(run)
         self._threads.stop()

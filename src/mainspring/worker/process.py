@@ -60,6 +60,7 @@ class Process:
 
     def run(self, asked_to_end: Callable[[], bool], kill_after_s: float) -> Output:
         """Until it has ended; when asked, it is told to end, and then made to. Blocks: for a thread."""
+        _running.add(self)
         try:
             deadline = None
             while not self._has_ended():
@@ -70,6 +71,7 @@ class Process:
                 elif deadline is not None and time.monotonic() > deadline:
                     self._signal(signal.SIGKILL)
         finally:
+            _running.discard(self)
             self._end()
         out, err = self._tails
         return Output(self._popen.returncode, out.data, err.data, out.size, err.size)
@@ -106,6 +108,19 @@ class Process:
                 self._selector.unregister(key.fileobj)
         return bool(ready)
 
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, number)
+
+
+_running: Final[set[Process]] = set()
+"""Changed by one operation at a time, so threads need no lock."""
+
+
+def kill_all() -> None:
+    """At once, with their groups: this process is about to end, and nobody would look after them."""
+    for process in list(_running):
+        process.kill()

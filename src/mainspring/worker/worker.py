@@ -26,7 +26,7 @@ from .taker import Taker
 
 log = logging.getLogger("mainspring.worker")
 
-LAST_WORD_S: Final = 2.0
+LAST_WORD_S: Final = 1.0
 """For the last call to a server that may be away."""
 
 

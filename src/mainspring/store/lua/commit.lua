@@ -9,8 +9,8 @@
 --         per retry: place (counted from 1), idh, address prefix, entry, address it comes from
 --         per death: idh, record, time in ms
 --         per hold: lane, idh of the head it waits for and since when ('' = free again)
---         per move: from (counted from 1), index there, place (counted from 1; 0 = it dies), idh, address prefix,
---           entry (or the record of its death), address it comes from
+--         per move: from (counted from 1), index there, place (counted from 1), idh, address prefix, entry,
+--           address it comes from
 --         per record of a hold: name of its slice, record ('' = forget it)
 -- returns {time in us, status}; status: ok | fenced | rolledback | stale
 -- keeps: a task leaves its slice only together with its retry, its dead letter or its place in a hold slice. What is moved
@@ -88,13 +88,9 @@ for _ = 1, moves do
   if redis.call('GETBIT', x, index) == 0 then
     local known = redis.call('HGET', ids, idh)
     if known and known ~= ARGV[a + 7] then replaced = replaced + 1
-    elseif place > 0 then
+    else
       append(place, idh, ARGV[a + 5], ARGV[a + 6])
       spilled = spilled + 1
-    else
-      redis.call('HSET', dead, idh, ARGV[a + 6])
-      redis.call('ZADD', dead_times, math.floor(now / 1000), idh)
-      deaths = deaths + 1
     end
   end
   a = a + 7

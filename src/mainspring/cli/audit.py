@@ -1,0 +1,52 @@
+"""`mainspring audit`: who changed what."""
+
+import asyncio
+import sys
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store
+from mainspring.config import Config
+from mainspring.model.audit import AuditPage, Change
+from mainspring.model.explain import moment
+from mainspring.store.audit import trail
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def audit(
+    limit: Annotated[int, typer.Option(help="Changes of a page, up to 1000.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """List the changes made through the API and by `mainspring key`, the newest first."""
+    page = asyncio.run(_page(load(redis_url, data_dir, namespace, config), limit, cursor))
+    if json:
+        print(msgspec.json.encode(page).decode())
+        return
+    for one in page.changes:
+        change = one.change
+        where = f" from {change.address}" if change.address else ""
+        print(f"{moment(one.at_ms)}  {change.who}{where}  {change.what}  {change.object}  {_told(change)}".rstrip())
+    if page.next is not None:
+        print(f"more: --cursor {page.next}", file=sys.stderr)
+
+
+async def _page(config: Config, limit: int, cursor: str | None) -> AuditPage:
+    async with opened_store(config) as store:
+        return await trail(store, limit=limit, cursor=cursor)
+
+
+def _told(change: Change) -> str:
+    """`due_ms: 1 -> 2`: what was and what is."""
+    before, after = change.before or {}, change.after or {}
+    return ", ".join(f"{name}: {_step(before, after, name)}" for name in dict.fromkeys((*before, *after)))
+
+
+def _step(before: dict[str, Any], after: dict[str, Any], name: str) -> str:
+    sides = [str(side[name]) for side in (before, after) if name in side]
+    return " -> ".join(sides)

@@ -1,0 +1,113 @@
+"""`mainspring schedule apply|import`: schedules from files, ours and those of other programs."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.task import print_json, with_client
+from mainspring.client import Client
+from mainspring.model.errors import InvalidInput
+from mainspring.model.foreign_schedules import Imported, read_celery, read_crontab, read_redbeat, to_toml
+from mainspring.model.schedule import Definition
+from mainspring.schedule_file import Step, carry_out, plan, read_file
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
+Source = Annotated[str | None, typer.Option(help="Whose schedules these are; default the file's name.")]
+
+
+@app.command()
+def apply(
+    file: Annotated[Path, typer.Option("--file", "-f", help="TOML with [schedules.<name>] tables.")],
+    prune: Annotated[bool, typer.Option("--prune", help="Remove those of this source that it lacks.")] = False,
+    source: Source = None, dry_run: DryRun = False,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Make the server's schedules those of a file; shows what changes, and is safe to repeat."""
+    whose = source or file.stem
+    wanted = read_file(file, whose)
+
+    async def work(client: Client) -> list[Step]:
+        return await _apply(client, wanted, whose, prune, dry_run)
+
+    _show_steps(with_client(load(redis_url, data_dir, namespace, config), work), dry_run, json)
+
+
+async def _apply(client: Client, wanted: list[Definition], source: str, prune: bool, dry_run: bool) -> list[Step]:
+    steps = await plan(client.schedules, wanted, source, prune=prune)
+    if not dry_run:
+        await carry_out(client.schedules, steps)
+    return steps
+
+
+def _show_steps(steps: list[Step], dry_run: bool, json: bool) -> None:
+    if json:
+        rows = [{"name": one.name, "action": one.action, "changes": dict(one.changes)} for one in steps]
+        print_json({"steps": rows, "applied": not dry_run})
+        return
+    for step in steps:
+        if step.action != "same":
+            print("\n".join(step.lines()))
+    same = sum(step.action == "same" for step in steps)
+    print(f"{len(steps) - same} {'to change' if dry_run else 'changed'}, {same} as they were", file=sys.stderr)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path | None, typer.Argument(help="The file; not for redbeat.")] = None,
+    kind: Annotated[str, typer.Option("--format", help="crontab, celery or redbeat.")] = "crontab",
+    tz: Annotated[str, typer.Option("--tz", help="The zone its times mean.")] = "UTC",
+    system: Annotated[bool, typer.Option("--system", help="A crontab with users, as /etc/crontab.")] = False,
+    url: Annotated[str, typer.Option("--from", help="Of redbeat: the server that has its keys.")] = "redis://localhost",
+    prefix: Annotated[str, typer.Option(help="Of redbeat: how its keys begin.")] = "redbeat:",
+    out: Annotated[Path | None, typer.Option(help="Write a file for `apply` instead of adding them.")] = None,
+    source: Source = None, dry_run: DryRun = False,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Take over schedules of cron, Celery beat or RedBeat; exit code 1 if some could not be."""
+    found = _read(kind, file, tz, system, url, prefix)
+    whose = source or (file.stem if file is not None else kind)
+    for name, argv in found.commands.items():
+        print(f"register the command {name}: [commands.{name}] argv = {argv!r}", file=sys.stderr)
+    for problem in found.problems:
+        print(f"look at this: {problem}", file=sys.stderr)
+    if out is not None:
+        out.write_text(to_toml(found), encoding="utf-8")
+        print(f"{out}: {len(found.definitions)} schedules", file=sys.stderr)
+    else:
+        import msgspec
+
+        wanted = [msgspec.structs.replace(one, source=whose) for one in found.definitions]
+        steps = with_client(
+            load(redis_url, data_dir, namespace, config),
+            lambda client: _apply(client, wanted, whose, False, dry_run),
+        )
+        _show_steps(steps, dry_run, json)
+    raise typer.Exit(1 if found.problems else 0)
+
+
+def _read(kind: str, file: Path | None, tz: str, system: bool, url: str, prefix: str) -> Imported:
+    if kind == "redbeat":
+        return read_redbeat(asyncio.run(_redbeat_keys(url, prefix)), zone=tz)
+    if kind not in ("crontab", "celery"):
+        raise InvalidInput(f"--format {kind!r}: use crontab, celery or redbeat")
+    if file is None:
+        raise InvalidInput("give the file to import")
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}") from None
+    return read_crontab(text, zone=tz, system=system) if kind == "crontab" else read_celery(text, zone=tz)
+
+
+async def _redbeat_keys(url: str, prefix: str) -> dict[str, str]:
+    from mainspring.store.foreign import hash_fields
+
+    return await hash_fields(url, prefix, "definition")

@@ -1,0 +1,110 @@
+"""`mainspring schedule list|show|history|lint`: what only looks."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from mainspring.cli import schedule_show as shown
+from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.task import print_json, with_client
+from mainspring.client import Client
+from mainspring.model.schedule import Definition
+from mainspring.model.schedule_view import ScheduleView, written
+from mainspring.schedule_file import read_file
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command("list")
+def list_(
+    limit: Annotated[int, typer.Option(help="At most so many; 0 for all.")] = 100,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """List schedules by name, each with its next three runs."""
+
+    async def work(client: Client) -> list[ScheduleView]:
+        return sorted([view async for view in client.schedules.all()], key=lambda view: view.name)
+
+    views = with_client(load(redis_url, data_dir, namespace, config), work)
+    chosen = views[:limit] if limit else views
+    if json:
+        print_json({"schedules": [view.as_dict() for view in chosen], "count": len(views)})
+        return
+    for view in chosen:
+        print(shown.line(view))
+    if len(chosen) < len(views):
+        print(f"{len(views) - len(chosen)} more: --limit 0", file=sys.stderr)
+
+
+@app.command()
+def show(
+    name: str,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Show one schedule: its next runs, its last ones, what did not run; exit code 1 if there is none."""
+    view = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.schedules.get(name))
+    if view is None:
+        print(f"{name}: there is no such schedule", file=sys.stderr)
+        raise typer.Exit(1)
+    if json:
+        print_json(view.as_dict())
+    else:
+        print("\n".join(shown.lines(view)))
+
+
+@app.command()
+def history(
+    name: str,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Show the revisions of a schedule, the present one first."""
+    loaded = load(redis_url, data_dir, namespace, config)
+    revisions = with_client(loaded, lambda client: client.schedules.history(name))
+    if json:
+        rows = [
+            {"generation": one.generation, "at_ms": one.at_ms, "by": one.by, "note": one.note, **written(one)}
+            for one in revisions
+        ]
+        print_json({"name": name, "revisions": rows})
+        return
+    for one in revisions:
+        print(shown.revision(one))
+
+
+@app.command()
+def lint(
+    names: Annotated[list[str] | None, typer.Argument(help="Schedules; default all.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Those of a file instead; needs no server.")] = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Say what is probably not meant: clock changes, retries longer than the interval, everyone at midnight.
+
+    Exit code 1 if there is anything to say.
+    """
+
+    async def work(client: Client) -> list[Definition]:
+        if names:
+            return [view.definition for view in (await client.schedules.get_many(names)).values()]
+        return [view.definition async for view in client.schedules.all()]
+
+    if file is not None:
+        definitions = [one for one in read_file(file) if not names or one.name in names]
+    else:
+        definitions = with_client(load(redis_url, data_dir, namespace, config), work)
+    now_ms = time.time_ns() // 1_000_000
+    found = {one.name: shown.findings_of(one, now_ms) for one in sorted(definitions, key=lambda one: one.name)}
+    if json:
+        print_json({"findings": {name: msgspec.to_builtins(some) for name, some in found.items() if some}})
+    else:
+        for name, some in found.items():
+            for finding in some:
+                print(f"{name}: {finding.message} [{finding.code}]")
+    raise typer.Exit(1 if any(found.values()) else 0)

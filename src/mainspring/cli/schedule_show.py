@@ -1,0 +1,92 @@
+"""Schedules in text: how a command line shows them."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from mainspring.cli.task import print_json
+from mainspring.model.chain import Run
+from mainspring.model.lint import lint
+from mainspring.model.retry import RetryPolicy
+from mainspring.model.schedule import Definition
+from mainspring.model.schedule_view import ScheduleView, span_text, written
+from mainspring.model.zone import zone
+
+
+def at(definition: Definition, ms: int) -> str:
+    when = zone(definition.zone).datetime(ms)
+    return f"{when.isoformat(sep=' ')} {when.tzname()}"
+
+
+def line(view: ScheduleView) -> str:
+    """One schedule in one line."""
+    following = ", ".join(at(view.definition, ms) for ms in view.next_ms) or view.state
+    return f"{view.name}  {' | '.join(view.definition.specs)}  {view.definition.target}  {following}"
+
+
+def lines(view: ScheduleView) -> list[str]:
+    """All there is to say of one."""
+    definition = view.definition
+    shown = [f"{view.name}  ({view.state}, generation {view.generation})"]
+    shown += [f"  {field:<12}{_plain(value)}" for field, value in written(definition).items()]
+    pause = definition.paused
+    if view.state == "paused" and pause is not None:
+        until = "" if pause.until_ms is None else f" until {at(definition, pause.until_ms)}"
+        shown.append(
+            f"  {'paused':<12}since {at(definition, pause.at_ms)}{until} ({pause.mode}) {pause.reason}".rstrip()
+        )
+    shown += [f"  {'next':<12}{at(definition, ms)}" for ms in view.next_ms]
+    shown += [f"  {'ran':<12}{_run(definition, run)}" for run in view.last_runs]
+    if view.running_since_ms is not None:
+        shown.append(f"  {'running':<12}since {at(definition, view.running_since_ms)}")
+    shown.append(f"  {'runs':<12}{view.runs}")
+    if view.not_run:
+        counts = ", ".join(f"{reason} {count}" for reason, count in sorted(view.not_run.items()))
+        shown.append(f"  {'not run':<12}{counts}")
+    for slot in view.recent_not_run:
+        shown.append(f"  {'':<12}{slot.count} {slot.reason} from {at(definition, slot.from_ms)}")
+    return shown
+
+
+def _run(definition: Definition, run: Run) -> str:
+    took = "" if run.ended_ms is None else f" in {span_text(run.ended_ms - run.began_ms)}"
+    return f"{at(definition, run.planned_ms)}  {run.outcome}{took}"
+
+
+def _plain(value: Any) -> str:
+    return " | ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def revision(definition: Definition) -> str:
+    by = f" by {definition.by}" if definition.by else ""
+    note = f": {definition.note}" if definition.note else ""
+    return f"{definition.generation:>4}  {at(definition, definition.at_ms)}{by}{note}"
+
+
+def warn(definition: Definition, now_ms: int) -> int:
+    """What is probably not meant, on standard error; how many findings there are."""
+    findings = findings_of(definition, now_ms)
+    for finding in findings:
+        print(f"warning: {definition.name}: {finding.message} [{finding.code}]", file=sys.stderr)
+    return len(findings)
+
+
+def findings_of(definition: Definition, now_ms: int) -> list[Any]:
+    policy = None if definition.retry is None else RetryPolicy.parse(definition.retry)
+    worst_ms = None if policy is None else policy.worst_case_ms(definition.timeout_ms or 0)
+    return lint(definition.slots.recurrence, now_ms, worst_case_ms=worst_ms)
+
+
+def show_changes(changes: Mapping[str, tuple[Any, Any]], json: bool) -> None:
+    """What an edit would change."""
+    if json:
+        print_json({"changes": {field: list(map(_told, pair)) for field, pair in changes.items()}})
+        return
+    for field, (old, new) in changes.items():
+        print(f"  {field}: {old!r} -> {new!r}")
+    if not changes:
+        print("nothing would change")
+
+
+def _told(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,96 @@
+"""The process that is notified: reads the topic from its present end on, and writes down what came and how late."""
+
+import time
+from array import array
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from .consumer_order import Order
+from .journal import Journal
+from .side import Inside
+from .ticks import numbers_of
+
+BATCH: Final = 1_000
+WAIT_S: Final = 0.005
+ASK_S: Final = 30.0
+
+
+class Reader:
+    """Counts ticks and how late each came; `now_ms` by this machine's clock."""
+
+    def __init__(self, ids: int, came: Journal) -> None:
+        self._ids = ids
+        self._came = came
+        self.early = 0
+        self.foreign = 0
+        self.late_ms = array("f")
+
+    @property
+    def count(self) -> int:
+        return self._came.count
+
+    def take(self, values: list[bytes], now_ms: float) -> None:
+        numbers = [number for number in numbers_of(values, self._ids) if number is not None]
+        self.foreign += len(values) - len(numbers)
+        self._came.add_all(numbers)
+        late_ms = [now_ms - number // self._ids for number in numbers]
+        self.early += sum(late < 0 for late in late_ms)
+        self.late_ms.extend(late_ms)
+
+    def late_by(self, share: float) -> float | None:
+        ordered = sorted(self.late_ms)
+        return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))], 1) if ordered else None
+
+
+def assigned(order: Order) -> Consumer:
+    """Every partition from its present end on: what lies there already is not ours."""
+    consumer = Consumer(
+        {
+            **order.properties,
+            "group.id": "mainspring-demo",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 10,
+            "log_level": 0,
+        }
+    )
+    found = consumer.list_topics(order.topic, timeout=ASK_S).topics[order.topic]
+    if found.error is not None:
+        raise KafkaException(found.error)
+    places = [TopicPartition(order.topic, number) for number in found.partitions]
+    for place in places:
+        _, place.offset = consumer.get_watermark_offsets(place, timeout=ASK_S)
+    consumer.assign(places)
+    return consumer
+
+
+def main() -> None:
+    inside = Inside()
+    order: Order = inside.order(Order)
+    came = Journal(Path(order.came))
+    reader = Reader(order.ids, came)
+    try:
+        consumer = assigned(order)
+    except KafkaException as error:
+        raise SystemExit(f"the topic {order.topic} cannot be read: {error}") from None
+    inside.total = lambda: reader.count
+    inside.ready()
+    while not inside.stopped:
+        messages = consumer.consume(BATCH, WAIT_S)
+        if messages:
+            now_ms = time.time() * 1000
+            reader.take([message.value() or b"" for message in messages if message.error() is None], now_ms)
+    consumer.close()
+    came.close()
+    inside.report(
+        consumed=reader.count,
+        foreign=reader.foreign,
+        early=reader.early,
+        p50_ms=reader.late_by(0.5),
+        p99_ms=reader.late_by(0.99),
+    )
+
+
+if __name__ == "__main__":
+    main()

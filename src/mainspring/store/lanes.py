@@ -1,0 +1,169 @@
+"""Lanes that stand still: which, behind whom, and what can be done about their heads. See docs/lanes.md."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ..model.dead import DeadLetter
+from ..model.errors import StoreError
+from ..model.hold import PARKED, RETRY, HoldRecord
+from ..model.lane import LaneAnswer, LaneInfo, LaneState
+from .holds import Head
+from .index import look_up
+from .keys import HOLDS_FROM_S, Address, Slice, partition_of, score_of
+from .query import Found, look_at
+from .store import Group, Store
+from .verify_count import open_entries
+from .wire import Arg
+
+
+class Failed(NamedTuple):
+    """The failed head of a lane, as it stands now."""
+
+    head: Head
+    address: Address | None
+    found: Found | None
+
+    @property
+    def id(self) -> str:
+        if self.found is not None and self.found.body is not None and self.found.body.id:
+            return self.found.body.id
+        return self.head.idh.hex() if self.address is None else f"{self.head.idh.hex()}~{self.address.text()}"
+
+
+class _Hold(NamedTuple):
+    record: HoldRecord
+    behind: int
+
+
+async def read_lanes(store: Store) -> list[LaneInfo]:
+    """All lanes that stand still or come back, those that wait longest first."""
+    found = await _read(store, range(len(store.keys)))
+    return sorted(found, key=lambda one: (one.since_ms or 0, one.lane))
+
+
+async def read_lane(store: Store, lane: str) -> LaneInfo:
+    partition = partition_of(lane, len(store.keys))
+    known = {one.lane: one for one in await _read(store, [partition])}
+    return known.get(lane, LaneInfo(lane=lane, state="flowing", partition=partition))
+
+
+async def _read(store: Store, partitions: Iterable[int]) -> list[LaneInfo]:
+    groups: list[Group] = []
+    numbers = list(partitions)
+    for p in numbers:
+        keys = store.keys.partitions[p]
+        listed = ("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE")
+        groups.append((keys.slot, [("HGETALL", keys.held), ("HGETALL", keys.holds), listed]))
+    heads: dict[tuple[int, str], Head] = {}
+    holds: dict[tuple[int, str], tuple[Slice, HoldRecord]] = {}
+    for p, result in zip(numbers, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        held, records, names = result
+        for lane, raw in zip(held[::2], held[1::2], strict=True):
+            heads[p, lane.decode()] = Head.unpack(raw)
+        live = set(names)
+        for name, raw in zip(records[::2], records[1::2], strict=True):
+            record = HoldRecord.decode(raw)
+            if record is not None and record.lane is not None and name in live:
+                holds[p, record.lane] = (Slice.parse(name), record)
+    failed = dict(zip(heads, await _look(store, [(p, head) for (p, _), head in heads.items()]), strict=True))
+    behind = await _behind(store, {key: place for key, (place, _) in holds.items()})
+    return [
+        _info(p, lane, failed.get((p, lane)), _hold(holds.get((p, lane)), behind.get((p, lane), 0)))
+        for p, lane in dict.fromkeys([*heads, *holds])
+    ]
+
+
+def _hold(known: tuple[Slice, HoldRecord] | None, behind: int) -> _Hold | None:
+    return None if known is None else _Hold(known[1], behind)
+
+
+async def _look(store: Store, heads: list[tuple[int, Head]]) -> list[Failed]:
+    addresses = await look_up(store, [(p, head.idh) for p, head in heads])
+    wanted = [(at, head.idh) for (_, head), at in zip(heads, addresses, strict=True) if at is not None]
+    found = iter(await look_at(store, wanted))
+    return [
+        Failed(head, at, None if at is None else next(found)) for (_, head), at in zip(heads, addresses, strict=True)
+    ]
+
+
+async def _behind(store: Store, places: dict[tuple[int, str], Slice]) -> dict[tuple[int, str], int]:
+    groups: list[Group] = []
+    for (p, _), place in places.items():
+        keys = store.keys.partitions[p]
+        s, f, d, x = keys.slice_keys(place.name)
+        groups.append((keys.slot, [("LLEN", s), ("GET", f), ("GET", d), ("GET", x)]))
+    counts = {}
+    for key, result in zip(places, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        length, *bitmaps = result
+        counts[key] = open_entries(length, *(bits or b"" for bits in bitmaps))[0]
+    return counts
+
+
+def _info(partition: int, lane: str, failed: Failed | None, hold: _Hold | None) -> LaneInfo:
+    state = _state(failed, hold)
+    body = failed.found.body if failed is not None and failed.found is not None else None
+    record = hold.record if hold is not None else None
+    behind = 0 if hold is None else hold.behind
+    inside = failed is not None and failed.address is not None and failed.address.slice.is_hold
+    waiting = failed is not None and failed.found is not None and failed.found.state == "pending"
+    since_ms = [one for one in (failed and failed.head.since_ms, record and record.since_ms) if one]
+    return LaneInfo(
+        lane=lane,
+        state=state,
+        partition=partition,
+        since_ms=min(since_ms, default=None),
+        behind=max(0, behind - (inside and waiting)),
+        head_id=None if failed is None else failed.id,
+        head_state=None if failed is None or failed.found is None else failed.found.state,
+        attempts=None if body is None else body.attempt - (1 if waiting else 0),
+        error=body.errors[-1] if body is not None and body.errors else None,
+        next_ms=failed.found.due_ms if failed and failed.found and waiting and not inside else None,
+        cause=record.cause if record is not None and state == "held" else None,
+        reason=record.reason or None if record is not None else None,
+        who=record.who or None if record is not None else None,
+        until_ms=record.until_ms if record is not None else None,
+    )
+
+
+def _state(failed: Failed | None, hold: _Hold | None) -> LaneState:
+    cause = hold.record.cause if hold is not None else RETRY
+    inside = failed is not None and failed.address is not None and failed.address.slice.is_hold
+    if cause == PARKED and inside:
+        return "parked"
+    if failed is not None and not inside:
+        return "retrying"
+    return "returning" if cause in (RETRY, PARKED) else "held"
+
+
+async def failed_head(store: Store, lane: str) -> Failed | None:
+    """The failed task a lane waits for; None when it waits for none."""
+    keys = store.keys.partitions[partition_of(lane, len(store.keys))]
+    [raw] = await store.run_one(keys.slot, [("HGET", keys.held, lane)])
+    if raw is None:
+        return None
+    [failed] = await _look(store, [(keys.number, Head.unpack(raw))])
+    return failed
+
+
+async def skip_head(store: Store, failed: Failed, reason: str) -> LaneAnswer:
+    """Give the head up: a dead letter instead of a task, and the lane goes on."""
+    at, found = failed.address, failed.found
+    if at is None or found is None or found.body is None or found.state not in ("pending", "fired"):
+        return "gone"
+    keys = store.keys.partitions[at.partition]
+    body, now_ms = found.body, await store.sample_clock()
+    due_ms = body.original_due_ms if body.original_due_ms is not None else found.due_ms or 0
+    letter = DeadLetter.of(body, body.id or failed.head.idh.hex(), reason, now_ms, due_ms, at.pack())
+    letter = letter.tried(max(1, body.attempt - 1))
+    s, f, _, x = keys.slice_keys(at.slice.name)
+    names = [keys.n, keys.slices, keys.ids, keys.dead, keys.dead_times, s, f, x]
+    score = repr(score_of(at.slice.start_ms, at.r))
+    args: list[Arg] = [at.slice.name, score, at.index, failed.head.idh, letter.encode(), now_ms, at.pack()]
+    call = store.scripts.call("lane_skip", names, args)
+    status, _ = await store.run_one(keys.slot, [call, ("SPUBLISH", keys.wake, "1")])
+    answer: LaneAnswer = status.decode()
+    return answer

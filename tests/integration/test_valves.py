@@ -1,0 +1,282 @@
+"""Breakers, limits and shares through the engine: a receiver in trouble holds up its own tasks and nobody else's."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from mainspring.engine.engine import EngineOptions
+from mainspring.engine.valves import FlowOptions
+from mainspring.model.breaker import BreakerPolicy
+from mainspring.model.delivery import Delivery
+from mainspring.model.outcome import DONE, Outcome, Retry
+from mainspring.model.rate import Limit, Rate
+from mainspring.model.retry import RetryPolicy
+from mainspring.model.task import Task
+from mainspring.sinks.http import HttpOptions, HttpSink
+from mainspring.store.store import Store
+from mainspring.testing.balance import balance
+from mainspring.testing.ticker import Ticker
+
+from .web_receiver import Answer, receiving
+
+Tickers = Callable[..., Awaitable[Ticker]]
+
+BREAKER = BreakerPolicy(min_calls=10, window_ms=10_000, open_ms=5_000, max_open_ms=20_000, probes=2, ramp_ms=10_000)
+PATIENT = RetryPolicy(max_attempts=100, base_ms=1_000, factor=1, jitter="none")
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[HttpSink]:
+    made = HttpSink(HttpOptions(allow=("127.0.0.0/8",)))
+    yield made
+    await made.aclose()
+
+
+class Shop:
+    """Answers as it is told to, in a sink of its own."""
+
+    def __init__(self) -> None:
+        self.well = True
+        self.seen: list[Delivery] = []
+
+    def __call__(self, delivery: Delivery) -> Outcome:
+        self.seen.append(delivery)
+        return DONE if self.well else Retry("out of order")
+
+
+async def put(ticker: Ticker, target: str, count: int, **more: object) -> None:
+    await ticker.client.put_many(Task(target, n, after="1s", **more) for n in range(count))  # type: ignore[arg-type]
+
+
+async def pass_time(ticker: Ticker, seconds: int, step_ms: int = 200) -> None:
+    """In small steps: what is held has no due time to go to."""
+    for _ in range(seconds * 1000 // step_ms):
+        ticker.clock.advance(ms=step_ms)
+        await ticker.turn()
+
+
+# -- breaker ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_host_is_left_alone_and_a_healthy_one_goes_on(
+    tickers: Tickers, store: Store, sink: HttpSink
+) -> None:
+    ticker = await tickers(sinks={"http": sink}, options=EngineOptions(retry=PATIENT, flow=FlowOptions(BREAKER)))
+    well = False
+    with receiving(lambda _: Answer(200 if well else 503)) as dead, receiving() as healthy:
+        await put(ticker, dead.url, 30)
+        await ticker.advance(seconds=1)
+        tried = len(dead.requests)
+        assert tried == 30, "they were under way before anything was known"
+        await put(ticker, dead.url, 300)
+        await put(ticker, healthy.url, 300)
+        await ticker.advance(seconds=3)
+        assert len(healthy.requests) == 300
+        assert len(dead.requests) == tried, "its breaker is open"
+        await pass_time(ticker, 60)
+        probes = len(dead.requests) - tried
+        assert 2 <= probes <= 10, "a few probes, less and less often"
+        well = True
+        await pass_time(ticker, 60)
+        counts = Counter(request.headers["idempotency-key"] for request in dead.requests)
+        assert len(counts) == 330
+        attempts = [int(request.headers["mainspring-attempt"]) for request in dead.requests]
+        assert max(attempts) <= 1 + 1 + probes, "held work uses up no attempts"
+    books = await balance(store)
+    assert (books.done, books.pending, books.dead) == (630, 0, 0)
+
+
+async def test_on_recovery_the_backlog_goes_out_at_a_growing_rate(tickers: Tickers, store: Store) -> None:
+    shop = Shop()
+    ticker = await tickers(options=EngineOptions(retry=PATIENT, flow=FlowOptions(BREAKER)))
+    ticker.answer("http", shop)
+    shop.well = False
+    await put(ticker, "http://shop.example/", 20)
+    await ticker.advance(seconds=2)
+    await put(ticker, "http://shop.example/", 2_000)
+    await ticker.advance(seconds=1)
+    shop.well, before = True, len(shop.seen)
+    per_second = []
+    for _ in range(25):
+        for _ in range(10):
+            ticker.clock.advance(ms=100)
+            await ticker.turn()
+        per_second.append(len(shop.seen) - before)
+        before = len(shop.seen)
+    sent = [count for count in per_second if count]
+    assert sum(sent) >= 2_000
+    assert sent[0] < 40, f"it begins slowly: {per_second}"
+    assert max(sent) > 10 * sent[0], f"and ends fast: {per_second}"
+    assert (await balance(store)).pending == 0
+
+
+async def test_explain_says_that_the_breaker_is_open(ticker: Ticker, tickers: Tickers, store: Store) -> None:
+    shop = Shop()
+    shop.well = False
+    ticker = await tickers(options=EngineOptions(retry=PATIENT, flow=FlowOptions(BREAKER)))
+    ticker.answer("http", shop)
+    await put(ticker, "http://shop.example/", 20)
+    await ticker.advance(seconds=1)
+    await ticker.client.put("http://shop.example/", id="held", after="1s")
+    await ticker.advance(seconds=2)
+    told = await ticker.client.explain("held")
+    assert "circuit breaker of http://shop.example is open since" in told.text
+    assert "next probe at" in told.text
+
+
+async def test_a_breaker_that_is_off_never_opens(tickers: Tickers, store: Store) -> None:
+    shop = Shop()
+    shop.well = False
+    options = EngineOptions(retry=RetryPolicy(1), flow=FlowOptions(BreakerPolicy(off=True)))
+    ticker = await tickers(options=options)
+    ticker.answer("http", shop)
+    await put(ticker, "http://shop.example/", 200)
+    await ticker.advance(seconds=1)
+    await put(ticker, "http://shop.example/", 200)
+    await ticker.advance(seconds=1)
+    assert len(shop.seen) == 400
+
+
+async def test_lanes_behind_an_open_breaker_keep_their_order(tickers: Tickers, store: Store) -> None:
+    shop = Shop()
+    shop.well = False
+    ticker = await tickers(options=EngineOptions(retry=PATIENT, flow=FlowOptions(BREAKER)))
+    ticker.answer("http", shop)
+    await put(ticker, "http://shop.example/", 20)
+    await ticker.advance(seconds=2)
+    for lane in ("a", "b", "c"):
+        await put(ticker, "http://shop.example/", 20, lane=lane)
+    await ticker.advance(seconds=3)
+    shop.well = True
+    await pass_time(ticker, 60)
+    for lane in ("a", "b", "c"):
+        order = [one.value() for one in shop.seen if one.lane == lane and one.attempt >= 1]
+        assert sorted(set(order)) == list(range(20))
+        assert list(dict.fromkeys(order)) == list(range(20)), "each for the first time in due order"
+    assert (await balance(store)).pending == 0
+
+
+# -- limits -------------------------------------------------------------------------------------------------------
+
+
+async def test_two_nodes_share_one_rate(tickers: Tickers, store: Store) -> None:
+    flow = FlowOptions(limits={"target:shop": Limit(Rate(50, burst=5))})
+    nodes = [await tickers(options=EngineOptions(node=name, flow=flow)) for name in ("a", "b")]
+    first, second = nodes
+    first.engine.follow({0, 1}, set())
+    second.engine.follow({2, 3}, set())
+    await put(first, "target:shop", 400)
+    await put(first, "log:", 400)
+    sent = []
+    for _ in range(100):
+        first.clock.advance(ms=100)
+        for node in nodes:
+            await node.turn()
+        sent.append(sum(one.target == "target:shop" for node in nodes for one in node.deliveries))
+    assert all(node.deliveries for node in nodes), "both have partitions"
+    others = sum(one.target == "log:" for node in nodes for one in node.deliveries)
+    assert others == 400, "others are not held up"
+    assert all(later - sent[at] <= 50 + 5 + 10 for at, later in enumerate(sent[10:])), f"in any second: {sent}"
+    assert sent[-1] == 400
+    assert (await balance(store)).pending == 0
+
+
+async def test_explain_says_that_a_task_is_rate_limited(tickers: Tickers, store: Store) -> None:
+    flow = FlowOptions(limits={"target:shop": Limit(Rate.read("1/h"))})
+    ticker = await tickers(options=EngineOptions(flow=flow))
+    for name in ("one", "two", "three"):
+        await ticker.client.put("target:shop", id=name, after="1s")
+    await ticker.advance(seconds=5)
+    assert len(ticker.deliveries) == 1
+    texts = [(await ticker.client.explain(name)).text for name in ("one", "two", "three")]
+    assert sum("rate-limited to 1/h" in text for text in texts) == 2, texts
+
+
+async def test_all_nodes_together_have_no_more_under_way_than_the_limit_says(tickers: Tickers, store: Store) -> None:
+    """Deliveries end when the test says so; none is begun beyond the slots, on whichever node."""
+    import asyncio
+
+    class Slow:
+        def __init__(self) -> None:
+            self.under_way: list[asyncio.Future[None]] = []
+            self.most = 0
+
+        async def deliver(self, batch: list[Delivery]) -> list[Outcome]:
+            loop = asyncio.get_running_loop()
+            mine = [loop.create_future() for _ in batch]
+            self.under_way += mine
+            self.most = max(self.most, len(self.under_way))
+            await asyncio.gather(*mine)
+            return [DONE] * len(batch)
+
+        def end_one(self) -> None:
+            self.under_way.pop(0).set_result(None)
+
+        async def aclose(self) -> None: ...
+
+    slow = Slow()
+    flow = FlowOptions(limits={"target:shop": Limit(concurrency=3)})
+    nodes = [await tickers(sinks={"target": slow}, options=EngineOptions(node=name, flow=flow)) for name in ("a", "b")]
+    nodes[0].engine.follow({0, 1}, set())
+    nodes[1].engine.follow({2, 3}, set())
+    await put(nodes[0], "target:shop", 40)
+    nodes[0].clock.advance(seconds=1)
+    done = 0
+    for _ in range(400):
+        for node in nodes:
+            engine = node.engine
+            await engine.keeper.step()
+            engine.lookahead.reconnected()
+            while await engine.lookahead.step() == 0.0:
+                pass
+            await engine.permits.step()
+            await engine.dispatcher.step()
+        await asyncio.sleep(0)
+        if slow.under_way:
+            slow.end_one()
+            done += 1
+        nodes[0].clock.advance(ms=20)
+        if done == 40:
+            break
+    for node in nodes:
+        await node.turn()
+    assert slow.most <= 3
+    assert done == 40
+    assert (await balance(store)).done == 40
+
+
+async def test_a_rate_of_a_queue_bounds_what_is_handed_to_it(tickers: Tickers, store: Store) -> None:
+    flow = FlowOptions(limits={"queue:mail": Limit(Rate(10, burst=1))})
+    ticker = await tickers(options=EngineOptions(flow=flow))
+    await put(ticker, "queue:mail/send", 50)
+    await put(ticker, "queue:other/send", 50)
+    await ticker.advance(seconds=1)
+    counts = Counter(one.target for one in ticker.deliveries)
+    assert counts["queue:other/send"] == 50
+    assert counts["queue:mail/send"] <= 3
+
+
+# -- catching up --------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_overdue_goes_out_at_the_catch_up_rate_and_what_is_due_now_at_once(
+    tickers: Tickers, store: Store
+) -> None:
+    flow = FlowOptions(catch_up=Rate(100, burst=10), catch_up_after_ms=10_000)
+    ticker = await tickers(options=EngineOptions(flow=flow))
+    await ticker.client.put_many(Task("log:", "old", after="1s") for _ in range(600))
+    await ticker.client.put_many(Task("log:", "old", after="3h") for _ in range(100))
+    ticker.clock.advance(seconds=4 * 3600)  # nobody was up
+    await ticker.client.put_many(Task("log:", "now", after="2s") for _ in range(300))
+    counts = []
+    for _ in range(100):
+        ticker.clock.advance(ms=100)
+        await ticker.turn()
+        counts.append(Counter(one.value() for one in ticker.deliveries))
+    assert counts[25]["now"] == 300, "they did not wait"
+    assert counts[25]["old"] < 400
+    old = [count["old"] for count in counts]
+    assert all(later - old[at] <= 100 + 10 + 10 for at, later in enumerate(old[10:])), old
+    assert old[-1] == 700
+    assert (await balance(store)).pending == 0
