@@ -1,6 +1,6 @@
 # Mainspring. `make` alone lists what there is to do; every target does its own set-up.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-cron-long chaos chaos-long check bench bench-peers fmt lock clean
+.PHONY: help install serve test test-cron-long chaos chaos-long check bench bench-peers demo fmt lock clean
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -53,6 +53,10 @@ bench: install ## print the figures of the README
 
 bench-peers: install ## Mainspring beside Celery, Dramatiq, RQ, arq and Huey (these go into the cache folder; about six minutes)
 	@exec $(BIN)/mainspring bench peers $(ARGS)
+
+demo: install ## generator, two schedulers, Kafka and consumer: rates every second, the sums at the end
+	@tools/install-parts
+	@exec $(BIN)/mainspring demo ticks $(or $(ARGS),--ids 100000 --within 1m)
 
 fmt: install ## format and repair what can be repaired
 	@$(BIN)/ruff check --fix-only --quiet .

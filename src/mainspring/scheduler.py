@@ -86,7 +86,7 @@ class Scheduler:
 
     def command(self, name: str, argv: Sequence[str], **settings: Any) -> Command:
         """Name a program that workers may start, with the settings of a `[commands.<name>]` table."""
-        command = read_command({"argv": list(argv), **settings})
+        command = read_command({"argv": argv if isinstance(argv, str) else list(argv), **settings})
         self.registry.add(CommandWork(name, command))
         return command
 

@@ -64,6 +64,8 @@ class Workplace:
             shutdown_timeout_s=config.shutdown_timeout_s,
             retry=config.retry,
             error_handler=config.error_handler,
+            slots=config.queue.slots(),
+            queue_retries=config.queue.retries(),
         )
 
     async def stop(self) -> None:

@@ -75,6 +75,14 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     "nothing-read-again-after-a-reconnect": ("failover-nobody-hears-of", "late"),
     "lane-order-ignored": ("lane-under-way", "lane"),
     "failing-head-lets-others-pass": ("failing-head-of-a-lane", "lane"),
+    # held work
+    "move-without-cancel-check": ("cancel-while-tasks-are-moved", "cancelled"),
+    "move-without-a-mark": ("cancel-by-the-place-a-task-was-moved-from", "cancelled"),
+    "moved-after-the-commit": ("node-dies-after-a-move", "lost"),
+    "moved-before-the-commit": ("reply-to-a-move-is-lost", "books"),
+    "new-ones-overtake-held-work": ("arrival-while-held-work-comes-back", "lane"),
+    "takeover-forgets-hold-slices": ("node-dies-while-tasks-are-held", "late"),
+    "held-work-never-comes-back": ("many-behind-a-failing-head", "late"),
     # queues
     "finish-without-the-claim": ("stalled-worker-ends-its-run", "books"),
     "reclaim-without-a-new-claim": ("run-of-a-dead-worker", "repeated"),

@@ -23,6 +23,11 @@ SAID = {
         "order 2 expired",
         "order 2 is too late to be paid",
     ],
+    "order_worker": [
+        "order 42 charged 1999 cents in attempt 2",
+        "order 42 expired",
+        "argument order_id of handler 'payments/charge': Expected `int`, got `str`",
+    ],
     "device_command": [
         "valve-1 is away (attempt 1 to open)",
         "valve-2: open",

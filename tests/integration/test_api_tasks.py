@@ -157,9 +157,7 @@ async def test_a_payload_nested_as_deep_as_allowed_is_taken(api: Api) -> None:
 
 
 async def test_a_wrong_task_in_a_crowd_fails_alone(api: Api) -> None:
-    answers = await asyncio.gather(
-        *(put(api, id=f"n{n}", **({} if n % 4 else {"expires": 1})) for n in range(40))
-    )
+    answers = await asyncio.gather(*(put(api, id=f"n{n}", **({} if n % 4 else {"expires": 1})) for n in range(40)))
     assert [answer.status for answer in answers] == [201 if n % 4 else 400 for n in range(40)]
     assert (await api.client.count()).pending == 30
 

@@ -19,7 +19,13 @@ from mainspring.testing.servers import Server, standalone
 
 from .calling import LATER, Api, serving_api
 
-SECRETS = ("s3cret-password", "s3cret-bearer", "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0", "s3cret-header", "s3cret-query")
+SECRETS = (
+    "s3cret-password",
+    "s3cret-bearer",
+    "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0",
+    "s3cret-header",
+    "s3cret-query",
+)
 TARGETS = Targets.read(
     {
         "hook": {
@@ -195,10 +201,12 @@ async def test_answers_have_the_shapes_the_document_gives_them(api: Api) -> None
     """For the routes that read: what they really answer fits the type that the document is made of."""
     await api.client.put("null:", {"a": 1}, at=LATER, id="t")
     await kill(api, "d")
-    values = {"{id}": "t", "{name}": "hook"}
+    await api.post("/v1/schedules", {"name": "s", "cron": "@daily", "target": "null:", "payload": [1]})
+    await api.post("/v1/pauses", {"lane": "some"})
+    values = {"{id}": "t", "schedules/{name}": "schedules/s", "{name}": "hook", "{lane}": "some"}
     for route in surface.ROUTES:
         kind = route.answers.get(200)
-        if route.method != "GET" or kind is None:
+        if route.method != "GET" or kind is None or route.path == "/v1/queues/{name}":
             continue
         path = route.path.replace("dead/{id}", "dead/d")
         for name, value in values.items():

@@ -171,3 +171,21 @@ async def test_one_stale_partition_does_not_hold_up_the_others(
 
 def _partition(store: Store, lane: str) -> int:
     return partition_of(lane, len(store.keys))
+
+
+async def test_of_all_servers_that_a_tick_asked_only_the_newest_time_counts(
+    client: Client, store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old one, taken last, would set the clock back behind a begin of the same call: expired tasks would go out."""
+    summary = await client.put_many([Task("log:", n, after="2s") for n in range(60)], handles=True)
+    assert summary.handles is not None
+    clock.advance(ms=2000)
+    places = {address.partition: address.slice for address in (address_of(one.id) for one in summary.handles)}
+    owners = {number: await HandOwner.acquire(store, number) for number in places}
+    sections = [await owners[number].section(place, begin=[0]) for number, place in places.items()]
+    taken: list[int] = []
+    monkeypatch.setattr(clock, "sample", taken.append)
+    answers = await fire.tick(store, sections)
+    assert [one.status for one in answers if isinstance(one, fire.Answer)] == ["ok"] * len(places)
+    assert len(places) > 1
+    assert taken == [clock.now_ms() * 1000]

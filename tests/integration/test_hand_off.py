@@ -1,11 +1,13 @@
 """Hand-off: a task leaves its slice only together with its place in a queue, once, and by the hand of its owner."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from mainspring.client import Client
-from mainspring.engine.engine import EngineOptions
+from mainspring.engine import run_ends
+from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.clock import ManualClock
 from mainspring.model.errors import InvalidInput, Unavailable
 from mainspring.model.outcome import DONE, Dead, Outcome, Retry
@@ -17,6 +19,7 @@ from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.owner import HandOwner, address_of
 from mainspring.testing.ticker import Ticker
 
+from .conftest import Fleet
 from .queueing import QUEUE, TARGET, HandWorker, values
 
 Tickers = Callable[..., Awaitable[Ticker]]
@@ -367,3 +370,28 @@ async def test_a_lane_waits_for_no_other(ticker: Ticker, worker: HandWorker) -> 
     await worker.end(next(job for job in jobs if job.body.lane == "b"), outcome=DONE)
     await ticker.advance(seconds=1)
     assert values(await worker.take()) == [b'"4"']
+
+
+async def test_a_lane_goes_on_at_the_workers_word_and_not_at_the_next_look(
+    fleet: Fleet, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_ends, "POLL_S", 3_600.0)
+    store = await Store.open(fleet.url, namespace=namespace, partitions=2)
+    engine = Engine(store, {})
+    await engine.start()
+    try:
+        worker = HandWorker(store)
+        for i in range(10):
+            await Client.over(store).put(TARGET, i, lane="a")
+        ran: list[bytes] = []
+        async with asyncio.timeout(60):
+            while len(ran) < 10:
+                jobs = await worker.take()
+                ran += values(jobs)
+                await worker.end(*jobs)
+                await asyncio.sleep(0.001)
+        assert ran == [b"%d" % i for i in range(10)]
+    finally:
+        assert await engine.stop()
+        await balance(store)
+        await store.aclose()

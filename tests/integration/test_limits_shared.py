@@ -19,7 +19,7 @@ async def test_a_rate_is_one_for_all_nodes(store: Store, clock: ManualClock) -> 
     limit, got = Limit(Rate(100, burst=10)), {"a": 0, "b": 0}
     for _ in range(200):
         for node in got:
-            got[node] += (await grant(store, limit, 5, node=node)).count
+            got[node] += (await grant(store, limit, 5, node=node)).permits
         clock.advance(ms=50)
     assert 10 * 100 - 10 <= sum(got.values()) <= 10 * 100 + 10, "ten seconds of the rate, and the burst at its start"
     assert min(got.values()) > 0
@@ -29,10 +29,10 @@ async def test_after_a_pause_no_more_than_the_burst_comes_at_once(store: Store, 
     limit = Limit(Rate(100, burst=7))
     assert await grant(store, limit, 100) == Granted(7, 100, 10)
     clock.advance(seconds=3600)
-    assert (await grant(store, limit, 100)).count == 7
+    assert (await grant(store, limit, 100)).permits == 7
     assert await grant(store, limit, 100) == Granted(0, 100, 10)
     clock.advance(ms=10)
-    assert (await grant(store, limit, 100)).count == 1
+    assert (await grant(store, limit, 100)).permits == 1
 
 
 @pytest.mark.parametrize(("rate", "wait_ms"), [(Rate.read("6/m"), 10_000), (Rate(1_000_000), 1)])
@@ -42,45 +42,45 @@ async def test_the_wait_says_when_the_next_permit_comes(
     limit = Limit(rate)
     await grant(store, limit, 10_000_000)
     none = await grant(store, limit, 1)
-    assert (none.count, none.wait_ms) == (0, wait_ms)
+    assert (none.permits, none.wait_ms) == (0, wait_ms)
     clock.advance(ms=none.wait_ms)
-    assert (await grant(store, limit, 1)).count == 1
+    assert (await grant(store, limit, 1)).permits == 1
 
 
 async def test_a_rate_that_was_raised_counts_at_once(store: Store, clock: ManualClock) -> None:
     await grant(store, Limit(Rate.read("1/h")), 1)
     assert (await grant(store, Limit(Rate(1000, burst=1)), 1)).wait_ms == 1
     clock.advance(ms=1)
-    assert (await grant(store, Limit(Rate(1000, burst=1)), 1)).count == 1
+    assert (await grant(store, Limit(Rate(1000, burst=1)), 1)).permits == 1
 
 
 async def test_slots_are_never_more_than_there_are_and_shared_evenly(store: Store) -> None:
     limit = Limit(concurrency=4)
-    assert (await grant(store, limit, 9, node="a")).count == 4
-    assert (await grant(store, limit, 9, node="b")).count == 0
+    assert (await grant(store, limit, 9, node="a")).permits == 4
+    assert (await grant(store, limit, 9, node="b")).permits == 0
     # As a's deliveries end, b gets its half, and a no more than that.
     assert await grant(store, limit, 9, node="a", used=3) == Granted(0, 2, 50)
     assert await grant(store, limit, 9, node="a", used=2) == Granted(0, 2, 50)
-    assert (await grant(store, limit, 9, node="b")).count == 2
-    assert (await grant(store, limit, 9, node="a", used=1)).count == 1
-    assert (await grant(store, limit, 0, node="b", used=0)).count == 0
-    assert (await grant(store, limit, 9, node="a", used=2)).count == 2, "b wants nothing more"
+    assert (await grant(store, limit, 9, node="b")).permits == 2
+    assert (await grant(store, limit, 9, node="a", used=1)).permits == 1
+    assert (await grant(store, limit, 0, node="b", used=0)).permits == 0
+    assert (await grant(store, limit, 9, node="a", used=2)).permits == 2, "b wants nothing more"
 
 
 async def test_the_slots_of_a_dead_node_come_free_with_its_lease(store: Store, clock: ManualClock) -> None:
     limit = Limit(concurrency=3)
-    assert (await grant(store, limit, 3, node="dead")).count == 3
+    assert (await grant(store, limit, 3, node="dead")).permits == 3
     clock.advance(ms=LEASE_MS - 1)
-    assert (await grant(store, limit, 3, node="live")).count == 0
+    assert (await grant(store, limit, 3, node="live")).permits == 0
     clock.advance(ms=1)
-    assert (await grant(store, limit, 3, node="live")).count == 3
+    assert (await grant(store, limit, 3, node="live")).permits == 3
 
 
 async def test_a_rate_and_slots_together_give_the_less_of_both(store: Store, clock: ManualClock) -> None:
     limit = Limit(Rate(10, burst=5), concurrency=2)
-    assert (await grant(store, limit, 9)).count == 2
-    assert (await grant(store, limit, 9, used=0)).count == 2
-    assert (await grant(store, limit, 9, used=0)).count == 1, "four of five permits are used up"
-    assert (await grant(store, limit, 9, used=0)).count == 0
+    assert (await grant(store, limit, 9)).permits == 2
+    assert (await grant(store, limit, 9, used=0)).permits == 2
+    assert (await grant(store, limit, 9, used=0)).permits == 1, "four of five permits are used up"
+    assert (await grant(store, limit, 9, used=0)).permits == 0
     clock.advance(ms=100)
-    assert (await grant(store, limit, 9, used=0)).count == 1
+    assert (await grant(store, limit, 9, used=0)).permits == 1

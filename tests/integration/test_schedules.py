@@ -227,6 +227,16 @@ async def test_a_run_is_found_by_its_id(ticker: Ticker, client: Client) -> None:
     assert (await client.get("job@2027-01-15T08:00:10Z")).state == "done"
 
 
+async def test_the_second_of_a_slice_that_is_proven_already_goes_on_as_well(
+    ticker: Ticker, client: Client, store: Store
+) -> None:
+    """Nothing but its fired bit and the next run is written then: the smallest of all ticks."""
+    names = [name for name in (f"job-{n}" for n in range(50)) if partition_of(name, len(store.keys)) == 0][:4]
+    for n, name in enumerate(names):
+        await client.schedules.add(name, every="10s", start=START_MS + 10_000 + 200 * n, target="log:")
+    assert len(await ticker.advance(seconds=31)) == 3 * len(names)
+
+
 async def test_a_thousand_schedules_over_all_partitions(ticker: Ticker, client: Client, store: Store) -> None:
     names = [f"job-{n}" for n in range(1000)]
     assert len({partition_of(name, len(store.keys)) for name in names}) == len(store.keys)

@@ -1,7 +1,8 @@
 """Breakers, limits and shares through the engine: a receiver in trouble holds up its own tasks and nobody else's."""
 
+import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
@@ -43,6 +44,43 @@ class Shop:
     def __call__(self, delivery: Delivery) -> Outcome:
         self.seen.append(delivery)
         return DONE if self.well else Retry("out of order")
+
+
+class Slow:
+    """A sink whose deliveries end when the test says so."""
+
+    def __init__(self) -> None:
+        self.under_way: list[asyncio.Future[None]] = []
+        self.most = 0
+        self.ended = 0
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        mine = [asyncio.get_running_loop().create_future() for _ in batch]
+        self.under_way += mine
+        self.most = max(self.most, len(self.under_way))
+        await asyncio.gather(*mine)
+        return [DONE] * len(batch)
+
+    def end(self, count: int) -> None:
+        some, self.under_way = self.under_way[:count], self.under_way[count:]
+        self.ended += len(some)
+        for one in some:
+            one.set_result(None)
+
+    async def aclose(self) -> None: ...
+
+
+async def step(ticker: Ticker) -> None:
+    """As a turn, without waiting for what is under way."""
+    engine = ticker.engine
+    await engine.keeper.step()
+    engine.lookahead.reconnected()
+    while await engine.lookahead.step() == 0.0:
+        pass
+    await engine.permits.step()
+    await engine.dispatcher.step()
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 async def put(ticker: Ticker, target: str, count: int, **more: object) -> None:
@@ -194,27 +232,6 @@ async def test_explain_says_that_a_task_is_rate_limited(tickers: Tickers, store:
 
 
 async def test_all_nodes_together_have_no_more_under_way_than_the_limit_says(tickers: Tickers, store: Store) -> None:
-    """Deliveries end when the test says so; none is begun beyond the slots, on whichever node."""
-    import asyncio
-
-    class Slow:
-        def __init__(self) -> None:
-            self.under_way: list[asyncio.Future[None]] = []
-            self.most = 0
-
-        async def deliver(self, batch: list[Delivery]) -> list[Outcome]:
-            loop = asyncio.get_running_loop()
-            mine = [loop.create_future() for _ in batch]
-            self.under_way += mine
-            self.most = max(self.most, len(self.under_way))
-            await asyncio.gather(*mine)
-            return [DONE] * len(batch)
-
-        def end_one(self) -> None:
-            self.under_way.pop(0).set_result(None)
-
-        async def aclose(self) -> None: ...
-
     slow = Slow()
     flow = FlowOptions(limits={"target:shop": Limit(concurrency=3)})
     nodes = [await tickers(sinks={"target": slow}, options=EngineOptions(node=name, flow=flow)) for name in ("a", "b")]
@@ -222,28 +239,45 @@ async def test_all_nodes_together_have_no_more_under_way_than_the_limit_says(tic
     nodes[1].engine.follow({2, 3}, set())
     await put(nodes[0], "target:shop", 40)
     nodes[0].clock.advance(seconds=1)
-    done = 0
     for _ in range(400):
         for node in nodes:
-            engine = node.engine
-            await engine.keeper.step()
-            engine.lookahead.reconnected()
-            while await engine.lookahead.step() == 0.0:
-                pass
-            await engine.permits.step()
-            await engine.dispatcher.step()
-        await asyncio.sleep(0)
-        if slow.under_way:
-            slow.end_one()
-            done += 1
+            await step(node)
+        slow.end(1)
         nodes[0].clock.advance(ms=20)
-        if done == 40:
+        if slow.ended == 40:
             break
     for node in nodes:
         await node.turn()
-    assert slow.most <= 3
-    assert done == 40
+    assert slow.most == 3
+    assert slow.ended == 40
     assert (await balance(store)).done == 40
+
+
+async def test_a_target_that_never_answers_delays_nobody_else(tickers: Tickers, store: Store) -> None:
+    slow = Slow()
+    options = EngineOptions(concurrency=200, flow=FlowOptions(BreakerPolicy(off=True)))
+    ticker = await tickers(sinks={"target": slow}, options=options)
+    healthy = 0
+    for number in range(20):
+        await put(ticker, "target:dead", 200)
+        await put(ticker, "log:", 200)
+        for _ in range(10):
+            ticker.clock.advance(ms=200)
+            await step(ticker)
+            await step(ticker)
+        if number >= 5:
+            assert len(ticker.deliveries) >= healthy + 150, "it goes on, whatever waits for the dead one"
+        healthy = len(ticker.deliveries)
+    assert slow.most <= 160, "three quarters of the room, and no more"
+    assert ticker.engine.lookahead.held < 2_000, "held work is not kept in memory"
+    async with asyncio.timeout(120):
+        while slow.under_way or (await balance(store)).pending:
+            slow.end(1_000)
+            ticker.clock.advance(ms=500)
+            await step(ticker)
+    await ticker.turn()
+    books = await balance(store)
+    assert (books.done, books.pending, books.fired) == (8_000, 0, 0)
 
 
 async def test_a_rate_of_a_queue_bounds_what_is_handed_to_it(tickers: Tickers, store: Store) -> None:

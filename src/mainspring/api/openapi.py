@@ -67,7 +67,7 @@ def _operation(route: Route, schema_of: dict[Any, Any], components: dict[str, An
     if parameters:
         told["parameters"] = parameters
     if route.body is not None:
-        needed = bool(components.get(route.body.__name__, {}).get("required"))
+        needed = bool(components.get(route.body.__name__, {}).get("required")) and not route.lines
         told["requestBody"] = {"required": needed, "content": _content(route, schema_of[route.body])}
     told["responses"] = _responses(route, schema_of)
     return told

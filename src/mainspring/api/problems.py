@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..model.errors import Conflict, MainspringError, NotConfirmed, OutOfMemory, StoreError
+from ..model.errors import Conflict, MainspringError, NotConfirmed, NotFound, OutOfMemory, StoreError
 
 RETRY_AFTER_S: Final = 1
 PREFIX: Final = "urn:mainspring:problem:"
@@ -69,6 +69,8 @@ def problem_of(error: MainspringError) -> Problem:
             return Problem("not-confirmed", str(error), retry_after=str(RETRY_AFTER_S))
         case StoreError():
             return not_ready(f"{error}. The same request may be sent again: with an id it counts once")
+        case NotFound():
+            return Problem("not-found", str(error))
         case Conflict():
             return Problem("conflict", str(error))
         case _:

@@ -59,6 +59,11 @@ class ApiServer:
     def url(self) -> str:
         return url_of(self._socket, tls=self._tls)
 
+    def connections_of(self, address: tuple[str, int]) -> int:
+        """How many connections a client's address holds open."""
+        open_now = self._server.server_state.connections
+        return sum(getattr(one, "client", None) == tuple(address[:2]) for one in open_now)
+
     async def start(self) -> None:
         if not self._shared:
             self.open()

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from . import batch, cluster, dead, handbook, probes, targets, tasks, trail
+from . import batch, cluster, dead, handbook, probes, queues, schedules, standstills, targets, tasks, trail
 from .routes import Route
 from .ticks import TICK
 
@@ -11,6 +11,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     *tasks.ROUTES,
     batch.ROUTE,
     *dead.ROUTES,
+    *schedules.ROUTES,
+    *standstills.ROUTES,
+    *queues.ROUTES,
     *targets.ROUTES,
     cluster.ROUTE,
     trail.ROUTE,

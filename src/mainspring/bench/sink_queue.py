@@ -69,10 +69,12 @@ async def queue(where: Where, tasks: int, rounds: int, progress: Progress) -> Qu
 
 
 async def _round(store: Store, url: str, tasks: int, late: list[float], progress: Progress) -> tuple[float, int]:
-    async def nothing(order: int) -> None: ...
+    async def nothing(order: int) -> int:
+        return order
 
-    async def noted(order: int) -> None:
+    async def noted(order: int) -> int:
         late.append(store.clock.now_ms() - current().job.due_ms)
+        return order
 
     registry = Registry([Handler(nothing, queue=QUEUE), Handler(noted, queue=QUEUE)])
     async with fleet(store, url, 5.0) as nodes:

@@ -14,11 +14,12 @@ from .life import Progress
 from .sink_figures import SinkFigures
 from .sink_http import http
 from .sink_kafka import kafka
+from .sink_queue import queue
 
 Part = Callable[[Where, int, int, Progress], Awaitable[msgspec.Struct]]
 """Where, how many tasks, how many rounds."""
 
-PARTS: Final[dict[str, Part]] = {"kafka": kafka, "http": http}
+PARTS: Final[dict[str, Part]] = {"kafka": kafka, "http": http, "queue": queue}
 
 __all__ = ["PARTS", "SinkFigures", "sinks"]
 

@@ -12,8 +12,10 @@ from ..bench.baseline import baseline as run_baseline
 from ..bench.cluster import cluster as run_cluster
 from ..bench.compare import compare as run_compare
 from ..bench.cycle import cycle as run_cycle
+from ..bench.e2e import e2e as run_e2e
 from ..bench.ground import Where
 from ..bench.growth import growth as run_growth
+from ..bench.http import http as run_http
 from ..bench.idle import idle as run_idle
 from ..bench.lateness import Steady, compare_lateness
 from ..bench.lateness import lateness as run_lateness
@@ -247,6 +249,33 @@ def peers(
     where = Where(server=server) if server else server_of_choice()
     demand = Demand(tasks, rate, seconds)
     _run("peers", lambda told: run_peers(where, demand, only or (), told, install=install), json)
+
+
+@app.command()
+def http(
+    seconds: Seconds = 5.0,
+    rounds: Rounds = 3,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """Ticks one by one and tasks in batches over HTTP, beside a bare application on the same web server."""
+    _run("http", lambda told: run_http(Where(redis_url, server), seconds, rounds, told), json)
+
+
+@app.command()
+def e2e(
+    rate: Annotated[float, typer.Option("--rate", help="Tasks a second.")] = 66_000,
+    seconds: Seconds = 30.0,
+    schedulers: Annotated[int, typer.Option("--schedulers", min=1, help="Scheduler processes.")] = 1,
+    kafka: Annotated[str | None, typer.Option("--kafka", help="Brokers; without it one is started.")] = None,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """Batches over HTTP in, Kafka out, read there again: the whole road at a steady rate."""
+    where = Where(redis_url, server)
+    _run("e2e", lambda told: run_e2e(where, rate, seconds, schedulers, kafka, told), json)
 
 
 @app.command("all")

@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+import os
 import socket
 import sys
 from collections.abc import Callable, Coroutine
@@ -38,8 +39,8 @@ def add(
     name: Annotated[str, typer.Argument(help="Who or what it is for; shown in lists and in the audit trail.")] = "",
     role: Annotated[str, typer.Option(help="reader, submit-only, operator or admin.")] = "operator",
     expires: Annotated[str | None, typer.Option(help="A time, or a delay such as 90d; default never.")] = None,
-    targets: Annotated[list[str] | None, typer.Option("--target", help="Only this target, or with a * what begins so.")] = None,
-    reaches: Annotated[list[str] | None, typer.Option("--also", help="Another namespace it may reach; * for all.")] = None,
+    targets: Annotated[list[str] | None, typer.Option("--target", help="Only this; a * at its end is any.")] = None,
+    reaches: Annotated[list[str] | None, typer.Option("--also", help="Another namespace to reach; * is all.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second, at most.")] = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
@@ -140,9 +141,16 @@ def _with_store(config: Config, work: Callable[[Store], Coroutine[Any, Any, T]])
 
 
 async def _tell(store: Store, config: Config, what: str, name: str, **changed: dict[str, Any]) -> None:
-    who = f"{getpass.getuser()} (command line)"
+    who = f"{_user()} (command line)"
     change = Change(who, what, name, socket.gethostname(), "", changed.get("before"), changed.get("after"))
     await audit.record(store, change, kept=config.audit_entries)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a user of that number
+        return f"uid {os.getuid()}"
 
 
 def _shown(key: ApiKey) -> dict[str, Any]:

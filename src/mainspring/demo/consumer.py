@@ -26,6 +26,8 @@ class Reader:
         self.early = 0
         self.foreign = 0
         self.late_ms = array("f")
+        self.first_ms: float | None = None
+        self.last_ms = 0.0
 
     @property
     def count(self) -> int:
@@ -34,6 +36,8 @@ class Reader:
     def take(self, values: list[bytes], now_ms: float) -> None:
         numbers = [number for number in numbers_of(values, self._ids) if number is not None]
         self.foreign += len(values) - len(numbers)
+        if numbers:
+            self.first_ms, self.last_ms = self.first_ms or now_ms, now_ms
         self._came.add_all(numbers)
         late_ms = [now_ms - number // self._ids for number in numbers]
         self.early += sum(late < 0 for late in late_ms)
@@ -87,6 +91,7 @@ def main() -> None:
         consumed=reader.count,
         foreign=reader.foreign,
         early=reader.early,
+        seconds=(reader.last_ms - (reader.first_ms or 0)) / 1000,
         p50_ms=reader.late_by(0.5),
         p99_ms=reader.late_by(0.99),
     )

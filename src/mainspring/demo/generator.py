@@ -20,6 +20,9 @@ from .side import Inside
 from .ticks import Ticks, id_of, line_of, text_of
 
 TAKEN: Final = (200, 202)
+BATCHES_AT_ONCE: Final = 4
+"""To one scheduler: enough to keep it busy."""
+
 _WHOLE: Final = (b'"failed":0', b'"complete":true')
 
 
@@ -105,7 +108,8 @@ class Posts:
 async def post(order: Order, inside: Inside, sent: Journal) -> dict[str, Any]:
     load = Load(order.plan, inside)
     posts = Posts(order.plan, load, sent)
-    await Road(order.urls, order.plan.connections, posts).run()
+    most = order.plan.connections if order.plan.via == "http" else BATCHES_AT_ONCE * len(order.urls)
+    await Road(order.urls, min(most, order.plan.connections), posts).run()
     return {"refused": posts.refused, "first_refusal": posts.first_refusal}
 
 

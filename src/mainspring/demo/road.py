@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -48,8 +49,13 @@ class Source(Protocol):
 
 
 def request(path: str, content_type: str, body: bytes, about: tuple[int, ...] = ()) -> Request:
-    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
-    return Request(head.encode() + body, about)
+    return Request(_head(path, content_type, len(body)) + body, about)
+
+
+@lru_cache(maxsize=1024)
+def _head(path: str, content_type: str, length: int) -> bytes:
+    head = (f"POST {path} HTTP/1.1", "host: 127.0.0.1", f"content-type: {content_type}", f"content-length: {length}")
+    return "\r\n".join(head).encode() + _END
 
 
 class Road:

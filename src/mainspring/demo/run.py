@@ -53,6 +53,8 @@ class Reconciliation(msgspec.Struct, frozen=True):
     refused: int
     seconds: float
     """How long ticks were posted."""
+    consumed_s: float
+    """From the first that came to the last."""
     processes: list[Usage]
 
     @property
@@ -163,6 +165,7 @@ class Demo:
             pending=pending,
             refused=made["refused"],
             seconds=round(made["seconds"], 2),
+            consumed_s=round(came["seconds"], 2),
             processes=self.usages.all(),
         )
 

@@ -135,8 +135,7 @@ class Inside:
         threading.Thread(target=self._tell, daemon=True).start()
 
     def report(self, **figures: Any) -> None:
-        self.total = lambda: 0
-        _say(Word(report=figures))
+        _say(Word(total=self.total(), report=figures))
 
     def _listen(self) -> None:
         if sys.stdin.buffer.readline() == STOP:

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Final
 
 import msgspec
@@ -23,26 +24,28 @@ class Ticks:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._random = random.Random()
-        self._items = self._each_once() if plan.seconds is None else self._any()
+        self._items = self._walk()
         self._least_ms = min(1000, plan.within_ms // 2)
         """Not sooner: a tick that is due while it is posted says nothing about lateness."""
+        self._spread_ms = plan.within_ms - self._least_ms
+        self._ids = plan.ids
 
     def next(self) -> int | None:
         """The number of the next tick; None after the last."""
         item = next(self._items, None)
         if item is None:
             return None
-        ahead_ms = self._least_ms + int(self._random.random() * (self._plan.within_ms - self._least_ms))
-        return (time.time_ns() // 1_000_000 + ahead_ms) * self._plan.ids + item
+        ahead_ms = self._least_ms + int(self._random.random() * self._spread_ms)
+        return (time.time_ns() // 1_000_000 + ahead_ms) * self._ids + item
 
-    def _each_once(self) -> Iterator[int]:
+    def _walk(self) -> Iterator[int]:
+        """Through all items in random order: once, or again and again where time is the limit.
+
+        Not any item at any time: two ticks of one item in one millisecond are one tick, and the sums would not tell.
+        """
         items = list(range(self._plan.ids))
         self._random.shuffle(items)
-        return iter(items)
-
-    def _any(self) -> Iterator[int]:
-        while True:
-            yield int(self._random.random() * self._plan.ids)
+        return iter(items) if self._plan.seconds is None else cycle(items)
 
 
 def text_of(number: int, ids: int) -> bytes:

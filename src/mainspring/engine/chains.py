@@ -7,11 +7,12 @@ from typing import Final
 
 import msgspec
 
-from ..model.chain import Link, Run, State, after_begin, link_to
+from ..model.chain import NOBODY, Link, Run, State, after_begin
 from ..model.occurrence import schedule_of
 from ..model.schedule import Definition
 from ..store.codec import SCHEDULED, decode
 from ..store.fire import Plant
+from ..store.keys import HOUR_MS
 from ..store.schedule_rows import Sketch, sketch
 from .flight import Flight
 from .live import LiveSlice
@@ -24,51 +25,102 @@ SHORT_MS: Final = 120_000
 _FORGET_MS: Final = 600_000
 
 
-class Plan:
-    """What happens when an occurrence begins. Of one that moves no chain, nothing."""
+class Plan(msgspec.Struct, gc=False):
+    """What happens when an occurrence begins. Of one that moves no chain, nothing.
 
-    __slots__ = ("definition", "link", "next_ms", "put_ms", "settled", "sketch", "skips", "state", "waited")
+    Made ahead and as complete as can be: a hundred thousand may be due in the same second. Hidden from the garbage
+    collector for the same reason; nothing it refers to refers back.
+    """
 
-    def __init__(self, definition: Definition | None = None, link: Link | None = None) -> None:
-        self.definition = definition
-        self.link = link
-        self.settled = definition is None
-        """Nothing stands against its begin, whatever the time is by then."""
-        self.skips = False
-        self.waited = False
-        """It was kept back until the run before it was over."""
-        self.next_ms: int | None = None
-        self.put_ms = 0
-        self.sketch: Sketch | None = None
-        self.state: State | None = None
-        """What the chain remembers if it is skipped; for one that runs this is made at its begin."""
+    definition: Definition | None = None
+    link: Link | None = None
+    settled: bool = False
+    """Nothing stands against its begin, whatever the time is by then."""
+    skips: bool = False
+    waited: bool = False
+    """It was kept back until the run before it was over."""
+    waits_for_end: bool = False
+    following: Link | None = None
+    """The chain once this one has begun."""
+    sketch: Sketch | None = None
+    plant: Plant | None = None
+    good_ms: int = 0
+    """Until then `plant` can be written as it is."""
+    put_ms: int = 0
 
-    def foresee(self, now_ms: int) -> None:
+    @classmethod
+    def of(cls, definition: Definition, link: Link, began_ms: int) -> "Plan":
+        """That of an occurrence which moves its chain on."""
+        plan = cls(definition, link, waits_for_end=definition.slots.recurrence.waits_for_end)
+        plan.foresee(began_ms)
+        return plan
+
+    def foresee(self, began_ms: int) -> None:
         """Work out the following occurrence, ahead of time."""
         if self.definition is not None and self.link is not None:
-            self.lead_to(after_begin(self.definition, self.link, now_ms, waited=self.waited)[0])
+            self._lead_to(*after_begin(self.definition, self.link, began_ms, waited=self.waited))
+            self.plant = self._planted(began_ms, None)
 
-    def lead_to(self, next_ms: int | None) -> None:
-        if self.definition is not None and (self.sketch is None or next_ms != self.next_ms):
-            self.sketch = sketch(self.definition, next_ms) if next_ms is not None else None
-        self.next_ms = next_ms
+    def _lead_to(self, next_ms: int | None, state: State) -> None:
+        definition = self.definition
+        assert definition is not None
+        if next_ms is None:
+            self.sketch = None
+        elif self.sketch is None or self.following is None or next_ms != self.following.planned_ms:
+            self.sketch = sketch(definition, next_ms)
+        idh = NOBODY if self.sketch is None else self.sketch.idh
+        self.following = Link(definition.generation, next_ms or 0, idh, state)
 
     def run(self) -> None:
         self.settled, self.skips = True, False
 
     def skip(self, next_ms: int | None, state: State) -> None:
-        self.settled, self.skips, self.state = True, True, state
-        self.lead_to(next_ms)
+        self.settled, self.skips = True, True
+        self._lead_to(next_ms, state)
+
+    def relink(self, state: State) -> None:
+        """More is known of the last run than when this was planned."""
+        if self.link is not None and state is not self.link.state:
+            self.link, self.good_ms = msgspec.structs.replace(self.link, state=state), 0
+
+    def planting(self, flight: Flight, now_ms: int) -> Plant:
+        """What the server puts in the step in which this begins."""
+        if self.plant is not None and now_ms < self.good_ms and not self.skips:
+            self.put_ms = now_ms
+            return self.plant
+        assert self.definition is not None
+        assert self.link is not None
+        if self.skips:
+            return self._planted(now_ms, (flight.live.keys[3], flight.index))
+        self._lead_to(*after_begin(self.definition, self.link, now_ms, waited=self.waited))
+        return self._planted(now_ms, None)
+
+    def _planted(self, now_ms: int, skipped: tuple[str, int] | None) -> Plant:
+        assert self.link is not None
+        assert self.following is not None
+        assert self.definition is not None
+        place, row = (None, b"") if self.sketch is None else self.sketch.put(now_ms)
+        self.put_ms = now_ms
+        if place is not None and self.sketch is not None:
+            # Written later it would be overdue, or stand in an hour slice that is being read.
+            self.good_ms = place.start_ms if place.width_ms >= HOUR_MS else self.sketch.due_ms
+        else:
+            self.good_ms = 1 << 62
+        return Plant(self.definition.name, self.link.claim, self.following.pack(), place, row, skipped)
 
 
-class Ongoing:
+class Ongoing(msgspec.Struct, gc=False):
     """The last run of a schedule as this owner has seen it."""
 
-    __slots__ = ("began_ms", "idh", "link", "over", "planned_ms")
+    name: str
+    planned_ms: int
+    began_ms: int
+    link: Link
+    over: Run | None = None
 
-    def __init__(self, idh: bytes, planned_ms: int, began_ms: int, link: Link) -> None:
-        self.idh, self.planned_ms, self.began_ms, self.link = idh, planned_ms, began_ms, link
-        self.over: Run | None = None
+
+APART: Final = Plan(settled=True)
+"""The plan of an occurrence that moves no chain."""
 
 
 class Chains:
@@ -83,7 +135,8 @@ class Chains:
         self.ready: list[Flight] = []
         """It has."""
         self.known: dict[str, tuple[Definition, Link]] = {}
-        self.runs: dict[str, Ongoing] = {}
+        self.runs: dict[bytes, Ongoing] = {}
+        """Last runs of schedules, by the hashes of their ids."""
         self.ended: dict[str, Ongoing] = {}
         """Runs whose end the server does not know yet."""
         self.asks = False
@@ -100,113 +153,102 @@ class Chains:
     # -- begin -----------------------------------------------------------------------------------------
 
     def cleared(self, flights: list[Flight], now_ms: int) -> list[Flight]:
-        """Those that may begin; the others wait aside for the planner."""
+        """Those that may begin, each with its plan; the others wait aside for the planner."""
         leaving = []
         for flight in flights:
-            if flight.row[4] & SCHEDULED and not self._is_clear(flight, now_ms):
-                flight.live.held.add(flight.index)
-                self.aside[flight.idh] = flight
-                self.asks = True
-            else:
-                leaving.append(flight)
+            row = flight.row
+            if row[4] & SCHEDULED:
+                plan = self.plans.get(row[5:21])
+                if plan is None or not (plan.settled or self._is_clear(plan, now_ms - flight.place_ms)):
+                    self._set_aside(flight, plan)
+                    continue
+                flight.plan = plan
+            leaving.append(flight)
         return leaving
 
-    def _is_clear(self, flight: Flight, now_ms: int) -> bool:
-        plan = self.plans.get(flight.idh)
+    def _set_aside(self, flight: Flight, plan: Plan | None) -> None:
         if plan is None:
             self.wanted[flight.idh] = flight.row
-            return False
-        if plan.settled:
-            return True
-        definition, link = plan.definition, plan.link
-        assert definition is not None and link is not None
-        on_time = now_ms - flight.place_ms <= definition.grace_ms
-        return on_time and not definition.slots.recurrence.waits_for_end and self.is_free(definition, link)
+        flight.live.held.add(flight.index)
+        self.aside[flight.idh] = flight
+        self.asks = True
 
-    def is_free(self, definition: Definition, link: Link) -> bool:
-        """Nothing that is known from memory says that the last run may go on."""
-        if definition.overlap == "allow" or link.state.last_is_over:
+    def _is_clear(self, plan: Plan, late_ms: int) -> bool:
+        definition = plan.definition
+        if definition is None or late_ms > definition.grace_ms or plan.waits_for_end:
+            return False
+        return self.is_free(plan)
+
+    def is_free(self, plan: Plan) -> bool:
+        """By what is known from memory the last run is over, or may go on beside this one."""
+        definition, link = plan.definition, plan.link
+        assert definition is not None
+        assert link is not None
+        state = link.state
+        if not state.last or state.last_is_over:
             return True
-        ongoing = self.runs.get(definition.name)
-        return ongoing is not None and ongoing.idh == link.state.last and ongoing.over is not None
+        ongoing = self.runs.get(state.last)
+        if ongoing is not None and ongoing.over is not None:
+            plan.relink(state.with_run(ongoing.over))
+            return True
+        return definition.overlap == "allow"
 
     def take_ready(self) -> list[Flight]:
         ready, self.ready = self.ready, []
-        return [flight for flight in ready if not flight.live.forgotten]
+        leaving = []
+        for flight in ready:
+            if not flight.live.forgotten:
+                flight.plan = self.plans.get(flight.idh)
+                leaving.append(flight)
+        return leaving
 
     def plants(self, flights: Iterable[Flight], now_ms: int) -> list[Plant]:
         """What the server puts in the step in which these begin."""
         found = []
         for flight in flights:
-            if flight.row[4] & SCHEDULED:
-                plan = self.plans.get(flight.idh)
-                if plan is not None and plan.definition is not None and plan.link is not None:
-                    found.append(self._plant(flight, plan, plan.definition, plan.link, now_ms))
+            plan = flight.plan
+            if isinstance(plan, Plan) and plan.link is not None:
+                found.append(plan.planting(flight, now_ms))
         return found
-
-    def _plant(self, flight: Flight, plan: Plan, definition: Definition, link: Link, now_ms: int) -> Plant:
-        state, skipped = plan.state, None
-        if plan.skips:
-            skipped = (flight.live.keys[3], flight.index)
-        else:
-            link = link._replace(state=self.remembered(definition.name, link.state))
-            next_ms, state = after_begin(definition, link, now_ms, waited=plan.waited)
-            plan.state = state
-            plan.lead_to(next_ms)
-        assert state is not None
-        plan.put_ms = now_ms
-        value = link_to(definition, plan.next_ms, state) if plan.sketch is None else Link(
-            definition.generation, plan.next_ms or 0, plan.sketch.idh, state
-        )  # fmt: skip
-        if plan.sketch is None:
-            return Plant(definition.name, link.claim, value.pack(), None, b"", b"", skipped)
-        place, row = plan.sketch.put(now_ms)
-        return Plant(definition.name, link.claim, value.pack(), place, plan.sketch.idh, row, skipped)
-
-    def remembered(self, name: str, state: State) -> State:
-        """With the end of the last run, as far as this owner knows it."""
-        ongoing = self.runs.get(name)
-        if ongoing is not None and ongoing.over is not None and ongoing.planned_ms == state.last_ms:
-            return state.with_run(ongoing.over)
-        return state
 
     def begun(self, flights: Iterable[Flight], left: Sequence[Flight]) -> bool:
         """The server has moved their chains on. True when some of the following occurrences are near."""
-        leaving = {flight.idh for flight in left}
-        near = False
+        all_left = flights is left
+        leaving = set() if all_left else {flight.idh for flight in left}
+        plans, runs, near = self.plans, self.runs, False
         for flight in flights:
-            plan = self.plans.pop(flight.idh, None) if flight.row[4] & SCHEDULED else None
-            if plan is None or plan.definition is None or plan.link is None or plan.state is None:
+            plan = flight.plan
+            if not isinstance(plan, Plan):
                 continue
-            definition, planned_ms = plan.definition, plan.link.planned_ms
-            idh = plan.sketch.idh if plan.sketch is not None else b""
-            link = Link(definition.generation, plan.next_ms or 0, idh, plan.state)
+            idh = flight.row[5:21]
+            plans.pop(idh, None)
+            definition, old, link = plan.definition, plan.link, plan.following
+            if definition is None or old is None or link is None:
+                continue
             if plan.sketch is not None:
                 near = near or plan.sketch.due_ms < plan.put_ms + NEAR_MS
-                if (plan.next_ms or 0) - planned_ms < SHORT_MS:
+                if link.planned_ms - old.planned_ms < SHORT_MS:
                     self.known[definition.name] = (definition, link)
-                else:
+                elif self.known:
                     self.known.pop(definition.name, None)
-            if flight.idh in leaving and not plan.skips:
-                self.runs[definition.name] = Ongoing(flight.idh, planned_ms, plan.state.began_ms, link)
-            elif definition.name in self.runs:
-                self.runs[definition.name].link = link
+            last = old.state.last
+            before = runs.pop(last, None) if last else None
+            if not plan.skips and (all_left or idh in leaving):
+                runs[idh] = Ongoing(definition.name, old.planned_ms, plan.put_ms, link)
+            elif plan.skips and before is not None:
+                before.link = link
+                runs[last] = before
         return near
 
     # -- ends ------------------------------------------------------------------------------------------
 
     def over(self, flight: Flight, outcome: str, now_ms: int) -> None:
         """A run of a schedule is over for good."""
-        body = flight.body
-        if body.occurrence is None or body.id is None:
-            return
-        name = schedule_of(body.id)
-        ongoing = self.runs.get(name)
-        if ongoing is None or ongoing.idh != flight.idh:
-            return
-        ongoing.over = Run(ongoing.planned_ms, ongoing.began_ms, now_ms, outcome)
-        self.ended[name] = ongoing
-        self.asks = True
+        ongoing = self.runs.get(flight.row[5:21])
+        if ongoing is not None:
+            ongoing.over = Run(ongoing.planned_ms, ongoing.began_ms, now_ms, outcome)
+            self.ended[ongoing.name] = ongoing
+            self.asks = True
 
     def forget(self, live: LiveSlice) -> None:
         """Its rows are read anew, or belong to somebody else."""

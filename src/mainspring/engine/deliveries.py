@@ -126,16 +126,17 @@ class Deliveries:
             return
         error = task.exception()
         if error is None and _well_formed(task.result(), len(group)):
-            self._valves.landed(group[0].body.target, len(group), *_tally(task.result()))
-            self._settle(group, task.result())
+            done, failed = _tally(task.result())
+            self._valves.landed(group[0].body.target, len(group), done, failed)
+            self._settle(group, task.result(), all_done=done == len(group))
             return
         self._valves.landed(group[0].body.target, len(group), 0, len(group))
         reason = f"{type(error).__name__}: {error}" if error else "the sink did not give one outcome for each task"
         self._settle(group, [Retry(reason, error=error)] * len(group))
 
-    def _settle(self, group: list[Flight], outcomes: Sequence[Outcome]) -> None:
+    def _settle(self, group: list[Flight], outcomes: Sequence[Outcome], *, all_done: bool = False) -> None:
         self.in_flight -= len(group)
-        if outcomes.count(DONE) == len(outcomes):
+        if all_done:
             for live, run in groupby(group, _LIVE):
                 if live.has_lanes:
                     for flight in run:

@@ -79,7 +79,6 @@ class Dispatcher:
         lost: Callable[[Partition, str], None],
         read_again: Callable[[], None],
         room_made: Callable[[], None],
-        max_in_flight: int,
     ) -> None:
         self._store = store
         self._owned = owned
@@ -90,7 +89,6 @@ class Dispatcher:
         self._lost = lost
         self._read_again = read_again
         self._room_made = room_made
-        self._max_in_flight = max_in_flight
         self._last_served = -1
         self.pace = Pace()
         self.ask_planner: Callable[[], None] = _nobody_plans
@@ -118,7 +116,7 @@ class Dispatcher:
                     wait_s = 0.0
                 soonest_ms = min(soonest_ms, one.soonest_ms)
             dirty_since = min(dirty_since, one.dirty_since)
-        if self._deliveries.in_flight < self._max_in_flight:
+        if self._valves.free(self._deliveries.in_flight) > 0:
             wait_s = min(wait_s, (soonest_ms - self._store.clock.now_ms()) / 1000)
         wait_s = min(wait_s, dirty_since + COMMIT_WAIT_S - time.monotonic())
         return max(wait_s, self.pace.wait_s())
@@ -126,7 +124,7 @@ class Dispatcher:
     async def _tick(self) -> int:
         now_ms, now_s = self._store.clock.now_ms(), time.monotonic()
         self._valves.tick()
-        room = min(TICK_TASKS, self._max_in_flight - self._deliveries.in_flight)
+        room = min(TICK_TASKS, self._valves.free(self._deliveries.in_flight))
         all_begun: list[tuple[Partition, Begun]] = []
         for partition in self._in_turn(now_ms, now_s):
             limit = 0 if partition.closing else min(room, BITE_TASKS)

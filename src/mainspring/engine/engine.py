@@ -121,7 +121,6 @@ class Engine:
             lost=self.keeper.lose,
             read_again=self._something_to_read,
             room_made=self._room_made,
-            max_in_flight=options.concurrency,
         )
         self.dispatcher.ask_planner = self._something_to_plan
         self.sweeper = Sweeper(store, self.owned, dedupe_window_ms=int(options.dedupe_window_s * 1000))
@@ -201,15 +200,15 @@ class Engine:
     def _woken(self, partition: int) -> None:
         self.lookahead.woken(partition)
         self._read.wake()
-        self._acks_may_be_there()
+        self._acks_may_be_there([partition])
 
     def _reconnected(self) -> None:
         self.lookahead.reconnected()
         self._read.wake()
-        self._acks_may_be_there()
+        self._acks_may_be_there(list(self.owned))
 
-    def _acks_may_be_there(self) -> None:
-        if self.hand_offs.woken():
+    def _acks_may_be_there(self, partitions: list[int]) -> None:
+        if self.hand_offs.ends.woken(partitions):
             self._fire.wake()
 
     def _something_to_fire(self) -> None:
@@ -258,9 +257,8 @@ class Engine:
     # -- what valves ask ---------------------------------------------------------------------------------
 
     @property
-    def free(self) -> int:
-        """How many more may be in flight."""
-        return self.options.concurrency - self.deliveries.in_flight
+    def most(self) -> int:
+        return self.options.concurrency
 
     def permits_wanted(self) -> None:
         self._permit.wake()
@@ -288,7 +286,7 @@ class Engine:
         self.lookahead.reconnected()
         while await self.lookahead.step() == 0.0:
             pass
-        self.hand_offs.woken()
+        self.hand_offs.ends.woken(self.owned)
         while await self.planner.step() == 0.0:
             pass
         while True:
@@ -303,6 +301,7 @@ class Engine:
             stirred = any(one.lanes.stirred or one.chains.ready for one in self.owned.values())
             if self._progress() == before and not stirred:
                 break
+        await self.planner.flush()
         while await self.sweeper.drop_finished():
             pass
         return self.deliveries.delivered

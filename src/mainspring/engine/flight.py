@@ -16,6 +16,8 @@ class Flight(Delivery, gc=False):
     key: int
     """Offset and index of the entry, as LiveSlice sorts them."""
     live: LiveSlice
+    plan: object = None
+    """Of an occurrence of a schedule: what is put when it begins."""
 
     @property
     def namespace(self) -> str:

@@ -5,7 +5,6 @@ the server. One of a lane stays fired until the worker's word, which stands amon
 may the next of its lane begin. A new owner hands it off again; the server knows whether it is still there.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from math import inf
@@ -16,9 +15,7 @@ from ..model.errors import InvalidInput, StoreError
 from ..model.outcome import Dead
 from ..model.queues import queue_of
 from ..store import hand_off
-from ..store.acks import forget_acks, read_acks
 from ..store.keys import address_prefix, r_of
-from ..store.queue_end import decode_ack
 from ..store.store import Store
 from .commits import Commits
 from .deliveries import Deliveries
@@ -26,12 +23,7 @@ from .flight import Flight
 from .handed import HandingOff
 from .live import INDEX_MASK, LiveSlice
 from .partition import Partition
-
-POLL_S: Final = 0.5
-"""How often acks are looked for that no message announced, and tasks tried again whose id is in a queue already."""
-
-IDLE_S: Final = 1.0
-FORGOTTEN_AT_ONCE: Final = 1_000
+from .run_ends import RunEnds
 
 _LIVE: Final = attrgetter("live")
 
@@ -59,10 +51,7 @@ class HandOffs:
         self._commands = commands
         self.ready: dict[Partition, None] = {}
         """Partitions with tasks to hand off."""
-        self._watched: dict[Partition, None] = {}
-        """Partitions that wait for acks, or for the end of another task of an id."""
-        self._poll_at = 0.0
-        self._called = False
+        self.ends = RunEnds(store, owned, deliveries)
 
     def add(self, flights: list[Flight]) -> None:
         """These have begun; they go with the next call."""
@@ -83,39 +72,18 @@ class HandOffs:
             return False
         return True
 
-    # -- when ----------------------------------------------------------------------------------------------
-
-    def woken(self) -> bool:
-        """Somebody said that something has changed, or may have said so unheard. True when that may matter here."""
-        self._called = bool(self._watched)
-        return self._called
-
     @property
     def wait_s(self) -> float:
-        if self.ready or self._called:
-            return 0.0
-        return max(0.0, self._poll_at - time.monotonic()) if self._watched else IDLE_S
+        return 0.0 if self.ready else self.ends.wait_s
 
     async def step(self) -> StoreError | None:
         failure = await self.flush() if self.ready else None
-        if self._watched and (self._called or time.monotonic() >= self._poll_at):
-            failure = await self._look_after() or failure
+        if self.ends:
+            again, missed = await self.ends.look()
+            self._deliveries.in_flight += len(again)
+            self.add(again)
+            failure = (await self.flush() if self.ready else None) or missed or failure
         return failure
-
-    async def _look_after(self) -> StoreError | None:
-        self._called, self._poll_at = False, time.monotonic() + POLL_S
-        for partition in list(self._watched):
-            if self._owned.get(partition.number) is not partition:
-                del self._watched[partition]
-                continue
-            later, partition.handed.put_off = partition.handed.put_off, []
-            self._deliveries.in_flight += len(later)
-            self.add(later)
-        failure = await self._read_acks()
-        for partition in list(self._watched):
-            if not partition.handed.is_watched and partition not in self.ready:
-                del self._watched[partition]
-        return (await self.flush() if self.ready else None) or failure
 
     # -- handing off -----------------------------------------------------------------------------------------
 
@@ -204,54 +172,10 @@ class HandOffs:
                     address = flight.address
                     partition.handed.awaited[address] = flight
                     if answer is not None:
-                        self._ended(partition, address, answer)
-            if partition.handed.is_watched and partition not in self._watched:
-                self._watched[partition] = None
-                self._poll_at = time.monotonic() + POLL_S
+                        self.ends.ended(partition, address, answer)
+            if partition.handed.is_watched:
+                self.ends.watch(partition)
         self._deliveries.delivered += plain
-
-    # -- acks --------------------------------------------------------------------------------------------------
-
-    async def _read_acks(self) -> StoreError | None:
-        failure = await self._forget_acks()
-        waiting = [partition for partition in self._watched if partition.handed.awaited]
-        answers = await read_acks(self._store, [one.number for one in waiting])
-        for partition, answer in zip(waiting, answers, strict=True):
-            if isinstance(answer, StoreError):
-                failure = answer
-            elif self._owned.get(partition.number) is partition:
-                for address, (idh, ack) in answer.acks.items():
-                    flight = partition.handed.awaited.get(address)
-                    if flight is not None and flight.idh == idh:
-                        self._ended(partition, address, ack)
-                self._called = self._called or answer.more
-        return failure
-
-    def _ended(self, partition: Partition, address: bytes, ack: bytes) -> None:
-        flight = partition.handed.awaited.pop(address)
-        if flight.live.forgotten:
-            return  # it is read anew, handed off again, and answered by the same ack
-        self._deliveries.settle_ended(flight, decode_ack(ack))
-        partition.handed.answered[address] = flight.live
-        self._deliveries.delivered += 1
-
-    async def _forget_acks(self) -> StoreError | None:
-        """Acks of tasks whose end the server knows are of no use any more."""
-        known: dict[Partition, list[bytes]] = {}
-        for partition in self._watched:
-            if partition.handed.answered and partition.unanswered is None and not partition.has_outcomes:
-                answered = partition.handed.answered.items()
-                over = [address for address, live in answered if live not in partition.dirty][:FORGOTTEN_AT_ONCE]
-                if over:
-                    known[partition] = over
-        if not known:
-            return None
-        failure = await forget_acks(self._store, {one.number: over for one, over in known.items()})
-        if failure is None:
-            for partition, over in known.items():
-                for address in over:
-                    partition.handed.answered.pop(address, None)
-        return failure
 
 
 def _head_of(live: LiveSlice) -> bytes:

@@ -33,7 +33,7 @@ def _due_ms(flight: Flight) -> float:
 
 
 class HeldWork:
-    """What of one partition may not go out now. Tasks of a lane wait under their lane's hold, whatever holds them up."""
+    """What of one partition may not go out now. Tasks of a lane wait under their lane's hold, whoever holds them up."""
 
     lanes: "Lanes"
 
@@ -77,7 +77,7 @@ class HeldWork:
         own = self.holds.by_key.get(key)
         if own is not None and own.live is flight.live and not own.open:
             return  # it was let go when its hold closed, and stays where it is
-        record = HoldRecord(key, key, now_ms, why.reason, why.who, why.until_ms)
+        record = HoldRecord(key, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
         if own is not None and own.open and not own.closing and self.gates.room(key) is not None:
             self._join(flight, own, record)
             return
@@ -115,13 +115,13 @@ class HeldWork:
         if not self.lanes.is_closed(lane):
             if hold is not None and not hold.closing and behind > FEW_BEHIND:
                 # They come faster than those before them leave. There they keep their order.
-                self._move_behind(lane, hold, now_ms)
+                self._move_behind(lane, hold)
             return
         long = self.lanes.until.get(lane, 0) - now_ms > LONG_WAIT_MS
         if hold is not None or lane in self.lanes.gated or behind > FEW_BEHIND or (long and behind):
-            self._move_behind(lane, self.holds.make(self._record(lane, now_ms), now_ms), now_ms)
+            self._move_behind(lane, self.holds.make(self._record(lane, now_ms), now_ms))
 
-    def _move_behind(self, lane: str, hold: Hold, now_ms: int) -> None:
+    def _move_behind(self, lane: str, hold: Hold) -> None:
         head = self.lanes.waits_for(lane)
         for flight in self.lanes.take_behind(lane, hold.live):
             hold.has_head = hold.has_head or flight.idh == head
@@ -136,7 +136,7 @@ class HeldWork:
                 return known.record
             return HoldRecord(LANE + lane, RETRY, now_ms)
         why = self.gates.why(key)
-        return HoldRecord(LANE + lane, key, now_ms, why.reason, why.who, why.until_ms)
+        return HoldRecord(LANE + lane, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
 
     def park(self, lane: str, reason: str, now_ms: int) -> Hold:
         """The lane stands still until somebody acts."""

@@ -26,6 +26,8 @@ class Why(NamedTuple):
     reason: str = ""
     who: str = ""
     until_ms: int | None = None
+    code: str = ""
+    """For programs: what `explain` calls it."""
 
 
 class Gate(Protocol):
@@ -214,7 +216,7 @@ def row_in(place: Slice, flight: Flight) -> bytes:
 
 
 def row_of(place: Slice, flight: Flight, body: Body) -> bytes:
-    """The same with another body, which says when it was due: at the edge of what offsets can say, its place does not."""
+    """The same with another body that says when it was due: past the edge of what offsets can say, places do not."""
     offset = min(max(flight.place_ms - place.from_ms, 0), HOLD_MS - 1)
     return entry(offset, _flags(flight), flight.idh, body)
 

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from ..model.chain import Link, Run, after_misfire, after_overlap, moved_by_end
 from ..model.clock import Clock, steady_s
 from ..model.errors import StoreError
 from ..store import schedule_care, schedules
 from ..store.store import Store
-from .chains import Chains, Plan, occurrence_of
+from .chains import APART, Chains, Plan, occurrence_of
 from .flight import Flight
 from .partition import Partition
 
@@ -26,6 +28,8 @@ OVERDUE_MS: Final = 15_000
 """An occurrence that is overdue for longer is looked at closer: it may be waiting, or lost."""
 LOOK_AGAIN_S: Final = 0.5
 """How often the end of a run is asked for that others wait for."""
+NOTE_S: Final = 0.5
+"""How often the ends of runs are written."""
 PLANS_AT_ONCE: Final = 500
 IDLE_S: Final = 5.0
 
@@ -40,6 +44,8 @@ class Planner:
         self._clock: Clock = store.clock
         self._checked: dict[int, tuple[bytes, float]] = {}
         """Partition -> the token under which it was checked, and when."""
+        self._note_at = 0.0
+        """Not at once: what is due goes before the news of what is over."""
         self.replanted = 0
         self.decisions = 0
         """Plans made and cases decided: as long as it grows, something may begin."""
@@ -54,13 +60,17 @@ class Planner:
                 wait_s = min(wait_s, await self._serve(partition))
             except StoreError as error:
                 failure = error
+        if steady_s() >= self._note_at:
+            self._note_at = steady_s() + NOTE_S
+        if any(one.chains.ended for one in self._owned.values()):
+            wait_s = min(wait_s, max(0.01, self._note_at - steady_s()))
         if failure is not None:
             raise failure  # only now: one server that is away must not keep the others waiting
         return wait_s
 
     async def _serve(self, partition: Partition) -> float:
         chains = partition.chains
-        if not chains.asks and not chains.aside and not chains.ended:
+        if not chains.asks and not chains.aside and (not chains.ended or steady_s() < self._note_at):
             await self._check_in_time(partition)
             return IDLE_S
         chains.asks = False
@@ -68,7 +78,7 @@ class Planner:
             more = await self._plan(partition.number, chains)
             if chains.aside:
                 await self._decide(partition.number, chains)
-            if chains.ended:
+            if chains.ended and steady_s() >= self._note_at:
                 more = await self._note_ends(partition.number, chains) or more
         except StoreError:
             chains.asks = True
@@ -105,16 +115,14 @@ class Planner:
     @staticmethod
     def _one_plan(chains: Chains, seen: dict, one: tuple[str, int, int] | None, now_ms: int) -> Plan:  # type: ignore[type-arg]
         if one is None:
-            return Plan()
+            return APART
         name, generation, planned_ms = one
         definition, link = seen.get(name) or chains.known.get(name) or (None, None)
-        if definition is None or link is None or (link.generation, link.planned_ms) != (generation, planned_ms):
-            return Plan()  # it was edited, or is not the one that moves the chain
-        if definition.generation != generation:
-            return Plan()
-        plan = Plan(definition, link)
-        plan.foresee(now_ms)
-        return plan
+        if definition is None or link is None or definition.generation != generation:
+            return APART  # it was edited, or removed
+        if (link.generation, link.planned_ms) != (generation, planned_ms):
+            return APART  # the chain has moved on
+        return Plan.of(definition, link, max(now_ms, definition.due_ms(planned_ms)))
 
     # -- decisions -------------------------------------------------------------------------------------
 
@@ -132,8 +140,7 @@ class Planner:
             elif plan.settled:
                 chains.release(idh)
             elif plan.definition is not None and plan.link is not None:
-                free = chains.is_free(plan.definition, plan.link)
-                (ready if free else doubts).append((flight, plan))
+                (ready if chains.is_free(plan) else doubts).append((flight, plan))
         if doubts:
             ready += await self._ask_for_ends(number, chains, doubts)
         for flight, plan in ready:
@@ -152,9 +159,9 @@ class Planner:
                 continue
             if end is not None:
                 run = Run(link.state.last_ms, link.state.began_ms, None, end)
-                plan.link = link._replace(state=chains.remembered(definition.name, link.state).with_run(run))
+                plan.relink(link.state.with_run(run))
                 free.append((flight, plan))
-            elif definition.overlap_rule.word == "skip" and not definition.slots.recurrence.waits_for_end:
+            elif definition.overlap_rule.word == "skip" and not plan.waits_for_end:
                 next_ms, state = after_overlap(definition, link)
                 self.not_run += 1
                 log.info("schedule %s: %s is skipped, the run before it is not over", definition.name, flight.id)
@@ -167,8 +174,8 @@ class Planner:
     def _settle(self, chains: Chains, flight: Flight, plan: Plan) -> None:
         """Nothing of the same schedule runs: is it still its time?"""
         definition, link = plan.definition, plan.link
-        assert definition is not None and link is not None
-        link = plan.link = link._replace(state=chains.remembered(definition.name, link.state))
+        assert definition is not None
+        assert link is not None
         now_ms = self._clock.now_ms()
         moved_ms = moved_by_end(definition, link)
         late = now_ms - flight.place_ms > definition.grace_ms
@@ -190,18 +197,26 @@ class Planner:
 
     # -- ends ------------------------------------------------------------------------------------------
 
+    async def flush(self) -> None:
+        """Write the ends of all runs that are over, now."""
+        for number, partition in list(self._owned.items()):
+            while partition.chains.ended:
+                await self._note_ends(number, partition.chains)
+
     async def _note_ends(self, number: int, chains: Chains) -> bool:
         """Tell the server how runs ended, so that people can see it and the next owner knows it."""
         some = dict(islice(chains.ended.items(), PLANS_AT_ONCE))
         links = []
         for name, ongoing in some.items():
             if ongoing.over is not None:
-                link = ongoing.link._replace(state=ongoing.link.state.with_run(ongoing.over))
+                link = msgspec.structs.replace(ongoing.link, state=ongoing.link.state.with_run(ongoing.over))
                 links.append((name, link))
         await schedules.note_ends(self._store, number, links)
         for name, ongoing in some.items():
             if chains.ended.get(name) is ongoing:
                 del chains.ended[name]
+                if name not in chains.known and ongoing.link.state.last:
+                    chains.runs.pop(ongoing.link.state.last, None)  # the server knows it now
         return bool(chains.ended)
 
     # -- looking after ---------------------------------------------------------------------------------

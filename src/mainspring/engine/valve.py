@@ -19,8 +19,8 @@ MEASURE_MS: Final = 1_000
 PERMITS_S: Final = 0.1
 """A node asks for so much of a rate at once."""
 
-SHARED_FROM: Final = 64
-"""With less room than this a node does not divide it between receivers."""
+SLOW_SHARE: Final = 8
+"""A slow receiver has at most one part in so many of what a node may have in flight."""
 
 
 class Valve:
@@ -58,15 +58,15 @@ class Valve:
         troubled = self.breaker is not None and self.breaker.state != "closed"
         return troubled or bool(self.limit) or self.slow_since_ms > 0
 
-    def room(self, now_ms: int, free: int) -> int:
-        """How many may leave now. `free` is the room of the node for all that is in flight."""
+    def room(self, now_ms: int, most: int) -> int:
+        """How many may leave now. `most` is what the node may have in flight in all."""
         room = inf if self.breaker is None else self.breaker.room(now_ms)
         if room > 0 and self.limit:
             allowed = self._allowed()
             self.thirsty = self.thirsty or allowed <= 0
             room = min(room, allowed)
         if self.slow_since_ms:
-            room = min(room, max(1 - self.in_flight, (free - self.in_flight) // 2, int(self._per_s) - self.in_flight))
+            room = min(room, max(1, most // SLOW_SHARE, int(self._per_s)) - self.in_flight - self.reserved)
         if room > 0:
             self.waits_since_ms = 0
         elif not self.waits_since_ms:
@@ -92,8 +92,8 @@ class Valve:
         self.in_flight -= count
         self._landed += count
 
-    def measure(self, now_ms: int, free: int) -> None:
-        """Is it slow? Called now and then while much is in flight."""
+    def measure(self, now_ms: int) -> None:
+        """Is it slow? Called now and then while it has much of what is in flight."""
         passed_ms = now_ms - self._measured_ms
         if passed_ms < MEASURE_MS:
             return
@@ -104,7 +104,7 @@ class Valve:
         takes_ms = self.in_flight * 1000 / max(self._per_s, 0.001)
         if self.slow_since_ms and takes_ms < QUICK_MS:
             self.slow_since_ms = 0
-        elif not self.slow_since_ms and self.in_flight > free and takes_ms > SLOW_MS:
+        elif not self.slow_since_ms and takes_ms > SLOW_MS:
             self.slow_since_ms = now_ms
 
     # -- what all nodes share --------------------------------------------------------------------------------------
@@ -120,28 +120,27 @@ class Valve:
         """What the server says. True when somebody may leave now."""
         self.slots = granted.slots if self.limit.concurrency is not None else 0
         if self.limit.rate is not None:
-            self.permits += granted.count
-        self.thirsty = self.thirsty and granted.count == 0 and asked > 0
+            self.permits += granted.permits
+        self.thirsty = self.thirsty and granted.permits == 0 and asked > 0
         self.ask_at_ms = now_ms + granted.wait_ms
         self.renewed_ms = now_ms
         return self._allowed() > 0
 
     # -- for people ------------------------------------------------------------------------------------------------
 
-    def why(self) -> tuple[str, int | None]:
-        """Why its tasks wait, and when that is looked at again."""
-        breaker = self.breaker
+    def why(self) -> tuple[str, str, int | None]:
+        """Why its tasks wait, for programs and for people, and when that is looked at again."""
+        breaker, limit = self.breaker, self.limit
         if breaker is not None and breaker.state in ("open", "half-open"):
-            since = f"the circuit breaker of {self.receiver} is {breaker.state} since {moment(breaker.opened_ms)}"
-            return f"{since}, next probe at {moment(breaker.next_ms)}", breaker.next_ms
+            since = f"the circuit breaker of {self.receiver} is open since {moment(breaker.opened_ms)}"
+            return "breaker", f"{since}, next probe at {moment(breaker.next_ms)}", breaker.next_ms
         if breaker is not None and breaker.state == "ramp":
-            return f"the backlog of {self.receiver} goes out at a growing rate", None
+            return "breaker", f"the backlog of {self.receiver} goes out at a growing rate after it failed", None
         if self.key == CATCH_UP:
-            return f"overdue tasks go out at {self.limit.rate}", None
-        if self.limit.rate is not None and self.permits <= 0:
-            return f"{self.receiver} is rate-limited to {self.limit.rate}", None
-        if self.limit.concurrency is not None:
-            return f"{self.receiver} has as many under way as it may ({self.limit.concurrency} on all nodes)", None
-        if self.slow_since_ms:
-            return f"{self.receiver} is slow since {moment(self.slow_since_ms)}: others go first", None
-        return f"others of {self.receiver} go first", None
+            return "catch-up", f"overdue tasks go out at {limit.rate}", None
+        if limit.rate is not None and self.permits <= 0:
+            return "rate-limited", f"{self.receiver} is rate-limited to {limit.rate}", None
+        if limit.concurrency is not None:
+            most = f"{limit.concurrency} on all nodes"
+            return "rate-limited", f"{self.receiver} has as many under way as it may ({most})", None
+        return "slow", f"{self.receiver} is slow since {moment(self.slow_since_ms)}: others go first", None

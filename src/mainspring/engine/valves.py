@@ -12,9 +12,15 @@ from ..model.hold import CATCH_UP
 from ..model.rate import Limit, Rate
 from ..model.targets import receiver_of
 from .holds import Why
-from .valve import SHARED_FROM, Valve
+from .valve import Valve
 
 log = logging.getLogger("mainspring.targets")
+
+RESERVE: Final = 4
+"""One part in so many of what may be in flight is kept free until it is known who is slow; then others get it."""
+
+SHARED_FROM: Final = 64
+"""A node with less room than this does not divide it."""
 
 _PREFIX: Final = "valve:"
 _FEW: Final = 1_024
@@ -40,8 +46,8 @@ class Surroundings(Protocol):
     """What valves ask of the engine they are in, and tell it."""
 
     @property
-    def free(self) -> int:
-        """How many more may be in flight, in all."""
+    def most(self) -> int:
+        """How many may be in flight, in all."""
 
     @property
     def lag_ms(self) -> int:
@@ -142,6 +148,18 @@ class Valves:
             self.catch_up.tickets = 0
             self._overdue = self._around.lag_ms > self._options.catch_up_after_ms
 
+    def free(self, in_flight: int) -> int:
+        """How many may begin now, of all receivers together.
+
+        A receiver is only known to be slow after a while. Until then it must not fill all the room: what is kept free
+        is what the others go on with.
+        """
+        most = self._around.most
+        if most < SHARED_FROM:
+            return most - in_flight
+        slow = sum(valve.in_flight for valve in self._bounded.values() if valve.slow_since_ms)
+        return (most - slow) * (RESERVE - 1) // RESERVE - (in_flight - slow)
+
     @property
     def closed(self) -> bool:
         return self._overdue or bool(self._bounded)
@@ -166,7 +184,7 @@ class Valves:
         return None
 
     def _room_of(self, valve: Valve, now_ms: int) -> int:
-        room = valve.room(now_ms, self._around.free)
+        room = valve.room(now_ms, self._around.most)
         if room < 1 and valve.thirsty:
             self._around.permits_wanted()
         return room
@@ -199,24 +217,26 @@ class Valves:
         valve = self._named(key)
         if valve is None:
             return Why()
-        reason, until_ms = valve.why()
-        return Why(reason, "", until_ms)
+        code, reason, until_ms = valve.why()
+        return Why(reason, "", until_ms, code=code)
 
     # -- as time goes by -------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Breakers come to their next state with time, the slow become quick, and the quick slow."""
-        now_ms, free = self._clock.now_ms(), self._around.free
-        for valve in self._valves.values():
-            if valve.slow_since_ms or valve.in_flight > max(free, SHARED_FROM):
-                valve.measure(now_ms, free)
+        now_ms, most = self._clock.now_ms(), self._around.most
+        busy = [valve for valve in self._valves.values() if valve.in_flight > 0 or valve.slow_since_ms]
+        much = max(16, most // (4 * max(1, len(busy))))
+        for valve in busy if most >= SHARED_FROM else ():
+            if valve.slow_since_ms or valve.in_flight > much:
+                valve.measure(now_ms)
                 if valve.slow_since_ms and valve.receiver not in self._bounded:
                     log.warning("%s is slow: %d tasks are under way to it; others go first", valve.receiver,
                                 valve.in_flight)  # fmt: skip
                 self._look_at(valve)
         for valve in self.bounded:
             waited, valve.tickets = valve.waits_since_ms > 0, 0
-            if valve.room(now_ms, free) > 0 and waited:
+            if valve.room(now_ms, most) > 0 and waited:
                 self._around.flow()
             if valve is not self.catch_up:
                 self._look_at(valve)

@@ -98,7 +98,7 @@ def _pair(part: str) -> tuple[str, str]:
     return name, value
 
 
-def _read(field: str, value: Any) -> float | int:
+def _read(field: str, value: Any) -> Any:
     if field.endswith("_ms"):
         return delay_ms(value, field=field.removesuffix("_ms"))
     try:

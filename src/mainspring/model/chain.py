@@ -3,7 +3,7 @@
 Whoever begins an occurrence puts the following one in the same step. What the step writes is decided here."""
 
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -18,7 +18,7 @@ _CLAIM: Final = Struct(">IQ")
 NOBODY: Final = bytes(IDH_BYTES)
 
 
-class NotRun(msgspec.Struct, frozen=True, array_like=True):
+class NotRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Planned times in a row that did not run, and why: missed, overlap, paused, cancelled, lost."""
 
     from_ms: int
@@ -29,7 +29,7 @@ class NotRun(msgspec.Struct, frozen=True, array_like=True):
     """Runs made before: what follows for the same reason without a run between belongs to it."""
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True):
+class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run that is over."""
 
     planned_ms: int
@@ -38,7 +38,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
     outcome: str
 
 
-class State(msgspec.Struct, frozen=True, omit_defaults=True, rename={
+class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
     "last": "l", "last_ms": "p", "began_ms": "b", "runs": "n", "not_run": "m", "recent": "r", "history": "h", "cuts": "c",
 }):  # fmt: skip
     """What the chain remembers of itself."""
@@ -77,7 +77,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, rename={
         return msgspec.structs.replace(self, not_run=counts, recent=tuple(recent[-NOT_RUN_KEPT:]))
 
 
-class Link(NamedTuple):
+class Link(msgspec.Struct, frozen=True, gc=False):
     """Where a chain stands: the one planned occurrence (`planned_ms` 0: none), and its memory."""
 
     generation: int

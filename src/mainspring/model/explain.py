@@ -11,6 +11,13 @@ Code = Literal[
     "not-due",
     "retry",
     "behind-head",
+    "parked",
+    "paused",
+    "held",
+    "breaker",
+    "rate-limited",
+    "catch-up",
+    "slow",
     "due",
     "owner-behind",
     "no-owner",
@@ -66,7 +73,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int | None = None
     """Since when it is in its queue, or runs."""
     reason: str | None = None
-    """Of its death."""
+    """Of its death; or why it is paused, parked or held."""
+    who: str | None = None
+    """Who paused it."""
+    until_ms: int | None = None
+    """When that ends by itself."""
     died_ms: int | None = None
 
 

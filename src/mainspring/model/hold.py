@@ -31,6 +31,8 @@ class HoldRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """When it ends by itself."""
     ended_ms: int = 0
     """Its slice is gone since then; the record is kept as long as the ids of its tasks."""
+    code: str = ""
+    """What holds these tasks up, in the words of `explain`: `breaker`, `rate-limited` and the like."""
 
     @property
     def lane(self) -> str | None:

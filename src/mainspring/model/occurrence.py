@@ -1,6 +1,7 @@
 """One planned run of a schedule: what it is called. The name never changes, whenever it really runs."""
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 from .errors import InvalidInput
@@ -19,6 +20,7 @@ def check_schedule_name(name: object) -> str:
     return text
 
 
+@lru_cache(maxsize=256)
 def instant_text(at_ms: int) -> str:
     """`2026-11-16T02:00:00Z`, with milliseconds only where there are some."""
     seconds, ms = divmod(at_ms, 1000)

@@ -55,6 +55,9 @@ class QueueRules(Mapping[str, QueueRule]):
         rules = self._rules.items()
         return {name: Limit(concurrency=one.limit.concurrency) for name, one in rules if one.limit.concurrency}
 
+    def retries(self) -> dict[str, RetryPolicy]:
+        return {name: rule.retry for name, rule in self._rules.items() if rule.retry is not None}
+
     def __getitem__(self, name: str) -> QueueRule:
         return self._rules[name]
 

@@ -45,7 +45,7 @@ def read_rule(text: str, field: str, words: tuple[str, ...], counted: str) -> Ru
     return Rule(match[1], most)
 
 
-class Pause(msgspec.Struct, frozen=True, omit_defaults=True):
+class Pause(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Why a schedule rests. `drop`: what would have run meanwhile is left out; `hold`: the misfire rule decides."""
 
     at_ms: int
@@ -55,7 +55,7 @@ class Pause(msgspec.Struct, frozen=True, omit_defaults=True):
     by: str = ""
 
 
-class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """Everything a person decided about a schedule. All instants are epoch milliseconds."""
 
     name: str

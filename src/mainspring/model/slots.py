@@ -3,7 +3,6 @@
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from .cron_fields import is_spread
 from .interval import AfterEnd, Every
 from .recurrence import Recurrence, Spec, spec
 from .times import delay_ms
@@ -87,19 +86,17 @@ class Slots:
 
 def slots_of(definition: "Definition") -> Slots:
     """Schedules that say the same share one: at midnight all of them ask for the same next day."""
-    lines = [text for text in (*definition.specs, *definition.exclude) if "H" in text or "h" in text]
-    anchored = any(text.lstrip()[:6].lower() == "@every" for text in definition.specs)
+    named = anchored = False
+    for text in definition.specs:
+        named = named or "H" in text or "h" in text
+        anchored = anchored or "@e" in text or "@E" in text
+    for text in definition.exclude:
+        named = named or "H" in text or "h" in text
+    anchor_ms = definition.anchor_ms if definition.start_ms is None else definition.start_ms
     return _slots(
-        definition.name if any(map(is_spread, lines)) else "",
-        definition.specs,
-        definition.zone,
-        definition.gap,
-        definition.dst_overlap,
-        definition.exclude,
-        definition.start_ms,
-        definition.end_ms,
-        (definition.anchor_ms if definition.start_ms is None else definition.start_ms) if anchored else None,
-    )
+        definition.name if named else "", definition.specs, definition.zone, definition.gap, definition.dst_overlap,
+        definition.exclude, definition.start_ms, definition.end_ms, anchor_ms if anchored else None,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=20_000)

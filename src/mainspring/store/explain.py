@@ -4,11 +4,16 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ..model.dead import DeadLetter
+from ..model.delivery import Body
 from ..model.explain import Code, Explanation, moment, span
+from ..model.hold import PARKED, HoldRecord
+from ..model.pause import Pause, Pauses
 from .dead import Kept, find_letter
 from .find import Finder, Located, Reference
+from .holds import record_of
 from .lane_head import Head, head_before
 from .members import Holding, View, look
+from .pauses import read_pauses
 from .query import Found, look_at
 from .store import Store
 
@@ -28,6 +33,10 @@ class Facts(NamedTuple):
     view: View
     holding: Holding
     head: Head | None
+    hold: HoldRecord | None = None
+    """Of the hold slice it stands in."""
+    pause: Pause | None = None
+    """What stands still by somebody's will, and this task with it."""
 
     @property
     def entry(self) -> Found:
@@ -36,7 +45,7 @@ class Facts(NamedTuple):
     @property
     def late_ms(self) -> int:
         """Negative before its time."""
-        return self.now_ms - (self.entry.due_ms or self.located.address.slice.start_ms)
+        return self.now_ms - (self.entry.due_ms or self.located.address.slice.since_ms)
 
     @property
     def owner(self) -> str | None:
@@ -110,6 +119,63 @@ def _under_way(facts: Facts) -> tuple[Code, str] | None:
     return "fired", f"Node {facts.owner} is delivering it, {since}, and has not finished."
 
 
+def _held(facts: Facts) -> tuple[Code, str] | None:
+    """Its receiver is in trouble, limited, or slow; it does not use up attempts meanwhile."""
+    hold = facts.hold
+    if hold is None or hold.code not in _HELD or facts.entry.state != "pending":
+        return None
+    return _HELD[hold.code], f"It is held since {moment(hold.since_ms)}: {hold.reason}."
+
+
+_HELD: Final[dict[str, Code]] = {
+    "breaker": "breaker",
+    "rate-limited": "rate-limited",
+    "catch-up": "catch-up",
+    "slow": "slow",
+}
+
+
+def _paused_queue(facts: Facts) -> tuple[Code, str] | None:
+    """Its time has come, and no worker takes it."""
+    if facts.entry.state != "queued" or facts.pause is None:
+        return None
+    return "paused", f"It waits in its queue, which is paused: {_paused_by(facts.pause)}."
+
+
+def _paused(facts: Facts) -> tuple[Code, str] | None:
+    if facts.entry.state != "pending" or facts.pause is None:
+        return None
+    after = "it is dropped" if facts.pause.mode == "drop" else "it goes out afterwards"
+    return "paused", f"It has been due for {span(facts.late_ms)} and is paused: {_paused_by(facts.pause)}; {after}."
+
+
+def _paused_by(pause: Pause) -> str:
+    by = f" by {pause.who}" if pause.who else ""
+    until = "until somebody resumes it" if pause.until_ms is None else f"until {moment(pause.until_ms)}"
+    why = f" ({pause.reason})" if pause.reason else ""
+    return f"{pause.scope.text}, since {moment(pause.since_ms)}{by}{why}, {until}"
+
+
+def _parked(facts: Facts) -> tuple[Code, str] | None:
+    hold, body = facts.hold, facts.entry.body
+    if hold is None or hold.cause != PARKED or body is None or body.lane is None:
+        return None
+    then = f"retry its head, skip it or resume the lane: mainspring lane show {body.lane}"
+    if facts.head is None and body.attempt > 1:
+        return "parked", f"It failed ({hold.reason}), and its lane {body.lane} is parked until somebody acts; {then}."
+    if facts.head is None:
+        return None
+    return "parked", f"Its lane {body.lane} is parked behind {facts.head.id}, which failed ({hold.reason}); {then}."
+
+
+def _coming_back(facts: Facts) -> tuple[Code, str] | None:
+    """It was moved aside, and what held it up is over."""
+    hold = facts.hold
+    if hold is None or facts.entry.state != "pending":
+        return None
+    return "held", f"It was held back since {moment(hold.since_ms)} and is coming back now."
+
+
 def _behind_head(facts: Facts) -> tuple[Code, str] | None:
     head = facts.head
     if head is None:
@@ -141,7 +207,8 @@ def _overdue(facts: Facts) -> tuple[Code, str]:
 _NOT_OVER: Final = frozenset({"pending", "fired", "queued", "running"})
 
 REASONS: Final[tuple[Reason, ...]] = (
-    _unreadable, _in_queue, _expired, _ahead, _ownerless, _under_way, _behind_head, _overdue,
+    _unreadable, _paused_queue, _in_queue, _expired, _ahead, _ownerless, _under_way, _paused, _parked, _held,
+    _behind_head, _coming_back, _overdue,
 )  # fmt: skip
 """What may hold up a task that is not over, in the order in which it is asked: the first that answers is the reason.
 The last always answers. To explain something new, write such a function, put it where it takes precedence, and name its
@@ -158,11 +225,20 @@ async def explain(store: Store, finder: Finder, task_id: str, reference: Referen
     now_ms = store.clock.now_ms()
     if body is not None and body.lane is not None and located.entry.state == "pending":
         # One that was overdue when it was put stands where it was put, not where it was due.
-        place_ms = max(located.entry.due_ms or 0, address.slice.start_ms)
+        place_ms = max(located.entry.due_ms or 0, 0 if address.slice.is_hold else address.slice.start_ms)
         head = await head_before(store, body.lane, reference.idh, address, place_ms) if place_ms <= now_ms else None
-    facts = Facts(task_id, now_ms, located, view, holdings[address.partition], head)
+    hold = await record_of(store, address.partition, address.slice) if address.slice.is_hold else None
+    pause = None if body is None else await _pause_of(store, body, hold, now_ms)
+    facts = Facts(task_id, now_ms, located, view, holdings[address.partition], head, hold, pause)
     code, text = next(answer for reason in REASONS if (answer := reason(facts)) is not None)
     return _explanation(facts, code, text)
+
+
+async def _pause_of(store: Store, body: Body, hold: HoldRecord | None, now_ms: int) -> Pause | None:
+    """Its own, or that of the one before it in its lane."""
+    pauses = Pauses(await read_pauses(store), now_ms)
+    before = None if hold is None else pauses.by_scope.get(hold.cause.removeprefix("pause:"))
+    return pauses.of_task(body.target, body.lane) or before
 
 
 def _explanation(facts: Facts, code: Code, text: str) -> Explanation:
@@ -175,6 +251,10 @@ def _explanation(facts: Facts, code: Code, text: str) -> Explanation:
         told |= {"queue": place.queue, "worker": place.worker, "since_ms": place.since_ms}
     if head is not None:
         told |= {"head_id": head.id, "head_state": head.state, "head_due_ms": head.due_ms}
+    why = facts.pause if code == "paused" else facts.hold if code in ("parked", "held") else None
+    if why is not None:
+        told |= {"since_ms": why.since_ms, "reason": why.reason or None, "until_ms": why.until_ms}
+        told["who"] = why.who or None
     return Explanation(
         id=facts.id,
         code=code,

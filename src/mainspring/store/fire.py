@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Final, Literal, NamedTuple, cast
 
+import msgspec
+
 from ..model.errors import StoreError
 from .keys import PartitionKeys, Slice, address_prefix
 from .put import fresh_score
@@ -16,6 +18,7 @@ Status = Literal["ok", "fenced", "rolledback", "early", "stale", "more", "refuse
 COUNTS: Final = Struct(">HHHHHIH")
 """Of a section of a tick: small, large, commits, proofs, known, finished, plants."""
 _COUNTS: Final = COUNTS.pack
+_WHERE: Final = Struct(">HHI").pack
 WHOLE: Final = -1
 """Instead of an offset: the bytes are the whole bitmap, and replace what is there."""
 
@@ -49,7 +52,7 @@ class Known(NamedTuple):
     cursor: int
 
 
-class Plant(NamedTuple):
+class Plant(msgspec.Struct, frozen=True, gc=False):
     """What becomes of a schedule when an occurrence of it begins, or is skipped."""
 
     name: str
@@ -59,7 +62,6 @@ class Plant(NamedTuple):
     """What the chain is then."""
     slice: Slice | None
     """Where the following occurrence is put; None: there is none any more."""
-    idh: bytes
     row: bytes
     skipped: tuple[str, int] | None
     """The key of x and the index of an occurrence that does not run."""
@@ -89,15 +91,20 @@ async def tick(store: Store, sections: Sequence[Section]) -> list[Answer | Store
     chunks = [[i] for i in range(len(sections))] if store.links.cluster else _chunks(sections)
     groups = [_tick_group(store, [sections[i] for i in chunk]) for chunk in chunks]
     answers: list[Answer | StoreError] = []
+    newest_us = 0
     for chunk, result in zip(chunks, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             answers += [result] * len(chunk)
             continue
         [reply] = result
-        store.clock.sample(reply[0])
+        newest_us = max(newest_us, reply[0])
         for i, row in zip(chunk, reply[1:], strict=True):
             status = cast("Status", row[0].decode())
             answers.append(Answer(status, _x_by_touch(sections[i], row[1:]) if status == "ok" else []))
+    if newest_us:
+        # All answers wait for the slowest server. The time in an early one is old by now: taken last, it would set
+        # the clock back behind begins of this very call, and what expired before them would go out.
+        store.clock.sample(newest_us)
     return answers
 
 
@@ -131,6 +138,7 @@ def _tick_group(store: Store, sections: list[Section]) -> Group:
             and touches[0].m < 0
             and not touches[0].d
             and not section.known
+            and not section.plants
         ):
             # The common section, without ado.
             [touch] = touches
@@ -191,9 +199,11 @@ def _lay_out_plants(names: PartitionKeys, plants: Sequence[Plant], keys: list[st
     places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
     skips: dict[str, int] = {}
     rows: list[Any] = []
-    for name, claim, value, place, idh, row, skipped in plants:
+    for one in plants:
+        place, skipped = one.slice, one.skipped
         x, index = (0, 0) if skipped is None else (skips.setdefault(skipped[0], len(skips) + 1), skipped[1])
-        rows += (name, claim, value, 0 if place is None else places[place], idh, row, x, index)
+        where = _WHERE(0 if place is None else places[place], x, index)
+        rows += (one.name, one.claim, one.value, one.row, where)
     keys += (names.next, names.ids, names.n, names.slices)
     keys += (names.entries(place.name) for place in places)
     keys += skips

@@ -56,6 +56,13 @@ async def inherit(store: Store, partition: int) -> Inherited:
     return Inherited(heads, slices, ended, inside)
 
 
+async def record_of(store: Store, partition: int, place: Slice) -> HoldRecord | None:
+    """What is known of the hold to which a slice belongs."""
+    keys = store.keys.partitions[partition]
+    [raw] = await store.run_one(keys.slot, [("HGET", keys.holds, place.name)])
+    return None if raw is None else HoldRecord.decode(raw)
+
+
 async def scores(store: Store, wanted: Mapping[int, Sequence[Slice]]) -> dict[int, list[float | None] | StoreError]:
     """The incarnations of hold slices, by partition; None for one that does not exist (any more)."""
     groups: list[Group] = []

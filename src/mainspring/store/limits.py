@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ..model.rate import Limit
 from .store import Store
+from .wire import Arg
 
 
 class Ask(NamedTuple):
@@ -18,7 +19,7 @@ class Ask(NamedTuple):
 
 
 class Granted(NamedTuple):
-    count: int
+    permits: int
     slots: int
     """What it may use from now on, of what it has too: less than that where others want their share."""
     wait_ms: int
@@ -32,7 +33,7 @@ async def ask(store: Store, node: str, asks: Sequence[Ask], lease_ms: int) -> li
         rate = limit.rate
         interval_us = 0.0 if rate is None else rate.interval_us
         burst = 0 if rate is None else rate.at_once
-        args = [node, used, want, lease_ms, repr(interval_us), burst, limit.concurrency or 0]
+        args: list[Arg] = [node, used, want, lease_ms, repr(interval_us), burst, limit.concurrency or 0]
         calls.append(store.scripts.call("allow", [store.keys.limit(name)], args))
     replies = await store.run_one(store.keys.slot, calls)
     return [Granted(granted, slots, -(-wait_us // 1000)) for _, granted, slots, wait_us in replies]

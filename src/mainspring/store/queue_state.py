@@ -104,16 +104,23 @@ class Depth(NamedTuple):
         return Depth(self.ready + other.ready, self.running + other.running, min(times, default=None))
 
 
+Asked = tuple[int, list[Command]]
+"""What a partition is asked."""
+
+
 async def depths(store: Store) -> dict[str, Depth]:
     """All queues that ever got a task."""
-    names = await _each(store, [(p, [("SMEMBERS", keys.queues)]) for p, keys in enumerate(store.keys.partitions)])
+    listed: list[Asked] = [(p, [("SMEMBERS", keys.queues)]) for p, keys in enumerate(store.keys.partitions)]
+    names = await _each(store, listed)
     every = [(p, queue.decode()) for p, [queues] in enumerate(names) for queue in queues]
     keys = [store.keys.partitions[p].queue(queue) for p, queue in every]
-    asked = [(p, [("XLEN", key), ("XINFO", "GROUPS", key)]) for (p, _), key in zip(every, keys, strict=True)]
+    lengths: list[Asked] = [
+        (p, [("XLEN", key), ("XINFO", "GROUPS", key)]) for (p, _), key in zip(every, keys, strict=True)
+    ]
     found: dict[str, Depth] = {}
-    oldest: list[tuple[int, list[Command]]] = []
+    oldest: list[Asked] = []
     waiting: list[str] = []
-    for (p, queue), key, (length, groups) in zip(every, keys, await _each(store, asked), strict=True):
+    for (p, queue), key, (length, groups) in zip(every, keys, await _each(store, lengths), strict=True):
         about = dict(zip(groups[0][::2], groups[0][1::2], strict=True)) if groups else {}
         running = int(about.get(b"pending", 0))
         found[queue] = found.get(queue, Depth()).plus(Depth(length - running, running))
@@ -127,7 +134,7 @@ async def depths(store: Store) -> dict[str, Depth]:
     return found
 
 
-async def _each(store: Store, asked: Sequence[tuple[int, list[Command]]]) -> list[list[Any]]:
+async def _each(store: Store, asked: Sequence[Asked]) -> list[list[Any]]:
     answers = []
     for result in await store.run([(store.keys.partitions[p].slot, commands) for p, commands in asked]):
         if isinstance(result, StoreError):

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import msgspec
+
 from ..model.chain import Link
 from ..model.delivery import Body
 from ..model.ids import idh_of
@@ -18,7 +20,7 @@ class OccurrenceRow(NamedTuple):
     due_ms: int
 
 
-class Sketch(NamedTuple):
+class Sketch(msgspec.Struct, frozen=True, gc=False):
     """An occurrence of which all is known but the moment at which it is put: made ahead, so that begin is quick."""
 
     idh: bytes

@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from typing import Final
 
 from .mutations_engine import ENGINE
+from .mutations_holds import HOLDS
 from .mutations_kinds import Mutation
 from .mutations_queues import QUEUES
 from .mutations_schedules import SCHEDULES
 from .mutations_scripts import SCRIPTS
 
-MUTATIONS: Final[dict[str, Mutation]] = {mutation.name: mutation for mutation in (*SCRIPTS, *ENGINE, *QUEUES, *SCHEDULES)}
+MUTATIONS: Final[dict[str, Mutation]] = {
+    mutation.name: mutation for mutation in (*SCRIPTS, *ENGINE, *HOLDS, *QUEUES, *SCHEDULES)
+}
 
 
 @contextmanager

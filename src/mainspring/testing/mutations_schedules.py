@@ -28,7 +28,7 @@ SCHEDULES: Final = (
     _plant(
         "skipped-run-not-marked",
         "an occurrence that is left out is counted, but its mark is not set: it is delivered",
-        "skipped = skipped + 1 - redis.call('SETBIT', KEYS[key + 4 + places + x], ARGV[at + 8], 1)",
+        "skipped = skipped + 1 - redis.call('SETBIT', KEYS[key + 4 + places + x], index, 1)",
         "skipped = skipped + 1",
     ),
     _plant(

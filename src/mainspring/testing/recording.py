@@ -26,7 +26,7 @@ from ..model.clock import Clock
 from ..model.delivery import Delivery
 from ..model.errors import Conflict, StoreError
 from ..model.outcome import Dead, Done, Outcome, Retry
-from ..model.task import CancelOutcome, Handle, OnConflict
+from ..model.task import CancelOutcome, Handle
 from ..sinks.base import Sink
 from ..store import fire
 from ..store.durable import SERVER, Durability
@@ -212,13 +212,12 @@ class Caller:
         sure: bool = True,
         client: Client | None = None,
         target: str = "log:",
-        on_conflict: OnConflict = "keep",
     ) -> str:
         """Put one task; returns its name. A repeated request is one task. `sure=False`: a server will forget it.
 
         With another client (whose clock may be wrong) it is still this one that notes when the answer came.
         """
-        handle = await (client or self.client).put(target, at=at_ms, lane=lane, id=id, on_conflict=on_conflict)
+        handle = await (client or self.client).put(target, at=at_ms, lane=lane, id=id)
         name = handle.id.partition("~")[0]
         if name not in self._known:
             self._known[name] = handle

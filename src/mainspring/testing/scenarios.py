@@ -11,6 +11,7 @@ from typing import Final
 
 from .history import Violation
 from .scenarios_failures import FAILURES
+from .scenarios_holds import HOLDS
 from .scenarios_owners import OWNERS
 from .scenarios_queues import QUEUES
 from .scenarios_schedules import SCHEDULES
@@ -21,7 +22,8 @@ from .scenarios_world import World
 Scenario = Callable[[World], Awaitable[None]]
 
 SCENARIOS: Final[dict[str, Scenario]] = {
-    scenario.__name__.replace("_", "-"): scenario for scenario in (*TASKS, *FAILURES, *OWNERS, *SLICES, *QUEUES, *SCHEDULES)
+    scenario.__name__.replace("_", "-"): scenario
+    for scenario in (*TASKS, *FAILURES, *HOLDS, *OWNERS, *SLICES, *QUEUES, *SCHEDULES)
 }
 
 

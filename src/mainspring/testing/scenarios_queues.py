@@ -6,7 +6,7 @@ from ..model.ids import idempotency_key
 from ..model.job import End, Job
 from ..model.outcome import DONE, Done, Retry
 from ..store import queue
-from .events import Begun, Finished
+from .events import Begun, Ending, Finished
 from .scenarios_owners import STALL_MS
 from .scenarios_world import RETRY_MS, World
 
@@ -32,7 +32,7 @@ class WorkerByHand:
         answers = await queue.finish(self._world.store, [End(job, outcome) for job in jobs])
         for job, answer in zip(jobs, answers, strict=True):
             if answer == "ok":
-                ending = "done" if isinstance(outcome, Done) else "retry"
+                ending: Ending = "done" if isinstance(outcome, Done) else "retry"
                 at_us = self._world.now_us()
                 event = Finished(at_us, job.id, self._key(job), job.body.attempt, ending, job.partition, "")
                 self._world.history.events.append(event)
@@ -132,14 +132,14 @@ async def finished_work_at_a_hand_over(world: World) -> None:
 async def two_tasks_of_one_id(world: World) -> None:
     """A task gets the id of one that a worker is running."""
     node, worker = await world.node("a", workers=True), WorkerByHand(world, "w1")
-    put = world.caller.client.put
+    running: list[list[Job]] = []
     for after_ms in (1_000, 2_000):
-        handle = await put(TARGET, at=world.at(after_ms), id="one", on_conflict="replace")
-        world.history.accepted(handle.id, world.at(after_ms), world.now_us())
+        at_ms = world.at(after_ms)
+        handle = await world.caller.client.put(TARGET, at=at_ms, id="one", on_conflict="replace")
+        world.history.accepted(handle.id, at_ms, world.now_us())
         await node.until(world, after_ms)
-        if after_ms == 1_000:
-            jobs = await worker.take()
-    early = await worker.take()
+        running.append(await worker.take())
+    jobs, early = running
     await worker.end(jobs)
     await node.until(world, 3_000)
     await worker.end([*early, *await worker.take()])

@@ -67,7 +67,7 @@ class Ends:
             return DONE
         if isinstance(outcome, Retry) and outcome.untried:
             return Retry(outcome.reason, outcome.after_ms or UNTRIED_WAIT_MS, untried=True)
-        policy = self._policies.of(job.body, run.work.retry if run is not None else None)
+        policy = self._policies.of(job.body, run.work.retry if run is not None else None, job.queue)
         now_ms = self._store.clock.now_ms()
         match decide(policy, job.body.attempt, outcome, job.original_due_ms, now_ms):
             case Wait(ms):

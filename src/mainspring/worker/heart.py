@@ -3,12 +3,16 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from ..store import queue
 from ..store.store import Store
 from .hands import Hands
 
 log = logging.getLogger("mainspring.worker")
+
+QUICK_S: Final = 0.1
+"""Beats that were called for come no closer together."""
 
 
 class Heart:
@@ -24,11 +28,21 @@ class Heart:
         self._lease_s = lease_s
         self._room = room
         self._next = 0
+        self._asked = False
+        self._beaten_at = 0.0
+
+    def called(self) -> None:
+        """Somebody may want to cancel what runs here: the next beat shall come soon."""
+        self._asked = True
 
     async def beat(self) -> float:
         # At a third of the lease: one lost beat must not cost a job.
-        every_s = self._lease_s / 3
-        runs = {run.job.claim: run for run in self._hands.taken_before(time.monotonic() - every_s / 2)}
+        every_s, now = self._lease_s / 3, time.monotonic()
+        if self._asked and now < self._beaten_at + QUICK_S:
+            return self._beaten_at + QUICK_S - now
+        age_s = QUICK_S / 2 if self._asked else every_s / 2
+        runs = {run.job.claim: run for run in self._hands.taken_before(now - age_s)}
+        self._asked, self._beaten_at = False, now
         if runs:
             lost, cancelled = await queue.beat(self._store, [run.job for run in runs.values()])
             for job in lost:

@@ -9,12 +9,16 @@ from ..store.store import Store
 from .calls import Calls
 from .hands import Hands
 from .shares import Shares
+from .slots import Slots
 
 POLL_S: Final = 1.0
 """How often all partitions are asked, called or not: a call may be lost."""
 
 FULL_S: Final = 0.25
 """How long to wait for room; usually one is woken before."""
+
+MOST_UNSENT: Final = 4_000
+"""Ended jobs that the server has not heard of yet."""
 
 BUSY: Final = 2_000.0
 """From this many jobs a second on, several are taken together or none."""
@@ -23,8 +27,11 @@ BUSY: Final = 2_000.0
 class Taker:
     """One round after the other while there is work and room."""
 
-    def __init__(self, store: Store, worker: str, shares: Shares, hands: Hands, unsent: Callable[[], int]) -> None:
+    def __init__(
+        self, store: Store, worker: str, shares: Shares, hands: Hands, unsent: Callable[[], int], slots: Slots
+    ) -> None:
         self._store = store
+        self._slots = slots
         self._worker = worker
         self._shares = shares
         self._hands = hands
@@ -34,8 +41,8 @@ class Taker:
 
     @property
     def room(self) -> int:
-        # What the server has not heard of yet counts: while it is away nothing piles up here.
-        return self._hands.room - self._unsent()
+        # While the server does not hear how jobs end, no more are begun: nothing piles up here.
+        return self._hands.room if self._unsent() < MOST_UNSENT else 0
 
     @property
     def worthwhile(self) -> bool:
@@ -44,16 +51,20 @@ class Taker:
         return room >= 1 and (self._hands.rate < BUSY or room >= self._hands.concurrency // 2)
 
     async def step(self) -> float:
+        await self._slots.renew()
         if not self.worthwhile:
             return FULL_S
         now = time.monotonic()
         if now >= self._polled_at + POLL_S:
             self.calls.call_all()
             self._polled_at = now
-        shares = self._shares.split(self.room, self.calls.having())
+        wanted = self._shares.split(self.room, self.calls.having())
+        shares = await self._slots.within(wanted)
         asks = self.calls.asks(shares)
         if not asks:
-            return max(0.0, self._polled_at + POLL_S - now)
+            # Slots come free on other workers too, and nobody says so.
+            wait_s = max(0.0, self._polled_at + POLL_S - now)
+            return min(wait_s, max(0.01, self._slots.wait_s(wanted))) if wanted else wait_s
         jobs = await queue.take(self._store, self._worker, asks)
         self._hands.add(jobs)
         self.calls.came(asks, ((job.partition, job.queue) for job in jobs))

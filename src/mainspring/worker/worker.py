@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,6 +12,7 @@ from ..engine.loop import Loop
 from ..model.errors import InvalidInput, StoreError
 from ..model.failure import ErrorHandler
 from ..model.policies import Policies
+from ..model.rate import Limit
 from ..model.retry import RetryPolicy
 from ..store.links import Subscription
 from ..store.store import Store
@@ -22,6 +23,7 @@ from .memory import Memory
 from .registry import Registry
 from .run import Run
 from .shares import Shares
+from .slots import Slots
 from .taker import Taker
 
 log = logging.getLogger("mainspring.worker")
@@ -41,6 +43,10 @@ class WorkerOptions:
     shutdown_timeout_s: float = 25.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     error_handler: ErrorHandler | None = None
+    slots: Mapping[str, Limit] = field(default_factory=dict)
+    """How many jobs of some queues may run at one time, on all workers together."""
+    queue_retries: Mapping[str, RetryPolicy] = field(default_factory=dict)
+    """By queue; for handlers without a policy of their own."""
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -56,7 +62,7 @@ class Worker:
         self.options = options
         self._store = store
         self.failures = Failures(options.error_handler)
-        self.ends = Ends(store, options.name, Policies(options.retry), self.failures, self._something_ended)
+        self.ends = Ends(store, options.name, _policies(options), self.failures, self._something_ended)
         self.hands = Hands(
             registry,
             store.keys.namespace,
@@ -67,7 +73,8 @@ class Worker:
             refused=self.ends.refuse,
         )
         shares = Shares(options.queues, strict=options.strict)
-        self.taker = Taker(store, options.name, shares, self.hands, lambda: len(self.ends.unsent))
+        slots = Slots(store, options.name, options.slots, options.lease_s, self._queues_in_hand)
+        self.taker = Taker(store, options.name, shares, self.hands, lambda: len(self.ends.unsent), slots)
         self.heart = Heart(store, options.name, self.hands, shares.queues, options.lease_s, lambda: self.taker.room)
         self._take = Loop("worker: take", self.taker.step, max_backoff_s=0.5)
         self._end = Loop("worker: end", self.ends.step, max_backoff_s=0.5)
@@ -147,9 +154,15 @@ class Worker:
 
     # -- signals between the roles -----------------------------------------------------------------------
 
+    def _queues_in_hand(self) -> Iterator[str]:
+        return (run.job.queue for run in self.hands.runs)
+
     def _called(self, partition: int) -> None:
         self.taker.calls.call(partition)
         self._take.wake()
+        if self.hands.runs:
+            self.heart.called()
+            self._beat.wake()
 
     def _reconnected(self) -> None:
         self.taker.calls.call_all()
@@ -164,6 +177,10 @@ class Worker:
             self._take.wake()
         if not self.hands.runs:
             self._idle.set()
+
+
+def _policies(options: WorkerOptions) -> Policies:
+    return Policies(options.retry, by_queue=options.queue_retries)
 
 
 @contextlib.asynccontextmanager

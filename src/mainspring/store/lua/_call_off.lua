@@ -1,7 +1,13 @@
--- Mark a task that was handed off as cancelled where it came from, if that slice is still there, and forget its id as
--- cancel.lua does. The caller counts it.
-local function call_off(slices, ids, x, idh, address)
-  local name, g, index = place_of(address)
-  if same_incarnation(slices, name, g) then redis.call('SETBIT', x, index, 1) end
-  if redis.call('HGET', ids, idh) == address then redis.call('HDEL', ids, idh) end
+-- Mark tasks that were handed off as cancelled where they came from, if those slices are still there, and forget their ids
+-- as cancel.lua does. Each is {idh, address, key of x}; the caller counts them. All is read before the first id goes: a
+-- hash that is emptied is gone, and cannot be asked while its slot is on its way to another server.
+local function call_off(slices, ids, tasks)
+  local known, gone = {}, {}
+  for i, task in ipairs(tasks) do known[i] = redis.call('HGET', ids, task[1]) end
+  for i, task in ipairs(tasks) do
+    local name, g, index = place_of(task[2])
+    if same_incarnation(slices, name, g) then redis.call('SETBIT', task[3], index, 1) end
+    if known[i] == task[2] then gone[#gone + 1] = task[1] end
+  end
+  spread(gone, #gone, 'HDEL', ids)
 end

@@ -2,11 +2,11 @@
 --
 -- KEYS from `key` on: next, ids, n, slices, s of each place, x of each slice with a skipped one
 -- ARGV from `arg` on: places, slices with skipped ones; per place: name, score, address prefix; then per plant:
---   schedule, the 12 bytes its next value must still begin with, the new value, place (0 = none), idh, entry,
+--   schedule, the 12 bytes its next value must still begin with, the new value, entry, packed: place (0 = none),
 --   x (0 = it runs, else which of the keys), index
 -- A chain that does not begin with these bytes was edited, or has moved on before: it is left alone.
 -- Rows go in together, slice by slice: one call for each of a hundred thousand would take seconds.
-local PLANT_ARGS, AT_ONCE = 8, 1000
+local PLANT_ARGS, AT_ONCE = 5, 1000
 
 local function in_parts(list, each)
   for first = 1, #list, AT_ONCE do each(first, math.min(first + AT_ONCE - 1, #list)) end
@@ -25,14 +25,13 @@ local function plant(count, key, arg)
   for place = 1, places do rows[place], idhs[place] = {}, {} end
   for i = 1, count do
     local at = first + (i - 1) * PLANT_ARGS
+    local place, x, index = struct.unpack('>I2I2I4', ARGV[at + 5])
     if claims[i] == ARGV[at + 2] then
       moved[#moved + 1], moved[#moved + 2] = names[i], ARGV[at + 3]
-      local place = tonumber(ARGV[at + 4])
-      if place > 0 then all[#all + 1] = {place, ARGV[at + 5], ARGV[at + 6]} end
+      if place > 0 then all[#all + 1] = {place, string.sub(ARGV[at + 4], 6, 21), ARGV[at + 4]} end
     end
-    local x = tonumber(ARGV[at + 7])
     if x > 0 then
-      skipped = skipped + 1 - redis.call('SETBIT', KEYS[key + 4 + places + x], ARGV[at + 8], 1)
+      skipped = skipped + 1 - redis.call('SETBIT', KEYS[key + 4 + places + x], index, 1)
     end
   end
   -- An id that is in use ran already, or waits: it is not put a second time.

@@ -22,6 +22,6 @@ else
 end
 redis.call('XDEL', stream, id)
 redis.call('HINCRBY', n, 'cancelled', 1)
-call_off(slices, ids, x, idh, address)
+call_off(slices, ids, {{idh, address, x}})
 redis.call('HDEL', queued, idh)
 return 'cancelled'

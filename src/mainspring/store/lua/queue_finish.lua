@@ -29,8 +29,11 @@ for i = 1, ends do
     else lost[i], out[#out + 1] = true, i end
   end
 end
-local done, retried, replaced, died, cancelled = ends - #out, 0, 0, 0, 0
+local done, retried, replaced, died = ends - #out, 0, 0, 0
 local called_off, acked = {}, 0
+local function call_off_later(i, x_key)
+  called_off[#called_off + 1] = {ARGV[idh_at + i], string.sub(ARGV[claim_at + i], 1, 14), KEYS[x_key]}
+end
 local a, place_key, x_key = id_at + ends, 7 + streams, 7 + streams + places
 local first_place, incarnation = a, {}
 a = a + places * 2
@@ -41,7 +44,7 @@ for _ = 1, retries do
     local idh, from = ARGV[idh_at + i], string.sub(ARGV[claim_at + i], 1, 14)
     done = done - 1
     if marked[i] then
-      called_off[#called_off + 1] = {i, x_key}
+      call_off_later(i, x_key)
     else
       local index = redis.call('HGET', ids, idh)
       if index and index ~= from then
@@ -74,7 +77,7 @@ for _ = 1, lanes do
     local kind = string.sub(outcome, 1, 1)
     if kind == 'c' or (kind == 'r' and marked[i]) then
       outcome = 'c'
-      called_off[#called_off + 1] = {i, x_key}
+      call_off_later(i, x_key)
     end
     redis.call('HSET', acks, string.sub(ARGV[claim_at + i], 1, 14), ARGV[idh_at + i] .. outcome)
     done, acked = done - 1, acked + 1
@@ -85,7 +88,7 @@ for _ = 1, cancels do
   local i = tonumber(ARGV[a + 1])
   x_key = x_key + 1
   if not lost[i] then
-    called_off[#called_off + 1] = {i, x_key}
+    call_off_later(i, x_key)
     done = done - 1
   end
   a = a + 1
@@ -94,10 +97,8 @@ for r = 1, results do
   if not lost[tonumber(ARGV[a + 1])] then redis.call('SET', KEYS[x_key + r], ARGV[a + 3], 'PX', ARGV[a + 2]) end
   a = a + 3
 end
-for _, one in ipairs(called_off) do
-  call_off(slices, ids, KEYS[one[2]], ARGV[idh_at + one[1]], string.sub(ARGV[claim_at + one[1]], 1, 14))
-  cancelled = cancelled + 1
-end
+call_off(slices, ids, called_off)
+local cancelled = #called_off
 local left = ends - #out - acked
 if left > 0 then redis.call('HINCRBY', n, 'queued', -left) end
 if acked > 0 then redis.call('HINCRBY', n, 'aside', -acked) end

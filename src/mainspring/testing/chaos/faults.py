@@ -1,6 +1,8 @@
 """The faults: each strikes once, says whom it hit and for how long, and puts everything right again."""
 
 import asyncio
+import itertools
+import time
 from collections import Counter
 from typing import Final
 
@@ -12,6 +14,8 @@ from .schedule import Planned
 from .server_faults import ServerFaults
 
 _TRIES: Final = 8
+_PATIENCE_S: Final = 20.0
+"""So long at least a fault looks for somebody to hit: after a server's death all nodes may be starting anew."""
 
 
 class Faults:
@@ -24,7 +28,10 @@ class Faults:
 
     async def strike(self, planned: Planned) -> None:
         """Strike once; where it hit nobody (its victim died of something else), choose another."""
-        for attempt in range(_TRIES):
+        give_up = time.monotonic() + _PATIENCE_S
+        for attempt in itertools.count():
+            if attempt >= _TRIES and time.monotonic() > give_up:
+                return
             shift = attempt * 0.37
             shifted = planned._replace(pick=(planned.pick + shift) % 1.0, size=(planned.size + shift) % 1.0)
             if await self._acts[planned.kind](shifted):

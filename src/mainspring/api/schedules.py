@@ -1,0 +1,333 @@
+"""`/v1/schedules`: recurring work."""
+
+from typing import Any, Final
+
+import msgspec
+
+from ..model.lint import lint
+from ..model.schedule import PauseMode
+from ..model.schedule_input import define
+from ..model.schedule_view import Backfilled, ScheduleView, written
+from ..model.zone import zone
+from ..schedules import OnExisting
+from .asgi import Answer, answer
+from .call import Call, no_such
+from .idempotency import once
+from .new_task import Moment, Put
+from .problems import Problem
+from .routes import Route
+from .schedule_body import Fields, NewSchedule, Preview, given, instant
+
+MOST_RUNS: Final = 1_000
+
+
+class ListSchedules(msgspec.Struct, frozen=True):
+    limit: int = 50
+    cursor: str | None = None
+
+
+class Schedule(msgspec.Struct):
+    """A schedule: its definition, its next three runs, its last ones. Times are ISO 8601 in its own zone."""
+
+    name: str
+    state: str
+    generation: int
+    specs: list[str]
+    timezone: str
+    target: str
+    next: list[str]
+    runs: int
+    not_run: dict[str, int]
+    last_runs: list[dict[str, Any]]
+    running_since: str | None
+    changed: dict[str, Any]
+    payload: Any = None
+
+
+class ScheduleList(msgspec.Struct):
+    """In no order; `next` is the cursor of the next page, null at the end."""
+
+    schedules: list[Schedule]
+    next: str | None
+
+
+class Edit(Fields, forbid_unknown_fields=True):
+    """What is left out stays. With `generation` it is a conflict if somebody else has edited it since that one."""
+
+    generation: int | None = None
+
+
+class PauseBody(msgspec.Struct, forbid_unknown_fields=True, rename={"for_": "for"}):
+    """`drop` leaves out what falls into the pause; with `hold` the misfire rule decides at its end."""
+
+    reason: str = ""
+    until: Moment | None = None
+    for_: str | None = None
+    mode: PauseMode = "drop"
+
+
+class Trigger(msgspec.Struct, forbid_unknown_fields=True):
+    after: str | None = None
+
+
+class Backfill(msgspec.Struct, forbid_unknown_fields=True):
+    """What was planned in [start, end) and has passed; `rate` is runs a second."""
+
+    start: Moment
+    end: Moment
+    rate: float | None = None
+    dry_run: bool = False
+
+
+class Rollback(msgspec.Struct, forbid_unknown_fields=True):
+    """To this former revision; the last one when none is given."""
+
+    generation: int | None = None
+
+
+class Removed(msgspec.Struct):
+    name: str
+    outcome: str
+
+
+class Runs(msgspec.Struct):
+    """The next runs in the schedule's zone, and what is probably not meant."""
+
+    runs: list[str]
+    warnings: list[str]
+
+
+class History(msgspec.Struct):
+    """The present revision first."""
+
+    revisions: list[dict[str, Any]]
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+async def list_schedules(call: Call) -> Answer:
+    query: ListSchedules = call.query
+    if not 1 <= query.limit <= 1000:
+        raise Problem("invalid", f"limit is {query.limit}; it must lie between 1 and 1000")
+    page = await call.client.schedules.list(limit=query.limit, cursor=query.cursor)
+    seen = [view.as_dict() for view in page.schedules if call.key.sees(view.definition.target)]
+    return answer({"schedules": seen, "next": page.next})
+
+
+async def get_schedule(call: Call) -> Answer:
+    return answer((await _known(call)).as_dict())
+
+
+async def _known(call: Call) -> ScheduleView:
+    name = call.params["name"]
+    view = await call.client.schedules.get(name)
+    if view is None:
+        raise no_such("schedule", name)
+    call.check_seen(view.definition.target, "schedule", name)
+    return view
+
+
+async def schedule_history(call: Call) -> Answer:
+    name = call.params["name"]
+    revisions = await call.client.schedules.history(name)
+    call.check_seen(revisions[0].target, "schedule", name)
+    about = ("generation", "at_ms", "by", "note")
+    told = [{**{field: getattr(one, field) for field in about}, **written(one)} for one in revisions]
+    return answer(History(told))
+
+
+async def preview_schedule(call: Call) -> Answer:
+    """Of fields that are not stored anywhere."""
+    wanted: Preview = call.body
+    if not 1 <= wanted.count <= MOST_RUNS:
+        raise Problem("invalid", f"count is {wanted.count}; it must lie between 1 and {MOST_RUNS}")
+    now_ms = call.client.store.clock.now_ms() if wanted.after is None else instant(wanted.after, "after")
+    definition = define(wanted.name, target="null:", **given(wanted, leave=("name", "count", "after")))
+    definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)
+    times = zone(definition.zone)
+    runs = [times.datetime(at_ms).isoformat() for at_ms in definition.next_runs(now_ms, wanted.count)]
+    return answer(Runs(runs, [one.message for one in lint(definition.slots.recurrence, now_ms)]))
+
+
+async def diff_schedule(call: Call) -> Answer:
+    await _known(call)
+    changes = await call.client.schedules.diff(call.params["name"], **given(call.body))
+    return answer(msgspec.to_builtins(changes))
+
+
+# -- writing ---------------------------------------------------------------------------------------------------
+
+
+async def add_schedule(call: Call) -> Answer:
+    posted: NewSchedule = call.body
+
+    async def work(_id: str | None, repeated: bool) -> Answer:
+        del _id
+        existing: OnExisting = "keep" if repeated and posted.on_conflict == "reject" else posted.on_conflict
+        return await _write(call, posted.name, given(posted, leave=("name", "on_conflict")), existing)
+
+    return await once(call, work)
+
+
+async def put_schedule(call: Call) -> Answer:
+    """As it stands in the body, whatever was there before."""
+    return await _write(call, call.params["name"], given(call.body), "replace")
+
+
+async def _write(call: Call, name: str, fields: dict[str, Any], on_conflict: OnExisting) -> Answer:
+    definition = define(name, **{**fields, "by": call.who})
+    call.check_target(definition.target)
+    before = await call.client.schedules.get(name)
+    if before is not None and not call.key.sees(before.definition.target):
+        raise Problem("conflict", f"the name {name[:200]!r} is taken")
+    [(view, outcome)] = await call.client.schedules.add_many([definition], on_conflict=on_conflict)
+    if outcome != "kept":
+        await _audit(call, "schedule.add" if outcome == "created" else "schedule.edit", name, before, view)
+    return answer(view.as_dict(), 201 if outcome == "created" else 200)
+
+
+async def edit_schedule(call: Call) -> Answer:
+    edit: Edit = call.body
+    before = await _known(call)
+    fields = given(edit, leave=("generation",))
+    if "target" in fields:
+        call.check_target(fields["target"])
+    view = await call.client.schedules.edit(before.name, generation=edit.generation, **{**fields, "by": call.who})
+    await _audit(call, "schedule.edit", before.name, before, view)
+    return answer(view.as_dict())
+
+
+async def remove_schedule(call: Call) -> Answer:
+    before = await _known(call)
+    if not await call.client.schedules.remove(before.name):
+        raise no_such("schedule", before.name)
+    await _audit(call, "schedule.remove", before.name, before, None)
+    return answer(Removed(before.name, "removed"))
+
+
+async def pause_schedule(call: Call) -> Answer:
+    wanted: PauseBody = call.body
+    before = await _known(call)
+    if wanted.until is not None and wanted.for_ is not None:
+        raise Problem("invalid", "give either until or for")
+    until = wanted.for_ if wanted.until is None else instant(wanted.until, "until")
+    view = await call.client.schedules.pause(
+        before.name, reason=wanted.reason, by=call.who, until=until, mode=wanted.mode
+    )
+    await _audit(call, "schedule.pause", before.name, before, view)
+    return answer(view.as_dict())
+
+
+async def resume_schedule(call: Call) -> Answer:
+    before = await _known(call)
+    view = await call.client.schedules.resume(before.name, by=call.who)
+    await _audit(call, "schedule.resume", before.name, before, view)
+    return answer(view.as_dict())
+
+
+async def trigger_schedule(call: Call) -> Answer:
+    wanted: Trigger = call.body
+    before = await _known(call)
+    handle = await call.client.schedules.trigger(before.name, after=wanted.after)
+    await call.audit("schedule.trigger", before.name, None, {"id": handle.id, "due_ms": handle.due_ms})
+    return answer(Put.of(handle), 201)
+
+
+async def backfill_schedule(call: Call) -> Answer:
+    wanted: Backfill = call.body
+    before = await _known(call)
+    done = await call.client.schedules.backfill(
+        before.name,
+        start=instant(wanted.start, "start"),
+        end=instant(wanted.end, "end"),
+        rate=wanted.rate,
+        dry_run=wanted.dry_run,
+    )
+    if not wanted.dry_run:
+        await call.audit("schedule.backfill", before.name, None, msgspec.to_builtins(done))
+    return answer(done)
+
+
+async def rollback_schedule(call: Call) -> Answer:
+    wanted: Rollback = call.body
+    before = await _known(call)
+    view = await call.client.schedules.rollback(before.name, wanted.generation, by=call.who)
+    await _audit(call, "schedule.rollback", before.name, before, view)
+    return answer(view.as_dict())
+
+
+async def _audit(call: Call, what: str, name: str, before: ScheduleView | None, after: ScheduleView | None) -> None:
+    """What differs, and never the payload."""
+    was, now = _shown(before), _shown(after)
+    names = [one for one in dict.fromkeys((*was, *now)) if was.get(one) != now.get(one)]
+    await call.audit(
+        what,
+        name,
+        {one: was[one] for one in names if one in was} if before is not None else None,
+        {one: now[one] for one in names if one in now} if after is not None else None,
+    )
+
+
+def _shown(view: ScheduleView | None) -> dict[str, Any]:
+    if view is None:
+        return {}
+    told = written(view.definition) | {"state": view.state, "generation": view.generation}
+    return {name: value for name, value in told.items() if name != "payload"}
+
+
+_NAME: Final = "/v1/schedules/{name}"
+_BODY: Final = ("too-large", "content-type")
+_CHANGE: Final = (*_BODY, "not-found", "conflict", "out-of-memory")
+ROUTES: Final = (
+    Route(
+        "GET", "/v1/schedules", list_schedules, "read", "List schedules.", query=ListSchedules,
+        answers={200: ScheduleList},
+    ),
+    Route(
+        "POST", "/v1/schedules", add_schedule, "operate", "Add a schedule.", body=NewSchedule,
+        answers={200: Schedule, 201: Schedule}, problems=(*_CHANGE, "idempotency"),
+    ),
+    Route(
+        "POST", "/v1/schedules:preview", preview_schedule, "read", "The next runs of times that are not stored.",
+        body=Preview, answers={200: Runs}, problems=_BODY,
+    ),
+    Route("GET", _NAME, get_schedule, "read", "Look at one schedule.", answers={200: Schedule}),
+    Route(
+        "PUT", _NAME, put_schedule, "operate", "Write a schedule, whatever was there before.", body=Fields,
+        answers={200: Schedule, 201: Schedule}, problems=_CHANGE,
+    ),
+    Route(
+        "PATCH", _NAME, edit_schedule, "operate", "Change some fields.", body=Edit, answers={200: Schedule},
+        problems=_CHANGE,
+    ),
+    Route(
+        "DELETE", _NAME, remove_schedule, "operate", "Remove a schedule and cancel its planned run.",
+        answers={200: Removed}, problems=("conflict",),
+    ),
+    Route("GET", f"{_NAME}/history", schedule_history, "read", "Its revisions.", answers={200: History}),
+    Route(
+        "POST", f"{_NAME}/diff", diff_schedule, "read", "What an edit would change: field -> [before, after].",
+        body=Fields, answers={200: dict[str, Any]}, problems=_BODY,
+    ),
+    Route(
+        "POST", f"{_NAME}/pause", pause_schedule, "operate", "Let it rest.", body=PauseBody, answers={200: Schedule},
+        problems=_CHANGE,
+    ),
+    Route(
+        "POST", f"{_NAME}/resume", resume_schedule, "operate", "Go on after a pause.", answers={200: Schedule},
+        problems=_CHANGE,
+    ),
+    Route(
+        "POST", f"{_NAME}/trigger", trigger_schedule, "operate", "Run it now, whatever its times say.", body=Trigger,
+        answers={201: Put}, problems=_CHANGE,
+    ),
+    Route(
+        "POST", f"{_NAME}/backfill", backfill_schedule, "operate", "Run what was planned in a past range.",
+        body=Backfill, answers={200: Backfilled}, problems=_CHANGE,
+    ),
+    Route(
+        "POST", f"{_NAME}/rollback", rollback_schedule, "operate", "Back to a former revision.", body=Rollback,
+        answers={200: Schedule}, problems=_CHANGE,
+    ),
+)  # fmt: skip

@@ -1,0 +1,152 @@
+"""`bench http`: what the API of one process takes, beside a bare application on the same web server.
+
+One by one: `POST /ticks` on keep-alive connections, each answered once the tick is stored. In bulk: `/v1/tasks:batch`.
+This process is the client; nothing is due while it measures.
+"""
+
+import asyncio
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from itertools import cycle
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ..config import Config
+from ..demo.plan import Plan
+from ..demo.road import Request, Road, request
+from ..demo.scheduler import schedulers
+from ..demo.ticks import Ticks, line_of, text_of
+from ..model.errors import InvalidInput
+from .ground import Where, ground
+from .life import Progress
+
+CONNECTIONS: Final = 64
+BATCH_CONNECTIONS: Final = 4
+BATCH: Final = 5_000
+BODIES: Final = 16
+"""Batches made beforehand and sent again and again: tasks without ids are new each time."""
+
+AHEAD_MS: Final = 600_000
+
+
+class HttpFigures(msgspec.Struct, frozen=True):
+    """Medians over the rounds."""
+
+    ticks_per_s: float
+    bare_per_s: float
+    ratio: float
+    batch_tasks_per_s: float
+    refused: int
+
+    @property
+    def sound(self) -> bool:
+        return self.refused == 0
+
+
+class Timed:
+    """Requests for so many seconds."""
+
+    def __init__(self, seconds: float, make: Callable[[], Request], size: int) -> None:
+        self._seconds = seconds
+        self._make = make
+        self._size = size
+        self._began = time.perf_counter()
+        self._ended = self._began
+        self.taken = 0
+        self.refused = 0
+
+    @property
+    def over(self) -> bool:
+        return time.perf_counter() > self._began + self._seconds
+
+    def next(self) -> Request | None:
+        return None if self.over else self._make()
+
+    def answered(self, sent: Request, status: int, body: bytes) -> None:  # noqa: ARG002
+        self._ended = time.perf_counter()
+        well = status in (200, 202) and (self._size == 1 or b'"failed":0' in body)
+        self.taken += self._size * well
+        self.refused += self._size * (not well)
+
+    @property
+    def per_s(self) -> float:
+        return self.taken / max(1e-9, self._ended - self._began)
+
+
+async def http(where: Where, seconds: float, rounds: int, progress: Progress) -> HttpFigures:
+    """Turn and turn about, so that what else the machine does falls on all. The first round only warms up."""
+    if seconds <= 0:
+        raise InvalidInput("--seconds must be more than 0")
+    found: dict[str, list[float]] = {"bare": [], "ticks": [], "batch": []}
+    refused = 0
+    async with ground(where) as place, _bare() as bare_url, _api(place.url, place.namespace) as url:
+        for number in range(rounds + 1):
+            span_s = seconds if number else min(1.0, seconds)
+            for name, one in (("bare", bare_url), ("ticks", url), ("batch", url)):
+                progress(f"http, {name}, round {number}", number, rounds + 1)
+                source = await _drive(one, name, span_s)
+                found[name].append(source.per_s)
+                refused += source.refused
+    bare, ticks, batch = (statistics.median(figures[1:]) for figures in found.values())
+    return HttpFigures(round(ticks), round(bare), round(ticks / bare, 3), round(batch), refused)
+
+
+async def _drive(url: str, name: str, seconds: float) -> Timed:
+    in_bulk = name == "batch"
+    make = _batches() if in_bulk else _single()
+    source = Timed(seconds, make, BATCH if in_bulk else 1)
+    await Road([url], BATCH_CONNECTIONS if in_bulk else CONNECTIONS, source).run()
+    return source
+
+
+def _single() -> Callable[[], Request]:
+    plan = Plan(within_ms=AHEAD_MS, seconds=1)
+    ticks = Ticks(plan)
+
+    def make() -> Request:
+        return request("/ticks", "application/json", text_of(ticks.next() or 0, plan.ids))
+
+    return make
+
+
+def _batches() -> Callable[[], Request]:
+    plan = Plan(within_ms=AHEAD_MS, seconds=1, via="batch")
+    ticks = Ticks(plan)
+    bodies = []
+    for _ in range(BODIES):
+        lines = (line_of(ticks.next() or 0, plan.ids, "log:", named=False) for _ in range(BATCH))
+        bodies.append(request("/v1/tasks:batch?answers=errors", "application/x-ndjson", b"\n".join(lines)))
+    rest = cycle(bodies)
+    return lambda: next(rest)
+
+
+@contextlib.asynccontextmanager
+async def _api(redis_url: str, namespace: str) -> AsyncIterator[str]:
+    with tempfile.TemporaryDirectory(prefix="mainspring-bench-") as folder:
+        config = Config(redis_url=redis_url, namespace=namespace, log_level="warning")
+        async with schedulers(1, config, Path(folder)) as [one]:
+            yield one.url
+
+
+@contextlib.asynccontextmanager
+async def _bare() -> AsyncIterator[str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "mainspring.bench.bare_asgi",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(await process.stdout.readline())}"
+    finally:
+        process.stdin.close()  # its word to end
+        await process.wait()

@@ -1,0 +1,73 @@
+"""How many jobs of a queue may run at one time, on all workers together: slots that are leased from the server."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from ..model.rate import Limit
+from ..store import limits
+from ..store.store import Store
+
+
+class Slots:
+    """What this worker may run of the queues that have a limit."""
+
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        by_queue: Mapping[str, Limit],
+        lease_s: float,
+        running: Callable[[], Iterable[str]],
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._limits = dict(by_queue)
+        self._lease_ms = int(lease_s * 1000)
+        self._running = running
+        """The queues of the jobs in hand, one for each."""
+        self._slots = dict.fromkeys(self._limits, 0)
+        self._ask_at_ms = dict.fromkeys(self._limits, 0)
+        self._renew_at_ms = 0
+
+    async def within(self, shares: Mapping[str, int]) -> dict[str, int]:
+        """As much of these shares as there are slots for."""
+        limited = [queue for queue in shares if queue in self._limits]
+        if not limited:
+            return dict(shares)
+        running = Counter(self._running())
+        now_ms = self._store.clock.now_ms()
+        short = [
+            queue
+            for queue in limited
+            if self._slots[queue] - running[queue] < shares[queue] and now_ms >= self._ask_at_ms[queue]
+        ]
+        if short:
+            await self._ask({queue: shares[queue] for queue in short}, running)
+        free = {queue: self._slots[queue] - running[queue] for queue in limited}
+        capped = {queue: min(most, free.get(queue, most)) for queue, most in shares.items()}
+        return {queue: most for queue, most in capped.items() if most > 0}
+
+    async def renew(self) -> None:
+        """Slots in use are leased on, those that nobody needs are given back."""
+        now_ms = self._store.clock.now_ms()
+        held = [queue for queue, count in self._slots.items() if count]
+        if held and now_ms >= self._renew_at_ms:
+            await self._ask(dict.fromkeys(held, 0), Counter(self._running()))
+
+    async def _ask(self, wants: Mapping[str, int], running: Counter[str]) -> None:
+        asks = [
+            limits.Ask(f"running:{queue}", self._limits[queue], running[queue], max(0, want))
+            for queue, want in wants.items()
+        ]
+        answers = await limits.ask(self._store, self._worker, asks, self._lease_ms)
+        now_ms = self._store.clock.now_ms()
+        for queue, answer in zip(wants, answers, strict=True):
+            self._slots[queue] = answer.slots
+            self._ask_at_ms[queue] = now_ms + answer.wait_ms
+        self._renew_at_ms = now_ms + self._lease_ms // 3
+
+    def wait_s(self, queues: Iterable[str]) -> float:
+        """Until it is worth asking again for one of these."""
+        now_ms = self._store.clock.now_ms()
+        waits = [self._ask_at_ms[queue] - now_ms for queue in queues if queue in self._limits]
+        return max(0.0, min(waits, default=0) / 1000)

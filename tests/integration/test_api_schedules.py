@@ -1,0 +1,255 @@
+"""Schedules, lanes, queues and pauses over real HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from mainspring.config import Config
+from mainspring.model.delivery import Delivery
+from mainspring.model.outcome import Outcome, Retry
+from mainspring.sinks.null import NullSink
+from mainspring.testing.balance import balance
+from mainspring.testing.servers import Server, standalone
+
+from .calling import LATER, Answer, Api, serving_api
+
+
+class FailingSink:
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        return [Retry("try later", after_ms=3_600_000)] * len(batch)
+
+    async def aclose(self) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with standalone() as started:
+        yield started
+
+
+@pytest.fixture
+async def api(server: Server) -> AsyncIterator[Api]:
+    config = Config(redis_url=server.url, port=0, partitions=4)
+    async with serving_api(config, {"null": NullSink(), "log": FailingSink()}) as made:
+        yield made
+        await balance(made.client.store)
+    server.call("FLUSHALL")
+
+
+NIGHTLY: dict[str, Any] = {"name": "nightly", "cron": "0 2 * * *", "target": "null:", "payload": {"job": "backup"}}
+
+
+async def add(api: Api, **fields: Any) -> Answer:
+    return await api.post("/v1/schedules", NIGHTLY | fields)
+
+
+async def whats(api: Api) -> list[str]:
+    changes = (await api.get("/v1/audit?limit=100")).json["changes"]
+    return [one["change"]["what"] for one in reversed(changes)]
+
+
+# -- schedules -------------------------------------------------------------------------------------------------
+
+
+async def test_a_schedule_is_added_looked_at_listed_and_removed(api: Api) -> None:
+    made = await add(api, timezone="Europe/Paris")
+    assert made.status == 201, made
+    assert (made.json["state"], made.json["generation"], len(made.json["next"])) == ("active", 1, 3)
+    assert all("T02:00:00+0" in run for run in made.json["next"])
+    assert (await api.get("/v1/schedules/nightly")).json == made.json
+    listed = (await api.get("/v1/schedules")).json
+    assert ([one["name"] for one in listed["schedules"]], listed["next"]) == (["nightly"], None)
+    assert (await api.delete("/v1/schedules/nightly")).json == {"name": "nightly", "outcome": "removed"}
+    assert (await api.get("/v1/schedules/nightly")).problem == "not-found"
+    assert await whats(api) == ["schedule.add", "schedule.remove"]
+
+
+async def test_a_taken_name_goes_by_the_rule(api: Api) -> None:
+    await add(api)
+    assert (await add(api, cron="0 3 * * *")).problem == "conflict"
+    kept = await add(api, cron="0 3 * * *", on_conflict="keep")
+    assert (kept.status, kept.json["specs"]) == (200, ["0 2 * * *"])
+    replaced = await add(api, cron="0 3 * * *", on_conflict="replace")
+    assert (replaced.status, replaced.json["specs"], replaced.json["generation"]) == (200, ["0 3 * * *"], 2)
+    written = await api.call("PUT", "/v1/schedules/nightly", {"every": "5m", "target": "null:"})
+    assert (written.status, written.json["specs"]) == (200, ["@every 5m"])
+    fresh = await api.call("PUT", "/v1/schedules/fresh", {"every": "5m", "target": "null:"})
+    assert fresh.status == 201
+
+
+async def test_an_add_repeated_with_its_idempotency_key_is_one(api: Api) -> None:
+    first = await api.post("/v1/schedules", NIGHTLY, idempotency_key="k")
+    again = await api.post("/v1/schedules", NIGHTLY, idempotency_key="k")
+    assert (first.status, again.status, again.body) == (201, 201, first.body)
+
+
+async def test_an_edit_changes_some_fields_and_a_stale_one_is_a_conflict(api: Api) -> None:
+    await add(api)
+    diff = await api.post("/v1/schedules/nightly/diff", {"cron": "0 4 * * *"})
+    assert diff.status == 200
+    assert "0 4 * * *" in diff.body.decode()
+    edited = await api.call("PATCH", "/v1/schedules/nightly", {"cron": "0 4 * * *", "generation": 1})
+    assert (edited.status, edited.json["specs"], edited.json["generation"]) == (200, ["0 4 * * *"], 2)
+    assert edited.json["payload"] == {"job": "backup"}
+    stale = await api.call("PATCH", "/v1/schedules/nightly", {"cron": "0 5 * * *", "generation": 1})
+    assert (stale.status, stale.problem) == (409, "conflict")
+    history = (await api.get("/v1/schedules/nightly/history")).json["revisions"]
+    assert [one["generation"] for one in history] == [2, 1]
+    back = await api.post("/v1/schedules/nightly/rollback", {"generation": 1})
+    assert (back.json["specs"], back.json["generation"]) == (["0 2 * * *"], 3)
+    change = (await api.get("/v1/audit")).json["changes"][1]["change"]
+    assert (change["before"]["specs"], change["after"]["specs"]) == (["0 2 * * *"], ["0 4 * * *"])
+    assert "payload" not in change["before"]
+
+
+async def test_a_schedule_rests_and_goes_on(api: Api) -> None:
+    await add(api)
+    paused = await api.post("/v1/schedules/nightly/pause", {"reason": "holiday", "for": "2d", "mode": "hold"})
+    assert (paused.status, paused.json["state"], paused.json["paused"]["reason"]) == (200, "paused", "holiday")
+    resumed = await api.post("/v1/schedules/nightly/resume")
+    assert (resumed.status, resumed.json["state"]) == (200, "active")
+    for wrong in ({"until": LATER, "for": "1h"}, {"until": 1}, {"mode": "maybe"}, {"for": "soon"}):
+        assert (await api.post("/v1/schedules/nightly/pause", wrong)).problem == "invalid"
+
+
+async def test_a_schedule_is_triggered_and_filled_in(api: Api) -> None:
+    await add(api)
+    ran = await api.post("/v1/schedules/nightly/trigger", {"after": "1h"})
+    assert ran.status == 201
+    assert (await api.client.get(ran.json["id"])).state == "pending"
+    body = {"start": "2026-01-01T00:00:00Z", "end": "2026-01-04T00:00:00Z", "rate": 1}
+    planned = await api.post("/v1/schedules/nightly/backfill", body | {"dry_run": True})
+    assert (planned.json["planned"], planned.json["created"]) == (3, 0)
+    done = await api.post("/v1/schedules/nightly/backfill", body)
+    again = await api.post("/v1/schedules/nightly/backfill", body)
+    assert (done.json["created"], again.json["created"], again.json["kept"]) == (3, 0, 3)
+    assert await whats(api) == ["schedule.add", "schedule.trigger", "schedule.backfill", "schedule.backfill"]
+
+
+async def test_a_preview_stores_nothing(api: Api, server: Server) -> None:
+    body = {"cron": "30 2 * * *", "timezone": "Europe/Paris", "count": 4, "after": "2026-03-27T12:00:00Z"}
+    told = (await api.post("/v1/schedules:preview", body)).json
+    assert told["runs"][0] == "2026-03-28T02:30:00+01:00"
+    assert told["runs"][1].startswith("2026-03-29T03:")  # 02:30 does not exist on that day
+    assert any("clock" in warning or "02:30" in warning for warning in told["warnings"])
+    assert (await api.get("/v1/schedules")).json["schedules"] == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cron": "61 * * * *"},
+        {"cron": []},
+        {"cron": None},
+        {"target": "smtp:x"},
+        {"name": "a@b"},
+        {"name": ""},
+        {"timezone": "Mars/Base"},
+        {"colour": "red"},
+        {"start": "9999-12-31T23:59:59-23:59"},
+        {"max_runs": -1},
+        {"misfire": "perhaps"},
+        {"retry": {"colour": 1}},
+        {"timeout": "soon"},
+        {"payload": "x" * 70_000},
+    ],
+)
+async def test_a_wrong_schedule_is_refused_and_leaves_nothing(api: Api, fields: dict[str, Any]) -> None:
+    answer = await add(api, **fields)
+    assert (answer.status, answer.problem) == (400, "invalid")
+    assert (await api.get("/v1/schedules")).json["schedules"] == []
+
+
+async def test_every_call_on_an_unknown_schedule_is_404(api: Api) -> None:
+    whole = {"start": "2026-01-01T00:00:00Z", "end": "2026-01-02T00:00:00Z"}
+    for verb, body in (
+        ("diff", {}),
+        ("pause", {}),
+        ("resume", {}),
+        ("trigger", {}),
+        ("backfill", whole),
+        ("rollback", {}),
+    ):
+        answer = await api.post(f"/v1/schedules/nobody/{verb}", body)
+        assert (answer.status, answer.problem) == (404, "not-found"), verb
+    assert (await api.get("/v1/schedules/nobody/history")).problem == "not-found"
+    assert (await api.call("PATCH", "/v1/schedules/nobody", {"note": "x"})).problem == "not-found"
+    assert (await api.delete("/v1/schedules/nobody")).problem == "not-found"
+
+
+async def test_a_bound_key_sees_and_writes_only_schedules_of_its_targets(api: Api) -> None:
+    await add(api)
+    await add(api, name="mine", target="log:")
+    api.token = await api.key("operator", targets=("log:",))
+    assert [one["name"] for one in (await api.get("/v1/schedules")).json["schedules"]] == ["mine"]
+    assert (await api.get("/v1/schedules/nightly")).status == 404
+    assert (await api.delete("/v1/schedules/nightly")).status == 404
+    assert (await add(api, name="new")).status == 403
+    assert (await add(api, target="log:", on_conflict="replace")).status == 409
+    assert (await api.call("PATCH", "/v1/schedules/mine", {"target": "null:"})).status == 403
+
+
+# -- pauses, lanes, queues -------------------------------------------------------------------------------------
+
+
+async def test_a_target_is_paused_listed_and_resumed(api: Api) -> None:
+    made = await api.post("/v1/pauses", {"target": "null:*", "reason": "deploy", "for": "1h"})
+    assert made.status == 201, made
+    assert (made.json["scope"], made.json["mode"], made.json["reason"]) == ("target null:*", "hold", "deploy")
+    assert (await api.get("/v1/pauses")).json["pauses"] == [made.json]
+    assert (await api.delete("/v1/pauses?target=null:*")).json == {"scope": "target null:*", "outcome": "resumed"}
+    assert (await api.delete("/v1/pauses?target=null:*")).problem == "not-found"
+    assert await whats(api) == ["pause.add", "pause.remove"]
+    everything = await api.post("/v1/pauses", {"all": True})
+    assert everything.json["scope"] == "all"
+    assert (await api.delete("/v1/pauses?all=true")).status == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"target": "a", "lane": "b"}, {"all": True, "lane": "b"}, {"target": "nothing"}, {"lane": "a", "until": 1}],
+)
+async def test_a_wrong_pause_is_refused(api: Api, body: dict[str, Any]) -> None:
+    assert (await api.post("/v1/pauses", body)).problem == "invalid"
+    assert (await api.get("/v1/pauses")).json == {"pauses": []}
+
+
+async def test_a_lane_behind_a_failed_head_is_shown_and_goes_on_without_it(api: Api) -> None:
+    await api.client.put("log:", "head", id="head", lane="shop/1")
+    for _ in range(1200):
+        lanes = (await api.get("/v1/lanes")).json["lanes"]
+        if lanes:
+            break
+        await asyncio.sleep(0.05)
+    else:
+        raise AssertionError("the lane does not stand still")
+    assert (lanes[0]["lane"], lanes[0]["head_id"], lanes[0]["error"]) == ("shop/1", "head", "try later")
+    assert (await api.get("/v1/lanes/shop%2F1")).json["state"] == "retrying"
+    assert (await api.post("/v1/lanes/shop%2F1/skip-head", {"reason": "not needed"})).json["answer"] == "ok"
+    again = await api.post("/v1/lanes/shop%2F1/skip-head")
+    assert (again.status, again.problem) == (409, "conflict")
+    assert "lane.skip-head" in await whats(api)
+
+
+async def test_a_lane_that_flows_has_no_head_to_retry(api: Api) -> None:
+    for verb in ("retry-head", "resume"):
+        answer = await api.post(f"/v1/lanes/free/{verb}")
+        assert (answer.status, answer.problem) == (409, "conflict")
+
+
+async def test_queues_tell_how_long_they_are(api: Api) -> None:
+    await api.client.put("queue:mail/send", 1)
+    for _ in range(1200):
+        queues = (await api.get("/v1/queues")).json["queues"]
+        if queues:
+            break
+        await asyncio.sleep(0.05)
+    else:
+        raise AssertionError("the task does not reach its queue")
+    assert (queues[0]["name"], queues[0]["ready"], queues[0]["running"]) == ("mail", 1, 0)
+    await api.post("/v1/pauses", {"queue": "mail"})
+    assert (await api.get("/v1/queues/mail")).json["paused"] is True
+    assert (await api.get("/v1/queues/nobody")).problem == "not-found"

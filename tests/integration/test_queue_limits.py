@@ -1,0 +1,96 @@
+"""Limits and retries of queues: `[queue.<name>]` counts for all workers together."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mainspring import Retry
+from mainspring.model.errors import InvalidInput
+from mainspring.model.queue_rules import QueueRules
+from mainspring.model.rate import Limit, Rate
+from mainspring.model.retry import RetryPolicy
+from mainspring.model.task import Task
+from mainspring.worker.handler import Handler
+
+from .conftest import PARTITIONS, Fleet
+from .working import Place, open_place, until
+
+
+@pytest.fixture
+async def place(fleet: Fleet, namespace: str) -> AsyncIterator[Place]:
+    async with open_place(fleet.url, namespace, PARTITIONS) as made:
+        yield made
+
+
+async def test_all_workers_together_run_no_more_of_a_queue_than_it_has_slots(place: Place) -> None:
+    running = most = others = 0
+
+    async def limited() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.005)
+        running -= 1
+
+    async def free() -> None:
+        nonlocal others
+        others += 1
+
+    slots = {"mail": Limit(concurrency=3)}
+    for _ in range(2):
+        await place.worker(Handler(limited, queue="mail"), Handler(free, queue="other"), slots=slots)
+    await place.client.put_many(Task("queue:mail/limited") for _ in range(60))
+    await place.client.put_many(Task("queue:other/free") for _ in range(60))
+    await until(lambda: others == 60)
+    await place.settled()
+    assert most <= 3
+    assert others == 60
+
+
+async def test_a_queue_may_have_a_retry_policy_and_a_handlers_own_goes_before_it(place: Place) -> None:
+    attempts = {"queued": 0, "own": 0}
+
+    async def queued() -> None:
+        attempts["queued"] += 1
+        raise Retry("no", after_ms=1)
+
+    async def own() -> None:
+        attempts["own"] += 1
+        raise Retry("no", after_ms=1)
+
+    await place.worker(
+        Handler(queued, queue="mail"),
+        Handler(own, queue="mail", retry=RetryPolicy(4)),
+        queue_retries={"mail": RetryPolicy(2)},
+        retry=RetryPolicy(9),
+    )
+    await place.client.put("queue:mail/queued")
+    await place.client.put("queue:mail/own")
+    await place.settled()
+    assert attempts == {"queued": 2, "own": 4}
+
+
+def test_rules_of_queues_are_read_and_written_the_same() -> None:
+    rules = QueueRules.read({"mail": {"rate": "10/s burst 3", "concurrency": 4, "retry": "3 base=1m"}, "other": {}})
+    assert QueueRules.read(rules.tables()) == rules
+    assert rules.rates() == {"queue:mail": Limit(Rate(10, 3))}
+    assert rules.slots() == {"mail": Limit(concurrency=4)}
+    assert rules.retries() == {"mail": RetryPolicy(3, base_ms=60_000)}
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"mail": {"speed": 3}}, "mail: expected a table with rate, concurrency, retry"),
+        ({"mail": {"concurrency": "3"}}, "mail: concurrency: expected a whole number"),
+        ({"mail": {"concurrency": 0}}, "mail: concurrency is 0"),
+        ({"mail": {"rate": "fast"}}, "mail: rate: 'fast' is none"),
+        ({"a b": {}}, "queue 'a b'"),
+        ([], "expected a table of tables"),
+    ],
+)
+def test_wrong_rules_of_queues_are_refused(tables: object, message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        QueueRules.read(tables)
+    assert message in str(caught.value)

@@ -1,0 +1,256 @@
+"""The parts of the demo that need neither server nor broker."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mainspring.demo import road as roads
+from mainspring.demo.consumer import Reader
+from mainspring.demo.generator import Load, Posts
+from mainspring.demo.journal import Comparison, Journal, compare
+from mainspring.demo.plan import MOST_IDS, Plan
+from mainspring.demo.road import Request, Road, RoadBlocked, request
+from mainspring.demo.side import Inside
+from mainspring.demo.ticks import Ticks, id_of, line_of, numbers_of, text_of
+from mainspring.demo.usage import Usages, usage_of
+from mainspring.model.errors import InvalidInput
+
+AT_MS = 1_800_000_000_000
+
+
+# -- ticks -------------------------------------------------------------------------------------------------
+
+
+def test_each_item_gets_one_tick_within_the_window() -> None:
+    plan = Plan(ids=500, within_ms=10_000)
+    before_ms = time.time_ns() // 1_000_000
+    source = Ticks(plan)
+    numbers = list(iter(source.next, None))
+    after_ms = time.time_ns() // 1_000_000
+    assert sorted(number % plan.ids for number in numbers) == list(range(500))
+    assert all(before_ms + 1000 <= number // plan.ids <= after_ms + 10_000 for number in numbers)
+
+
+def test_where_time_is_the_limit_items_come_again() -> None:
+    source = Ticks(Plan(ids=3, seconds=1))
+    items = [(source.next() or 0) % 3 for _ in range(9)]
+    assert sorted(items) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_tick_is_known_again_by_its_text() -> None:
+    number = AT_MS * MOST_IDS + 42
+    text = text_of(number, MOST_IDS)
+    assert text == b'{"item":"user42","at":%d}' % AT_MS
+    assert numbers_of([text], MOST_IDS) == [number]
+    assert id_of(number, MOST_IDS) == f"user42@{AT_MS}"
+    assert line_of(number, MOST_IDS, "kafka:ticks", named=True).endswith(b'"id":"user42@%d"}' % AT_MS)
+    assert b"id" not in line_of(number, MOST_IDS, "kafka:x", named=False)
+
+
+def test_what_others_sent_is_told_apart() -> None:
+    ours = text_of(AT_MS * 10 + 3, 10)
+    others = [
+        b"not json",
+        b"[1]",
+        b'{"item":"user77","at":1}',
+        b'{"item":"bob","at":1}',
+        '{"item":"user²","at":1}'.encode(),
+    ]
+    assert numbers_of([ours, *others], 10) == [AT_MS * 10 + 3, None, None, None, None, None]
+
+
+def test_lateness_is_counted_from_the_due_time(tmp_path: Path) -> None:
+    came = Journal(tmp_path / "came")
+    reader = Reader(10, came)
+    reader.take([text_of(AT_MS * 10, 10), text_of((AT_MS + 5) * 10, 10), b"foreign"], AT_MS + 4)
+    came.close()
+    assert (reader.count, reader.early, reader.foreign) == (2, 1, 1)
+    assert reader.late_ms == array("f", [4, -1])
+    assert reader.late_by(0.5) == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"ids": 0}, {"ids": MOST_IDS + 1}, {"within_ms": 1}, {"rate": 0.0}, {"seconds": -1.0}, {"schedulers": 0},
+     {"replace": True, "via": "batch"}],
+)  # fmt: skip
+def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput):
+        Plan(**wrong)  # type: ignore[arg-type]
+
+
+# -- journals ----------------------------------------------------------------------------------------------
+
+
+def written(path: Path, numbers: list[int]) -> Path:
+    journal = Journal(path)
+    journal.add_all(numbers[:1])
+    for number in numbers[1:]:
+        journal.add(number)
+    assert journal.count == len(numbers)
+    journal.close()
+    return path
+
+
+def test_what_was_sent_and_did_not_come_is_missing_what_came_again_is_duplicated(tmp_path: Path) -> None:
+    numbers = [(AT_MS + late_ms) * 10 + item for late_ms in (0, 999, 1000, 70_000) for item in range(10)]
+    sent = written(tmp_path / "sent", numbers)
+    came = written(tmp_path / "came", [*numbers[1:], numbers[5], numbers[5], 7])
+    assert compare(sent, came, 10) == Comparison(missing=1, duplicated=2, unexpected=1)
+
+
+def test_all_there_once_compares_clean(tmp_path: Path) -> None:
+    numbers = [AT_MS * 10 + item for item in range(10)]
+    paths = written(tmp_path / "sent", numbers), written(tmp_path / "came", numbers[::-1])
+    assert compare(*paths, 10) == Comparison(0, 0, 0)
+
+
+# -- the generator -----------------------------------------------------------------------------------------
+
+
+def test_the_load_keeps_to_the_rate() -> None:
+    load = Load(Plan(rate=0.001), Inside())
+    assert len(load.take(5)) == 5, "the first may go at once"
+    assert load.take(5) == []
+    assert not load.over
+
+
+def test_the_load_is_over_after_the_last_item_or_when_told() -> None:
+    inside = Inside()
+    load = Load(Plan(ids=3), inside)
+    assert len(load.take(2)) == 2
+    assert len(load.take(2)) == 1
+    assert load.over
+    endless = Load(Plan(), inside)
+    assert not endless.over
+    inside.stopped = True
+    assert endless.over
+
+
+def test_only_what_was_taken_is_written_down(tmp_path: Path) -> None:
+    plan = Plan(via="batch", batch=3)
+    sent = Journal(tmp_path / "sent")
+    posts = Posts(plan, Load(plan, Inside()), sent)
+    request = posts.next()
+    assert request is not None
+    assert request.data.count(b'"target"') == 3
+    posts.answered(request, 200, b'{"summary":{"lines":3,"failed":0,"complete":true}}')
+    assert (sent.count, posts.refused) == (3, 0)
+    posts.answered(request, 200, b'{"summary":{"lines":3,"failed":1,"complete":true}}')
+    assert (sent.count, posts.refused) == (3, 3)
+    assert posts.over, "what is refused once is so the next time"
+    sent.close()
+
+
+# -- the road ----------------------------------------------------------------------------------------------
+
+
+class Server:
+    """Answers what it is told to; counts what it got."""
+
+    def __init__(self, answers: list[bytes | None]) -> None:
+        self.answers = answers
+        self.bodies: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                self.bodies.append(await reader.readexactly(length))
+                answer = (
+                    self.answers.pop(0) if self.answers else b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok"
+                )
+                if answer is None:
+                    return
+                for byte in answer:  # in pieces: an answer need not come whole
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+        except asyncio.IncompleteReadError:
+            return
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def listening(one: Server) -> AsyncIterator[str]:
+    server = await asyncio.start_server(one.serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+class Few:
+    def __init__(self, count: int) -> None:
+        self.left = list(range(count))
+        self.got: list[tuple[int, int, bytes]] = []
+
+    @property
+    def over(self) -> bool:
+        return not self.left
+
+    def next(self) -> Request | None:
+        return request("/ticks", "application/json", b"%d" % self.left[0], (self.left.pop(0),)) if self.left else None
+
+    def answered(self, sent: Request, status: int, body: bytes) -> None:
+        self.got.append((sent.about[0], status, body))
+
+
+async def test_every_request_gets_its_answer() -> None:
+    source, server = Few(20), Server([])
+    async with listening(server) as url:
+        await Road([url], 3, source).run()
+    assert sorted(source.got) == [(number, 202, b"ok") for number in range(20)]
+    assert sorted(map(int, server.bodies)) == list(range(20))
+
+
+async def test_a_lost_answer_and_a_refusal_for_now_mean_the_same_request_again() -> None:
+    full = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+    source, server = Few(2), Server([None, full])
+    async with listening(server) as url:
+        await Road([url], 1, source).run()
+    assert sorted(source.got) == [(0, 202, b"ok"), (1, 202, b"ok")]
+    assert len(server.bodies) == 4
+
+
+async def test_where_one_scheduler_is_gone_the_others_take_all() -> None:
+    source, server = Few(10), Server([])
+    async with listening(Server([])) as gone:
+        pass
+    async with listening(server) as url:
+        await Road([gone, url], 4, source).run()
+    assert len(source.got) == 10
+
+
+async def test_without_any_scheduler_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roads, "PATIENCE_S", 0.2)
+    async with listening(Server([])) as gone:
+        pass
+    with pytest.raises(RoadBlocked, match="none of 1 schedulers"):
+        await Road([gone], 2, Few(1)).run()
+
+
+# -- what processes cost -----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_the_cost_of_a_process_is_known_after_its_end() -> None:
+    usages = Usages()
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    usages.watch("one", process.pid)
+    usages.watch("never", 2**22 + 1)
+    usages.look()
+    process.communicate(b"\n")
+    usages.look()
+    [known] = usages.all()
+    assert (known.name, known.pid) == ("one", process.pid)
+    assert known.memory_mb > 1
+    ours = usage_of("ours", os.getpid())
+    assert ours is not None
+    assert ours.cpu_s > 0

@@ -1,0 +1,171 @@
+"""What one receiver may get now, with a clock held by hand."""
+
+from mainspring.engine.valve import Valve
+from mainspring.engine.valves import FlowOptions, Valves
+from mainspring.model.breaker import Breaker, BreakerPolicy
+from mainspring.model.clock import ManualClock
+from mainspring.model.rate import Limit, Rate
+from mainspring.store.limits import Granted
+
+MOST = 800
+
+
+class Around:
+    """An engine that notes what it is told."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self.most = most
+        self.lag_ms = 0
+        self.asked = self.flowed = 0
+
+    def permits_wanted(self) -> None:
+        self.asked += 1
+
+    def flow(self) -> None:
+        self.flowed += 1
+
+
+def valves(options: FlowOptions | None = None, most: int = MOST) -> tuple[Valves, ManualClock, Around]:
+    clock, around = ManualClock(), Around(most)
+    return Valves(options or FlowOptions(), clock, around), clock, around
+
+
+# -- the slow -----------------------------------------------------------------------------------------------------
+
+
+def test_a_receiver_that_does_not_answer_gets_a_small_share() -> None:
+    made, clock, _ = valves()
+    assert made.free(0) == 600, "a quarter is kept free"
+    made.left("http://slow.example/", 600)
+    assert made.free(600) == 0
+    for _ in range(2):
+        made.look()
+        clock.advance(seconds=1)
+    made.look()
+    assert made.governs("http://slow.example/other")
+    assert made.hold_for("http://slow.example/", None, 0) == "valve:http://slow.example"
+    assert made.hold_for("http://fast.example/", None, 0) is None
+    assert made.free(600) == 150, "three quarters of what is left: the next may be slow as well"
+    assert made.why("valve:http://slow.example").code == "slow"
+
+
+def test_one_that_has_much_under_way_and_is_quick_is_left_alone() -> None:
+    made, clock, _ = valves()
+    made.left("kafka:ticks", 600)
+    for _ in range(5):
+        made.landed("kafka:ticks", 500, 500, 0)
+        made.left("kafka:ticks", 500)
+        made.look()
+        clock.advance(seconds=1)
+    assert not made.closed
+
+
+def test_one_that_becomes_quick_again_is_slow_no_longer() -> None:
+    made, clock, around = valves()
+    made.left("kafka:ticks", 600)
+    for _ in range(3):
+        made.look()
+        clock.advance(seconds=1)
+    assert made.closed
+    made.landed("kafka:ticks", 590, 590, 0)
+    made.look()
+    assert not made.closed
+    assert around.flowed > 0, "what was held may go on"
+
+
+def test_a_node_with_little_room_does_not_divide_it() -> None:
+    made, clock, _ = valves(most=10)
+    assert made.free(0) == 10
+    made.left("kafka:ticks", 10)
+    for _ in range(4):
+        made.look()
+        clock.advance(seconds=5)
+    assert not made.closed
+
+
+# -- breaker, limits ------------------------------------------------------------------------------------------------
+
+
+def test_only_failures_that_say_that_the_receiver_is_not_well_open_its_breaker() -> None:
+    made, _, _ = valves(FlowOptions(BreakerPolicy(min_calls=10)))
+    made.left("http://a.example/", 100)
+    made.landed("http://a.example/", 100, done=0, failed=0)  # dead letters, put off: neither well nor ill
+    assert not made.closed
+    made.left("http://a.example/x", 10)
+    made.landed("http://a.example/x", 10, done=0, failed=10)
+    assert made.closed
+    assert made.hold_for("http://a.example/y", None, 0) is not None
+    assert made.hold_for("https://a.example/y", None, 0) is None, "another port, another server"
+
+
+def test_queues_have_no_breaker_and_named_targets_may_have_their_own() -> None:
+    never, soon = BreakerPolicy(off=True), BreakerPolicy(min_calls=1)
+    made, _, _ = valves(FlowOptions(never, {"target:shop": soon}))
+    made.landed("queue:mail/send", 10, 0, 10)
+    made.landed("http://a.example/", 10, 0, 10)
+    assert not made.closed
+    made.landed("target:shop", 1, 0, 1)
+    assert made.closed
+
+
+def test_receivers_that_are_idle_are_forgotten() -> None:
+    made, _, _ = valves()
+    for number in range(5_000):
+        made.left(f"http://host-{number}.example/", 1)
+        made.landed(f"http://host-{number}.example/", 1, 1, 0)
+    assert len(made._valves) <= 2_048
+
+
+def test_permits_are_used_up_and_asked_for() -> None:
+    made, clock, around = valves(FlowOptions(limits={"target:shop": Limit(Rate(100))}))
+    assert made.hold_for("target:shop", None, 0) == "valve:target:shop"
+    assert around.asked == 1
+    [valve] = made.bounded
+    assert valve.want() == 10, "a tenth of a second's worth"
+    assert valve.granted(10, Granted(2, 10, 100), clock.now_ms())
+    assert [made.hold_for("target:shop", None, 0) for _ in range(3)] == [None, None, "valve:target:shop"]
+
+
+def test_slots_in_use_are_not_given_twice() -> None:
+    valve = Valve("target:shop", None, Limit(concurrency=3))
+    assert valve.room(0, MOST) == 0
+    assert valve.want() == 3
+    valve.granted(3, Granted(3, 3, 0), 0)
+    for left in (3, 2, 1, 0):
+        assert valve.room(0, MOST) == left
+        valve.take(0)
+    valve.in_flight, valve.reserved = 3, 0
+    assert valve.room(0, MOST) == 0
+    valve.landed(2)
+    assert valve.room(0, MOST) == 2
+    valve.granted(0, Granted(0, 1, 50), 0)
+    assert valve.room(0, MOST) == 0, "others want their share"
+
+
+def test_no_more_lanes_try_their_luck_than_there_is_room() -> None:
+    made, _, _ = valves(FlowOptions(limits={"target:shop": Limit(Rate(100))}))
+    [valve] = made.bounded
+    valve.permits = 2
+    assert [made.may_open(valve.key) for _ in range(3)] == [True, True, False]
+    made.tick()
+    assert made.may_open(valve.key)
+    assert made.may_open("valve:unknown"), "nothing holds these up any more"
+
+
+def test_an_open_breaker_says_so_until_it_has_closed() -> None:
+    valve = Valve("http://a.example", Breaker(BreakerPolicy(min_calls=1, probes=1, ramp_ms=1_000)), Limit())
+    breaker = valve.breaker
+    assert breaker is not None
+    breaker.record(0, 1, 1_000)
+    code, text, until_ms = valve.why()
+    assert (code, until_ms) == ("breaker", 6_000)
+    assert text == (
+        "the circuit breaker of http://a.example is open since 1970-01-01T00:00:01.000Z,"
+        " next probe at 1970-01-01T00:00:06.000Z"
+    )
+    assert valve.room(6_000, MOST) == 1
+    valve.take(6_000)
+    breaker.record(1, 0, 6_010)
+    assert "growing rate" in valve.why()[1]
+    valve.room(7_010, MOST)
+    assert not valve.bounded
