@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import uvicorn
 
@@ -59,10 +59,10 @@ class ApiServer:
     def url(self) -> str:
         return url_of(self._socket, tls=self._tls)
 
-    def connections_of(self, address: tuple[str, int]) -> int:
-        """How many connections a client's address holds open."""
-        open_now = self._server.server_state.connections
-        return sum(getattr(one, "client", None) == tuple(address[:2]) for one in open_now)
+    @property
+    def connections(self) -> Collection[object]:
+        """Those that are open now."""
+        return self._server.server_state.connections
 
     async def start(self) -> None:
         if not self._shared:

@@ -70,7 +70,8 @@ class Planner:
 
     async def _serve(self, partition: Partition) -> float:
         chains = partition.chains
-        if not chains.asks and not chains.aside and (not chains.ended or steady_s() < self._note_at):
+        news = chains.ended and steady_s() >= self._note_at
+        if not (chains.asks or chains.wanted or chains.aside or news):
             await self._check_in_time(partition)
             return IDLE_S
         chains.asks = False

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from ..model.job import Job
 from ..store import once
-from ..store.store import Store
+
+if TYPE_CHECKING:
+    from ..store.store import Store
 
 T = TypeVar("T")
 PATIENCE_S: Final = 30.0
@@ -29,7 +31,7 @@ _decode: Final = msgspec.msgpack.Decoder(Record).decode
 class Memory:
     """Made within the event loop of a worker."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: "Store") -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
 
