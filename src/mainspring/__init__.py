@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from .client import Client
     from .config import Config
+    from .entry import Entry
     from .model.clock import ManualClock
     from .model.dead import DeadLetter, DeadPage, Replayed, ReplaySummary
     from .model.errors import (
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         NotConfirmed,
         OutOfMemory,
         Refused,
+        SchedulerRunning,
         StoreError,
         TaskFailed,
         Unavailable,
@@ -47,6 +49,7 @@ __all__ = [
     "DeadPage",
     "Done",
     "EmbeddedError",
+    "Entry",
     "Explanation",
     "Failure",
     "Handle",
@@ -66,6 +69,7 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Scheduler",
+    "SchedulerRunning",
     "StoreError",
     "SyncClient",
     "Task",
@@ -81,6 +85,7 @@ __version__ = "0.1.0"
 _MODULES: Final = {
     "client": ("Client",),
     "config": ("Config",),
+    "entry": ("Entry",),
     "scheduler": ("Scheduler",),
     "sync": ("SyncClient",),
     "model.clock": ("ManualClock",),

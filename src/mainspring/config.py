@@ -2,13 +2,11 @@
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from .model.allow import LOOPBACK, AllowList
 from .model.breaker import BreakerPolicy
@@ -22,15 +20,18 @@ from .model.rate import Rate
 from .model.retry import RetryPolicy
 from .model.targets import check_target
 from .model.weights import parse_queues
+from .model.zone import zone
 from .settings import RETRY_SETTINGS, SETTINGS
 from .sinks.kafka_options import Properties, parse_servers
+from .sources import PREFIX, Given, read_sources
+from .store.credentials import CredentialProvider, provider_of
 from .store.keys import check_namespace
 from .store.url import parse_url, safe_url
 
-PREFIX: Final = "MAINSPRING_"
 _NODE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
-FILE: Final = "mainspring.toml"
-_REDIS_URL_FILE: Final = "redis_url_file"
+
+if TYPE_CHECKING:
+    from .store.link import LinkOptions
 
 LogFormat = Literal["auto", "human", "json"]
 Access = Literal["auto", "keys", "open"]
@@ -42,6 +43,8 @@ class Config:
 
     redis_url: str | None = field(default=None, repr=False)
     """None means the embedded server."""
+    credentials: CredentialProvider | str | None = field(default=None, repr=False)
+    """Asked for (user, password) at every connect; `module:function` names one. For tokens of managed servers."""
     namespace: str = "main"
     partitions: int | None = None
     """None takes the count the namespace has, or 32 when it is new."""
@@ -59,6 +62,10 @@ class Config:
     shutdown_timeout_s: float = 25.0
     data_dir: Path | None = None
     """Folder of the embedded server; None is the user's state folder."""
+    timezone: str = "UTC"
+    """Of schedules that name none."""
+    schedules: Path | None = None
+    """A file of schedules that the node applies: at its start, and whenever the file changes."""
     host: str = "127.0.0.1"
     port: int = 8000
     tick_target: str = "log:"
@@ -130,6 +137,7 @@ class Config:
                 parse_url(self.redis_url)
             check_namespace(self.namespace)
             check_target(self.tick_target)
+            zone(self.timezone)
             AllowList.parse(self.http_allow)
             parse_queues(self.queues or "any")
             if self.kafka_url is not None:
@@ -150,6 +158,14 @@ class Config:
                 raise ConfigError(f"{name} is {word!r}; use one of {', '.join(_CHOICES[name])}")
 
     @property
+    def links(self) -> "LinkOptions":
+        """How connections to the server are made."""
+        from .store.link import LinkOptions  # here: who only reads settings needs no sockets
+
+        # The embedded server has a password of its own.
+        return LinkOptions(credentials=None if self.redis_url is None else provider_of(self.credentials))
+
+    @property
     def needs_keys(self) -> bool:
         """Whether callers of the API must have a key."""
         return self.access == "keys" or (self.access == "auto" and not is_loopback(self.host))
@@ -168,9 +184,12 @@ class Config:
     @classmethod
     def load(cls, flags: Mapping[str, object], environ: Mapping[str, str]) -> Self:
         """Merge the sources; a flag that is None was not given. Unknown names are errors, never ignored."""
-        given = {name: value for name, value in flags.items() if value is not None}
-        file = given.pop("config", None) or environ.get(PREFIX + "CONFIG")
-        merged = {**_from_file(file), **_from_environ(environ), **_read(given, "option --", "-")}
+        return cls.of(read_sources(flags, environ))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Given]) -> Self:
+        """From what sources say; whatever they leave out has its default."""
+        merged = {SETTINGS[name].field: one.value for name, one in given.items()}
         retry = {name: merged.pop(f"retry_{name}") for name in RETRY_SETTINGS if f"retry_{name}" in merged}
         try:
             if retry:
@@ -181,10 +200,16 @@ class Config:
 
     def to_environ(self) -> dict[str, str]:
         """The environment from which `load` makes this config again, whatever file or flags it came from."""
-        values = ((name, setting, _value_of(self, setting.field)) for name, setting in SETTINGS.items())
+        values = ((name, setting, self.value_of(setting.field)) for name, setting in SETTINGS.items())
         told = {PREFIX + name.upper(): setting.write(value) for name, setting, value in values if value is not None}
+        if callable(self.credentials):
+            del told[PREFIX + "CREDENTIALS"]  # a function of this process: no text leads to it
         # A settings file in the working folder must not mix in, nor one that comes to lie there.
         return told | {PREFIX + "CONFIG": os.devnull}
+
+    def value_of(self, field: str) -> Any:
+        """By the name of a setting's field: those of the retry policy are `retry_…`."""
+        return getattr(self.retry, field.removeprefix("retry_")) if field.startswith("retry_") else getattr(self, field)
 
 
 def is_loopback(host: str) -> bool:
@@ -192,10 +217,6 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _value_of(config: Config, name: str) -> object:
-    return getattr(config.retry, name.removeprefix("retry_")) if name.startswith("retry_") else getattr(config, name)
 
 
 _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
@@ -229,67 +250,3 @@ _CHOICES: Final = {
     "log_level": ("debug", "info", "warning", "error"),
     "access": ("auto", "keys", "open"),
 }
-
-
-def _from_file(named: object) -> dict[str, Any]:
-    path = Path(str(named)) if named else Path(FILE)
-    if not named and not path.exists():
-        return {}
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the settings in {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    retry = values.pop("retry", {})
-    if not isinstance(retry, dict):
-        raise ConfigError(f"{path}: retry is a table; write [retry] and its settings below")
-    flat = values | {f"retry_{name}": value for name, value in retry.items()}
-    return _read(flat, f"{path}: ", "_")
-
-
-def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    given = {
-        name.removeprefix(PREFIX).lower(): value
-        for name, value in environ.items()
-        if name.startswith(PREFIX) and value and not _is_service_link(name, value)
-    }
-    given.pop("config", None)
-    if path := given.pop(_REDIS_URL_FILE, None):
-        if "redis_url" in given:
-            raise ConfigError(f"{PREFIX}REDIS_URL and {PREFIX}REDIS_URL_FILE are both set; keep one")
-        given["redis_url"] = _secret(path)
-    elif url := environ.get("REDIS_URL"):
-        given.setdefault("redis_url", url)
-    return _read(given, PREFIX, "_", upper=True)
-
-
-def _is_service_link(name: str, value: str) -> bool:
-    """Kubernetes sets these for a service called "mainspring", a worker for the commands it runs: no settings."""
-    return name.startswith((PREFIX + "SERVICE_", PREFIX + "PORT_", PREFIX + "TASK_")) or (
-        name == PREFIX + "PORT" and value.startswith("tcp://")
-    )
-
-
-def _secret(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{PREFIX}REDIS_URL_FILE: cannot read {path}: {error}") from None
-
-
-def _read(values: Mapping[str, object], where: str, joint: str, *, upper: bool = False) -> dict[str, Any]:
-    """Turn what one source says into field values; `where` names the source in errors."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        spoken = where + (name.upper() if upper else name.replace("_", joint))
-        setting = SETTINGS.get(name)
-        if setting is None:
-            close = get_close_matches(name, SETTINGS, n=1)
-            hint = PREFIX + close[0].upper() if upper and close else close[0].replace("_", joint) if close else ""
-            raise ConfigError(f"{spoken} is not a setting" + (f"; did you mean {hint}?" if close else ""))
-        try:
-            found[setting.field] = setting.read(value)
-        except (InvalidInput, ValueError, TypeError) as error:
-            raise ConfigError(f"{spoken}: {error}") from None
-    return found

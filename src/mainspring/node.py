@@ -5,8 +5,9 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from . import __version__
@@ -17,9 +18,11 @@ from .config import Config
 from .embedding import Embedding
 from .engine.engine import Engine, EngineOptions
 from .engine.lookahead import Reach
+from .engine.loop import Loop
 from .engine.valves import FlowOptions
 from .model.errors import ConfigError, StoreError
-from .signals import stop_in_time, stop_signals
+from .schedule_watch import ScheduleWatch
+from .signals import STOPPING, stop_in_time, stop_signals
 from .sinks.base import Sink
 from .sinks.http import HttpOptions, HttpSink
 from .sinks.kafka import kafka_sink
@@ -28,7 +31,7 @@ from .sinks.log import LogSink
 from .sinks.named import NamedSink
 from .sinks.null import NullSink
 from .store.checks import check_server
-from .store.links import Links
+from .store.links import LinkOptions, Links
 from .store.members import About
 from .store.store import Store
 from .store.url import safe_url
@@ -62,6 +65,9 @@ class Node:
         self.seat: Seat | None = None
         self._watcher: asyncio.Task[BaseException] | None = None
         self._ended = asyncio.Event()
+        self._schedules: tuple[ScheduleWatch, Loop] | None = None
+        self.reloads_on_hangup = False
+        """SIGHUP applies the file of schedules again, and does not stop the node."""
         self.failure: BaseException | None = None
         self.checks: list[Callable[[Store], Awaitable[None]]] = []
         """Asked once the store is open; one that raises ConfigError ends the start."""
@@ -119,8 +125,11 @@ class Node:
         config = self.config
         url = config.redis_url if self.embedding is None else await self.embedding.start()
         assert url is not None
-        await _check_servers(url)  # before anything is written: a replica would refuse it in words of its own
-        store = await Store.open(url, namespace=config.namespace, partitions=config.partitions)
+        # Before anything is written: a replica would refuse it in words of its own.
+        await _check_servers(url, config.links)
+        store = await Store.open(
+            url, namespace=config.namespace, partitions=config.partitions, options=config.links
+        )
         self._store = store
         for check in self.checks:
             await check(store)
@@ -130,7 +139,11 @@ class Node:
         await seat.start()
         engine.ownership_changed = seat.loop.wake
         await engine.start()
-        self._client = Client.over(store, dedupe_window=f"{config.dedupe_window_s}s")
+        self._client = client = Client.over(store, dedupe_window=f"{config.dedupe_window_s}s")
+        if config.schedules is not None:
+            watch = ScheduleWatch(client.schedules, config.schedules)
+            self._schedules = (watch, Loop("schedules", watch.step))
+            self._schedules[1].start()
         self._watcher = asyncio.create_task(self._watch(engine, seat), name="mainspring-watch")
         self._watcher.add_done_callback(self._watch_ended)
 
@@ -155,8 +168,18 @@ class Node:
 
         return Membership(store, name, lease_s=self.config.lease_s, describe=describe, follow=engine.follow)
 
+    def apply_schedules(self) -> None:
+        """Apply the file of schedules again, soon."""
+        if self._schedules is not None:
+            watch, loop = self._schedules
+            watch.again()
+            loop.wake()
+
     async def stop(self) -> None:
         """Finish what is in flight, hand over, close. The embedded server ends last: all others need it."""
+        schedules, self._schedules = self._schedules, None
+        if schedules is not None:
+            await schedules[1].stop()
         self._client = None
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
@@ -180,11 +203,15 @@ class Node:
 
     async def _watch(self, engine: Engine, seat: Seat) -> BaseException:
         """Bring a dead embedded server back; return the error that broke the engine."""
-        while (crash := engine.crashed or seat.loop.crashed) is None:
+        while (crash := engine.crashed or seat.loop.crashed or self._schedules_crashed) is None:
             if self.embedding is not None:
                 await self.embedding.heal(self._roles_are_well)
             await asyncio.sleep(WATCH_S)
         return crash
+
+    @property
+    def _schedules_crashed(self) -> BaseException | None:
+        return self._schedules[1].crashed if self._schedules is not None else None
 
     def _watch_ended(self, watcher: asyncio.Task[BaseException]) -> None:
         if not watcher.cancelled():  # a watch that is broken itself is no better than a broken engine
@@ -199,7 +226,12 @@ class Node:
 
     async def run_until_signal(self, face: Face | None = None, started: Callable[[], None] = lambda: None) -> int:
         """Start, run until SIGTERM, SIGINT or SIGHUP, stop; return the exit code. A second signal ends at once."""
-        with stop_signals(self._ended.set):
+        with contextlib.ExitStack() as heard:
+            stopping: Sequence[signal.Signals] = STOPPING
+            if self.reloads_on_hangup:
+                stopping = tuple(number for number in STOPPING if number is not signal.SIGHUP)
+                heard.enter_context(_heard(signal.SIGHUP, self.apply_schedules))
+            heard.enter_context(stop_signals(self._ended.set, numbers=stopping))
             try:
                 if face is not None:
                     self.roles = (*self.roles, "api")
@@ -258,6 +290,17 @@ def _kafka_options(config: Config) -> KafkaOptions | None:
     )
 
 
+@contextlib.contextmanager
+def _heard(number: signal.Signals, call: Callable[[], None]) -> Iterator[None]:
+    """Within the block the signal calls this, and does nothing else."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)
+
+
 async def _one_after_the_other(*steps: Callable[[], Awaitable[None]] | None) -> None:
     """Every step runs, also after one that failed."""
     async with contextlib.AsyncExitStack() as stack:
@@ -266,10 +309,10 @@ async def _one_after_the_other(*steps: Callable[[], Awaitable[None]] | None) -> 
                 stack.push_async_callback(step)
 
 
-async def _check_servers(url: str) -> None:
+async def _check_servers(url: str, options: LinkOptions) -> None:
     """Say what is not as it should be; refuse what cannot work."""
     wrong = []
-    async with contextlib.aclosing(await Links.connect(url)) as links:
+    async with contextlib.aclosing(await Links.connect(url, options)) as links:
         for link in links.all():
             for check in await check_server(link):
                 if check.status == "error":

@@ -1,154 +1,255 @@
-"""What an application declares: its handlers and commands, and where their tasks are kept."""
+"""`Scheduler`: what a program declares, and everything that runs it, started and stopped as one."""
 
 import asyncio
 import os
 import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
 
+from .background import Background
 from .config import Config
-from .function import Function
-from .model.command import Command
-from .model.command_table import read_command
+from .declarations import Declarations
+from .entry import Entry, declared_entry, entry_of
+from .model.errors import MainspringError, NotFound, SchedulerRunning
 from .model.retry import RetryPolicy
-from .model.times import Delay
-from .worker.arguments import Codec
+from .model.schedule import Definition
 from .worker.command import CommandWork
-from .worker.handler import Handler
-from .worker.registry import Registry
 
 if TYPE_CHECKING:
-    from .client import Client
+    from .model.schedule_view import ScheduleView
+    from .running import Running
     from .store.embedded import EmbeddedServer
-    from .sync import SyncClient
 
-P = ParamSpec("P")
-R = TypeVar("R")
+State = Literal["stopped", "starting", "running", "stopping"]
 
 
-class Scheduler:
-    """Handlers by name, and clients that are opened when the first task is put.
+class Scheduler(Declarations):
+    """Handlers and schedules are declared; `start` runs them in the background until `stop`.
 
-    Making one opens nothing, so a module that declares handlers can be imported anywhere.
+    Making one opens nothing, so a module that declares handlers can be imported anywhere. Every call may be made
+    from any thread. Within an event loop use `async with scheduler`: then coroutine handlers run in that loop.
     """
 
     def __init__(self, config: Config | None = None) -> None:
-        self.config = config or Config()
-        self.registry = Registry(CommandWork(name, one) for name, one in self.config.commands.items())
-        self._lock = threading.Lock()
-        self._sync: tuple[int, SyncClient] | None = None
-        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = weakref.WeakKeyDictionary()
-        self._lent: weakref.WeakSet[Client] = weakref.WeakSet()
-        self._embedded: EmbeddedServer | None = None
+        super().__init__(config or Config.load({}, os.environ))
+        self._changed = threading.Condition(self._lock)
+        self._state: State = "stopped"
+        self._pid = os.getpid()
+        self._running: Running | None = None
+        self._home: Background | None = None
+        self._failure: BaseException | None = None
 
     def configure(self, settings: Config) -> None:
         """Settings of this process, where they are not the defaults, go before those in code."""
         default = Config()
         given = {one.name: getattr(settings, one.name) for one in fields(Config)}
         changed = {name: value for name, value in given.items() if value != getattr(default, name)}
-        self.config = replace(self.config, **changed)
-        for name, command in settings.commands.items():
-            if self.registry.find(f"command:{name}") is None:
-                self.registry.add(CommandWork(name, command))
+        with self._lock:
+            self._check_stopped()
+            self.config = replace(self.config, **changed)
+            for name, command in settings.commands.items():
+                if self.registry.find(f"command:{name}") is None:
+                    self.registry.add(CommandWork(name, command))
 
-    # -- declaring ---------------------------------------------------------------------------------------
-
-    def handler(
-        self,
-        *,
-        queue: str = "default",
-        name: str | None = None,
-        retries: int | None = None,
-        retry: RetryPolicy | None = None,
-        timeout: Delay | None = None,
-        result_ttl: Delay = "0s",
-        codec: Codec = "json",
-    ) -> Callable[[Callable[P, R]], Function[P, R]]:
-        """Make a function a handler: `@scheduler.handler(queue="mail", retries=5, timeout="30s")`."""
-
-        def declare(function: Callable[P, R]) -> Function[P, R]:
-            handler = Handler(
-                function,
-                queue=queue,
-                name=name,
-                retries=retries,
-                retry=retry,
-                timeout=timeout,
-                result_ttl=result_ttl,
-                codec=codec,
-            )
-            self.registry.add(handler)
-            return Function(function, handler, self)
-
-        return declare
-
-    def command(self, name: str, argv: Sequence[str], **settings: Any) -> Command:
-        """Name a program that workers may start, with the settings of a `[commands.<name>]` table."""
-        command = read_command({"argv": argv if isinstance(argv, str) else list(argv), **settings})
-        self.registry.add(CommandWork(name, command))
-        return command
+    # -- what others may ask -------------------------------------------------------------------------------
 
     @property
-    def commands(self) -> Mapping[str, Command]:
-        return {work.name: work.command for work in self.registry if isinstance(work, CommandWork)}
-
-    # -- putting -----------------------------------------------------------------------------------------
-
-    def sync_client(self) -> "SyncClient":
-        """One for all threads of this process."""
-        from .sync import SyncClient
-
+    def state(self) -> State:
         with self._lock:
-            if self._sync is None or self._sync[0] != os.getpid():
-                config = self.config
-                client = SyncClient(self._url(), namespace=config.namespace, partitions=config.partitions)
-                self._sync = (os.getpid(), client)
-            return self._sync[1]
+            # A child of a fork has none of its parent's threads.
+            return self._state if self._pid == os.getpid() else "stopped"
 
-    async def client(self) -> "Client":
-        """One for each event loop; within a worker it is the worker's own."""
-        from .client import Client
+    @property
+    def healthy(self) -> bool:
+        """Running, and the last step of every part of it went well."""
+        running = self._running
+        return self.state == "running" and running is not None and running.healthy
 
-        loop = asyncio.get_running_loop()
-        known = self._async.get(loop)
-        if known is None:
-            url = await asyncio.to_thread(self._url)
-            made = Client(url, namespace=self.config.namespace, partitions=self.config.partitions)
-            known = self._async.setdefault(loop, made)
-        await known.open()
-        return known
-
-    def lend(self, client: "Client") -> None:
-        """Use this client in the running event loop; whoever lends it closes it."""
-        self._async[asyncio.get_running_loop()] = client
-        self._lent.add(client)
-
-    def _url(self) -> str:
-        if self.config.redis_url is not None:
-            return self.config.redis_url
-        from .store import embedded
-
-        if self._embedded is None:
-            self._embedded = embedded.start(self.config.data_dir)
-        return self._embedded.url
-
-    # -- closing -----------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Close what `put` has opened."""
+    def declared(self) -> list[Definition]:
         with self._lock:
-            known, self._sync = self._sync, None
-        if known is not None and known[0] == os.getpid():
-            known[1].close()
-        if self._embedded is not None:
-            self._embedded.stop()
-            self._embedded = None
+            return list(self.timetable)
 
-    async def aclose(self) -> None:
-        """Close what `aput` has opened in this event loop, and everything else."""
-        client = self._async.pop(asyncio.get_running_loop(), None)
-        if client is not None and client not in self._lent:
-            await client.aclose()
-        await asyncio.to_thread(self.close)
+    def entries(self) -> list[Entry]:
+        """The declared schedules by name: while running as the store has them, else as the code says."""
+        definitions, asked = self._ask()
+        return self._entries(definitions, None if asked is None else self._answer(asked.result))
+
+    async def aentries(self) -> list[Entry]:
+        """The same, awaited."""
+        definitions, asked = self._ask()
+        if asked is None:
+            return self._entries(definitions, None)
+        views: dict[str, ScheduleView] | None = None
+        try:
+            views = await asyncio.wrap_future(asked)
+        except MainspringError:
+            if self.state == "running":
+                raise
+        return self._entries(definitions, views)
+
+    def entry(self, name: str) -> Entry:
+        """One of them; NotFound when there is none of that name."""
+        found = next((one for one in self.entries() if one.name == name), None)
+        if found is None:
+            raise NotFound(f"there is no schedule {name!r} declared here")
+        return found
+
+    def _ask(self) -> "tuple[list[Definition], Future[dict[str, ScheduleView]] | None]":
+        with self._lock:
+            definitions = sorted(self.timetable, key=lambda one: one.name)
+            if self.state != "running" or self._running is None:
+                return definitions, None
+            return definitions, self._running.views([one.name for one in definitions])
+
+    def _answer(self, result: "Callable[[], dict[str, ScheduleView]]") -> "dict[str, ScheduleView] | None":
+        try:
+            return result()
+        except (MainspringError, CancelledError):
+            if self.state == "running":
+                raise
+            return None  # it was stopped meanwhile
+
+    def _entries(self, definitions: list[Definition], views: "Mapping[str, ScheduleView] | None") -> list[Entry]:
+        if views is None:
+            now_ms = time.time_ns() // 1_000_000
+            return [declared_entry(one, self._policy(one.target), now_ms) for one in definitions]
+        found = (views.get(one.name) for one in definitions)
+        return [entry_of(view, self._policy(view.definition.target)) for view in found if view is not None]
+
+    def _policy(self, target: str) -> RetryPolicy:
+        with self._lock:
+            work = self.registry.find(target)
+        return self.config.retry if work is None or work.retry is None else work.retry
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything in background threads; returns when it runs, or raises why it cannot."""
+        running = self._begin()
+        home = Background("mainspring-handlers")
+        try:
+            home.wait(running.start())
+        except BaseException:
+            home.end()
+            self._is("stopped")
+            raise
+        self._is("running", running, home)
+
+    def stop(self) -> None:
+        """Finish what runs within `shutdown_timeout`, cancel the rest, close. It can be started again.
+
+        Called again, or by several threads, it waits until all has stopped.
+        """
+        home = self._home
+        if home is not None and home.inside:
+            raise MainspringError("stop() was called by a handler, for which it would have to wait; end the program")
+        with self._changed:
+            self._changed.wait_for(lambda: self.state != "starting")
+            running, home = self._running, self._home
+            if self.state != "running" or running is None:
+                self._changed.wait_for(lambda: self.state == "stopped")
+                return
+            if home is None:
+                raise MainspringError("this scheduler was started in an event loop; stop it there, with astop()")
+            self._state = "stopping"
+        try:
+            home.wait(running.stop())
+        finally:
+            home.end()
+            self._is("stopped")
+
+    async def astart(self) -> None:
+        """Start within this event loop: coroutine handlers run in it, everything else in background threads."""
+        running = self._begin()
+        try:
+            await running.start()
+        except BaseException:
+            self._is("stopped")
+            raise
+        self._is("running", running)
+
+    async def astop(self) -> None:
+        """Stop what `astart` began. Called again it does nothing."""
+        with self._lock:
+            running = self._running
+            if self.state != "running" or running is None or self._home is not None:
+                return
+            self._state = "stopping"
+        try:
+            await running.stop()
+        finally:
+            self._is("stopped")
+
+    def run(self) -> None:
+        """Start, and block until SIGTERM, SIGINT or SIGHUP, or until another thread stops it; then stop."""
+        from .foreground import run_until_asked
+
+        self.start()
+        try:
+            run_until_asked(self._over, self.stop, self.config.shutdown_timeout_s)
+        finally:
+            self.stop()
+        if self._failure is not None:
+            raise MainspringError(f"a part of the scheduler broke down: {self._failure!r}") from self._failure
+
+    def _over(self) -> bool:
+        return self.state == "stopped" or self._failure is not None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.astart()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.astop()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _check_stopped(self) -> None:
+        if self.state != "stopped":
+            raise SchedulerRunning(
+                f"the scheduler is {self.state}: declare handlers and schedules before it starts, or after stop();"
+                " schedules in the store can be edited at any time with client.schedules"
+            )
+
+    def _begin(self) -> "Running":
+        from .running import Running  # here: a module that only declares handlers needs no engine
+
+        with self._changed:
+            self._check_stopped()
+            self._pid = os.getpid()
+            self._state, self._failure = "starting", None
+            return Running(self, self.config)
+
+    def _is(self, state: State, running: "Running | None" = None, home: Background | None = None) -> None:
+        with self._changed:
+            self._state, self._running, self._home = state, running, home
+            if state == "stopped":
+                self._url_of_node = None
+            self._changed.notify_all()
+
+    def node_started(self, url: str) -> "EmbeddedServer | None":
+        """From here on tasks are put where the node is; hands over the server that was started for a put before."""
+        with self._opening:
+            self._url_of_node = url
+            embedded, self._embedded = self._embedded, None
+        return embedded
+
+    def broke_down(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()

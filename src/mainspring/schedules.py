@@ -1,6 +1,5 @@
 """The calls of a client that deal with schedules: `client.schedules.add(…)` and the others."""
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import timedelta
@@ -9,22 +8,20 @@ from typing import Any, Final, Literal, Unpack
 
 import msgspec
 
-from .model.chain import Link, first_of, link_to
-from .model.errors import Conflict, InvalidInput, NotFound, StoreError, Unavailable
+from .model.errors import Conflict, InvalidInput, NotFound, StoreError
 from .model.occurrence import check_schedule_name, instant_text, occurrence_id
 from .model.schedule import Definition, Pause, PauseMode, changes, check_definition, same_schedule
 from .model.schedule_input import ScheduleFields, define, read_fields
 from .model.schedule_view import Backfilled, SchedulePage, ScheduleView, view_of
 from .model.task import Handle
 from .model.times import Delay, When, delay_ms, instant_ms
-from .model.zone import tz_version
+from .schedule_writes import Writer, nothing, stamped
 from .store import schedules as kept
 from .store.index import IdRow
-from .store.keys import partition_of
 from .store.put import Widths
 from .store.register import put_ids
-from .store.schedule_rows import row_of, sketch_apart
-from .store.schedules import Change, Seen
+from .store.schedule_rows import sketch_apart
+from .store.schedules import Seen
 from .store.store import Store
 
 OnExisting = Literal["reject", "keep", "replace"]
@@ -34,9 +31,6 @@ AT_ONCE: Final = 256
 """Schedules that are written with one round trip."""
 BACKFILL_AT_MOST: Final = 100_000
 BACKFILL_BATCH: Final = 1_000
-_TRIES: Final = 16
-_Make = Callable[[Seen, int], Definition | None]
-"""The definition to write, from what is there and the time; None removes it."""
 
 
 class Schedules:
@@ -44,6 +38,7 @@ class Schedules:
 
     def __init__(self, store: Callable[[], Store]) -> None:
         self._open_store = store
+        self._writer = Writer(store)
         self._widths = Widths()
 
     @property
@@ -88,7 +83,7 @@ class Schedules:
         def make(definition: Definition, seen: Seen, now_ms: int) -> Definition | None:
             if seen.definition is None:
                 outcomes[definition.name] = "created"
-                return self._stamped(definition, seen, now_ms)
+                return stamped(definition, seen, now_ms)
             if on_conflict == "reject":
                 raise Conflict(f"a schedule {definition.name!r} exists (generation {seen.generation}); edit it instead")
             same = same_schedule(seen.definition, definition) and seen.definition.source == definition.source
@@ -96,9 +91,9 @@ class Schedules:
                 outcomes[definition.name] = "kept"
                 return seen.definition
             outcomes[definition.name] = "replaced"
-            return self._stamped(definition, seen, now_ms)
+            return stamped(definition, seen, now_ms)
 
-        views = await self._write({name: partial(make, one) for name, one in wanted.items()})
+        views = await self._writer.write({name: partial(make, one) for name, one in wanted.items()})
         return [(views[definition.name], outcomes[definition.name]) for definition in definitions]
 
     async def edit(self, name: str, *, generation: int | None = None, **fields: Unpack[ScheduleFields]) -> ScheduleView:
@@ -113,9 +108,18 @@ class Schedules:
             edited = msgspec.structs.replace(current, **{"by": "", "note": "", **changed})
             if same_schedule(current, edited):
                 return current
-            return self._stamped(check_definition(edited, now_ms), seen, now_ms)
+            return stamped(check_definition(edited, now_ms), seen, now_ms)
 
-        return (await self._write({name: make}))[name]
+        return (await self._writer.write({name: make}))[name]
+
+    async def rewrite(self, definition: Definition, *, generation: int) -> ScheduleView:
+        """Put a whole definition in the place of this generation; Conflict when there is another by now."""
+
+        def make(seen: Seen, now_ms: int) -> Definition:
+            self._current(definition.name, seen, generation)
+            return stamped(check_definition(definition, now_ms), seen, now_ms)
+
+        return (await self._writer.write({definition.name: make}))[definition.name]
 
     async def pause(
         self, name: str, *, reason: str = "", by: str = "", until: When | Delay | None = None, mode: PauseMode = "drop"
@@ -129,9 +133,9 @@ class Schedules:
             until_ms = _until_ms(until, now_ms)
             before = current.paused if current.paused_at(now_ms) else None
             paused = Pause(now_ms if before is None else before.at_ms, mode, until_ms, reason, by)
-            return self._stamped(msgspec.structs.replace(current, paused=paused, by=by, note=reason), seen, now_ms)
+            return stamped(msgspec.structs.replace(current, paused=paused, by=by, note=reason), seen, now_ms)
 
-        return (await self._write({name: make}))[name]
+        return (await self._writer.write({name: make}))[name]
 
     async def resume(self, name: str, *, by: str = "") -> ScheduleView:
         """Go on after a pause."""
@@ -140,14 +144,14 @@ class Schedules:
             current = self._current(name, seen)
             if current.paused is None:
                 return current
-            return self._stamped(msgspec.structs.replace(current, paused=None, by=by, note="resumed"), seen, now_ms)
+            return stamped(msgspec.structs.replace(current, paused=None, by=by, note="resumed"), seen, now_ms)
 
-        return (await self._write({name: make}))[name]
+        return (await self._writer.write({name: make}))[name]
 
     async def remove(self, name: str) -> bool:
         """Remove it and cancel its planned run. False when there is none of that name."""
         check_schedule_name(name)
-        return name in await self._write({name: _nothing}, missing_ok=True)
+        return name in await self._writer.write({name: nothing}, missing_ok=True)
 
     async def rollback(self, name: str, generation: int | None = None, *, by: str = "") -> ScheduleView:
         """Make a former revision the present one again: the last before this, or the one with this generation."""
@@ -161,15 +165,15 @@ class Schedules:
 
         def make(seen: Seen, now_ms: int) -> Definition:
             revived = msgspec.structs.replace(chosen, by=by, note=note)
-            return self._stamped(check_definition(revived, now_ms), seen, now_ms)
+            return stamped(check_definition(revived, now_ms), seen, now_ms)
 
-        return (await self._write({name: make}))[name]
+        return (await self._writer.write({name: make}))[name]
 
     # -- reading ---------------------------------------------------------------------------------------
 
     async def get(self, name: str) -> ScheduleView | None:
         """What is known of a schedule; None when there is none of that name."""
-        [seen] = await kept.see(self._store, [(self._partition(name), name)])
+        [seen] = await kept.see(self._store, [check_schedule_name(name)])
         return None if seen.definition is None else view_of(seen.definition, seen.link, self._store.clock.now_ms())
 
     async def get_many(self, names: Sequence[str]) -> dict[str, ScheduleView]:
@@ -179,7 +183,7 @@ class Schedules:
             some = names[first : first + AT_ONCE]
             now_ms = self._store.clock.now_ms()
             for name, seen in zip(
-                some, await kept.see(self._store, [(self._partition(n), n) for n in some]), strict=True
+                some, await kept.see(self._store, [check_schedule_name(name) for name in some]), strict=True
             ):
                 if seen.definition is not None:
                     found[name] = view_of(seen.definition, seen.link, now_ms)
@@ -187,16 +191,15 @@ class Schedules:
 
     async def history(self, name: str) -> list[Definition]:
         """Revisions, the newest (present) first; of a removed schedule the last ones it had."""
-        number = self._partition(name)
-        [seen] = await kept.see(self._store, [(number, name)])
-        former = await kept.revisions(self._store, number, name)
+        [seen] = await kept.see(self._store, [check_schedule_name(name)])
+        former = await kept.revisions(self._store, seen.partition, name)
         if seen.definition is None and not former:
             raise NotFound(f"there is no schedule {name!r}")
         return ([seen.definition] if seen.definition is not None else []) + former
 
     async def diff(self, name: str, **fields: Unpack[ScheduleFields]) -> dict[str, tuple[Any, Any]]:
         """What an edit would change: field -> (before, after). Nothing is written."""
-        [seen] = await kept.see(self._store, [(self._partition(name), name)])
+        [seen] = await kept.see(self._store, [check_schedule_name(name)])
         current = self._current(name, seen)
         edited = msgspec.structs.replace(current, **read_fields(name, fields))
         return changes(current, check_definition(edited, self._store.clock.now_ms()))
@@ -205,12 +208,12 @@ class Schedules:
 
     async def trigger(self, name: str, *, after: Delay | None = None) -> Handle:
         """Run it now, whatever its times say and also while it is paused. Its planned runs stay as they are."""
-        number = self._partition(name)
-        definition = self._current(name, (await kept.see(self._store, [(number, name)]))[0])
+        [seen] = await kept.see(self._store, [check_schedule_name(name)])
+        definition = self._current(name, seen)
         now_ms = self._store.clock.now_ms()
         due_ms = now_ms + (0 if after is None else delay_ms(after))
         task_id = f"{name}@{instant_text(due_ms)}!{secrets.token_hex(3)}"
-        await self._put_apart(number, definition, [(task_id, due_ms, due_ms)], now_ms)
+        await self._put_apart(seen.partition, definition, [(task_id, due_ms, due_ms)], now_ms)
         return Handle(task_id, due_ms)
 
     async def backfill(
@@ -222,8 +225,7 @@ class Schedules:
         """
         if rate is not None and rate <= 0:
             raise InvalidInput(f"rate is {rate}; give more than 0 runs a second")
-        number = self._partition(name)
-        [seen] = await kept.see(self._store, [(number, name)])
+        [seen] = await kept.see(self._store, [check_schedule_name(name)])
         definition = self._current(name, seen)
         now_ms = self._store.clock.now_ms()
         # What the chain has before it is its own.
@@ -240,7 +242,7 @@ class Schedules:
         rows = [(occurrence_id(name, slot), slot, now_ms + round(i * step_ms)) for i, slot in enumerate(slots)]
         created = 0
         for first in range(0, len(rows), BACKFILL_BATCH):
-            created += await self._put_apart(number, definition, rows[first : first + BACKFILL_BATCH], now_ms)
+            created += await self._put_apart(seen.partition, definition, rows[first : first + BACKFILL_BATCH], now_ms)
         return Backfilled(len(slots), created, len(slots) - created, *edges)
 
     async def _put_apart(
@@ -258,9 +260,6 @@ class Schedules:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _partition(self, name: str) -> int:
-        return partition_of(check_schedule_name(name), len(self._store.keys))
-
     @staticmethod
     def _current(name: str, seen: Seen, generation: int | None = None) -> Definition:
         if seen.definition is None:
@@ -268,83 +267,6 @@ class Schedules:
         if generation is not None and seen.generation != generation:
             raise Conflict(f"schedule {name!r} has generation {seen.generation} by now, not {generation}; look again")
         return seen.definition
-
-    @staticmethod
-    def _stamped(definition: Definition, seen: Seen, now_ms: int) -> Definition:
-        anchor_ms = definition.anchor_ms
-        if seen.definition is not None and seen.definition.specs == definition.specs:
-            anchor_ms = seen.definition.anchor_ms
-        return msgspec.structs.replace(
-            definition,
-            generation=seen.generation + 1,
-            at_ms=now_ms,
-            tz_version=tz_version(),
-            anchor_ms=now_ms - now_ms % 1000 if anchor_ms is None else anchor_ms,
-        )
-
-    async def _write(self, makes: dict[str, _Make], *, missing_ok: bool = False) -> dict[str, ScheduleView]:
-        """Write until nobody came between: each attempt starts from what is there."""
-        homes = {name: self._partition(name) for name in makes}
-        views: dict[str, ScheduleView] = {}
-        skipped: dict[str, int] = {}
-        unsure: dict[str, Definition | None] = {}
-        todo = list(makes)
-        for attempt in range(_TRIES):
-            seen = await kept.see(self._store, [(homes[name], name) for name in todo])
-            pending: list[Change] = []
-            now_ms = self._store.clock.now_ms()
-            for name, one in zip(todo, seen, strict=True):
-                if name in unsure and one.definition == unsure[name]:
-                    # Written, and the reply was lost. For one that was removed stands what was seen last.
-                    if one.definition is not None:
-                        views[name] = view_of(one.definition, one.link, now_ms)
-                    continue
-                if one.definition is None and missing_ok:
-                    continue
-                change = _change(name, one, makes[name](one, now_ms), now_ms, skipped.get(name))
-                if isinstance(change, Change):
-                    pending.append(change)
-                else:
-                    views[name] = change
-            todo = await self._send(pending, homes, views, skipped, unsure, now_ms)
-            if not todo:
-                return views
-            await asyncio.sleep(0 if attempt < 2 else 0.01 * attempt)
-        raise Conflict(f"schedule {todo[0]!r} keeps changing; try again")
-
-    async def _send(
-        self,
-        pending: list[Change],
-        homes: dict[str, int],
-        views: dict[str, ScheduleView],
-        skipped: dict[str, int],
-        unsure: dict[str, Definition | None],
-        now_ms: int,
-    ) -> list[str]:
-        """Names that have to be tried again."""
-        again: list[str] = []
-        if not pending:
-            return again
-        failure: StoreError | None = None
-        for change, written in zip(pending, await kept.write(self._store, homes, pending), strict=True):
-            if isinstance(written, StoreError):
-                # Its reply may be lost: the next look shows whether it was written.
-                failure = written if not (isinstance(written, Unavailable) and written.sent) else failure
-                unsure[change.name] = change.definition
-                if change.definition is None and change.seen.definition is not None:
-                    views[change.name] = view_of(change.seen.definition, None, now_ms)
-                again.append(change.name)
-            elif written == "ok":
-                definition = change.definition or change.seen.definition
-                assert definition is not None
-                views[change.name] = view_of(definition, change.link, now_ms)
-            else:
-                if written == "taken" and change.link is not None:
-                    skipped[change.name] = change.link.planned_ms
-                again.append(change.name)
-        if failure is not None:
-            raise failure
-        return again
 
     # -- many (last: from here on `list` is a method) ------------------------------------------------------
 
@@ -369,27 +291,6 @@ class Schedules:
             cursor = page.next
             if cursor is None:
                 return
-
-
-def _nothing(_seen: Seen, _now_ms: int) -> None:
-    """What is written in the place of a schedule that is removed."""
-
-
-def _change(
-    name: str, seen: Seen, definition: Definition | None, now_ms: int, behind_ms: int | None
-) -> Change | ScheduleView:
-    """The write that makes it so; a view when there is nothing to write."""
-    if definition is not None and definition is seen.definition:
-        return view_of(definition, seen.link, now_ms)
-    if definition is None:
-        if seen.definition is None:
-            raise NotFound(f"there is no schedule {name!r}")
-        return Change(name, seen, None, None, None)
-    next_ms, state = first_of(definition, seen.definition, seen.link, now_ms)
-    if behind_ms is not None and next_ms is not None and next_ms <= behind_ms:
-        next_ms = definition.slots.after(behind_ms)  # that one ran already
-    link: Link = link_to(definition, next_ms, state)
-    return Change(name, seen, definition, link, row_of(definition, link, now_ms))
 
 
 def _until_ms(until: When | Delay | None, now_ms: int) -> int | None:

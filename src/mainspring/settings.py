@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 from .kafka_table import read_kafka, write_kafka
 from .model.breaker import BreakerPolicy
 from .model.command_table import read_commands, write_commands
-from .model.queue_rules import QueueRules
 from .model.lane_policy import LanePolicy
+from .model.queue_rules import QueueRules
 from .model.rate import Rate
 from .model.retry_rule import Rule
 from .model.retry_text import read_rules
@@ -116,6 +116,7 @@ RETRY_SETTINGS: Final = {
 
 SETTINGS: Final = {
     "redis_url": Setting("redis_url", _text),
+    "credentials": Setting("credentials", _text),
     "namespace": Setting("namespace", _text),
     "partitions": Setting("partitions", _whole),
     "node_id": Setting("node_id", _text),
@@ -126,6 +127,8 @@ SETTINGS: Final = {
     "horizon": Setting("horizon_s", _seconds),
     "shutdown_timeout": Setting("shutdown_timeout_s", _seconds),
     "data_dir": Setting("data_dir", _path),
+    "timezone": Setting("timezone", _text),
+    "schedules": Setting("schedules", _path),
     "host": Setting("host", _text),
     "port": Setting("port", _whole),
     "tick_target": Setting("tick_target", _text),
@@ -165,3 +168,6 @@ SETTINGS: Final = {
     "log_format": Setting("log_format", _text),
     "log_level": Setting("log_level", _text),
 } | {f"retry_{name.removesuffix('_ms')}": Setting(f"retry_{name}", read) for name, read in RETRY_SETTINGS.items()}
+
+SECRETS: Final = ("redis_url", "kafka", "targets", "commands")
+"""Settings that hold secrets: `<name>_file` names a file with the value."""

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from .config import PREFIX, Config
+from .config import Config
 from .embedding import Embedding
 from .lifeline import tie
 from .signals import GRACE_S, STOPPING, exit_now, stop_signals
+from .sources import PREFIX
 from .store.url import safe_url
 
 log = logging.getLogger("mainspring.supervisor")

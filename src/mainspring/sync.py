@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from .client import Client
 from .model.errors import MainspringError
 from .model.task import Handle
+from .sync_schedules import SyncSchedules
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,6 +64,8 @@ class SyncClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mainspring-client", daemon=True)
         self._pid = os.getpid()
+        self.schedules = SyncSchedules(self._wait)
+        """Recurring work: add, edit, pause, trigger, backfill, …"""
         self._closing = threading.Lock()
         self._closed = False
         self._thread.start()

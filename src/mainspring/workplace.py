@@ -16,6 +16,7 @@ from .scheduler import Scheduler
 from .signals import exit_now, stop_in_time, stop_signals
 from .store.store import Store
 from .store.url import safe_url
+from .timetable import publish
 from .worker.process import kill_all
 from .worker.worker import Worker, WorkerOptions
 
@@ -27,8 +28,8 @@ WATCH_S: Final = 0.25
 class Workplace:
     """Composes one process that runs the handlers and commands of a scheduler."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.config = config = scheduler.config
+    def __init__(self, scheduler: Scheduler, config: Config | None = None) -> None:
+        self.config = config = config or scheduler.config
         self.scheduler = scheduler
         self.queues = _queues(config, scheduler)
         self.embedding = Embedding(config.data_dir) if config.redis_url is None else None
@@ -47,8 +48,12 @@ class Workplace:
         config = self.config
         url = config.redis_url if self.embedding is None else await self.embedding.start()
         assert url is not None
-        self._store = store = await Store.open(url, namespace=config.namespace, partitions=config.partitions)
-        self.scheduler.lend(Client.over(store, dedupe_window=f"{config.dedupe_window_s}s"))
+        self._store = store = await Store.open(
+            url, namespace=config.namespace, partitions=config.partitions, options=config.links
+        )
+        client = Client.over(store, dedupe_window=f"{config.dedupe_window_s}s")
+        self.scheduler.lend(client)
+        await publish(client.schedules, self.scheduler.declared(), store.clock.now_ms())
         self.worker = Worker(store, self.scheduler.registry, self._options())
         await self.worker.start()
         self._watcher = asyncio.create_task(self._watch(self.worker), name="mainspring-watch")

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from mainspring import Client, ManualClock
+from mainspring.api import surface
+from mainspring.api.problems import PROBLEMS
 from mainspring.config import Config
 from mainspring.model.errors import MainspringError
 from mainspring.settings import SETTINGS
@@ -147,6 +149,19 @@ def test_every_setting_is_on_the_operations_page() -> None:
             assert f"MAINSPRING_{name.upper()}" in text, name
 
 
+def test_every_problem_is_on_the_page_of_the_http_api() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \|", page("docs/http-api.md"), re.MULTILINE)
+    assert dict(rows) == {slug: str(status) for slug, (status, _) in PROBLEMS.items()}
+
+
+def test_every_route_is_on_the_page_of_the_http_api() -> None:
+    """Or the beginning of it: `…` stands for what a line has named already."""
+    text = page("docs/http-api.md")
+    for route in surface.ROUTES:
+        verb = route.path.rpartition("/")[2]
+        assert route.path in text or f"…/{verb}" in text or route.path.startswith("/docs/"), route.path
+
+
 def test_every_key_is_on_the_architecture_page() -> None:
     keys = PartitionKeys.make("main", 0, "t")
     text = page("ARCHITECTURE.md")
@@ -260,7 +275,8 @@ def test_there_is_a_section_on_when_not_to_use_it() -> None:
 def test_the_security_page_says_what_is_open_and_how_to_isolate_it() -> None:
     text = page("SECURITY.md")
     assert "private advisory form" in section(text, "Reporting")
-    assert "Access control" in section(text, "What is not there yet")
+    assert "whoever reaches the Redis server" in section(text, "What is not there yet")
+    assert "Whoever reaches Redis directly" in section(page("docs/access.md"), "What these rules do not cover")
     assert "network of their own" in section(text, "Network")
 
 

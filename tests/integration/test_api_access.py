@@ -293,6 +293,17 @@ async def test_a_bound_key_cannot_take_an_id_that_is_somebody_elses(bound: Api, 
     assert (info.target, info.due_ms) == ("null:", LATER)
 
 
+async def test_a_bound_key_cannot_take_such_an_id_by_ticks_or_lines_either(bound: Api) -> None:
+    tick = await bound.post("/ticks?replace=true", {"item": "theirs", "at": LATER - 1})
+    assert (tick.status, tick.problem) == (409, "conflict")
+    lines = [{"target": "log:", "at": LATER - 1, "id": name} for name in ("theirs", "mine", "new")]
+    assert (await bound.batch(lines, "?on_conflict=replace")).status == 403
+    told = (await bound.batch(lines)).lines
+    assert (told[0]["error"]["status"], told[1]["outcome"], told[2]["outcome"]) == (409, "kept", "created")
+    info = await bound.client.get("theirs")
+    assert (info.target, info.due_ms) == ("null:", LATER)
+
+
 async def test_a_bound_key_names_its_target_where_many_are_meant(bound: Api) -> None:
     for body in ({"all": True}, {"target": "null:"}, {"target": "https://a.example/*"}, {"reason": "x"}):
         assert (await bound.post("/v1/dead:drop", body)).status == 403

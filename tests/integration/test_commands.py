@@ -203,3 +203,27 @@ async def test_a_worker_for_commands_needs_no_module(place: Place, tmp_path: Pat
         assert await asyncio.to_thread(worker.end) == 0
     finally:
         worker.remove()
+
+
+async def test_the_commands_of_a_killed_worker_end_with_it_and_run_elsewhere(place: Place, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    go = tmp_path / "go"
+    # A moment later than it began: a worker that dies while it starts a program cannot have told anybody of it.
+    text = f"sleep 1; echo $$ >> {pids}; while [ ! -e {go} ]; do sleep 0.05; done; echo $MAINSPRING_TASK_ATTEMPT"
+    (tmp_path / "mainspring.toml").write_text(f'[commands.wait]\nargv = ["/bin/sh", "-c", "{text}"]\n')
+    options = ("--queues", "commands", "--redis-url", place.url, "--namespace", "app", "--lease", "1s")
+    workers = [WorkerProcess(tmp_path, *options)]
+    try:
+        await asyncio.to_thread(workers[0].wait_started)
+        handle = await place.client.put("command:wait", id="wait-1")
+        await until(lambda: pids.exists() and pids.read_text())
+        first = int(pids.read_text())
+        workers[0].process.kill()
+        await until(lambda: not exists(first))
+        workers.append(WorkerProcess(tmp_path, *options))
+        await until(lambda: len(pids.read_text().split()) == 2)
+        go.touch()
+        assert (await handle.result(timeout=60)).stdout == b"1\n"
+    finally:
+        for one in workers:
+            one.remove()

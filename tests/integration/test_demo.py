@@ -14,6 +14,7 @@ from mainspring.demo.plan import TOPIC, Plan
 from mainspring.demo.run import Parts, Reconciliation, Second, ticks
 from mainspring.demo.stage import TOPIC_PARTITIONS, Where
 from mainspring.testing.kafka import Broker, broker
+from mainspring.testing.servers import standalone
 
 from .kafka_reading import need_kafka, read_topic, topics_of
 from .serving import ENVIRON, MAIN
@@ -76,6 +77,13 @@ async def test_ticks_may_go_in_batches_or_by_the_client(kafka: Broker, via: Any)
     assert found.duplicated == 0
 
 
+async def test_a_server_that_is_given_is_left_as_it_was(kafka: Broker) -> None:
+    with standalone() as server:
+        found = await ticks(Plan(ids=30, within_ms=1_000, schedulers=1), Where(kafka.url, server.url), lambda _: None)
+        assert_whole(found, 30)
+        assert server.call("DBSIZE") == 0
+
+
 async def test_a_new_tick_of_an_item_moves_the_one_it_has(kafka: Broker) -> None:
     found, _ = await demo(kafka, Plan(ids=10, within_ms=4_000, schedulers=1, seconds=1, rate=100, replace=True))
     assert found.sent > 50
@@ -112,7 +120,10 @@ def test_the_command_prints_three_lines_a_second_and_json_at_the_end(kafka: Brok
     found = json.loads(ran.stdout)
     assert found.keys() >= FIELDS
     assert (found["sent"], found["consumed"], found["missing"]) == (50, 50, 0)
-    lines = ran.stderr.splitlines()
+    first, second, *lines = ran.stderr.splitlines()
+    assert first.startswith("starting ")
+    assert second.startswith("scheduler-1 is process ")
+    assert lines
     assert len(lines) % 3 == 0
     names = ("Generated ticks/s", "Scheduled items/s", "Consumed items/s")
     for at, line in enumerate(lines):

@@ -38,7 +38,8 @@ async def test_an_owner_plants_what_is_missing_and_says_so(
     assert await ticker.engine.planner.check(number) == 0
     assert [one.id for one in await ticker.advance(seconds=20)] == ["job@2027-01-15T08:00:20Z"]
     view = await client.schedules.get("job")
-    assert view is not None and view.not_run == {"lost": 1}
+    assert view is not None
+    assert view.not_run == {"lost": 1}
 
 
 async def test_a_new_owner_looks_at_once(ticker: Ticker, client: Client) -> None:

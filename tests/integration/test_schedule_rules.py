@@ -98,7 +98,7 @@ async def test_a_long_outage_of_a_quick_schedule_is_counted_and_not_walked(
     assert (await view_of(client, "tick")).not_run == {"missed": 30 * 86_400 - 1}
 
 
-# -- the run before is not over -----------------------------------------------------------------------------------------
+# -- the run before is not over ---------------------------------------------------------------------------------------
 
 
 class Slow:
@@ -204,7 +204,7 @@ async def test_buffer_all_keeps_so_many_and_leaves_out_the_rest(
 async def test_a_run_that_waits_for_its_retry_is_not_over(tickers: Tickers, client: Client) -> None:
     ticker = await tickers(options=RETRIES)
     answers: list[Outcome | None] = [Retry("busy"), Retry("busy"), None, None]
-    ticker.answer("log", lambda delivery: answers.pop(0))
+    ticker.answer("log", lambda _: answers.pop(0))
     await client.schedules.add("job", every="20s", target="log:")
     came = await ticker.advance(seconds=80)
     assert [(one.id[-3:-1], one.attempt) for one in came] == [("20", 1), ("20", 2), ("20", 3), ("20", 1)]
@@ -213,7 +213,7 @@ async def test_a_run_that_waits_for_its_retry_is_not_over(tickers: Tickers, clie
 
 
 async def test_a_dead_run_is_over_and_shows_how_it_ended(ticker: Ticker, client: Client) -> None:
-    ticker.answer("log", lambda delivery: Dead("no"))
+    ticker.answer("log", lambda _: Dead("no"))
     await client.schedules.add("job", every="10s", target="log:")
     assert len(await ticker.advance(seconds=30)) == 3
     assert [run.outcome for run in (await view_of(client, "job")).last_runs] == ["dead"] * 3
@@ -223,7 +223,7 @@ async def test_a_new_owner_knows_that_a_run_waits_for_its_retry(
     tickers: Tickers, client: Client, clock: ManualClock
 ) -> None:
     first = await tickers(options=RETRIES)
-    first.answer("log", lambda delivery: Retry("busy"))
+    first.answer("log", lambda _: Retry("busy"))
     await client.schedules.add("job", every="20s", target="log:")
     await first.advance(seconds=21)
     await first.crash()

@@ -12,6 +12,7 @@ from mainspring.model.schedule_input import define
 from mainspring.model.schedule_view import ScheduleView
 from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
+from mainspring.store.verify import verify
 from mainspring.testing.ticker import Ticker
 
 Tickers = Callable[..., Awaitable[Ticker]]
@@ -157,7 +158,8 @@ async def test_a_paused_schedule_rests_and_what_it_left_out_is_counted(ticker: T
     await ticker.advance(seconds=10)
     paused = await client.schedules.pause("job", reason="upgrade", by="ann")
     assert (paused.state, paused.next_ms) == ("paused", ())
-    assert paused.definition.paused is not None and paused.definition.paused.reason == "upgrade"
+    assert paused.definition.paused is not None
+    assert paused.definition.paused.reason == "upgrade"
     assert await ticker.advance(seconds=30) == []
     resumed = await client.schedules.resume("job")
     assert (resumed.state, resumed.next_ms[0], resumed.not_run) == ("active", at(50)[0], {"paused": 3})
@@ -283,3 +285,29 @@ async def test_jitter_and_spread_move_the_start_and_not_the_identity(ticker: Tic
     assert all(one.id.endswith(":00Z") for one in came)
     assert len({ms % 60_000 for one, ms in late.items() if one[:4] != "even"}) > 3
     assert len({ms % 60_000 for one, ms in late.items() if one[:4] == "even"}) == 1
+
+
+async def test_runs_of_a_schedule_with_a_lane_keep_the_order_of_the_lane(
+    ticker: Ticker, client: Client, store: Store
+) -> None:
+    lane = next(f"lane-{n}" for n in range(50) if partition_of(f"lane-{n}", len(store.keys)) != partition_of("job", 4))
+    await client.schedules.add("job", every="10s", target="log:", lane=lane, payload="run")
+    await client.put("log:", "before", at=START_MS + 9_000, lane=lane)
+    await client.put("log:", "after", at=START_MS + 11_000, lane=lane)
+    came = await ticker.advance(seconds=20)
+    assert [one.value() for one in came] == ["before", "run", "after", "run"]
+    assert (await view_of(client, "job")).runs == 2
+    assert [view.name async for view in client.schedules.all()] == ["job"]
+    assert (await client.schedules.edit("job", payload="other")).generation == 2
+    assert [one.generation for one in await client.schedules.history("job")] == [2, 1]
+    with pytest.raises(InvalidInput, match="lane cannot be changed"):
+        await client.schedules.edit("job", lane="other")
+    with pytest.raises(Conflict, match="exists"):
+        await client.schedules.add("job", every="1m", target="log:")
+    await client.schedules.trigger("job")
+    assert len(await ticker.turn()) == 1
+    assert (await verify(store)).left == 0
+    assert await client.schedules.remove("job")
+    assert await client.schedules.get("job") is None
+    assert (await client.schedules.add("job", every="10s", target="log:")).definition.lane is None
+    assert len(await ticker.advance(seconds=10)) == 1

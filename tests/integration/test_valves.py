@@ -280,6 +280,60 @@ async def test_a_target_that_never_answers_delays_nobody_else(tickers: Tickers, 
     assert (books.done, books.pending, books.fired) == (8_000, 0, 0)
 
 
+async def test_lanes_of_a_limited_target_keep_their_order_and_the_rate(tickers: Tickers, store: Store) -> None:
+    flow = FlowOptions(limits={"target:shop": Limit(Rate(50, burst=5))})
+    ticker = await tickers(options=EngineOptions(flow=flow))
+    for number in range(10):
+        tasks = [Task("target:shop", number, after=f"{1000 + number}ms", lane=f"lane {n}") for n in range(20)]
+        await ticker.client.put_many(tasks)
+    sent = []
+    for _ in range(100):
+        ticker.clock.advance(ms=100)
+        await ticker.turn()
+        sent.append(len(ticker.deliveries))
+    assert sent[-1] == 200
+    assert all(later - sent[at] <= 50 + 5 + 10 for at, later in enumerate(sent[10:])), f"in any second: {sent}"
+    for n in range(20):
+        assert [one.value() for one in ticker.deliveries if one.lane == f"lane {n}"] == list(range(10))
+    assert (await balance(store)).pending == 0
+
+
+async def test_what_was_held_is_delivered_by_the_next_owner(tickers: Tickers, store: Store) -> None:
+    shop = Shop()
+    shop.well = False
+    options = EngineOptions(node="first", retry=PATIENT, flow=FlowOptions(BREAKER))
+    first = await tickers(options=options)
+    first.answer("http", shop)
+    await put(first, "http://shop.example/", 20)
+    await pass_time(first, 2)
+    await put(first, "http://shop.example/", 200)
+    await pass_time(first, 2)
+    assert len(shop.seen) == 20
+    await first.crash()
+    shop.well = True
+    first.clock.advance(seconds=6)
+    second = await tickers(options=EngineOptions(node="second", retry=PATIENT, flow=FlowOptions(BREAKER)))
+    second.answer("http", shop)
+    await pass_time(second, 10)
+    assert len({one.idempotency_key for one in shop.seen}) == 220
+    books = await balance(store)
+    assert (books.done, books.pending) == (220, 0)
+
+
+async def test_a_held_task_can_be_cancelled(tickers: Tickers, store: Store) -> None:
+    flow = FlowOptions(limits={"target:shop": Limit(Rate.read("1/m"))})
+    ticker = await tickers(options=EngineOptions(flow=flow))
+    for name in ("one", "two", "three"):
+        await ticker.client.put("target:shop", id=name, after="1s")
+    await ticker.advance(seconds=5)
+    held = {"one", "two", "three"} - {one.id for one in ticker.deliveries}
+    assert len(held) == 2
+    gone = held.pop()
+    assert await ticker.client.cancel(gone) == "cancelled"
+    await pass_time(ticker, 180, step_ms=1_000)
+    assert {one.id for one in ticker.deliveries} == {"one", "two", "three"} - {gone}
+
+
 async def test_a_rate_of_a_queue_bounds_what_is_handed_to_it(tickers: Tickers, store: Store) -> None:
     flow = FlowOptions(limits={"queue:mail": Limit(Rate(10, burst=1))})
     ticker = await tickers(options=EngineOptions(flow=flow))

@@ -1,12 +1,15 @@
 """docs/wire-vectors.json, read in both directions: what other languages rely on."""
 
 import json
+import struct
 from binascii import crc_hqx
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from mainspring.model.chain import Link
 from mainspring.model.delivery import Body
 from mainspring.model.ids import idempotency_key, idh_of
 from mainspring.store import codec
@@ -72,6 +75,9 @@ def test_keys_are_spelled_as_documented() -> None:
         "wake": names.wake,
         "dead": names.dead,
         "dead_times": names.dead_times,
+        "schedules": names.sched,
+        "chains": names.next,
+        "revisions": names.revisions("nightly"),
     }
 
 
@@ -134,8 +140,8 @@ def test_an_entry_can_be_read_with_nothing_but_a_table_of_msgpack(row: dict[str,
     fields, rest = unpack(bytes.fromhex(row["hex"])[21:])
     assert rest == b""
     names = (
-        "target", "payload", "id", "lane", "due_ms", "original_due_ms", "attempt", "expires_ms", "raw", "errors", "retry",
-        "occurrence", "timeout_ms",
+        "target", "payload", "id", "lane", "due_ms", "original_due_ms", "attempt", "expires_ms", "raw", "errors",
+        "retry", "occurrence", "timeout_ms",
     )  # fmt: skip
     said = dict(zip(names, fields, strict=False))
     meant = {**row["body"], "payload": bytes.fromhex(row["body"]["payload"])}
@@ -145,7 +151,23 @@ def test_an_entry_can_be_read_with_nothing_but_a_table_of_msgpack(row: dict[str,
 
 def _body(row: dict[str, Any]) -> Body:
     says = row["body"]
-    return Body(**{**says, "payload": bytes.fromhex(says["payload"]), "errors": tuple(says["errors"])})
+    run = tuple(says["occurrence"]) if says.get("occurrence") else None
+    return Body(
+        **{**says, "payload": bytes.fromhex(says["payload"]), "errors": tuple(says["errors"]), "occurrence": run}
+    )
+
+
+@each("chains", "says")
+def test_where_a_chain_stands_is_written_as_documented(row: dict[str, Any]) -> None:
+    data = bytes.fromhex(row["hex"])
+    link = Link.unpack(data)
+    assert (link.generation, link.planned_ms, link.idh.hex()) == (row["generation"], row["planned_ms"], row["idh"])
+    assert link.pack() == data
+    assert data[:12] == link.claim == struct.pack(">IQ", row["generation"], row["planned_ms"])
+    memory = msgspec.msgpack.decode(data[28:])
+    if "l" in memory:
+        memory["l"] = memory["l"].hex()
+    assert memory == row["memory"]
 
 
 def unpack(data: bytes) -> tuple[Any, bytes]:
@@ -165,8 +187,9 @@ def unpack(data: bytes) -> tuple[Any, bytes]:
     constants = {0xC0: None, 0xC2: False, 0xC3: True}
     if first in constants:
         return constants[first], rest
-    if first == 0xCF:
-        return int.from_bytes(rest[:8], "big"), rest[8:]
+    if first in (0xCD, 0xCE, 0xCF):
+        size = {0xCD: 2, 0xCE: 4, 0xCF: 8}[first]
+        return int.from_bytes(rest[:size], "big"), rest[size:]
     wide = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2}[first]
     size, rest = int.from_bytes(rest[:wide], "big"), rest[wide:]
     return (rest[:size] if first < 0xD0 else rest[:size].decode()), rest[size:]

@@ -82,6 +82,8 @@ async def put_batch(call: Call) -> Answer:
     if int(call.headers.get(b"content-length", b"0")) > config.api_batch_bytes:
         raise Problem("too-large", f"a batch has at most {config.api_batch_bytes} bytes here", connection="close")
     check_durability(call.query.durability)
+    if call.query.on_conflict not in ("keep", "reject") and not call.may_reach_all:
+        raise Problem("forbidden", "this key is bound to targets: put tasks that may replace others one by one")
     with call.app.batches:
         batch = _Batch(call)
         await batch.read()
@@ -149,6 +151,8 @@ class _Batch:
 
     async def _write(self, portion: Portion) -> None:
         handles = await self._put(portion.tasks) if portion.tasks else []
+        if not self._call.may_reach_all:
+            handles = [await self._own(task, one) for task, one in zip(portion.tasks, handles, strict=True)]
         self._tell(portion, handles)
         self._summary.lines += portion.size
         if self._failure is not None:
@@ -163,6 +167,15 @@ class _Batch:
         except MainspringError:
             # One of them is wrong in a way that only the store can tell; nothing was written.
             return [await self._put_one(task) for task in tasks]
+
+    async def _own(self, task: Task, found: Handle | MainspringError) -> Handle | MainspringError:
+        """A task that was kept may be somebody else's: then it is not told as this caller's."""
+        if isinstance(found, Handle) and found.outcome == "kept":
+            try:
+                await self._call.check_not_others(found.id, task.lane)
+            except MainspringError as error:
+                return error
+        return found
 
     async def _put_one(self, task: Task) -> Handle | MainspringError:
         try:

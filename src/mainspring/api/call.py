@@ -9,7 +9,7 @@ import msgspec
 from ..client import Client
 from ..model.access import ApiKey
 from ..model.audit import Change
-from ..model.errors import OutOfMemory
+from ..model.errors import Conflict, OutOfMemory
 from ..node import Node
 from ..store import audit
 from .asgi import Headers, Receive
@@ -77,6 +77,14 @@ class Call(msgspec.Struct):
         """What goes elsewhere than this key may reach is not there for it."""
         if not self.key.sees(target):
             raise no_such(what, name)
+
+    async def check_not_others(self, task_id: str, lane: str | None = None) -> None:
+        """What a key may not see it may not replace either, nor be told of as its own."""
+        if self.may_reach_all:
+            return
+        known = await self.client.get(task_id, lane=lane)
+        if known.state != "unknown" and not self.key.sees(known.target):
+            raise Conflict(f"the id {task_id!r} is taken")
 
     def check_unbound(self) -> None:
         """For what concerns all targets at once."""

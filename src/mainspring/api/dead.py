@@ -13,6 +13,7 @@ from .new_task import Moment, due_ms_of
 from .problems import Problem
 from .reading import when
 from .routes import Route
+from .targets import bare
 from .tasks import OneTask
 
 MANY_S: Final = 30.0
@@ -234,7 +235,7 @@ def _due_ms(call: Call, at: Moment | None, after: str | None) -> int | None:
 
 
 def _shown(letter: DeadLetter) -> dict[str, Any]:
-    return {"target": letter.target, "lane": letter.lane, "died_ms": letter.died_ms, "attempts": letter.attempts}
+    return {"target": bare(letter.target), "lane": letter.lane, "died_ms": letter.died_ms, "attempts": letter.attempts}
 
 
 def _chosen(wanted: Choice) -> dict[str, Any]:

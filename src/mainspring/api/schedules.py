@@ -17,6 +17,7 @@ from .new_task import Moment, Put
 from .problems import Problem
 from .routes import Route
 from .schedule_body import Fields, NewSchedule, Preview, given, instant
+from .targets import bare
 
 MOST_RUNS: Final = 1_000
 
@@ -273,7 +274,7 @@ def _shown(view: ScheduleView | None) -> dict[str, Any]:
     if view is None:
         return {}
     told = written(view.definition) | {"state": view.state, "generation": view.generation}
-    return {name: value for name, value in told.items() if name != "payload"}
+    return {name: value for name, value in told.items() if name != "payload"} | {"target": bare(view.definition.target)}
 
 
 _NAME: Final = "/v1/schedules/{name}"

@@ -51,6 +51,7 @@ class ApiServer:
                 backlog=2048,
                 ssl_certfile=node.config.api_tls_cert,
                 ssl_keyfile=node.config.api_tls_key,
+                headers=[("strict-transport-security", "max-age=31536000")] if self._tls else None,
             )
         )
         self._serving: asyncio.Task[None] | None = None

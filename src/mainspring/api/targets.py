@@ -46,7 +46,7 @@ def masked(table: dict[str, Any]) -> dict[str, Any]:
 
 def _shown(name: str, value: Any) -> Any:
     if name in ("url", "address"):
-        return _bare(str(value))
+        return bare(str(value))
     if name in _TOLD:
         return value
     if isinstance(value, dict):
@@ -54,7 +54,7 @@ def _shown(name: str, value: Any) -> Any:
     return MASK
 
 
-def _bare(address: str) -> str:
+def bare(address: str) -> str:
     """User, password and parameters of an address are often secrets."""
     if not address.startswith(("http://", "https://")):
         return address

@@ -7,7 +7,6 @@ from urllib.parse import quote
 import msgspec
 
 from ..model.choice import ListedState
-from ..model.errors import Conflict
 from ..model.explain import Explanation
 from ..model.task import Handle, OnConflict, Task, TaskInfo
 from ..store.durable import check_durability
@@ -18,6 +17,7 @@ from .new_task import Moment, PostedTask, Put, due_ms_of, task_of
 from .problems import Problem
 from .reading import when
 from .routes import Route
+from .targets import bare
 
 
 class OneTask(msgspec.Struct, frozen=True):
@@ -83,17 +83,11 @@ async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str)
         return await call.put_into.put(task, on_conflict, durability)
     # What a key may not see it may not replace either, nor be told of it as its own.
     if on_conflict != "keep":
-        await _check_not_others(call, task.id, task.lane)
+        await call.check_not_others(task.id, task.lane)
     handle = await call.put_into.put(task, on_conflict, durability)
     if handle.outcome == "kept":
-        await _check_not_others(call, task.id, task.lane)
+        await call.check_not_others(task.id, task.lane)
     return handle
-
-
-async def _check_not_others(call: Call, task_id: str, lane: str | None) -> None:
-    known = await call.client.get(task_id, lane=lane)
-    if known.state != "unknown" and not call.key.sees(known.target):
-        raise Conflict(f"the id {task_id!r} is taken")
 
 
 # -- look ------------------------------------------------------------------------------------------------------
@@ -176,7 +170,8 @@ async def reschedule_task(call: Call) -> Answer:
 
 def _shown(info: TaskInfo) -> dict[str, Any]:
     """What the audit trail keeps of a task: never its payload."""
-    return {"state": info.state, "target": info.target, "due_ms": info.due_ms, "lane": info.lane}
+    target = None if info.target is None else bare(info.target)
+    return {"state": info.state, "target": target, "due_ms": info.due_ms, "lane": info.lane}
 
 
 _ID: Final = "/v1/tasks/{id}"

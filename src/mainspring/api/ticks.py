@@ -57,6 +57,8 @@ async def post_tick(call: Call) -> Answer:
     space = call.put_into
     body = await read_body(call.receive, MAX_PAYLOAD_BYTES, "a tick")
     task = task_of(body, target, space.client.store.clock.now_ms(), replace=replace)
+    if replace and task.id is not None:
+        await call.check_not_others(task.id)
     handle = await space.collector("replace" if replace else "keep").put(task)
     told = Accepted(handle.id, handle.due_ms, handle.outcome, handle.past)
     return Answer(202 if handle.outcome == "created" else 200, encode(told), guards=_HOT)

@@ -74,22 +74,26 @@ class Ground:
         )
 
     async def clear(self) -> None:
-        """Remove every key of the namespace."""
-        for link in self.links.all():
-            cursor = b"0"
-            while True:
-                [page] = await link.pipeline([("SCAN", cursor, "MATCH", f"{{{self.namespace}*", "COUNT", 5000)])
-                cursor, keys = _checked(page)
-                if keys:
-                    # One command a key: in a cluster they belong to many slots.
-                    await link.pipeline([("UNLINK", key) for key in keys])
-                if cursor == b"0":
-                    break
+        await clear_namespace(self.links, self.namespace)
 
     async def _server_us(self) -> int:
         [reply] = await self.links.for_slot(0).pipeline([("TIME",)])
         seconds, micros = _checked(reply)
         return int(seconds) * 1_000_000 + int(micros)
+
+
+async def clear_namespace(links: Links, namespace: str) -> None:
+    """Remove every key of a namespace."""
+    for link in links.all():
+        cursor = b"0"
+        while True:
+            [page] = await link.pipeline([("SCAN", cursor, "MATCH", f"{{{namespace}*", "COUNT", 5000)])
+            cursor, keys = _checked(page)
+            if keys:
+                # One command a key: in a cluster they belong to many slots.
+                await link.pipeline([("UNLINK", key) for key in keys])
+            if cursor == b"0":
+                break
 
 
 async def _info(link: Link) -> dict[str, str]:

@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "cluster": ("mainspring.cli.cluster", "Show the nodes, who leads, who owns what."),
     "verify": ("mainspring.cli.verify", "Prove that every task is somewhere; find orphans, repair them."),
     "doctor": ("mainspring.cli.doctor", "Check the server: what is fine, and what to change."),
+    "config": ("mainspring.cli.config", "Settings: what holds, and where it comes from."),
     "demo": ("mainspring.cli.demo", "Generator, schedulers and consumer at full speed, rates every second."),
     "key": ("mainspring.cli.key", "API keys: add, list, revoke."),
     "audit": ("mainspring.cli.audit", "Who changed what, the newest first."),

@@ -24,6 +24,7 @@ from ..bench.load import Shape
 from ..bench.peers.bench import peers as run_peers
 from ..bench.peers.bench import server_of_choice
 from ..bench.peers.stage import Demand
+from ..bench.schedules import schedules as run_schedules
 from ..bench.short import all_in_short
 from ..bench.show import Bar, table_of
 from ..bench.sinks import sinks as run_sinks
@@ -276,6 +277,17 @@ def e2e(
     """Batches over HTTP in, Kafka out, read there again: the whole road at a steady rate."""
     where = Where(redis_url, server)
     _run("e2e", lambda told: run_e2e(where, rate, seconds, schedulers, kafka, told), json)
+
+
+@app.command()
+def schedules(
+    count: Annotated[int, typer.Option("--schedules", min=1, help="How many schedules.")] = 100_000,
+    redis_url: RedisUrl = None,
+    server: Server = "valkey",
+    json: AsJson = False,
+) -> None:
+    """Add schedules that are all due in the same second: rates, how long that second takes, memory of each."""
+    _run("schedules", lambda told: run_schedules(Where(redis_url, server), count, told), json)
 
 
 @app.command("all")

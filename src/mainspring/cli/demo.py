@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mainspring.bench.show import in_rows, side_by_side
 from mainspring.demo.plan import Plan, Via
-from mainspring.demo.run import Reconciliation, Second
+from mainspring.demo.run import Parts, Reconciliation, Second
 from mainspring.demo.run import ticks as run_ticks
 from mainspring.demo.stage import Where
 from mainspring.model.errors import InvalidInput
@@ -55,7 +55,9 @@ def ticks(
         replace=replace,
         connections=connections,
     )
-    found = uvloop.run(run_ticks(plan, Where(kafka, redis_url), _tell_on(sys.stderr if json else sys.stdout)))
+    stream = sys.stderr if json else sys.stdout
+    print("starting schedulers and consumer, and what they need", file=sys.stderr, flush=True)
+    found = uvloop.run(run_ticks(plan, Where(kafka, redis_url), _tell_on(stream), started=_greet_on(stream)))
     if json:
         typer.echo(msgspec.json.encode(found).decode())
     else:
@@ -72,6 +74,14 @@ def _rate(text: str) -> float | None:
         return float(text)
     except ValueError:
         raise InvalidInput(f"--rate {text!r}: give a number of ticks a second, or max") from None
+
+
+def _greet_on(stream: TextIO) -> Callable[[Parts], None]:
+    def greet(parts: Parts) -> None:
+        for one in parts.schedulers:
+            print(f"{one.name} is process {one.process.pid}, {one.url}", file=stream, flush=True)
+
+    return greet
 
 
 def _tell_on(stream: TextIO) -> Callable[[Second], None]:
@@ -92,4 +102,5 @@ def _show(found: Reconciliation) -> None:
     processes = cells.pop("processes")
     console.print(side_by_side("reconciliation", {"value": cells}))
     if processes:
-        console.print(in_rows("processes", [msgspec.structs.asdict(one) for one in processes]))
+        rows = [{"process": one.name, "cpu_s": one.cpu_s, "memory_mb": one.memory_mb} for one in processes]
+        console.print(in_rows("processes", rows))

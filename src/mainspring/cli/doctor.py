@@ -34,5 +34,5 @@ def doctor(
 
 
 async def _examine(config: Config) -> list[tuple[str, Check]]:
-    async with server_url(config) as url, contextlib.aclosing(await Links.connect(url)) as links:
+    async with server_url(config) as url, contextlib.aclosing(await Links.connect(url, config.links)) as links:
         return [(link.address, check) for link in links.all() for check in await check_server(link)]

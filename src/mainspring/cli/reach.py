@@ -43,6 +43,10 @@ async def server_url(config: Config) -> AsyncIterator[str]:
 async def opened_store(config: Config) -> AsyncIterator[Store]:
     async with (
         server_url(config) as url,
-        contextlib.aclosing(await Store.open(url, namespace=config.namespace, partitions=config.partitions)) as store,
+        contextlib.aclosing(
+            await Store.open(
+                url, namespace=config.namespace, partitions=config.partitions, options=config.links
+            )
+        ) as store,
     ):
         yield store

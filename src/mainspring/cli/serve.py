@@ -26,6 +26,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address of the API; default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the API, 0 for any; default 8000.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the embedded server.")] = None,
+    schedules: Annotated[Path | None, typer.Option(help="A file of schedules, applied whenever it changes.")] = None,
     tick_target: Annotated[str | None, typer.Option(help="Where ticks go; default log:.")] = None,
     lease: Annotated[str | None, typer.Option(help="How long partitions outlive a dead owner; 5s.")] = None,
     look_ahead: Annotated[int | None, typer.Option(help="Tasks held in memory at most; 200000.")] = None,
@@ -78,6 +79,8 @@ async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None) -
     from mainspring.node import Node
 
     node = Node(config)
+    # A child of a supervisor is renewed by this signal, and a closed terminal sends it as well.
+    node.reloads_on_hangup = config.schedules is not None and parent_fd is None and not os.isatty(0)
     server = ApiServer(node, None if listen_fd is None else inherit(listen_fd))
     if parent_fd is None:
         return await node.run_until_signal(server, started=lambda: _greet(server.url, node.where))

@@ -177,7 +177,7 @@ async def _client(config: Config) -> AsyncIterator[Client]:
     window = f"{config.dedupe_window_s}s"
     async with (
         server_url(config) as url,
-        Client(url, namespace=config.namespace, dedupe_window=window) as client,
+        Client(url, namespace=config.namespace, dedupe_window=window, options=config.links) as client,
     ):
         yield client
 

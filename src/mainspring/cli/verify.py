@@ -40,15 +40,18 @@ def verify_(
 
 async def _verify(config: Config, *, repair: bool) -> Report:
     async with server_url(config) as url:
-        await _check_there(url, config.namespace)
-        opened = await Store.open(url, namespace=config.namespace, partitions=config.partitions)
+        await _check_there(url, config)
+        opened = await Store.open(
+            url, namespace=config.namespace, partitions=config.partitions, options=config.links
+        )
         async with contextlib.aclosing(opened) as store:
             return await verify(store, repair=repair)
 
 
-async def _check_there(url: str, namespace: str) -> None:
+async def _check_there(url: str, config: Config) -> None:
     """To open a namespace makes it; one that was misspelt must not be made, and not be called clean."""
-    async with contextlib.aclosing(await Links.connect(url)) as links:
+    async with contextlib.aclosing(await Links.connect(url, config.links)) as links:
+        namespace = config.namespace
         [found] = await links.for_slot(slot_of(namespace)).pipeline([("EXISTS", meta_key(namespace))])
     if found == 0:
         raise InvalidInput(f"there is no namespace {namespace!r} on this server: nothing to verify")
@@ -87,4 +90,4 @@ def _sum_of(books: Books) -> str:
     return f"accepted {books.accepted} = {parts}{missing}"
 
 
-_PARTS: Final = ("pending", "fired", "done", "cancelled", "replaced", "dead")
+_PARTS: Final = ("pending", "fired", "queued", "done", "cancelled", "replaced", "dead")

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ..bench.ground import clear_namespace
 from ..config import Config
 from ..model.errors import MainspringError
 from ..signals import stop_signals
@@ -197,6 +198,8 @@ async def _store(place: Stage) -> AsyncIterator[Store]:
     try:
         yield store
     finally:
+        if "server" not in place.pids:  # it is the user's, and not gone with the demo
+            await clear_namespace(store.links, place.namespace)
         await store.aclose()
 
 

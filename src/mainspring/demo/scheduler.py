@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from ..config import PREFIX, Config
+from ..config import Config
 from ..lifeline import tie
+from ..sources import PREFIX
 from ..supervisor import child_command
 from .side import SideFailed, last_words
 

@@ -6,6 +6,7 @@ import secrets
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +42,8 @@ class Stage:
 @contextlib.asynccontextmanager
 async def stage(where: Where) -> AsyncIterator[Stage]:
     """With a namespace of its own, so that tasks of others are safe on a server that is given."""
+    if find_spec("confluent_kafka") is None:
+        raise MainspringError(NEEDS)
     pids: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mainspring-demo-")))
@@ -61,12 +64,10 @@ async def stage(where: Where) -> AsyncIterator[Stage]:
 
 async def provision(options: KafkaOptions) -> None:
     """The topic is there before anything is posted; one that exists is taken as it is."""
-    try:
-        from confluent_kafka import KafkaError, KafkaException
-        from confluent_kafka.admin import AdminClient
-        from confluent_kafka.cimpl import NewTopic
-    except ModuleNotFoundError:
-        raise MainspringError(NEEDS) from None
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
     admin = AdminClient({**options.for_admin(), "log_level": 0})
     wanted = NewTopic(TOPIC, TOPIC_PARTITIONS, -1)
     [created] = admin.create_topics([wanted], request_timeout=ASK_S).values()

@@ -46,7 +46,7 @@ class Commits:
         if status == "ok":
             partition.committed(work)
             partition.answered()
-            self.moved += len(work.moves)
+            self.moved += sum(len(moves.rows) // 2 for moves in work.moves)
             if work.retries:
                 partition.needs_listing = True
             if work.retries or work.moves or work.holds:

@@ -27,6 +27,9 @@ TICK_TASKS: Final = 8_192
 BITE_TASKS: Final = 4_096
 """Tasks a partition begins at most in one tick."""
 
+HELD_COST: Final = 4
+"""A task that is held back costs the loop as much time as so many that leave."""
+
 COMMIT_WAIT_S: Final = 0.05
 """Commits ride with a begin after this long, or go alone when nothing is due: few calls, few repeats at a crash."""
 
@@ -132,7 +135,11 @@ class Dispatcher:
             commit = now_s >= partition.dirty_since + COMMIT_WAIT_S and not partition.has_outcomes
             if limit <= 0 and not commit:
                 continue
+            moving = partition.held_work.moving
             begun = partition.begin(now_ms, limit, commit=commit)
+            if partition.held_work.moving > moving:
+                room -= HELD_COST * (partition.held_work.moving - moving)
+                self._last_served = partition.number
             self._deliveries.bury_damaged(partition)
             if partition.chains.asks:
                 self.ask_planner()

@@ -89,6 +89,8 @@ class Engine:
             gates=self.gates,
         )
         self.lookahead = LookAhead(store, self.owned, options.reach, self._rows_came, self.keeper.lose)
+        if options.flow.catch_up is not None:
+            self.lookahead.overdue_after_ms = options.flow.catch_up_after_ms
         self.planner = Planner(store, self.owned, self._something_to_fire)
         self.failures = Failures(options.error_handler)
         lanes = LanePolicies(options.lane_policy, options.target_lanes)
@@ -266,8 +268,7 @@ class Engine:
     def flow(self) -> None:
         """Something may leave that was held up."""
         for partition in self.owned.values():
-            if partition.held_work.holds.by_key:
-                partition.survey()
+            partition.survey()
         self._read.wake()
         self._fire.wake()
 

@@ -45,6 +45,11 @@ class HeldWork:
     def has_outcomes(self) -> bool:
         return self.holds.has_outcomes
 
+    @property
+    def moving(self) -> int:
+        """How many are on their way into hold slices."""
+        return self.holds.moving
+
     def take_moves(self, most: int) -> Taken:
         return self.holds.take_moves(most)
 
@@ -61,39 +66,57 @@ class HeldWork:
         if not governed:
             return flights
         leaving = []
+        # Who was refused once is refused for the rest of this call; there may be thousands.
+        refused: dict[str, str] = {}
+        overdue_ms, holds = -inf, dict[str, Hold]()
         for flight in flights:
-            if flight.body.target not in governed or flight.live.to_redo(flight.index):
+            target, due_ms = flight.body.target, _due_ms(flight)
+            if target not in governed or flight.live.to_redo(flight.index):
                 leaving.append(flight)
                 continue
-            key = self.gates.hold_for(flight.body.target, None, _due_ms(flight))
+            key = CATCH_UP if due_ms <= overdue_ms else refused.get(target) or self.gates.hold_for(target, None, due_ms)
             if key is None:
                 leaving.append(flight)
+                continue
+            if key == CATCH_UP:
+                overdue_ms = max(overdue_ms, due_ms)
             else:
-                self._hold_back(flight, key, now_ms)
+                refused[target] = key
+            if key not in holds:
+                holds[key] = self._hold_of(key, now_ms)
+            self._hold_back(flight, holds[key])
         return leaving
 
-    def _hold_back(self, flight: Flight, key: str, now_ms: int) -> None:
-        why = self.gates.why(key)
-        own = self.holds.by_key.get(key)
-        if own is not None and own.live is flight.live and not own.open:
-            return  # it was let go when its hold closed, and stays where it is
-        record = HoldRecord(key, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
-        if own is not None and own.open and not own.closing and self.gates.room(key) is not None:
-            self._join(flight, own, record)
-            return
-        hold = self.holds.make(record, now_ms)
+    def _hold_back(self, flight: Flight, hold: Hold) -> None:
         if hold.live is not flight.live:
             self.holds.move(flight, hold)
-
-    def _join(self, flight: Flight, hold: Hold, record: HoldRecord) -> None:
-        """Into a hold whose tasks go out little by little: it is not closed for that."""
-        if hold.record.reason != record.reason:
-            hold.record = msgspec.structs.replace(record, since_ms=hold.record.since_ms)
-            self.holds.records[hold.place.name] = hold.record.encode()
-        if hold.live is flight.live:
+        elif hold.open:
             flight.live.put_back([flight.key])
-        else:
-            self.holds.move(flight, hold)
+        # Else it was let go when its hold closed, and stays where it is.
+
+    def _hold_of(self, key: str, now_ms: int) -> Hold:
+        why = self.gates.why(key)
+        record = HoldRecord(key, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
+        own = self.holds.by_key.get(key)
+        if own is None or not own.open or own.closing or self.gates.room(key) is None:
+            return self.holds.make(record, now_ms)
+        # Its tasks go out little by little: it is not closed because others join them.
+        if own.record.reason != record.reason:
+            own.record = msgspec.structs.replace(record, since_ms=own.record.since_ms)
+            self.holds.records[own.place.name] = own.record.encode()
+        return own
+
+    def takes(self, lane: str, flight: Flight) -> bool:
+        """Its lane stands still and has a hold slice: it goes there straight away."""
+        hold = self.holds.of_lane(lane) if self.holds.by_key else None
+        if hold is None or hold.open or hold.closing or hold.live is flight.live or not self.lanes.is_closed(lane):
+            return False
+        head = None if lane in self.lanes.gated else self.lanes.waits_for(lane)
+        if flight.idh == head or flight.live.to_redo(flight.index):
+            return False
+        hold.has_head = hold.has_head or flight.idh == self.lanes.waits_for(lane)
+        self.holds.move(flight, hold)
+        return True
 
     def may_leave(self, lane: str, flight: Flight) -> bool:
         """Asked for the one whose turn it is in its lane. If it has to wait, all of its lane wait."""
@@ -214,6 +237,8 @@ class HeldWork:
     def inherit(self, inherited: Inherited) -> None:
         """Go on where the former owner was. A slice without a record says by its tasks what they are."""
         self.holds.ended = dict(inherited.ended)
+        for place in (*inherited.slices, *map(Slice.parse, inherited.ended)):
+            self.holds.known(place)
         for lane, head in inherited.heads.items():
             self.lanes.hold(lane, head.idh, since_ms=head.since_ms)
         for place, record in inherited.slices.items():

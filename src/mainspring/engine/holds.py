@@ -14,10 +14,10 @@ from ..model.delivery import Body
 from ..model.hold import LANE, HoldRecord
 from ..store.codec import INDEXED, SCHEDULED, entry
 from ..store.codec import LANE as IN_LANE
-from ..store.fire import Move
-from ..store.keys import HOLD_MS, Slice
+from ..store.fire import Moves
+from ..store.keys import HOLD_MS, Address, Slice, r_of
 from .flight import Flight
-from .live import LiveSlice
+from .live import INDEX_MASK, LiveSlice
 
 
 class Why(NamedTuple):
@@ -90,10 +90,11 @@ class Gates:
 class Hold:
     """One hold of one partition: its slice on the server, and what of it is in memory."""
 
-    __slots__ = ("closing", "has_head", "live", "open", "pending", "place", "record")
+    __slots__ = ("closing", "from_ms", "has_head", "live", "open", "pending", "place", "record")
 
     def __init__(self, place: Slice, record: HoldRecord) -> None:
         self.place = place
+        self.from_ms = place.from_ms
         self.record = record
         self.open = False
         """It has ended: its slice is read and goes out."""
@@ -137,7 +138,9 @@ class Holds:
         self.by_key: dict[str, Hold] = {}
         self.ended: dict[str, int] = {}
         """Names of slices that are gone, and since when: their records are kept as long as the ids of their tasks."""
-        self._moves: list[tuple[Move, LiveSlice, int, Hold]] = []
+        self._moves: list[tuple[LiveSlice, Hold, int, bytes]] = []
+        """Slice it leaves, hold, index there, entry for the hold slice."""
+        self._latest_ms = 0
         self.records: dict[str, bytes] = {}
         """To be written, by the names of their slices."""
 
@@ -155,11 +158,9 @@ class Holds:
         """The hold with this key, closed; a new one with a slice of its own where there is none."""
         hold = self.by_key.get(record.key)
         if hold is None or hold.closing:
-            second = now_ms // 1000
-            taken = self.ended.keys() | {one.place.name for one in self}
-            while (place := Slice.held_since(second)).name in taken:
-                second += 1
-            hold = self.by_key[record.key] = Hold(place, record)
+            # Each has a slice of its own, and none the name of one that ever was.
+            self._latest_ms = max(now_ms, self._latest_ms + 1)
+            hold = self.by_key[record.key] = Hold(Slice.held_since(self._latest_ms), record)
         elif (hold.record.cause, hold.record.reason) == (record.cause, record.reason) and not hold.open:
             return hold
         else:
@@ -172,44 +173,59 @@ class Holds:
 
     def move(self, flight: Flight, hold: Hold) -> None:
         """Into its slice, with the next commit. The row must not have been begun."""
-        live, index, row = flight.live, flight.index, row_in(hold.place, flight)
+        live, index = flight.live, flight.key & INDEX_MASK
         live.held.add(index)  # another pass over its list must not take it again
-        self._moves.append((Move(live.keys, index, flight.idh, hold.place, row, flight.address), live, index, hold))
+        self._moves.append((live, hold, index, row_in(hold.place, hold.from_ms, flight)))
         hold.pending += 1
+
+    def known(self, place: Slice) -> None:
+        """There is, or was, such a slice."""
+        self._latest_ms = max(self._latest_ms, place.since_ms)
+
+    @property
+    def moving(self) -> int:
+        return len(self._moves)
 
     def take_moves(self, most: int) -> "Taken":
         """Some of those on the way, settled in their slices; less those whose slice is read anew."""
-        some = [one for one in self._moves[:most] if not one[1].forgotten]
-        for _, live, _, hold in self._moves[:most]:
+        some, self._moves = self._moves[:most], self._moves[most:]
+        groups: dict[tuple[LiveSlice, Hold], tuple[list[int], list[bytes | int]]] = {}
+        for live, hold, index, row in some:
             if live.forgotten:
                 hold.pending -= 1
-        del self._moves[:most]
-        for _, live, index, _ in some:
-            live.move_out(index)
+                continue
+            indexes, rows = groups.setdefault((live, hold), ([], []))
+            indexes.append(index)
+            rows += (index, row)
+        moves = []
+        for (live, hold), (indexes, rows) in groups.items():
+            head = Address(live.partition, live.slice, r_of(live.g), 0).pack()[:-4]
+            moves.append(Moves(live.keys, head, *live.move_out(indexes), hold.place, rows))
         records, self.records = self.records, {}
-        holds = [hold for *_, hold in some]
-        lives = dict.fromkeys(live for _, live, _, _ in some)
-        return Taken([move for move, *_ in some], list(records.items()), holds, list(lives))
+        holds = {hold: 0 for _, hold in groups}
+        for (_, hold), (indexes, _) in groups.items():
+            holds[hold] += len(indexes)
+        return Taken(moves, list(records.items()), holds, list(dict.fromkeys(live for live, _ in groups)))
 
 
 class Taken(NamedTuple):
-    moves: list[Move]
+    moves: list[Moves]
     records: list[tuple[str, bytes]]
-    holds: list[Hold]
-    """One for each move into a hold slice."""
+    holds: dict[Hold, int]
+    """How many are moved into each."""
     lives: list[LiveSlice]
 
     def answered(self) -> None:
         """It is written, or will not be: those that wait for these tasks look again."""
-        for hold in self.holds:
-            hold.pending -= 1
+        for hold, count in self.holds.items():
+            hold.pending -= count
             if hold.live is not None:
                 hold.live.unread = True
 
 
-def row_in(place: Slice, flight: Flight) -> bytes:
+def row_in(place: Slice, from_ms: int, flight: Flight) -> bytes:
     """The entry of a task as it stands in a hold slice: the same, at another offset."""
-    offset = flight.place_ms - place.from_ms
+    offset = flight.place_ms - from_ms
     if 0 <= offset < HOLD_MS:
         return b"%b%c%b" % (offset.to_bytes(4, "big"), _flags(flight), flight.row[5:])
     return row_of(place, flight, msgspec.structs.replace(flight.body, due_ms=flight.due_ms))

@@ -295,11 +295,18 @@ class LiveSlice:
         """A hold slice of a lane: as long as it is not read to its end, nobody knows who comes next."""
         return self.unread and self.slice.is_hold and (self.has_lanes or not self.cursor)
 
-    def move_out(self, index: int) -> None:
-        """The row leaves for another slice without having been begun: it is fired and done in one step."""
-        self.fired[index >> 3] |= _MASK[index & 7]
-        self.settle_many([index])
-        self.held.discard(index)
+    def move_out(self, indexes: list[int]) -> tuple[int, bytes]:
+        """Rows leave for another slice without having been begun: fired and done in one step. Returns the range of
+        fired bytes that changed."""
+        fired = self.fired
+        for i in indexes:
+            fired[i >> 3] |= _MASK[i & 7]
+        self.settle_many(indexes)
+        self.held.difference_update(indexes)
+        if len(fired) <= _SMALL_BYTES:
+            return WHOLE, bytes(fired)
+        low, high = min(indexes) >> 3, max(indexes) >> 3
+        return low, bytes(fired[low : high + 1])
 
     def _finished_rows(self) -> int:
         """So many rows from the start on are done."""

@@ -4,9 +4,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from ..model.errors import StoreError
+from ..model.hold import CATCH_UP
 from ..store import holds, read
 from ..store.codec import same_entry
 from ..store.store import Store
@@ -77,6 +79,8 @@ class LookAhead:
         self._window_ms = WINDOW_MS
         self.hungry = False
         """There was more to read than room for it."""
+        self.overdue_after_ms = inf
+        """Slices that ended longer ago are overdue: what they hold leaves little by little."""
 
     @property
     def held(self) -> int:
@@ -227,6 +231,8 @@ class LookAhead:
                 live = None
             if live is None:
                 live = LiveSlice(partition.keys, place, g)
+                if place.end_ms <= self._store.clock.now_ms() - self.overdue_after_ms:
+                    live.pace = CATCH_UP
                 partition.add(live)
             live.unread = True
 
@@ -236,15 +242,21 @@ class LookAhead:
         wanted: list[LiveSlice] = []
         paced = False
         for partition in self._owned.values():
+            waiting = self._paced_rows(partition)
             for live in partition.slices.values():
                 if live.suspended:
                     continue
                 if live.needs_next_window(now_ms, self._reach.horizon_ms) and partition.unanswered is None:
                     live.next_window(until_ms)
-                if live.unread and live.waiting >= PACED_ROWS and partition.is_paced(live):
+                if not live.unread:
+                    continue
+                enough = live.pace in waiting and waiting[live.pace] >= PACED_ROWS
+                if enough and partition.blocked_ms < live.slice.start_ms:
                     paced = True
-                elif live.unread:
-                    wanted.append(live)
+                    continue
+                wanted.append(live)
+                if live.pace in waiting:
+                    waiting[live.pace] += PACED_ROWS
         # What was held back comes last: there may be much of it, and the others are in time.
         wanted.sort(key=_by_start)
         held = self.held if wanted else 0
@@ -260,6 +272,14 @@ class LookAhead:
             return False
         await self._read_chunks(chunks, until_ms, full=held >= self._reach.tasks)
         return True
+
+    def _paced_rows(self, partition: Partition) -> dict[str | None, int]:
+        """Of what leaves little by little: how much waits in memory, by the key of its hold."""
+        waiting: dict[str | None, int] = {}
+        for live in partition.slices.values():
+            if live.pace is not None:
+                waiting[live.pace] = waiting.get(live.pace, 0) + live.waiting
+        return {key: rows for key, rows in waiting.items() if key and partition.gates.room(key) is not None}
 
     def _make_room(self, now_ms: int) -> None:
         """Let go of rows of wide slices that are not due for long: they must not keep out what is due now."""

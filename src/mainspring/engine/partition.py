@@ -24,6 +24,9 @@ MOST_MOVES: Final = 1_000
 """Tasks that one commit moves into hold slices at most: the server does nothing else meanwhile."""
 
 
+NOTHING_TAKEN: Final = Taken([], [], {}, [])
+
+
 class Damaged:
     """An entry whose body cannot be read."""
 
@@ -71,7 +74,7 @@ class Partition:
         self.held_work = HeldWork(self.gates)
         self.lanes = Lanes(self.held_work.barrier_ms)
         self.held_work.lanes = self.lanes
-        self._taken = Taken([], [], [], [])
+        self._taken = NOTHING_TAKEN
         """Of the commit that is on its way: what it moves into hold slices."""
         self.unanswered: Begun | Commit | HandingOff | None = None
         """Sent, but the reply was lost: it must be sent again, unchanged, before anything else."""
@@ -99,7 +102,7 @@ class Partition:
         for live in self.slices.values():
             if live.from_ms >= soonest:
                 break
-            if not live.blocks_its_lane and (live.pace is None or self._room_of(live, 1)):
+            if live.waiting and not live.blocks_its_lane and (live.pace is None or self._room_of(live, 1)):
                 soonest = min(soonest, live.next_due_ms() or inf)
         self.soonest_ms = min(soonest, *self.lanes.early.values()) if self.lanes.early else soonest
 
@@ -138,6 +141,27 @@ class Partition:
 
     def begin(self, now_ms: int, limit: int, *, commit: bool) -> Begun | None:
         """Everything due by now (up to the limit) and, with `commit`, everything settled since the last one."""
+        flights, by_live, max_due, limit = self._take_due(now_ms, limit)
+        if self.chains.ready and (limit > 0 or flights):
+            for flight in self._occurrences_leaving(now_ms):
+                max_due = max(max_due, flight.place_ms)
+                flights.append(flight)
+                by_live.setdefault(flight.live, []).append(flight.index)
+        if self.lanes.early:
+            self.lanes.stir_due(now_ms)
+        # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
+        stirred = self.lanes.stirred and (limit > 0 or flights)
+        for flight in self._lanes_leaving(now_ms) if stirred else ():
+            max_due = max(max_due, flight.place_ms)
+            flights.append(flight)
+            by_live.setdefault(flight.live, []).append(flight.index)
+        if self.lanes.crowded:
+            self.held_work.spill_lanes(now_ms)
+        self.survey()
+        return self._section(flights, by_live, max_due, commit, now_ms)
+
+    def _take_due(self, now_ms: int, limit: int) -> tuple[list[Flight], dict[LiveSlice, list[int]], int, int]:
+        """Flights, their places by slice, the latest due time among them, and how much room is left."""
         flights: list[Flight] = []
         by_live: dict[LiveSlice, list[int]] = {}
         max_due = -1
@@ -160,23 +184,7 @@ class Partition:
                     flights += leaving
                     left = keys if len(leaving) == len(keys) else [flight.key for flight in leaving]
                     by_live[live] = list(map(INDEX_MASK.__and__, left))
-        if self.chains.ready and (limit > 0 or flights):
-            for flight in self._occurrences_leaving(now_ms):
-                max_due = max(max_due, flight.place_ms)
-                flights.append(flight)
-                by_live.setdefault(flight.live, []).append(flight.index)
-        if self.lanes.early:
-            self.lanes.stir_due(now_ms)
-        # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
-        stirred = self.lanes.stirred and (limit > 0 or flights)
-        for flight in self._lanes_leaving(now_ms) if stirred else ():
-            max_due = max(max_due, flight.place_ms)
-            flights.append(flight)
-            by_live.setdefault(flight.live, []).append(flight.index)
-        if self.lanes.crowded:
-            self.held_work.spill_lanes(now_ms)
-        self.survey()
-        return self._section(flights, by_live, max_due, commit, now_ms)
+        return flights, by_live, max_due, limit
 
     def _room_of(self, live: LiveSlice, most: int) -> int:
         """How many of a hold slice may leave now: its hold may let them out little by little."""
@@ -266,8 +274,9 @@ class Partition:
         lane = flight.body.lane
         if lane is None:
             return False
-        flight.live.held.add(flight.index)
-        self.lanes.offer(lane, flight)
+        if not self.held_work.takes(lane, flight):
+            flight.live.held.add(flight.index)
+            self.lanes.offer(lane, flight)
         return True
 
     def _flights_one_by_one(self, live: LiveSlice, keys: list[int], now_ms: int) -> list[Flight]:
@@ -407,7 +416,7 @@ class Partition:
     def answered(self) -> None:
         """A commit is written, or will not be."""
         self._taken.answered()
-        self._taken = Taken([], [], [], [])
+        self._taken = NOTHING_TAKEN
         self.lanes.stir()
 
     def committed(self, work: Commit) -> None:

@@ -6,6 +6,7 @@ MainspringError
 ├── NotFound              there is nothing of that name
 ├── Conflict              the id is taken and on_conflict="reject"
 ├── TaskFailed            the task whose result was asked for is dead or cancelled
+├── SchedulerRunning      handlers and schedules are declared before the scheduler starts, or after it stopped
 ├── ConfigError           a setting is wrong or unknown
 └── StoreError            the server, or the road to it
     ├── Unavailable       not reachable, or the connection broke; `sent` says whether the command may have run
@@ -60,6 +61,10 @@ class TaskFailed(MainspringError):
     def __init__(self, id: str, result: "Result") -> None:
         super().__init__(f"task {id!r} is {result.ending}: {result.reason}")
         self.result = result
+
+
+class SchedulerRunning(MainspringError):
+    """What is declared in code cannot change while the scheduler runs; nothing was changed."""
 
 
 class ConfigError(MainspringError):

@@ -62,6 +62,7 @@ class Caller:
         """One attempt. Nothing that a target or the road to it does raises an error here."""
         body = b"" if self._hook.method in BODILESS else delivery.payload
         began = time.monotonic()
+        timeout_s = self._timeout_s if delivery.body.timeout_ms is None else delivery.body.timeout_ms / 1000
         try:
             async with self._session.request(
                 self._hook.method,
@@ -69,7 +70,7 @@ class Caller:
                 data=body or None,
                 headers=self.headers(delivery, body),
                 allow_redirects=False,
-                timeout=self._timeout,
+                timeout=self._timeout if timeout_s == self._timeout_s else aiohttp.ClientTimeout(total=timeout_s),
                 ssl=self._tls,
             ) as answer:
                 start = await first_bytes(answer, self._hook.response_bytes)
@@ -78,7 +79,7 @@ class Caller:
         except ForbiddenAddress as error:
             outcome: Outcome = Dead(str(error))
         except TimeoutError as error:
-            outcome = Retry(f"no answer within {self._timeout_s:g} s", error=error.with_traceback(None))
+            outcome = Retry(f"no answer within {timeout_s:g} s", error=error.with_traceback(None))
         except (aiohttp.ClientError, OSError) as error:
             outcome = Retry(failure_text(error), error=error.with_traceback(None))
         else:

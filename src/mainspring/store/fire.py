@@ -232,15 +232,18 @@ class NewPlace(NamedTuple):
     old: bytes
 
 
-class Move(NamedTuple):
-    """A task that may not go out now and was not begun: where it stands, and where it is to wait."""
+class Moves(NamedTuple):
+    """Tasks of one slice that may not go out now and were not begun, and the hold slice in which they are to wait."""
 
     keys: tuple[str, str, str, str]
-    index: int  # type: ignore[assignment]
-    idh: bytes
+    head: bytes
+    """What the packed addresses of all entries of that slice begin with."""
+    f_at: int
+    f: bytes
+    """The fired bits of the slice, theirs among them; f_at is WHOLE when it is all of the bitmap."""
     slice: Slice
-    row: bytes
-    old: bytes
+    rows: list[bytes | int]
+    """Index there and entry for the hold slice, in turn."""
 
 
 class Death(NamedTuple):
@@ -262,14 +265,14 @@ class Commit(NamedTuple):
     deaths: list[Death]
     holds: list[tuple[str, bytes]]
     """(lane, idh of the head whose retry it waits for and, packed, since when); an empty text frees the lane."""
-    moves: Sequence[Move] = ()
+    moves: Sequence[Moves] = ()
     records: Sequence[tuple[str, bytes]] = ()
     """(name of a hold slice, record of its hold); an empty record forgets it."""
 
 
 async def commit(store: Store, work: Commit) -> Status:
     names = store.keys.partitions[work.partition]
-    wanted = [retry.slice for retry in work.retries] + [move.slice for move in work.moves]
+    wanted = [retry.slice for retry in work.retries] + [moves.slice for moves in work.moves]
     places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
     keys = [names.fence, names.n, names.slices, names.dead, names.dead_times, names.held, names.ids, names.holds]
     args: list[Any] = [
@@ -297,13 +300,10 @@ async def commit(store: Store, work: Commit) -> Status:
     return cast("Status", reply[1].decode())
 
 
-def _lay_out_moves(moves: Sequence[Move], places: dict[Slice, int], keys: list[str], args: list[Any]) -> None:
-    froms: dict[str, int] = {}
-    for (s, f, _, x), index, idh, place, row, old in moves:
-        if s not in froms:
-            froms[s] = len(froms) + 1
-            keys += (f, x)
-        args += (froms[s], index, places[place], idh, address_prefix(place), row, old)
+def _lay_out_moves(all_moves: Sequence[Moves], places: dict[Slice, int], keys: list[str], args: list[Any]) -> None:
+    for (_, f, _, x), head, f_at, bits, place, rows in all_moves:
+        keys += (f, x)
+        args += (places[place], address_prefix(place), head, f_at, bits, len(rows) // 2, *rows)
 
 
 class Finished(NamedTuple):

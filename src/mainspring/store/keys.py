@@ -79,9 +79,9 @@ class Slice(NamedTuple):
         return self.start_ms + self.width_ms
 
     @classmethod
-    def held_since(cls, second: int) -> "Slice":
-        """The slice for work that is held back since this second of the clock."""
-        return cls(HOLD_MS, (HOLDS_FROM_S + second) * 1000)
+    def held_since(cls, since_ms: int) -> "Slice":
+        """The slice for work that is held back since this time."""
+        return cls(HOLD_MS, HOLDS_FROM_S * 1000 + since_ms)
 
     @property
     def is_hold(self) -> bool:
@@ -99,14 +99,14 @@ class Slice(NamedTuple):
 
     @property
     def over_ms(self) -> int:
-        """From here on it may be dropped. Nobody puts into a hold slice but the owner, so it may go as soon as it is done."""
+        """From here on it may be dropped. Into a hold slice nobody puts but the owner: that may go once it is done."""
         return 0 if self.is_hold else self.end_ms
 
     @property
     def is_well_formed(self) -> bool:
         """Could a slice have this width and this start?"""
         if self.is_hold:
-            return self.start_ms % 1000 == 0 and 0 <= self.start_ms // 1000 - HOLDS_FROM_S < HOLDS_FROM_S
+            return 0 <= self.start_ms // 1000 - HOLDS_FROM_S < HOLDS_FROM_S
         return self.width_ms in WIDTHS_MS and self.start_ms % self.width_ms == 0 and self.start_ms < 1 << 48
 
     @classmethod

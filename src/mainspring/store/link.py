@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import hiredis
 
 from mainspring.model.errors import StoreError, Unavailable
+from mainspring.store.credentials import CredentialProvider, signed
 from mainspring.store.subscription import Subscription
 from mainspring.store.url import Endpoint
 from mainspring.store.wire import Command, Connection
@@ -42,6 +43,8 @@ class LinkOptions:
     tls_cert: str | None = None
     tls_key: str | None = None
     client_name: str = "mainspring"
+    credentials: CredentialProvider | None = field(default=None, repr=False)
+    """Asked for user and password at every connect, in place of those in the URL."""
 
 
 class Shared(Generic[T]):
@@ -160,9 +163,9 @@ class Link:
     async def _open(self) -> Connection:
         self._check_open()
         options = self._options
-        connection = await Connection.open(
-            self.endpoint, connect_timeout_s=options.connect_timeout_s, client_name=options.client_name
-        )
+        timeout_s = options.connect_timeout_s
+        endpoint = await signed(self.endpoint, options.credentials, within_s=timeout_s)
+        connection = await Connection.open(endpoint, connect_timeout_s=timeout_s, client_name=options.client_name)
         try:
             self._check_open()  # again: it may have been closed while connecting
         except Unavailable:

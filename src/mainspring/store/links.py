@@ -15,6 +15,7 @@ from typing import Any
 import hiredis
 
 from mainspring.model.errors import InvalidInput, StoreError, Unavailable
+from mainspring.store.credentials import signed
 from mainspring.store.link import Link, LinkOptions, Redirect, Shared, redirect_of
 from mainspring.store.subscription import Subscription
 from mainspring.store.topology import (
@@ -167,7 +168,8 @@ class Links:
         raise _none_answered(f"sentinel with a reachable primary {watch.master!r}", errors)
 
     async def _named_by(self, sentinel: Endpoint, master: str) -> tuple[int, Node]:
-        return read_sentinel_master((await self._ask(sentinel, [("SENTINEL", "MASTER", master)]))[0])
+        # Sentinels have a login of their own, in the URL.
+        return read_sentinel_master((await self._put(sentinel, [("SENTINEL", "MASTER", master)]))[0])
 
     async def _is_primary(self, endpoint: Endpoint) -> bool:
         role = (await self._ask(endpoint, [("ROLE",)]))[0]
@@ -175,6 +177,11 @@ class Links:
         return isinstance(role, hiredis.ReplyError) or role[0] == b"master"
 
     async def _ask(self, endpoint: Endpoint, commands: Sequence[Command]) -> list[Any]:
+        options = self._options
+        known = await signed(endpoint, options.credentials, within_s=options.connect_timeout_s)
+        return await self._put(known, commands)
+
+    async def _put(self, endpoint: Endpoint, commands: Sequence[Command]) -> list[Any]:
         """Questions go over their own short connection, never behind a busy pipeline."""
         timeout_s = self._options.connect_timeout_s
         connection = await Connection.open(endpoint, connect_timeout_s=timeout_s, client_name=self._options.client_name)

@@ -115,7 +115,7 @@ def describe(task_id: str, found: Found) -> TaskInfo:
 # -- pages -------------------------------------------------------------------------------------------------
 
 Place = tuple[int, int, int, int]
-"""Where a task stands in the order of pages: when it fires, partition, width (of a hold slice, its start in seconds),
+"""Where a task stands in the order of pages: when it fires, partition, width (of a hold slice, its start),
 index."""
 
 SEARCHED_AT_MOST: Final = 20_000
@@ -195,7 +195,7 @@ def _fits(where: TaskFilter, row: _Row) -> bool:
 
 def parse_place(text: str) -> Place:
     due, partition, width, index = (int(piece) for piece in text.split("."))
-    if not 0 <= due < 1 << 48 or not all(-1 <= number < 1 << 34 for number in (partition, width, index)):
+    if not 0 <= due < 1 << 48 or not all(-1 <= number < 1 << 44 for number in (partition, width, index)):
         raise ValueError(text)
     return due, partition, width, index
 
@@ -279,7 +279,7 @@ async def _rows(store: Store, slices: list[tuple[int, Slice, float]], state: Lis
                 continue
             named_by = copies.get(index, index)
             if named_by >= 0:
-                where = (_fires_ms(place, row), p, place.start_ms // 1000 if place.is_hold else place.width_ms, index)
+                where = (_fires_ms(place, row), p, place.start_ms if place.is_hold else place.width_ms, index)
                 rows.append(_Row(where, Address(p, place, r, named_by), row))
     return rows
 

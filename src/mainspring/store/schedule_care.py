@@ -10,7 +10,7 @@ from ..model.errors import StoreError
 from .index import look_up
 from .query import look_at
 from .schedule_rows import row_of
-from .schedules import Change, Written, see, write
+from .schedules import Change, Written, see_at, write
 from .store import Store
 
 AT_ONCE: Final = 500
@@ -49,7 +49,7 @@ async def still_planned(store: Store, partition: int, links: Sequence[Link]) -> 
 
 async def plant_anew(store: Store, partition: int, name: str, claim: bytes | None, why: str) -> Written:
     """Put the next occurrence of a chain that stands at this claim (None: has no state at all) and lacks it."""
-    [seen] = await see(store, [(partition, name)])
+    [seen] = await see_at(store, [(partition, name)])
     definition = seen.definition
     if definition is None or (None if seen.link is None else seen.link.claim) != claim:
         return "changed"
@@ -60,20 +60,18 @@ async def plant_anew(store: Store, partition: int, name: str, claim: bytes | Non
         next_ms, memory = after_loss(definition, seen.link, now_ms, "cancelled" if why == "cancelled" else "lost")
     for _ in range(_TRIES):
         new = link_to(definition, next_ms, memory)
-        written = await _write(
-            store, partition, Change(name, seen, definition, new, row_of(definition, new, now_ms), True)
-        )
+        written = await _write(store, Change(name, seen, definition, new, row_of(definition, new, now_ms), True))
         if written != "taken" or next_ms is None:
             return written
         [(waits, _)] = await still_planned(store, partition, [new])
         if waits:  # it is there, only the chain did not know it
-            return await _write(store, partition, Change(name, seen, definition, new, None, True))
+            return await _write(store, Change(name, seen, definition, new, None, True))
         next_ms = definition.slots.after(next_ms)  # that one ran already
     return "taken"
 
 
-async def _write(store: Store, partition: int, change: Change) -> Written:
-    [written] = await write(store, {change.name: partition}, [change])
+async def _write(store: Store, change: Change) -> Written:
+    [written] = await write(store, [change])
     if isinstance(written, StoreError):
         raise written
     return written

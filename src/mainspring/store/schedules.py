@@ -1,13 +1,13 @@
 """Schedules on the server: read them, write them, look after their chains. See docs/wire-format.md."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from ..model.chain import Link
 from ..model.errors import StoreError
 from ..model.schedule import Definition, pack_definition, unpack_definition
 from .index import look_up, look_up_packed
-from .keys import Address, PartitionKeys, Slice, address_prefix
+from .keys import Address, PartitionKeys, Slice, address_prefix, partition_of
 from .put import WAKE_MS, fresh_score
 from .query import look_at
 from .queue_state import find_queued
@@ -18,7 +18,8 @@ from .wire import Command
 REVISIONS_KEPT: Final = 20
 REMOVED_KEPT_MS: Final = 30 * 86_400_000
 """So long the revisions of a removed schedule are kept: its name goes on counting from the last generation."""
-AT_ONCE: Final = 500
+_POINTER: Final = bytes(4)
+"""No definition has generation 0."""
 NO_LONGER: Final = frozenset({"done", "dead", "cancelled", "replaced", "finished", "unknown"})
 """States of a task that is over."""
 
@@ -32,6 +33,10 @@ class Seen(NamedTuple):
     link: Link | None
     generation: int
     """Of the definition, or of the last revision of one that was removed; 0: the name is new."""
+    partition: int
+    """Where it lives: the partition of its lane, or of its name where it has none."""
+    pointed: bytes = b""
+    """What the partition of its name holds where it lives in another."""
 
 
 class Change(NamedTuple):
@@ -47,23 +52,47 @@ class Change(NamedTuple):
     """The definition stays as it is: only the chain is planted anew."""
 
 
-def _read(definition: bytes | None, link: bytes | None, revision: bytes | None = None) -> Seen:
+def point_to(lane: str) -> bytes:
+    """Stands in the place of a definition: look in the partition of this lane."""
+    return _POINTER + lane.encode()
+
+
+def is_pointer(raw: bytes) -> bool:
+    return raw.startswith(_POINTER)
+
+
+def _read(partition: int, definition: bytes | None, link: bytes | None, revision: bytes | None = None) -> Seen:
     found = None if definition is None else unpack_definition(definition)
     generation = int.from_bytes(revision[:4], "big") if revision is not None else 0
     if found is not None:
         generation = found.generation
-    return Seen(found, None if link is None else Link.unpack(link), generation)
+    return Seen(found, None if link is None else Link.unpack(link), generation, partition)
 
 
 async def fetch(store: Store, partition: int, names: Sequence[str]) -> list[Seen]:
     """For the owner: definitions and chains, in order."""
     keys = store.keys.partitions[partition]
     [definitions, links] = await store.run_one(keys.slot, [("HMGET", keys.sched, *names), ("HMGET", keys.next, *names)])
-    return [_read(*pair) for pair in zip(definitions, links, strict=True)]
+    return [
+        _read(partition, None if raw is not None and is_pointer(raw) else raw, link)
+        for raw, link in zip(definitions, links, strict=True)
+    ]
 
 
-async def see(store: Store, wanted: Sequence[tuple[int, str]]) -> list[Seen]:
+async def see(store: Store, names: Sequence[str]) -> list[Seen]:
     """For writers: also the generation to go on from."""
+    found = await see_at(store, [(partition_of(name, len(store.keys)), name) for name in names])
+    moved = [i for i, one in enumerate(found) if one.pointed]
+    if moved:
+        lanes = [found[i].pointed[len(_POINTER) :].decode() for i in moved]
+        others = [(partition_of(lane, len(store.keys)), names[i]) for lane, i in zip(lanes, moved, strict=True)]
+        for i, one in zip(moved, await see_at(store, others), strict=True):
+            found[i] = one._replace(pointed=found[i].pointed)
+    return found
+
+
+async def see_at(store: Store, wanted: Sequence[tuple[int, str]]) -> list[Seen]:
+    """What these partitions hold of these names."""
     groups: list[Group] = []
     for partition, name in wanted:
         keys = store.keys.partitions[partition]
@@ -72,11 +101,20 @@ async def see(store: Store, wanted: Sequence[tuple[int, str]]) -> list[Seen]:
         ]  # fmt: skip
         groups.append((keys.slot, commands))
     found = []
-    for result in await store.run(groups):
+    for (partition, _), result in zip(wanted, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
-        found.append(_read(*result))
+        if result[0] is not None and is_pointer(result[0]):
+            found.append(Seen(None, None, 0, partition, result[0]))
+        else:
+            found.append(_read(partition, *result))
     return found
+
+
+async def point(store: Store, name: str, seen: bytes, new: bytes) -> bool:
+    """Change what the partition of a name says of where it lives; False when somebody else did."""
+    keys = store.keys.partitions[partition_of(name, len(store.keys))]
+    return bool(await store.call(keys.number, "schedule_point", [keys.sched], [name, seen, new]))
 
 
 async def revisions(store: Store, partition: int, name: str) -> list[Definition]:
@@ -94,13 +132,14 @@ async def page(store: Store, partition: int, cursor: int, count: int = 200) -> t
     if not names:
         return int(reply[0]), []
     [links] = await store.run_one(keys.slot, [("HMGET", keys.next, *names)])
-    return int(reply[0]), [_read(raw, link) for raw, link in zip(reply[1][1::2], links, strict=True)]
+    rows = zip(reply[1][1::2], links, strict=True)
+    return int(reply[0]), [_read(partition, raw, link) for raw, link in rows if not is_pointer(raw)]
 
 
-async def write(store: Store, partition_of: Mapping[str, int], changes: Sequence[Change]) -> list[Written | StoreError]:
+async def write(store: Store, changes: Sequence[Change]) -> list[Written | StoreError]:
     """Each change in one step; `changed` and `moved` mean that nothing was written and to look again."""
     planned = [
-        (partition_of[change.name], change.seen.link.idh)
+        (change.seen.partition, change.seen.link.idh)
         for change in changes
         if change.seen.link is not None and change.seen.link.planned_ms
     ]
@@ -108,7 +147,7 @@ async def write(store: Store, partition_of: Mapping[str, int], changes: Sequence
     groups: list[Group] = []
     now_ms = store.clock.now_ms()
     for change in changes:
-        keys = store.keys.partitions[partition_of[change.name]]
+        keys = store.keys.partitions[change.seen.partition]
         link = change.seen.link
         at = next(found) if link is not None and link.planned_ms else None
         commands: list[Command] = [_call(store, keys, change, at)]

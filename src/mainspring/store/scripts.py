@@ -41,6 +41,7 @@ _NEEDS: Final = {
     "queue_cancel": ("entry", "record", "call_off"),
     "schedule_put": ("entry", "place"),
     "schedule_add": ("entry", "place"),
+    "schedule_point": (),
     "schedule_check": ("time",),
     "schedule_note": (),
     "verify_count": (),

@@ -10,6 +10,7 @@ from ..model.chain import Link
 from ..model.schedule import unpack_definition
 from .keys import PartitionKeys
 from .schedule_care import plant_anew, still_planned
+from .schedules import is_pointer
 from .store import Store
 from .verify_report import Finding, Repair
 
@@ -63,8 +64,8 @@ async def _broken(store: Store, keys: PartitionKeys, names: Sequence[bytes]) -> 
     found: list[tuple[bytes, Link | None, str]] = []
     planned: list[tuple[bytes, Link]] = []
     for name, definition, raw in zip(names, definitions, raws, strict=True):
-        if definition is None:
-            continue  # removed by now
+        if definition is None or is_pointer(definition):
+            continue  # removed by now, or living in the partition of its lane
         try:
             unpack_definition(definition)
             link = None if raw is None else Link.unpack(raw)

@@ -14,10 +14,10 @@ CommitCall = Callable[[Store, fire.Commit], Awaitable[fire.Status]]
 
 async def _put_moves(store: Store, work: fire.Commit) -> None:
     keys = store.keys.partitions[work.partition]
-    for move in work.moves:
-        rows = {move.slice: [move.row]}
-        await store.run_one(keys.slot, [("MULTI",), *put.commands_for(keys, rows), ("EXEC",)])
-        await store.run_one(keys.slot, [("HINCRBY", keys.n, "accepted", -1)])
+    for moves in work.moves:
+        rows = [row for row in moves.rows if isinstance(row, bytes)]
+        await store.run_one(keys.slot, [("MULTI",), *put.commands_for(keys, {moves.slice: rows}), ("EXEC",)])
+        await store.run_one(keys.slot, [("HINCRBY", keys.n, "accepted", -len(rows))])
 
 
 def _moves_after(commit: CommitCall) -> CommitCall:
@@ -53,12 +53,12 @@ HOLDS: Final = (
     Mutation(
         "move-without-cancel-check",
         "a task that was cancelled in the last moment is moved aside all the same",
-        (Rewrite("commit", "  if redis.call('GETBIT', x, index) == 0 then\n", "  if x then\n"),),
+        (Rewrite("commit", "    if not is_set(gone, index) then\n", "    if gone then\n"),),
     ),
     Mutation(
         "move-without-a-mark",
         "nothing shows at its old place that a task was moved: a cancel there is believed",
-        (Rewrite("commit", "  redis.call('SETBIT', f, index, 1)\n", ""),),
+        (Rewrite("commit", "  if ARGV[a + 4] == '-1' then redis.call('SET', f, ARGV[a + 5])\n", "  if f then\n"),),
     ),
     Mutation(
         "moved-after-the-commit",

@@ -97,7 +97,7 @@ async def node_dies_after_a_move(world: World) -> None:
     await _up_to_the_move(world, first)
     commit = calls("commit")
     with bad_road(first.store) as road:
-        road.next(*["never sent"] * 2, only=lambda commands: not commit(commands))
+        road.next("never sent", "never sent", only=lambda commands: not commit(commands))
         await first.commit()
     await first.crash()
     world.failed("a node died", node="a")

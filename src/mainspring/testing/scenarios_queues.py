@@ -146,6 +146,26 @@ async def two_tasks_of_one_id(world: World) -> None:
     await world.settle(node)
 
 
+async def failover_loses_a_hand_off(world: World) -> None:
+    """A replica takes over that knows neither of a hand-off nor of the run that followed it."""
+    node, caller, worker = await world.node("a", workers=True), world.caller, WorkerByHand(world, "w1")
+    await caller.put(world.at(1_000), target=TARGET)
+    await caller.put(world.at(1_000), target=TARGET, lane=LANE)
+    await caller.put(world.at(1_500), target=TARGET, lane=LANE)
+    await node.read()
+    replica = await world.keep()
+    await node.until(world, 1_000)
+    jobs = await worker.take()
+    await worker.end(jobs[:1])
+    await world.fall_back(replica)
+    world.failed("a failover lost writes", loses=True)
+    await worker.end(jobs[1:])
+    for moment_ms in (1_500, 2_000, 2_500):
+        await node.until(world, moment_ms)
+        await worker.end(await worker.take())
+    await world.settle(node)
+
+
 QUEUES: Final = (
     stalled_worker_ends_its_run,
     run_of_a_dead_worker,
@@ -153,4 +173,5 @@ QUEUES: Final = (
     lane_through_workers,
     finished_work_at_a_hand_over,
     two_tasks_of_one_id,
+    failover_loses_a_hand_off,
 )

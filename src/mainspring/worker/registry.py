@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from ..model.errors import InvalidInput
+from ..model.errors import InvalidInput, NotFound
 from .work import Work
 
 
@@ -18,6 +18,11 @@ class Registry:
         if work.target in self._by_target:
             raise InvalidInput(f"{work.target} is registered twice; give one of them another name")
         self._by_target[work.target] = work
+
+    def remove(self, work: Work) -> None:
+        if self._by_target.get(work.target) is not work:
+            raise NotFound(f"{work.target} is not registered here")
+        del self._by_target[work.target]
 
     def find(self, target: str) -> Work | None:
         return self._by_target.get(target)

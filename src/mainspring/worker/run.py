@@ -33,6 +33,7 @@ class Run:
         "stopped",
         "taken",
         "task",
+        "timeout_s",
         "value",
         "work",
     )
@@ -43,6 +44,9 @@ class Run:
         self.work = work
         self.context = Context(namespace, job, memory)
         self.started = 0.0
+        own_ms = job.body.timeout_ms
+        self.timeout_s = work.timeout_s if own_ms is None else own_ms / 1000
+        """The task's own goes before its handler's."""
         self.deadline = inf
         self.stopped: Stop | None = None
         self.task: asyncio.Task[None] | None = None
@@ -55,8 +59,8 @@ class Run:
     def start(self, now_ms: int) -> dict[str, Any]:
         """Arguments for the function; from here on its time counts."""
         self.started = started = time.monotonic()
-        if self.work.timeout_s is not None:
-            self.deadline = started + self.work.timeout_s
+        if self.timeout_s is not None:
+            self.deadline = started + self.timeout_s
         if self.job.body.expires_ms is not None:
             self.deadline = min(self.deadline, started + (self.job.body.expires_ms - now_ms) / 1000)
         return self.work.read(self.context)
@@ -92,5 +96,5 @@ class Run:
     def late(self) -> Retry | Dead:
         """The outcome of a run that was stopped."""
         why = self.stopped or "timeout"
-        reason = _REASONS.get(why, why).format(self.work.timeout_s or 0)
+        reason = _REASONS.get(why, why).format(self.timeout_s or 0)
         return Dead(reason) if why == "expired" else Retry(reason)

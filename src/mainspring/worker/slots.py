@@ -66,6 +66,12 @@ class Slots:
             self._ask_at_ms[queue] = now_ms + answer.wait_ms
         self._renew_at_ms = now_ms + self._lease_ms // 3
 
+    def full(self, queue: str) -> bool:
+        """No slot is free, and it is too early to ask for more: others may have their turn."""
+        if queue not in self._limits or self._store.clock.now_ms() >= self._ask_at_ms[queue]:
+            return False
+        return self._slots[queue] <= sum(one == queue for one in self._running())
+
     def wait_s(self, queues: Iterable[str]) -> float:
         """Until it is worth asking again for one of these."""
         now_ms = self._store.clock.now_ms()

@@ -58,13 +58,14 @@ class Taker:
         if now >= self._polled_at + POLL_S:
             self.calls.call_all()
             self._polled_at = now
-        wanted = self._shares.split(self.room, self.calls.having())
+        having = self.calls.having()
+        wanted = self._shares.split(self.room, [queue for queue in having if not self._slots.full(queue)])
         shares = await self._slots.within(wanted)
         asks = self.calls.asks(shares)
         if not asks:
             # Slots come free on other workers too, and nobody says so.
             wait_s = max(0.0, self._polled_at + POLL_S - now)
-            return min(wait_s, max(0.01, self._slots.wait_s(wanted))) if wanted else wait_s
+            return min(wait_s, max(0.01, self._slots.wait_s(having))) if having else wait_s
         jobs = await queue.take(self._store, self._worker, asks)
         self._hands.add(jobs)
         self.calls.came(asks, ((job.partition, job.queue) for job in jobs))

@@ -9,8 +9,8 @@
 --         per retry: place (counted from 1), idh, address prefix, entry, address it comes from
 --         per death: idh, record, time in ms
 --         per hold: lane, idh of the head it waits for and since when ('' = free again)
---         per move: from (counted from 1), index there, place (counted from 1), idh, address prefix, entry,
---           address it comes from
+--         per slice that something is moved from: place (counted from 1), address prefix, what the addresses of its entries
+--           begin with, f offset (-1 = all of f), f bytes, count, then count times: index, entry for the place
 --         per record of a hold: name of its slice, record ('' = forget it)
 -- returns {time in us, status}; status: ok | fenced | rolledback | stale
 -- keeps: a task leaves its slice only together with its retry, its dead letter or its place in a hold slice. What is moved
@@ -39,14 +39,14 @@ local place_key, first_place = 8 + touched * 2, a
 local incarnation = {}
 a = a + places * 2
 
--- Append to a place. Not opened before: a slice that is opened for an entry which is not written would stand there empty.
-local function append(place, idh, prefix, row)
+-- The incarnation of a place. Not opened before: a slice that is opened for an entry which is not written would stand there
+-- empty.
+local function opened(place)
   if not incarnation[place] then
     local at = first_place + place * 2
     incarnation[place] = open_slice(slices, ARGV[at - 1], ARGV[at])
   end
-  local length = redis.call('RPUSH', KEYS[place_key + place], row)
-  redis.call('HSET', ids, idh, prefix .. struct.pack('>I3I4', incarnation[place], length - 1))
+  return incarnation[place]
 end
 
 local superseded, retried = {}, retries
@@ -58,7 +58,9 @@ for _ = 1, retries do
     superseded[idh] = true
     retried, replaced = retried - 1, replaced + 1
   else
-    append(place, idh, ARGV[a + 3], ARGV[a + 4])
+    local r = opened(place)
+    local length = redis.call('RPUSH', KEYS[place_key + place], ARGV[a + 4])
+    redis.call('HSET', ids, idh, ARGV[a + 3] .. struct.pack('>I3I4', r, length - 1))
   end
   a = a + 5
 end
@@ -81,19 +83,40 @@ for lane, idh in pairs(waits) do
   if idh == '' then redis.call('HDEL', held, lane) end
 end
 local from_key, spilled = place_key + places, 0
-for _ = 1, moves do
-  local from, index, place, idh = tonumber(ARGV[a + 1]), ARGV[a + 2], tonumber(ARGV[a + 3]), ARGV[a + 4]
-  local f, x = KEYS[from_key + from * 2 - 1], KEYS[from_key + from * 2]
-  redis.call('SETBIT', f, index, 1)
-  if redis.call('GETBIT', x, index) == 0 then
-    local known = redis.call('HGET', ids, idh)
-    if known and known ~= ARGV[a + 7] then replaced = replaced + 1
-    else
-      append(place, idh, ARGV[a + 5], ARGV[a + 6])
-      spilled = spilled + 1
+local function is_set(bits, index)
+  return math.floor((string.byte(bits, math.floor(index / 8) + 1) or 0) / 2 ^ (7 - index % 8)) % 2 == 1
+end
+
+-- Many at a time: a call out of the script costs more than what it does.
+local function move(arg, x, place, prefix, head, count)
+  local gone, idhs, rows, pairs_ = redis.call('GET', x) or '', {}, {}, {}
+  for i = 1, count do idhs[i] = string.sub(ARGV[arg + i * 2], 6, 21) end
+  local known = redis.call('HMGET', ids, unpack(idhs))
+  for i = 1, count do
+    local index = tonumber(ARGV[arg + i * 2 - 1])
+    if not is_set(gone, index) then
+      if known[i] and known[i] ~= head .. struct.pack('>I4', index) then replaced = replaced + 1
+      else
+        rows[#rows + 1] = ARGV[arg + i * 2]
+        pairs_[#rows * 2 - 1] = idhs[i]
+      end
     end
   end
-  a = a + 7
+  if #rows == 0 then return end
+  local where = prefix .. struct.pack('>I3', opened(place))
+  local first = redis.call('RPUSH', KEYS[place_key + place], unpack(rows)) - #rows
+  for i = 1, #rows do pairs_[i * 2] = where .. struct.pack('>I4', first + i - 1) end
+  redis.call('HSET', ids, unpack(pairs_))
+  spilled = spilled + #rows
+end
+
+for i = 1, moves do
+  local f, x = KEYS[from_key + i * 2 - 1], KEYS[from_key + i * 2]
+  local count = tonumber(ARGV[a + 6])
+  move(a + 6, x, tonumber(ARGV[a + 1]), ARGV[a + 2], ARGV[a + 3], count)
+  if ARGV[a + 4] == '-1' then redis.call('SET', f, ARGV[a + 5])
+  else redis.call('SETRANGE', f, ARGV[a + 4], ARGV[a + 5]) end
+  a = a + 6 + count * 2
 end
 for _ = 1, records do
   if ARGV[a + 2] ~= '' then redis.call('HSET', KEYS[8], ARGV[a + 1], ARGV[a + 2])

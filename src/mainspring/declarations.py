@@ -1,0 +1,223 @@
+"""What a program declares before it starts: handlers, commands, and schedules for them."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from .config import Config
+from .connections import Connections
+from .function import Function
+from .model.command import Command
+from .model.command_table import read_command
+from .model.errors import InvalidInput
+from .model.retry import RetryPolicy
+from .model.schedule import Definition
+from .model.schedule_input import define
+from .model.times import Delay, When, instant_ms
+from .timetable import SOURCE, Timetable
+from .worker.arguments import Codec
+from .worker.command import CommandWork
+from .worker.handler import Handler
+from .worker.registry import Registry
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Target = Function[..., Any] | Callable[..., Any] | str
+"""A handler, a function that becomes one, or a target such as `https://…`."""
+
+
+class Declarations(Connections):
+    """Handlers and schedules by name. Any number of threads may declare and look at the same time."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._lock = threading.RLock()
+        self.registry = Registry(CommandWork(name, one) for name, one in config.commands.items())
+        self.timetable = Timetable()
+
+    def _check_stopped(self) -> None:
+        """Raises SchedulerRunning when it is too late to declare something."""
+        raise NotImplementedError
+
+    # -- handlers and commands ---------------------------------------------------------------------------
+
+    def handler(
+        self,
+        *,
+        queue: str = "default",
+        name: str | None = None,
+        retries: int | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: Delay | None = None,
+        result_ttl: Delay = "0s",
+        codec: Codec = "json",
+    ) -> Callable[[Callable[P, R]], Function[P, R]]:
+        """Make a function a handler: `@scheduler.handler(queue="mail", retries=5, timeout="30s")`."""
+
+        def declare(function: Callable[P, R]) -> Function[P, R]:
+            handler = Handler(
+                function,
+                queue=queue,
+                name=name,
+                retries=retries,
+                retry=retry,
+                timeout=timeout,
+                result_ttl=result_ttl,
+                codec=codec,
+            )
+            with self._lock:
+                self._check_stopped()
+                self.registry.add(handler)
+            return Function(function, handler, self)
+
+        return declare
+
+    def command(self, name: str, argv: Sequence[str], **settings: Any) -> Command:
+        """Name a program that workers may start, with the settings of a `[commands.<name>]` table."""
+        command = read_command({"argv": argv if isinstance(argv, str) else list(argv), **settings})
+        with self._lock:
+            self._check_stopped()
+            self.registry.add(CommandWork(name, command))
+        return command
+
+    @property
+    def commands(self) -> Mapping[str, Command]:
+        with self._lock:
+            return {work.name: work.command for work in self.registry if isinstance(work, CommandWork)}
+
+    # -- schedules -------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        name: str | None,
+        target: Target,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> Definition:
+        """Declare a schedule with the fields of `client.schedules.add`: cron, every, timezone, overlap, misfire, …
+
+        A handler is called with `args` and `kwargs`, other targets get the `payload`.
+        """
+        with self._lock:
+            self._check_stopped()
+            if isinstance(target, str):
+                if args or kwargs or name is None:
+                    raise InvalidInput(f"a schedule for {target!r} needs a name, and has a payload, no arguments")
+                return self._declare(define(name, **self._with_zone({**fields, "target": target})))
+            return self._register_handler(name, target, args, kwargs or {}, fields)
+
+    def _register_handler(
+        self,
+        name: str | None,
+        target: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        fields: Mapping[str, Any],
+    ) -> Definition:
+        known = target.handler if isinstance(target, Function) else Handler(target)
+        if "payload" in fields or "target" in fields:
+            raise InvalidInput(f"schedule {name or known.name!r}: a handler gets args and kwargs, not a payload")
+        payload = known.arguments.write(tuple(args), kwargs, known.codec)
+        target_fields = {**fields, "target": known.target, "payload": payload}
+        definition = define(name or known.name, **self._with_zone(target_fields))
+        if not isinstance(target, Function):
+            self.registry.add(known)  # a plain function: it becomes a handler by this
+        try:
+            return self._declare(definition)
+        except InvalidInput:
+            if not isinstance(target, Function):
+                self.registry.remove(known)
+            raise
+
+    def _with_zone(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"timezone": self.config.timezone, **fields}
+
+    def _declare(self, definition: Definition) -> Definition:
+        definition = msgspec.structs.replace(definition, source=definition.source or SOURCE)
+        _ = definition.slots, definition.overlap_rule, definition.misfire_rule  # a mistake is told here, not at start
+        self.timetable.add(definition)
+        return definition
+
+    def unregister(self, name: str | Function[..., Any]) -> None:
+        """Take a schedule out of what is declared, or a handler with all of its schedules.
+
+        What the store holds stays: `client.schedules.remove(name)` ends a schedule for everybody.
+        """
+        with self._lock:
+            self._check_stopped()
+            if isinstance(name, str):
+                self.timetable.remove(name)
+                return
+            self.registry.remove(name.handler)
+            for definition in list(self.timetable):
+                if definition.target == name.handler.target:
+                    self.timetable.remove(definition.name)
+
+    # -- the same with fewer words -----------------------------------------------------------------------------
+
+    @overload
+    def cron(
+        self, spec: str | Sequence[str], target: Callable[P, R], *, name: str | None = None, **rest: Any
+    ) -> Function[P, R]: ...
+
+    @overload
+    def cron(self, spec: str | Sequence[str], target: str, *, name: str, **rest: Any) -> str: ...
+
+    @overload
+    def cron(
+        self, spec: str | Sequence[str], *, name: str | None = None, **rest: Any
+    ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+
+    def cron(
+        self, spec: str | Sequence[str], target: Target | None = None, *, name: str | None = None, **rest: Any
+    ) -> Any:
+        """Run at the times of a cron line: `cron("0 9 * * MON-FRI", expire_order, name="morning")`, or as a decorator.
+
+        Without a name it has the handler's. `rest` is what `register` takes: kwargs, timezone, overlap, misfire, …
+        """
+        return self._timed(target, name, {**rest, "cron": spec})
+
+    @overload
+    def every(self, span: Delay, target: Callable[P, R], *, name: str | None = None, **rest: Any) -> Function[P, R]: ...
+
+    @overload
+    def every(self, span: Delay, target: str, *, name: str, **rest: Any) -> str: ...
+
+    @overload
+    def every(
+        self, span: Delay, *, name: str | None = None, **rest: Any
+    ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+
+    def every(self, span: Delay, target: Target | None = None, *, name: str | None = None, **rest: Any) -> Any:
+        """Run at a fixed rate: `every("30s", poll)`, or as a decorator. `start` says what it counts from."""
+        return self._timed(target, name, {**rest, "every": span})
+
+    @overload
+    def once(self, at: When, target: Callable[P, R], *, name: str | None = None, **rest: Any) -> Function[P, R]: ...
+
+    @overload
+    def once(self, at: When, target: str, *, name: str, **rest: Any) -> str: ...
+
+    @overload
+    def once(self, at: When, *, name: str | None = None, **rest: Any) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+
+    def once(self, at: When, target: Target | None = None, *, name: str | None = None, **rest: Any) -> Any:
+        """Run at one time and never again, however many programs declare it and however often they start."""
+        at_ms = instant_ms(at, field="at")
+        return self._timed(target, name, {**rest, "every": "1d", "start": at_ms, "end": at_ms, "max_runs": 1})
+
+    def _timed(self, target: Target | None, name: str | None, said: dict[str, Any]) -> Any:
+        def declare(function: Target) -> Any:
+            with self._lock:
+                definition = self.register(name, function, **said)
+                if isinstance(function, (Function, str)):
+                    return function
+                handler = self.registry.find(definition.target)
+                assert isinstance(handler, Handler)
+                return Function(function, handler, self)
+
+        return declare if target is None else declare(target)

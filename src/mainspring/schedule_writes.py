@@ -1,0 +1,151 @@
+"""How a schedule is written: read what is there, decide, write it if nobody came between, else once more."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from .model.chain import first_of, link_to
+from .model.errors import Conflict, InvalidInput, NotFound, StoreError, Unavailable
+from .model.occurrence import check_schedule_name
+from .model.schedule import Definition
+from .model.schedule_view import ScheduleView, view_of
+from .model.zone import tz_version
+from .store import schedules as kept
+from .store.keys import partition_of
+from .store.schedule_rows import row_of
+from .store.schedules import Change, Seen
+from .store.store import Store
+
+_TRIES: Final = 16
+Make = Callable[[Seen, int], Definition | None]
+"""The definition to write, from what is there and the time; None removes it."""
+
+
+class Writer:
+    """Writes schedules of one namespace."""
+
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self._open_store = store
+
+    @property
+    def _store(self) -> Store:
+        return self._open_store()
+
+    async def write(self, makes: dict[str, Make], *, missing_ok: bool = False) -> dict[str, ScheduleView]:
+        """Write until nobody came between: each attempt starts from what is there."""
+        for name in makes:
+            check_schedule_name(name)
+        views: dict[str, ScheduleView] = {}
+        skipped: dict[str, int] = {}
+        unsure: dict[str, Definition | None] = {}
+        todo = list(makes)
+        for attempt in range(_TRIES):
+            seen = await kept.see(self._store, todo)
+            pending: list[Change] = []
+            now_ms = self._store.clock.now_ms()
+            for name, one in zip(todo, seen, strict=True):
+                if name in unsure and one.definition == unsure[name]:
+                    # Written, and the reply was lost. For one that was removed stands what was seen last.
+                    if one.definition is not None:
+                        views[name] = view_of(one.definition, one.link, now_ms)
+                    continue
+                if one.definition is None and missing_ok:
+                    continue
+                definition = makes[name](one, now_ms)
+                one = await self._at_home(name, one, definition)
+                change = _change(name, one, definition, now_ms, skipped.get(name))
+                if isinstance(change, Change):
+                    pending.append(change)
+                else:
+                    views[name] = change
+            todo = await self._send(pending, views, skipped, unsure, now_ms)
+            if not todo:
+                return views
+            await asyncio.sleep(0 if attempt < 2 else 0.01 * attempt)
+        raise Conflict(f"schedule {todo[0]!r} keeps changing; try again")
+
+    async def _at_home(self, name: str, seen: Seen, definition: Definition | None) -> Seen:
+        """A schedule with a lane lives with the tasks of its lane; the partition of its name says where that is."""
+        if definition is None or (seen.definition is None and definition.lane is None and not seen.pointed):
+            return seen
+        if seen.definition is not None:
+            if seen.definition.lane != definition.lane:
+                raise InvalidInput(f"schedule {name!r}: its lane cannot be changed; remove it, and add it anew")
+            return seen
+        wanted = b"" if definition.lane is None else kept.point_to(definition.lane)
+        if wanted != seen.pointed and not await kept.point(self._store, name, seen.pointed, wanted):
+            return seen  # somebody else did: the write will find that out
+        home = partition_of(definition.lane or name, len(self._store.keys))
+        [there] = await kept.see_at(self._store, [(home, name)])
+        return there._replace(pointed=wanted)
+
+    async def _send(
+        self,
+        pending: list[Change],
+        views: dict[str, ScheduleView],
+        skipped: dict[str, int],
+        unsure: dict[str, Definition | None],
+        now_ms: int,
+    ) -> list[str]:
+        """Names that have to be tried again."""
+        again: list[str] = []
+        if not pending:
+            return again
+        failure: StoreError | None = None
+        for change, written in zip(pending, await kept.write(self._store, pending), strict=True):
+            if isinstance(written, StoreError):
+                # Its reply may be lost: the next look shows whether it was written.
+                failure = written if not (isinstance(written, Unavailable) and written.sent) else failure
+                unsure[change.name] = change.definition
+                if change.definition is None and change.seen.definition is not None:
+                    views[change.name] = view_of(change.seen.definition, None, now_ms)
+                again.append(change.name)
+            elif written == "ok":
+                definition = change.definition or change.seen.definition
+                assert definition is not None
+                views[change.name] = view_of(definition, change.link, now_ms)
+                if change.definition is None and change.seen.pointed:
+                    await kept.point(self._store, change.name, change.seen.pointed, b"")
+            else:
+                if written == "taken" and change.link is not None:
+                    skipped[change.name] = change.link.planned_ms
+                again.append(change.name)
+        if failure is not None:
+            raise failure
+        return again
+
+
+def stamped(definition: Definition, seen: Seen, now_ms: int) -> Definition:
+    anchor_ms = definition.anchor_ms
+    if seen.definition is not None and seen.definition.specs == definition.specs:
+        anchor_ms = seen.definition.anchor_ms
+    return msgspec.structs.replace(
+        definition,
+        generation=seen.generation + 1,
+        at_ms=now_ms,
+        tz_version=tz_version(),
+        anchor_ms=now_ms - now_ms % 1000 if anchor_ms is None else anchor_ms,
+    )
+
+
+def nothing(_seen: Seen, _now_ms: int) -> None:
+    """What is written in the place of a schedule that is removed."""
+
+
+def _change(
+    name: str, seen: Seen, definition: Definition | None, now_ms: int, behind_ms: int | None
+) -> Change | ScheduleView:
+    """The write that makes it so; a view when there is nothing to write."""
+    if definition is not None and definition is seen.definition:
+        return view_of(definition, seen.link, now_ms)
+    if definition is None:
+        if seen.definition is None:
+            raise NotFound(f"there is no schedule {name!r}")
+        return Change(name, seen, None, None, None)
+    next_ms, state = first_of(definition, seen.definition, seen.link, now_ms)
+    if behind_ms is not None and next_ms is not None and next_ms <= behind_ms:
+        next_ms = definition.slots.after(behind_ms)  # that one ran already
+    link = link_to(definition, next_ms, state)
+    return Change(name, seen, definition, link, row_of(definition, link, now_ms))

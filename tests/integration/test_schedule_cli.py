@@ -1,0 +1,234 @@
+"""`mainspring schedule …`: what a person types and reads; files that are applied; a file that a node watches."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mainspring.cli import schedule
+from mainspring.client import Client
+from mainspring.model.errors import Conflict, InvalidInput, NotFound
+from mainspring.schedule_watch import ScheduleWatch
+from mainspring.sync import SyncClient
+from mainspring.testing.servers import Server, standalone
+
+PATIENCE_S = 60
+FILE = """
+[defaults]
+timezone = "Europe/Paris"
+
+[schedules.nightly]
+cron = "0 2 * * *"
+target = "command:backup"
+
+[schedules.ping]
+every = "30s"
+target = "https://example.com/ping"
+retry = { retries = 2, base = "200ms", jitter = "500ms" }
+timeout = "500ms"
+payload = { a = 1 }
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with standalone() as started:
+        yield started
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[SyncClient]:
+    server.call("FLUSHALL")
+    with SyncClient(server.url, namespace="main", partitions=4) as opened:
+        yield opened
+
+
+def call(server: Server, *words: str) -> Result:
+    return CliRunner().invoke(schedule.app, [*words, "--redis-url", server.url])
+
+
+def told(server: Server, *words: str) -> dict[str, object]:
+    result = call(server, *words, "--json")
+    assert result.exit_code == 0, result.output
+    answer: dict[str, object] = json.loads(result.stdout)
+    return answer
+
+
+def test_a_schedule_is_added_shown_edited_and_removed(server: Server, client: SyncClient) -> None:
+    added = told(
+        server, "add", "nightly", "--cron", "0 2 * * *", "--tz", "Europe/Paris", "--target", "command:backup",
+        "--payload", '{"full": true}',
+    )  # fmt: skip
+    assert (added["generation"], added["payload"], added["state"]) == (1, {"full": True}, "active")
+    following = added["next"]
+    assert isinstance(following, list)
+    assert len(following) == 3
+    assert all("T02:00:00+0" in run for run in following)
+    shown = call(server, "show", "nightly").stdout
+    assert "command:backup" in shown
+    assert shown.count("  next ") == 3
+    listed = call(server, "list").stdout
+    assert "nightly  0 2 * * *  command:backup" in listed
+    diff = told(server, "diff", "nightly", "--cron", "30 3 * * *")
+    assert diff == {"changes": {"specs": [["0 2 * * *"], ["30 3 * * *"]]}}
+    assert "specs" in call(server, "edit", "nightly", "--cron", "30 3 * * *", "--dry-run").stdout
+    assert told(server, "show", "nightly")["generation"] == 1
+    edited = told(server, "edit", "nightly", "--cron", "30 3 * * *", "--by", "ann", "--note", "later")
+    assert (edited["generation"], edited["specs"]) == (2, ["30 3 * * *"])
+    assert "by ann: later" in call(server, "history", "nightly").stdout
+    assert told(server, "rollback", "nightly")["specs"] == ["0 2 * * *"]
+    assert told(server, "pause", "nightly", "--reason", "move", "--until", "2h")["state"] == "paused"
+    assert told(server, "resume", "nightly")["state"] == "active"
+    assert str(told(server, "trigger", "nightly")["id"]).startswith("nightly@")
+    filled = told(
+        server, "backfill", "nightly", "--from", "2026-01-01T00:00:00Z", "--to", "2026-01-11T00:00:00Z", "--dry-run"
+    )
+    assert filled["planned"] == 10
+    assert told(server, "remove", "nightly") == {"name": "nightly", "removed": True}
+    assert call(server, "remove", "nightly").exit_code == 1
+    assert call(server, "show", "nightly").exit_code == 1
+
+
+def test_what_is_wrong_is_said_and_nothing_is_written(server: Server, client: SyncClient) -> None:
+    wrong = call(server, "add", "job", "--cron", "0 25 * * *", "--target", "log:")
+    assert isinstance(wrong.exception, InvalidInput)
+    assert "hour" in str(wrong.exception)
+    both = call(server, "add", "job", "--every", "1h", "--target", "log:", "--retry", "3", "--retries", "2")
+    assert isinstance(both.exception, InvalidInput)
+    assert call(server, "add", "job", "--every", "1h", "--target", "log:").exit_code == 0
+    assert isinstance(call(server, "add", "job", "--every", "1h", "--target", "log:").exception, Conflict)
+    assert isinstance(call(server, "edit", "nobody", "--every", "1h").exception, NotFound)
+    too_long = call(
+        server, "add", "hook", "--every", "2s", "--target", "https://example.com/", "--retries", "2", "--retry-base",
+        "200ms", "--retry-jitter", "500ms", "--timeout", "500ms",
+    )  # fmt: skip
+    assert "3,100 ms" in str(too_long.exception)
+
+
+def test_lint_speaks_of_clock_changes_and_midnight(server: Server, client: SyncClient, tmp_path: Path) -> None:
+    client.schedules.add("night", cron="30 2 * * *", timezone="Europe/Paris", target="log:")
+    client.schedules.add("midnight", cron="0 0 * * *", target="log:")
+    client.schedules.add("fine", every="1h", target="log:")
+    result = call(server, "lint")
+    assert result.exit_code == 1
+    assert {line.partition(":")[0] for line in result.stdout.splitlines()} == {"night", "midnight"}
+    assert call(server, "lint", "fine").exit_code == 0
+    file = tmp_path / "s.toml"
+    file.write_text(FILE, encoding="utf-8")
+    assert CliRunner().invoke(schedule.app, ["lint", "-f", str(file)]).exit_code == 1
+
+
+def test_a_file_is_applied_and_a_second_time_changes_nothing(
+    server: Server, client: SyncClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "team.toml"
+    file.write_text(FILE, encoding="utf-8")
+    client.schedules.add("by-hand", every="1h", target="log:")
+
+    def steps(*words: str) -> dict[str, str]:
+        answer = told(server, "apply", "-f", str(file), *words)
+        rows = answer["steps"]
+        assert isinstance(rows, list)
+        return {row["name"]: row["action"] for row in rows}
+
+    assert steps("--dry-run") == {"nightly": "create", "ping": "create"}
+    assert client.schedules.get("nightly") is None
+    assert steps() == {"nightly": "create", "ping": "create"}
+    view = client.schedules.get("ping")
+    assert view is not None
+    assert (view.payload, view.definition.zone, view.definition.source) == ({"a": 1}, "Europe/Paris", "team")
+    client.schedules.pause("ping", reason="by hand")
+    assert steps("--prune") == {"nightly": "same", "ping": "same"}
+    file.write_text(
+        FILE.replace('"0 2 * * *"', '"0 4 * * *"').replace("[schedules.ping]", "[schedules.pong]"), encoding="utf-8"
+    )
+    assert steps("--prune") == {"nightly": "change", "pong": "create", "ping": "remove"}
+    assert sorted(view.name for view in client.schedules.all()) == ["by-hand", "nightly", "pong"]
+
+
+def test_a_crontab_is_taken_over(server: Server, client: SyncClient, tmp_path: Path) -> None:
+    file = tmp_path / "crontab"
+    file.write_text("0 3 * * * /usr/local/bin/backup --all\n@reboot /bin/x\n", encoding="utf-8")
+    out = tmp_path / "schedules.toml"
+    assert call(server, "import", str(file), "--out", str(out)).exit_code == 1
+    assert "[schedules." in out.read_text(encoding="utf-8")
+    result = call(server, "import", str(file), "--tz", "Europe/Rome")
+    assert result.exit_code == 1
+    assert "[commands.backup] argv = ['/usr/local/bin/backup', '--all']" in result.stderr
+    view = client.schedules.get("backup")
+    assert view is not None
+    assert (view.definition.zone, view.definition.target) == ("Europe/Rome", "command:backup")
+
+
+def test_redbeat_keys_are_taken_over(server: Server, client: SyncClient) -> None:
+    definition = {"name": "beat", "task": "t.a", "schedule": {"__type__": "interval", "every": 60}, "enabled": True}
+    server.call("HSET", "redbeat:beat", "definition", json.dumps(definition))
+    server.call("ZADD", "redbeat::schedule", 1, "redbeat:beat")
+    result = call(server, "import", "--format", "redbeat", "--from", server.url)
+    assert result.exit_code == 0, result.output
+    view = client.schedules.get("beat")
+    assert view is not None
+    assert view.definition.target == "queue:celery/t.a"
+
+
+async def test_a_watched_file_is_applied_when_it_changes(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "watched.toml"
+    file.write_text(FILE, encoding="utf-8")
+    async with Client(server.url, partitions=4) as client:
+        watch = ScheduleWatch(client.schedules, file)
+        await watch.step()
+        assert sorted([view.name async for view in client.schedules.all()]) == ["nightly", "ping"]
+        file.write_text("[schedules.nightly]\ncron = '61 * * * *'\ntarget = 'log:'\n", encoding="utf-8")
+        with caplog.at_level(logging.ERROR):
+            await watch.step()
+        assert "schedules are not applied" in caplog.text
+        assert len([view async for view in client.schedules.all()]) == 2, "what runs goes on"
+        file.write_text("[schedules.nightly]\ncron = '1 * * * *'\ntarget = 'log:'\n", encoding="utf-8")
+        await watch.step()
+        [view] = [view async for view in client.schedules.all()]
+        assert view.definition.specs == ("1 * * * *",)
+        await client.schedules.remove("nightly")
+        await watch.step()
+        assert await client.schedules.get("nightly") is None, "unchanged files are left alone"
+        watch.again()
+        await watch.step()
+        assert await client.schedules.get("nightly") is not None
+
+
+def test_a_node_applies_its_file_and_runs_it_and_again_on_a_hangup(
+    server: Server, client: SyncClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "schedules.toml"
+    file.write_text("[schedules.beat]\nevery = '1s'\ntarget = 'log:'\npayload = 'tick'\n", encoding="utf-8")
+    words = ["serve", "--redis-url", server.url, "--port", "0", "--schedules", str(file)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    node = subprocess.Popen(
+        [sys.executable, "-m", "mainspring", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, env=environment, text=True,
+    )  # fmt: skip
+    try:
+        assert node.stdout is not None
+        assert [json.loads(node.stdout.readline()) for _ in range(2)] == ["tick", "tick"]
+        assert client.schedules.remove("beat")
+        node.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + PATIENCE_S
+        while client.schedules.get("beat") is None:
+            assert time.monotonic() < deadline, "the file was not applied again"
+            time.sleep(0.05)
+        assert node.poll() is None
+    finally:
+        node.terminate()
+        node.wait(PATIENCE_S)
+        if node.stdout is not None:
+            node.stdout.close()

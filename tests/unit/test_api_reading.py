@@ -1,0 +1,220 @@
+"""Reading requests without a server: parameters, depth, lines of a batch, times."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mainspring.api.lines import Lines
+from mainspring.api.new_task import NewTask, check_payload, task_of
+from mainspring.api.problems import PROBLEMS, Problem
+from mainspring.api.reading import check_depth, read_json, read_query, when
+from mainspring.api.routes import Route, Router
+from mainspring.model.access import ApiKey
+from mainspring.model.errors import InvalidInput
+
+NOW = 1_800_000_000_000
+ANYBODY = ApiKey("k", "k", "admin", "", 0)
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[]{}"\\ab', max_size=4), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+def depth_of(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(depth_of, value.values()), default=0)
+    return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
+
+
+@given(values, st.integers(1, 6))
+def test_the_depth_is_that_of_the_value_whatever_its_texts_hold(value: object, limit: int) -> None:
+    body = json.dumps(value).encode()
+    if depth_of(value) > limit:
+        with pytest.raises(Problem):
+            check_depth(body, limit)
+    else:
+        check_depth(body, limit)
+
+
+class Query(msgspec.Struct, frozen=True):
+    limit: int = 50
+    lane: str | None = None
+    deep: bool = False
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        (b"", Query()),
+        (b"limit=7&lane=a%2Fb+c&deep=true", Query(7, "a/b c", True)),
+        (b"lane=null", Query(lane="null")),
+        (b"lane=", Query(lane="")),
+    ],
+)
+def test_parameters_become_the_routes_own_type(query: bytes, found: Query) -> None:
+    assert read_query(Query, query) == found
+
+
+@pytest.mark.parametrize(
+    ("query", "slug"),
+    [
+        (b"limit=x", "invalid"),
+        (b"limit=", "invalid"),
+        (b"colour=red", "invalid"),
+        (b"limit=1&limit=1", "invalid"),
+        (b"lane=%ff", "malformed"),
+        (b"lane=\xff", "malformed"),
+        (b"&".join([b"a=1"] * 40), "malformed"),
+    ],
+)
+def test_wrong_parameters_are_problems(query: bytes, slug: str) -> None:
+    with pytest.raises(Problem) as caught:
+        read_query(Query, query)
+    assert caught.value.kind == slug
+
+
+def test_a_route_without_parameters_takes_none() -> None:
+    assert read_query(None, b"") is None
+    with pytest.raises(Problem, match="there are none here"):
+        read_query(None, b"a=1")
+
+
+def test_an_empty_body_is_an_empty_object() -> None:
+    assert read_json(dict, b"", 8) == {}
+
+
+@pytest.mark.parametrize("text", ["2030-01-01T00:00:00Z", "2030-01-01T01:00:00 01:00", "1893456000000"])
+def test_an_instant_in_a_parameter_has_many_spellings(text: str) -> None:
+    assert when(text, "after") == 1_893_456_000_000
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "-1", "9" * 40, "2030-01-01T00:00:00", "9999-12-31T23:59:59-23:59", "NaN"]
+)
+def test_what_is_no_instant_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        when(text, "after")
+
+
+@given(st.text(max_size=40))
+def test_no_text_breaks_the_reading_of_times(text: str) -> None:
+    try:
+        when(text, "after")
+    except InvalidInput:
+        return
+
+
+@given(st.binary(max_size=60))
+def test_a_payload_that_is_taken_can_be_read_again(payload: bytes) -> None:
+    """Whatever the decoder skipped over without a look is looked at here."""
+    try:
+        new = msgspec.json.decode(b'{"target":"null:","payload":%b}' % payload, type=NewTask)
+        check_payload(bytes(new.payload))
+    except (msgspec.DecodeError, UnicodeDecodeError, InvalidInput):
+        return
+    msgspec.json.decode(bytes(new.payload))
+
+
+@given(
+    st.fixed_dictionaries(
+        {"target": st.sampled_from(["null:", "log:", "nope"])},
+        optional={
+            "at": st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=30),
+            "after": st.text(max_size=10),
+            "expires": st.integers() | st.text(max_size=30),
+            "id": st.text(max_size=300),
+            "lane": st.text(max_size=300),
+            "retry": st.text(max_size=20),
+            "payload": values,
+        },
+    )
+)
+def test_a_posted_task_is_a_task_or_an_input_error(fields: dict[str, object]) -> None:
+    try:
+        new = msgspec.json.decode(msgspec.json.encode(fields), type=NewTask)
+    except msgspec.DecodeError:
+        return
+    try:
+        task = task_of(new, NOW)
+    except InvalidInput:
+        return
+    assert isinstance(task.at, int)
+    assert task.at >= 0
+
+
+# -- lines -----------------------------------------------------------------------------------------------------
+
+
+def test_lines_keep_their_numbers_over_portions_and_empty_lines() -> None:
+    lines = Lines(ANYBODY, 64)
+    first = lines.take(b'{"target":"null:"}\n\n{"target":"null:"}\n', NOW, 100)
+    second = lines.take(b'nonsense\n{"target":"null:"}', NOW, 100)
+    assert (list(first.numbers), list(second.numbers), list(second.wrong)) == ([1, 3], [5], [4])
+    assert lines.taken == 5
+
+
+@given(
+    st.lists(
+        st.sampled_from([b'{"target":"null:","at":1800000000001}', b"{}", b"", b"[", b'{"target":"log:","id":"a"}'])
+    )
+)
+def test_every_line_has_one_outcome_and_it_is_the_same_however_it_is_read(rows: list[bytes]) -> None:
+    body = b"\n".join(rows)
+    quick, slow = Lines(ANYBODY, 64), Lines(ANYBODY, 64, salt=b"s")
+    one, other = quick.take(body, NOW, 10**6), slow.take(body, NOW, 10**6)
+    assert list(one.numbers) == list(other.numbers)
+    assert set(one.wrong) == set(other.wrong)
+    assert one.size == sum(bool(row) for row in rows)
+    assert [task.target for task in one.tasks] == [task.target for task in other.tasks]
+
+
+def test_lines_beyond_the_limit_are_left_alone() -> None:
+    found = Lines(ANYBODY, 64).take(b'{"target":"null:"}\n' * 10, NOW, 4)
+    assert list(found.numbers) == [1, 2, 3, 4]
+
+
+# -- routes ----------------------------------------------------------------------------------------------------
+
+
+async def _nothing(_call: object) -> None:
+    """Never called."""
+
+
+def route(method: str, path: str) -> Route:
+    return Route(method, path, _nothing, None, "")  # type: ignore[arg-type]
+
+
+def find(router: Router, method: str, raw: bytes) -> tuple[str, dict[str, str]]:
+    found, params = router.find({"method": method, "raw_path": raw, "path": raw.decode("latin-1")})
+    return found.path, dict(params)
+
+
+def test_a_path_is_split_before_it_is_decoded_and_literals_go_first() -> None:
+    router = Router(
+        [route("GET", "/v1/a/{id}"), route("GET", "/v1/a/{id}/b"), route("POST", "/v1/a/x"), route("GET", "/v1/a")]
+    )
+    assert find(router, "GET", b"/v1/a/c%2Fd%20e") == ("/v1/a/{id}", {"id": "c/d e"})
+    assert find(router, "HEAD", b"/v1/a/c/b") == ("/v1/a/{id}/b", {"id": "c"})
+    assert find(router, "POST", b"/v1/a/x") == ("/v1/a/x", {})
+    for raw in (b"/v1/a/", b"/v1//b", b"/v1/a/c/d", b"", b"/", b"v1/a"):
+        with pytest.raises(Problem, match="nothing at"):
+            find(router, "GET", raw)
+    with pytest.raises(Problem) as caught:
+        find(router, "DELETE", b"/v1/a/c")
+    assert (caught.value.kind, caught.value.headers) == ("method", [(b"allow", b"GET, HEAD")])
+
+
+def test_two_routes_for_one_place_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match="two routes"):
+        Router([route("GET", "/a/{id}"), route("GET", "/a/{name}")])
+
+
+@pytest.mark.parametrize("slug", PROBLEMS)
+def test_a_problem_can_always_be_written(slug: str) -> None:
+    told = json.loads(Problem(slug, "a lone \ud800 and \x00").body())
+    assert told["status"] == PROBLEMS[slug][0]

@@ -1,0 +1,111 @@
+"""Schedules of cron, Celery beat and RedBeat, read into ours."""
+
+import json
+import tomllib
+
+from mainspring.model.foreign_schedules import read_celery, read_crontab, read_redbeat, to_toml
+from mainspring.schedule_file import read_table
+
+CRONTAB = """
+# m h dom mon dow command
+MAILTO=root
+0 3 * * * /usr/local/bin/backup --all
+CRON_TZ = Europe/Berlin
+@daily find /tmp -mtime +3 | xargs rm
+30 4 1,15 * MON echo "a  b"
+@reboot /bin/start
+61 * * * * /bin/never
+0 5 * * * /usr/local/bin/backup
+nonsense
+"""
+
+BEAT = """
+from celery import Celery
+from celery.schedules import crontab
+from datetime import timedelta
+
+app = Celery()
+app.conf.beat_schedule = {
+    "add-every-30-seconds": {"task": "tasks.add", "schedule": 30.0, "kwargs": {"x": 1, "y": 2}},
+    "monday": {
+        "task": "tasks.report",
+        "schedule": crontab(hour=7, minute=30, day_of_week=1),
+        "options": {"queue": "reports"},
+    },
+    "often": {"task": "tasks.tick", "schedule": timedelta(minutes=5)},
+    "places": {"task": "tasks.add", "schedule": crontab(minute="*/15"), "args": (16, 16)},
+    "dawn": {"task": "tasks.sun", "schedule": solar("sunrise", -37.8, 144.9)},
+}
+"""
+
+
+def test_a_crontab_becomes_schedules_of_commands_that_have_to_be_registered() -> None:
+    found = read_crontab(CRONTAB)
+    assert [(one.name, one.specs, one.zone, one.target) for one in found.definitions] == [
+        ("backup", ("0 3 * * *",), "UTC", "command:backup"),
+        ("find-tmp--mtime-3-xargs-rm", ("@daily",), "Europe/Berlin", "command:find-tmp--mtime-3-xargs-rm"),
+        ("echo-a-b", ("30 4 1,15 * MON",), "Europe/Berlin", "command:echo-a-b"),
+        ("backup-2", ("0 5 * * *",), "Europe/Berlin", "command:backup-2"),
+    ]
+    assert found.commands["backup"] == ["/usr/local/bin/backup", "--all"]
+    assert found.commands["find-tmp--mtime-3-xargs-rm"] == ["/bin/sh", "-c", "find /tmp -mtime +3 | xargs rm"]
+    assert [problem.partition(":")[0] for problem in found.problems] == ["line 8", "line 9", "line 11"]
+    assert "@reboot" in found.problems[0]
+    assert "minute" in found.problems[1]
+
+
+def test_a_system_crontab_names_users() -> None:
+    found = read_crontab("17 * * * * root run-parts /etc/cron.hourly\n", system=True)
+    assert found.commands == {"run-parts": ["run-parts", "/etc/cron.hourly"]}
+    assert "ran as root" in found.problems[0]
+
+
+def test_a_beat_schedule_is_read_from_python_without_running_it() -> None:
+    found = read_celery(BEAT, zone="Europe/Paris")
+    assert [(one.name, one.specs, one.zone, one.target) for one in found.definitions] == [
+        ("add-every-30-seconds", ("@every 30000ms",), "UTC", "queue:celery/tasks.add"),
+        ("monday", ("30 7 * * 1",), "Europe/Paris", "queue:reports/tasks.report"),
+        ("often", ("@every 300000ms",), "UTC", "queue:celery/tasks.tick"),
+        ("places", ("*/15 * * * *",), "Europe/Paris", "queue:celery/tasks.add"),
+    ]
+    assert json.loads(found.definitions[0].payload) == {"x": 1, "y": 2}
+    assert json.loads(found.definitions[3].payload) == {"args": [16, 16]}
+    assert [problem.partition(":")[0] for problem in found.problems] == ["places", "dawn"]
+
+
+def test_a_beat_schedule_is_read_from_json() -> None:
+    entry = {"task": "t", "schedule": {"__type__": "crontab", "minute": "0", "hour": "*/2"}}
+    found = read_celery(json.dumps({"beat_schedule": {"a": entry, "b": {"task": "t"}}}))
+    assert [one.specs for one in found.definitions] == [("0 */2 * * *",)]
+    assert len(found.problems) == 1
+
+
+def test_redbeat_keys_become_schedules() -> None:
+    crontab = {
+        "__type__": "crontab",
+        "minute": "5",
+        "hour": "*",
+        "day_of_week": "*",
+        "day_of_month": "*",
+        "month_of_year": "*",
+    }
+    interval = {"__type__": "interval", "every": 60, "relative": False}
+    rows = {
+        "redbeat:a": {"name": "a", "task": "t.a", "schedule": crontab, "kwargs": {"k": 1}, "enabled": True},
+        "redbeat:b": {"name": "b", "task": "t.b", "schedule": interval, "options": {"queue": "q"}},
+        "redbeat:off": {"name": "off", "task": "t.c", "schedule": interval, "enabled": False},
+    }
+    found = read_redbeat({key: json.dumps(row) for key, row in rows.items()} | {"redbeat::lock": "no json"})
+    assert [(one.name, one.specs, one.target) for one in found.definitions] == [
+        ("a", ("5 * * * *",), "queue:celery/t.a"),
+        ("b", ("@every 60000ms",), "queue:q/t.b"),
+    ]
+    assert len(found.problems) == 2
+
+
+def test_what_was_found_can_be_written_as_a_file_and_read_again() -> None:
+    for found in (read_crontab(CRONTAB), read_celery(BEAT)):
+        again = read_table(tomllib.loads(to_toml(found)), "a file", "")
+        assert [(one.name, one.specs, one.zone, one.target, one.payload) for one in again] == [
+            (one.name, one.specs, one.zone, one.target, one.payload) for one in found.definitions
+        ]
