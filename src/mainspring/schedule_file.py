@@ -84,9 +84,8 @@ async def plan(schedules: Schedules, wanted: Iterable[Definition], source: str, 
         action: Action = "change" if different or there.definition.source != source else "same"
         steps.append(Step(definition.name, action, different, kept))
     if prune:
-        async for view in schedules.all():
-            if view.definition.source == source and view.name not in names:
-                steps.append(Step(view.name, "remove", {}))
+        gone = [view.name async for view in schedules.all() if view.definition.source == source]
+        steps += [Step(name, "remove", {}) for name in gone if name not in names]
     return steps
 
 

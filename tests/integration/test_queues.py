@@ -346,3 +346,13 @@ async def test_a_full_server_still_hands_off_and_ends(client: Client, ticker: Ti
     finally:
         for link in ticker.store.links.all():
             await link.pipeline([("CONFIG", "SET", "maxmemory", "0")])
+
+
+async def test_a_stream_without_its_group_does_not_keep_others_from_being_taken(ticker: Ticker, store: Store) -> None:
+    for keys in store.keys.partitions:
+        await store.run_one(keys.slot, [("XADD", keys.queue("strange"), "*", "e", "x")])
+    await queued(ticker, "x")
+    worker = HandWorker(store, queues=("strange", QUEUE))
+    assert values(await worker.take()) == [b'"x"']
+    for keys in store.keys.partitions:
+        await store.run_one(keys.slot, [("DEL", keys.queue("strange"))])

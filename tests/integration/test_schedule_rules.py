@@ -247,3 +247,26 @@ async def test_a_fixed_delay_counts_from_the_end_of_the_run(ticker: Ticker, clie
     assert slow.begun == [1, 4]
     assert (await view_of(client, "job")).not_run == {}
     await ticker.turn()
+
+
+# -- held back ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rule", "ran"), [("coalesce", [5]), ("all", [1, 2, 3, 4, 5]), ("skip", [])])
+async def test_runs_that_a_paused_target_held_back_follow_the_misfire_rule(
+    ticker: Ticker, client: Client, rule: str, ran: list[int]
+) -> None:
+    await client.schedules.add("job", every="1m", target="log:", misfire=rule, overlap="allow", grace="10s")
+    await client.pause(target="log:")
+    assert await ticker.advance(minutes=5.5) == []
+    await client.resume(target="log:")
+    assert minutes(await ticker.turn()) == ran
+    assert minutes(await ticker.advance(minutes=1))[-1] == 6
+
+
+async def test_a_paused_target_that_drops_does_not_end_a_schedule(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("job", every="1m", target="log:", grace="10s")
+    await client.pause(target="log:", mode="drop")
+    assert await ticker.advance(minutes=3.5) == []
+    await client.resume(target="log:")
+    assert minutes(await ticker.advance(minutes=2))[-1] == 5

@@ -86,11 +86,33 @@ async def test_a_lane_that_waits_for_nobody_goes_on(ticker: Ticker) -> None:
     store = ticker.store
     keys = home(store, "a")
     await raw(store, keys.number, "HSET", keys.held, "a", os.urandom(16))
-    await ticker.client.put("log:", "x", after="1s", lane="a")
-    assert await ticker.advance(seconds=5) == []
     assert await found(store) == {"held-lane": 1}
     await repaired(store)
-    assert [one.value() for one in await ticker.turn()] == ["x"], "the owner has read again"
+    assert await raw(store, keys.number, "HLEN", keys.held) == 0
+
+
+async def test_an_owner_frees_a_lane_that_waits_for_nobody_by_itself(ticker: Ticker) -> None:
+    store = ticker.store
+    keys = home(store, "a")
+    await raw(store, keys.number, "HSET", keys.held, "a", os.urandom(16))
+    await ticker.client.put("log:", "x", after="1s", lane="a")
+    assert [one.value() for one in await ticker.advance(seconds=5)] == ["x"]
+    assert await raw(store, keys.number, "HLEN", keys.held) == 0
+
+
+async def test_a_record_of_held_work_that_nobody_can_read_is_removed(ticker: Ticker) -> None:
+    store = ticker.store
+    keys = home(store, "a")
+    await ticker.client.pause(lane="a")
+    await ticker.client.put("log:", "x", after="1s", lane="a")
+    await ticker.advance(seconds=5)
+    assert await found(store) == {}
+    [name] = await raw(store, keys.number, "HKEYS", keys.holds)
+    await raw(store, keys.number, "HSET", keys.holds, name, "nonsense", "no name of a slice", "")
+    assert await found(store) == {"hold-record": 2}
+    await repaired(store)
+    await ticker.client.resume(lane="a")
+    assert [one.value() for one in await ticker.turn()] == ["x"]
 
 
 async def test_a_lane_whose_head_waits_for_its_retry_or_was_cancelled_is_in_order(ticker: Ticker) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import sys
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -280,6 +281,32 @@ async def test_many_jobs_run_at_once_and_never_more_than_allowed(place: Place) -
     await place.settled()
     assert most == 8
     assert worker.hands.ended == 200
+
+
+async def test_a_handler_that_ends_the_program_ends_its_task_only(place: Place) -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    def leave_in_thread() -> None:
+        sys.exit(3)
+
+    async def cancel_itself() -> None:
+        raise asyncio.CancelledError
+
+    options: Any = {"queue": "q", "retries": 0, "result_ttl": "1m"}
+    works = (Handler(leave, **options), Handler(leave_in_thread, **options), Handler(cancel_itself, **options))
+    worker = await place.worker(*works, concurrency=2)
+    for name, said in (
+        ("leave", "SystemExit: 3"),
+        ("leave_in_thread", "SystemExit: 3"),
+        ("cancel_itself", "Cancelled"),
+    ):
+        for _ in range(3):
+            handle = await place.client.put(f"queue:q/{name}")
+            with pytest.raises(TaskFailed, match=said):
+                await handle.result(timeout=60)
+    assert worker.crashed is None
+    assert not worker.hands.runs
 
 
 async def test_an_unknown_handler_is_no_reason_to_lose_a_task(place: Place) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mainspring import Context
+from mainspring.model.rate import Limit
 from mainspring.model.task import Task
 from mainspring.store import queue
 from mainspring.testing.faults import bad_road, calls
@@ -76,6 +77,28 @@ async def test_strict_queues_are_served_in_order(place: Place) -> None:
     await place.worker(*works, queues="urgent,later", strict=True, concurrency=1)
     await place.settled()
     assert order == ["urgent"] * 100 + ["later"] * 100
+
+
+async def test_a_strict_queue_that_has_reached_its_limit_lets_the_next_one_go_on(place: Place) -> None:
+    gate = asyncio.Event()
+    ran: list[str] = []
+
+    async def urgent() -> None:
+        await gate.wait()
+        ran.append("urgent")
+
+    async def later() -> None:
+        ran.append("later")
+
+    for name in ("urgent", "later"):
+        await place.client.put_many(Task(f"queue:{name}/{name}", None) for _ in range(3))
+    await queued(place, 6)
+    works = (Handler(urgent, queue="urgent"), Handler(later, queue="later"))
+    await place.worker(*works, queues="urgent,later", strict=True, slots={"urgent": Limit(concurrency=1)})
+    await until(lambda: ran == ["later"] * 3)
+    gate.set()
+    await place.settled()
+    assert ran == ["later"] * 3 + ["urgent"] * 3
 
 
 async def test_workers_share_and_no_task_runs_twice(place: Place) -> None:
@@ -190,6 +213,27 @@ async def test_a_clean_stop_finishes_what_runs_and_gives_back_what_does_not(plac
     await place.settled()
     assert sorted(running) == [str(n) for n in range(6)]
     assert second.hands.ended == 4
+
+
+async def test_what_was_taken_ahead_and_cannot_begin_goes_to_who_is_free(place: Place) -> None:
+    running: list[str] = []
+    go = asyncio.Event()
+
+    async def work(n: str) -> None:
+        running.append(n)
+        await go.wait()
+
+    works = [Handler(work, queue="q")]
+    busy = await place.worker(*works, concurrency=1)
+    busy.hands.rate = 10_000
+    await place.client.put_many(Task("queue:q/work", {"n": str(n)}) for n in range(6))
+    await until(lambda: len(busy.hands.runs) > 1)
+    await place.worker(*works, concurrency=8)
+    await until(lambda: len(running) == 6)
+    assert len(busy.hands.runs) == 1
+    go.set()
+    await place.settled()
+    assert sorted(running) == [str(n) for n in range(6)]
 
 
 async def test_what_does_not_end_in_time_is_given_back_and_is_no_failed_attempt(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""The fields of a schedule as they are posted."""
+"""Schedules as they are posted and answered."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..model.errors import InvalidInput
+from ..model.schedule import PauseMode
 from ..model.times import instant_ms
 from ..schedules import OnExisting
 from .new_task import Moment
@@ -58,6 +59,88 @@ class NewSchedule(Fields, forbid_unknown_fields=True, kw_only=True):
 
     name: str
     on_conflict: OnExisting = "reject"
+
+
+class ListSchedules(msgspec.Struct, frozen=True):
+    limit: int = 50
+    cursor: str | None = None
+
+
+class Schedule(msgspec.Struct):
+    """A schedule: its definition, its next three runs, its last ones. Times are ISO 8601 in its own zone."""
+
+    name: str
+    state: str
+    generation: int
+    specs: list[str]
+    timezone: str
+    target: str
+    next: list[str]
+    runs: int
+    not_run: dict[str, int]
+    last_runs: list[dict[str, Any]]
+    running_since: str | None
+    changed: dict[str, Any]
+    payload: Any = None
+
+
+class ScheduleList(msgspec.Struct):
+    """In no order; `next` is the cursor of the next page, null at the end."""
+
+    schedules: list[Schedule]
+    next: str | None
+
+
+class Edit(Fields, forbid_unknown_fields=True):
+    """What is left out stays. With `generation` it is a conflict if somebody else has edited it since that one."""
+
+    generation: int | None = None
+
+
+class PauseBody(msgspec.Struct, forbid_unknown_fields=True, rename={"for_": "for"}):
+    """`drop` leaves out what falls into the pause; with `hold` the misfire rule decides at its end."""
+
+    reason: str = ""
+    until: Moment | None = None
+    for_: str | None = None
+    mode: PauseMode = "drop"
+
+
+class Trigger(msgspec.Struct, forbid_unknown_fields=True):
+    after: str | None = None
+
+
+class Backfill(msgspec.Struct, forbid_unknown_fields=True):
+    """What was planned in [start, end) and has passed; `rate` is runs a second."""
+
+    start: Moment
+    end: Moment
+    rate: float | None = None
+    dry_run: bool = False
+
+
+class Rollback(msgspec.Struct, forbid_unknown_fields=True):
+    """To this former revision; the last one when none is given."""
+
+    generation: int | None = None
+
+
+class Removed(msgspec.Struct):
+    name: str
+    outcome: str
+
+
+class Runs(msgspec.Struct):
+    """The next runs in the schedule's zone, and what is probably not meant."""
+
+    runs: list[str]
+    warnings: list[str]
+
+
+class History(msgspec.Struct):
+    """The present revision first."""
+
+    revisions: list[dict[str, Any]]
 
 
 def given(body: Times, leave: tuple[str, ...] = ()) -> dict[str, Any]:

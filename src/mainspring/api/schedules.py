@@ -5,7 +5,6 @@ from typing import Any, Final
 import msgspec
 
 from ..model.lint import lint
-from ..model.schedule import PauseMode
 from ..model.schedule_input import define
 from ..model.schedule_view import Backfilled, ScheduleView, written
 from ..model.zone import zone
@@ -13,95 +12,30 @@ from ..schedules import OnExisting
 from .asgi import Answer, answer
 from .call import Call, no_such
 from .idempotency import once
-from .new_task import Moment, Put
+from .new_task import Put
 from .problems import Problem
 from .routes import Route
-from .schedule_body import Fields, NewSchedule, Preview, given, instant
+from .schedule_body import (
+    Backfill,
+    Edit,
+    Fields,
+    History,
+    ListSchedules,
+    NewSchedule,
+    PauseBody,
+    Preview,
+    Removed,
+    Rollback,
+    Runs,
+    Schedule,
+    ScheduleList,
+    Trigger,
+    given,
+    instant,
+)
 from .targets import bare
 
 MOST_RUNS: Final = 1_000
-
-
-class ListSchedules(msgspec.Struct, frozen=True):
-    limit: int = 50
-    cursor: str | None = None
-
-
-class Schedule(msgspec.Struct):
-    """A schedule: its definition, its next three runs, its last ones. Times are ISO 8601 in its own zone."""
-
-    name: str
-    state: str
-    generation: int
-    specs: list[str]
-    timezone: str
-    target: str
-    next: list[str]
-    runs: int
-    not_run: dict[str, int]
-    last_runs: list[dict[str, Any]]
-    running_since: str | None
-    changed: dict[str, Any]
-    payload: Any = None
-
-
-class ScheduleList(msgspec.Struct):
-    """In no order; `next` is the cursor of the next page, null at the end."""
-
-    schedules: list[Schedule]
-    next: str | None
-
-
-class Edit(Fields, forbid_unknown_fields=True):
-    """What is left out stays. With `generation` it is a conflict if somebody else has edited it since that one."""
-
-    generation: int | None = None
-
-
-class PauseBody(msgspec.Struct, forbid_unknown_fields=True, rename={"for_": "for"}):
-    """`drop` leaves out what falls into the pause; with `hold` the misfire rule decides at its end."""
-
-    reason: str = ""
-    until: Moment | None = None
-    for_: str | None = None
-    mode: PauseMode = "drop"
-
-
-class Trigger(msgspec.Struct, forbid_unknown_fields=True):
-    after: str | None = None
-
-
-class Backfill(msgspec.Struct, forbid_unknown_fields=True):
-    """What was planned in [start, end) and has passed; `rate` is runs a second."""
-
-    start: Moment
-    end: Moment
-    rate: float | None = None
-    dry_run: bool = False
-
-
-class Rollback(msgspec.Struct, forbid_unknown_fields=True):
-    """To this former revision; the last one when none is given."""
-
-    generation: int | None = None
-
-
-class Removed(msgspec.Struct):
-    name: str
-    outcome: str
-
-
-class Runs(msgspec.Struct):
-    """The next runs in the schedule's zone, and what is probably not meant."""
-
-    runs: list[str]
-    warnings: list[str]
-
-
-class History(msgspec.Struct):
-    """The present revision first."""
-
-    revisions: list[dict[str, Any]]
 
 
 # -- reading ---------------------------------------------------------------------------------------------------

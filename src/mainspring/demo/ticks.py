@@ -3,7 +3,8 @@
 import random
 import time
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import count
+from math import gcd
 from typing import Final
 
 import msgspec
@@ -11,6 +12,8 @@ import msgspec
 from .plan import Plan
 
 _PREFIX: Final = "user"
+_GOLDEN: Final = 0.618
+"""Of the items a stride: neighbours are then far apart in time."""
 
 
 class Tick(msgspec.Struct, gc=False):
@@ -24,11 +27,11 @@ class Ticks:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._random = random.Random()
-        self._items = self._walk()
         self._least_ms = min(1000, plan.within_ms // 2)
         """Not sooner: a tick that is due while it is posted says nothing about lateness."""
         self._spread_ms = plan.within_ms - self._least_ms
         self._ids = plan.ids
+        self._items = self._walk()
 
     def next(self) -> int | None:
         """The number of the next tick; None after the last."""
@@ -39,13 +42,16 @@ class Ticks:
         return (time.time_ns() // 1_000_000 + ahead_ms) * self._ids + item
 
     def _walk(self) -> Iterator[int]:
-        """Through all items in random order: once, or again and again where time is the limit.
+        """Through all items in a mixed order: once, or again and again where time is the limit.
 
         Not any item at any time: two ticks of one item in one millisecond are one tick, and the sums would not tell.
+        Strides rather than a shuffled list: the first tick must not wait for a million of them.
         """
-        items = list(range(self._plan.ids))
-        self._random.shuffle(items)
-        return iter(items) if self._plan.seconds is None else cycle(items)
+        ids = self._ids
+        stride = next(step for step in count(int(ids * _GOLDEN) or 1) if gcd(step, ids) == 1)
+        start = self._random.randrange(ids)
+        turns = range(ids) if self._plan.seconds is None else count()
+        return ((start + turn * stride) % ids for turn in turns)
 
 
 def text_of(number: int, ids: int) -> bytes:

@@ -27,8 +27,8 @@ TICK_TASKS: Final = 8_192
 BITE_TASKS: Final = 4_096
 """Tasks a partition begins at most in one tick."""
 
-HELD_COST: Final = 4
-"""A task that is held back costs the loop as much time as so many that leave."""
+SPILL_TASKS: Final = 1_000
+"""Tasks that a tick moves into hold slices at most: others would wait for the server to do more."""
 
 COMMIT_WAIT_S: Final = 0.05
 """Commits ride with a begin after this long, or go alone when nothing is due: few calls, few repeats at a crash."""
@@ -93,6 +93,7 @@ class Dispatcher:
         self._read_again = read_again
         self._room_made = room_made
         self._last_served = -1
+        self._last_spilled = -1
         self.pace = Pace()
         self.ask_planner: Callable[[], None] = _nobody_plans
         """An occurrence of a schedule is due and cannot begin yet; the engine sets it."""
@@ -115,7 +116,7 @@ class Dispatcher:
             if one.has_outcomes:
                 wait_s = 0.0
             if not one.closing:
-                if one.lanes.stirred or one.chains.ready:
+                if one.lanes.stirred or one.chains.ready or one.held_work.aside.count:
                     wait_s = 0.0
                 soonest_ms = min(soonest_ms, one.soonest_ms)
             dirty_since = min(dirty_since, one.dirty_since)
@@ -135,10 +136,10 @@ class Dispatcher:
             commit = now_s >= partition.dirty_since + COMMIT_WAIT_S and not partition.has_outcomes
             if limit <= 0 and not commit:
                 continue
-            moving = partition.held_work.moving
+            aside = partition.held_work.aside.count
             begun = partition.begin(now_ms, limit, commit=commit)
-            if partition.held_work.moving > moving:
-                room -= HELD_COST * (partition.held_work.moving - moving)
+            if partition.held_work.aside.count > aside:
+                room -= partition.held_work.aside.count - aside
                 self._last_served = partition.number
             self._deliveries.bury_damaged(partition)
             if partition.chains.asks:
@@ -149,6 +150,7 @@ class Dispatcher:
                 if begun.flights:
                     room -= len(begun.flights)
                     self._last_served = partition.number
+        self._spill(now_ms)
         if not all_begun:
             return 0
         answers = await fire.tick(self._store, [begun.section for _, begun in all_begun])
@@ -157,6 +159,17 @@ class Dispatcher:
         self._deliveries.start(flights)
         self._room_made()
         return len(flights)
+
+    def _spill(self, now_ms: int) -> None:
+        """What was held back is moved away a little at a time, by turns."""
+        some = [one for one in self._owned.values() if one.held_work.aside.count and not one.closing]
+        most = SPILL_TASKS
+        for partition in sorted(some, key=lambda one: (one.number <= self._last_spilled, one.number)):
+            if most <= 0:
+                break
+            most -= partition.held_work.spill_aside(most, now_ms)
+            partition.survey()
+            self._last_spilled = partition.number
 
     def _in_turn(self, now_ms: int, now_s: float) -> list[Partition]:
         """Partitions with something to do, going on after the one served last.

@@ -166,6 +166,7 @@ class Engine:
         try:
             async with asyncio.timeout(self.options.shutdown_timeout_s):
                 await self._drain()
+                await self.planner.flush()
         except (TimeoutError, StoreError) as error:
             clean = False
             why = error if isinstance(error, StoreError) else "shutdown_timeout is over"

@@ -9,6 +9,7 @@ import msgspec
 from ..model.hold import CATCH_UP, LANE, PARKED, RETRY, HoldRecord
 from ..store.holds import Inherited
 from ..store.keys import Slice
+from .aside import Aside
 from .flight import Flight
 from .holds import Gates, Hold, Holds, Taken
 from .live import LiveSlice
@@ -40,15 +41,11 @@ class HeldWork:
     def __init__(self, gates: Gates) -> None:
         self.gates = gates
         self.holds = Holds()
+        self.aside = Aside(gates)
 
     @property
     def has_outcomes(self) -> bool:
         return self.holds.has_outcomes
-
-    @property
-    def moving(self) -> int:
-        """How many are on their way into hold slices."""
-        return self.holds.moving
 
     def take_moves(self, most: int) -> Taken:
         return self.holds.take_moves(most)
@@ -68,7 +65,7 @@ class HeldWork:
         leaving = []
         # Who was refused once is refused for the rest of this call; there may be thousands.
         refused: dict[str, str] = {}
-        overdue_ms, holds = -inf, dict[str, Hold]()
+        overdue_ms = -inf
         for flight in flights:
             target, due_ms = flight.body.target, _due_ms(flight)
             if target not in governed or flight.live.to_redo(flight.index):
@@ -82,17 +79,27 @@ class HeldWork:
                 overdue_ms = max(overdue_ms, due_ms)
             else:
                 refused[target] = key
-            if key not in holds:
-                holds[key] = self._hold_of(key, now_ms)
-            self._hold_back(flight, holds[key])
+            self._hold_back(flight, key, now_ms)
         return leaving
 
-    def _hold_back(self, flight: Flight, hold: Hold) -> None:
-        if hold.live is not flight.live:
-            self.holds.move(flight, hold)
-        elif hold.open:
+    def _hold_back(self, flight: Flight, key: str, now_ms: int) -> None:
+        own = self.holds.by_key.get(key)
+        if own is None or own.live is not flight.live:
+            self.aside.add(key, flight)
+        elif own.open and self._hold_of(key, now_ms).open:
             flight.live.put_back([flight.key])
         # Else it was let go when its hold closed, and stays where it is.
+
+    def spill_aside(self, most: int, now_ms: int) -> int:
+        """Move some of those that stepped aside into hold slices, with the next commit."""
+
+        def move(key: str, flights: list[Flight]) -> None:
+            hold = self._hold_of(key, now_ms) if flights else None
+            for flight in flights:
+                if hold is not None:
+                    self.holds.move(flight, hold)
+
+        return self.aside.take(most, move)
 
     def _hold_of(self, key: str, now_ms: int) -> Hold:
         why = self.gates.why(key)
@@ -133,10 +140,11 @@ class HeldWork:
 
     def spill_lane(self, lane: str, now_ms: int) -> None:
         hold = self.holds.of_lane(lane)
-        own = None if hold is None else hold.live
-        behind = self.lanes.number_behind(lane, own)
+        if hold is not None and hold.closing:
+            hold = None  # all that was in its slice is done
+        behind = self.lanes.number_behind(lane, None if hold is None else hold.live)
         if not self.lanes.is_closed(lane):
-            if hold is not None and not hold.closing and behind > FEW_BEHIND:
+            if hold is not None and behind > FEW_BEHIND:
                 # They come faster than those before them leave. There they keep their order.
                 self._move_behind(lane, hold)
             return

@@ -182,10 +182,6 @@ class Holds:
         """There is, or was, such a slice."""
         self._latest_ms = max(self._latest_ms, place.since_ms)
 
-    @property
-    def moving(self) -> int:
-        return len(self._moves)
-
     def take_moves(self, most: int) -> "Taken":
         """Some of those on the way, settled in their slices; less those whose slice is read anew."""
         some, self._moves = self._moves[:most], self._moves[most:]

@@ -114,7 +114,7 @@ class Partition:
 
     @property
     def waiting(self) -> int:
-        return sum(live.waiting for live in self.slices.values())
+        return sum(live.waiting for live in self.slices.values()) + self.held_work.aside.count
 
     @property
     def closing(self) -> bool:

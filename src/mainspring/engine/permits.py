@@ -56,6 +56,6 @@ class Permits:
                 waits.append((valve.ask_at_ms - now_ms) / 1000)
             elif valve.breaker is not None and valve.breaker.state in ("open", "half-open"):
                 waits.append((valve.breaker.next_ms - now_ms) / 1000)
-            elif valve.waits_since_ms or valve.slow_since_ms:
+            elif valve.refused or valve.slow_since_ms:
                 waits.append(SOON_S)
         return max(SOON_S / 4, min(waits))

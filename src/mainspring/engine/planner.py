@@ -180,10 +180,9 @@ class Planner:
         now_ms = self._clock.now_ms()
         moved_ms = moved_by_end(definition, link)
         late = now_ms - flight.place_ms > definition.grace_ms
-        kept = flight.live.slice.is_hold and definition.misfire_rule.word == "skip"
         if moved_ms is not None:
             plan.skip(moved_ms, link.state)
-        elif late and not plan.waited and not kept and (instead := after_misfire(definition, link, now_ms)) is not None:
+        elif late and not plan.waited and (instead := after_misfire(definition, link, now_ms)) is not None:
             missed = sum(instead[1].not_run.values()) - sum(link.state.not_run.values())
             self.not_run += missed
             log.warning("schedule %s: %d planned runs were missed, from %s on", definition.name, missed, flight.id)

@@ -45,8 +45,8 @@ class Valve:
         """Somebody was sent away for want of permits or slots."""
         self.ask_at_ms = 0
         self.renewed_ms = 0
-        self.waits_since_ms = 0
-        """Since when it has given out nothing although asked; 0 when it gives."""
+        self.refused = False
+        """Somebody was sent away since the engine was told that there is room."""
         self.slow_since_ms = 0
         self._landed = 0
         self._measured_ms = 0
@@ -67,10 +67,7 @@ class Valve:
             room = min(room, allowed)
         if self.slow_since_ms:
             room = min(room, max(1, most // SLOW_SHARE, int(self._per_s)) - self.in_flight - self.reserved)
-        if room > 0:
-            self.waits_since_ms = 0
-        elif not self.waits_since_ms:
-            self.waits_since_ms = now_ms
+        self.refused = self.refused or room < 1
         return int(min(max(0, room), 1 << 30))
 
     def _allowed(self) -> float:

@@ -235,8 +235,9 @@ class Valves:
                                 valve.in_flight)  # fmt: skip
                 self._look_at(valve)
         for valve in self.bounded:
-            waited, valve.tickets = valve.waits_since_ms > 0, 0
-            if valve.room(now_ms, most) > 0 and waited:
+            valve.tickets = 0
+            if valve.refused and valve.room(now_ms, most) > 0:
+                valve.refused = False
                 self._around.flow()
             if valve is not self.catch_up:
                 self._look_at(valve)

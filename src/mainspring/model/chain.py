@@ -39,7 +39,8 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
-    "last": "l", "last_ms": "p", "began_ms": "b", "runs": "n", "not_run": "m", "recent": "r", "history": "h", "cuts": "c",
+    "last": "l", "last_ms": "p", "began_ms": "b", "runs": "n", "not_run": "m", "recent": "r", "history": "h",
+    "cuts": "c",
 }):  # fmt: skip
     """What the chain remembers of itself."""
 

@@ -1,4 +1,4 @@
-"""Schedules of other programs, read into ours: crontab files, Celery beat dicts, RedBeat keys. Pure: texts are given."""
+"""Schedules of other programs, read into ours: crontab files, Celery beat dicts, RedBeat keys. Texts are given."""
 
 import ast
 import json

@@ -2,6 +2,7 @@
 
 import re
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -171,7 +172,7 @@ def _check_worst_case(definition: Definition, now_ms: int) -> None:
 def shortest_interval_ms(definition: Definition, now_ms: int) -> int | None:
     """Between the next runs; None when there are less than two."""
     runs = definition.next_runs(now_ms, _SAMPLE)
-    return min((later - earlier for earlier, later in zip(runs, runs[1:], strict=False)), default=None)
+    return min((later - earlier for earlier, later in pairwise(runs)), default=None)
 
 
 BOOKKEEPING: Final = frozenset({"generation", "by", "at_ms", "tz_version", "note", "source", "anchor_ms"})

@@ -1,6 +1,6 @@
 """Schedules as people write them: from arguments, from tables of a file, and what an edit changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypedDict, get_type_hints
 
 import msgspec
@@ -46,13 +46,6 @@ class ScheduleFields(TypedDict, total=False):
 
 FIELDS: Final = frozenset(get_type_hints(ScheduleFields))
 _TIMES: Final = ("cron", "every", "after_end")
-_PLAIN: Final = {
-    "target": "target", "timezone": "zone", "max_runs": "max_runs", "dst_gap": "gap", "dst_overlap": "dst_overlap",
-    "lane": "lane", "misfire": "misfire", "overlap": "overlap", "note": "note", "by": "by", "source": "source",
-}  # fmt: skip
-_SPANS: Final = {"timeout": "timeout_ms", "grace": "grace_ms", "jitter": "jitter_ms", "spread": "spread_ms"}
-_INSTANTS: Final = {"start": "start_ms", "end": "end_ms"}
-_ZERO_WHEN_NONE: Final = ("jitter_ms", "spread_ms")
 
 
 def read_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,25 +53,25 @@ def read_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     unknown = set(fields) - FIELDS
     if unknown:
         raise InvalidInput(f"schedule {name!r}: unknown {', '.join(sorted(unknown))}{_near(unknown)}")
-    found: dict[str, Any] = {ours: fields[field] for field, ours in _PLAIN.items() if field in fields}
-    for field, ours in _SPANS.items():
-        if field in fields:
-            found[ours] = None if fields[field] is None else delay_ms(fields[field], field=field)
-    for ours in _ZERO_WHEN_NONE:
-        if found.get(ours, 0) is None:
-            found[ours] = 0
-    for field, ours in _INSTANTS.items():
-        if field in fields:
-            found[ours] = None if fields[field] is None else instant_ms(fields[field], field=field)
+    found: dict[str, Any] = {}
+    for field, value in fields.items():
+        if field in _READERS:
+            ours, read = _READERS[field]
+            found[ours] = read(name, field, value)
     if any(field in fields for field in _TIMES):
         found["specs"] = _specs(name, fields)
-    if "exclude" in fields:
-        found["exclude"] = _texts(fields["exclude"] or ())
-    if "retry" in fields:
-        found["retry"] = _retry(fields["retry"])
     if "payload" in fields:
         found["payload"], found["raw"] = _payload(name, fields["payload"])
     return found
+
+
+def _plain(name: str, field: str, value: Any) -> Any:
+    kind: type = int if field == "max_runs" else str
+    may_be_none = field in ("max_runs", "lane")
+    if (value is None and may_be_none) or (isinstance(value, kind) and not isinstance(value, bool)):
+        return value
+    wanted = "a whole number" if kind is int else "a text"
+    raise InvalidInput(f"schedule {name!r}: {field} is a {type(value).__name__}; give {wanted}")
 
 
 def define(name: str, **fields: Any) -> Definition:
@@ -91,8 +84,12 @@ def define(name: str, **fields: Any) -> Definition:
     return Definition(name=name, **found)
 
 
-def _texts(value: str | Sequence[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+def _texts(name: str, field: str, value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidInput(f"schedule {name!r}: {field} is a {type(text).__name__}; give a text, or several")
+    return texts
 
 
 def _specs(name: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
@@ -100,13 +97,11 @@ def _specs(name: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
     spans = [every] if isinstance(every, str) or not isinstance(every, Sequence) else list(every)
     after_end = fields.get("after_end")
     specs = [
-        *_texts(fields.get("cron") or ()),
+        *_texts(name, "cron", fields.get("cron") or ()),
         *(f"@every {_span(span, 'every')}" for span in spans),
         *([f"{AFTER_END} {_span(after_end, 'after_end')}"] if after_end is not None else ()),
     ]
     for text in specs:
-        if not isinstance(text, str):
-            raise InvalidInput(f"schedule {name!r}: cron is a {type(text).__name__}; give a text such as '0 2 * * *'")
         read_spec(text, name, 0)
     return tuple(" ".join(text.split()) for text in specs)
 
@@ -117,10 +112,26 @@ def _span(span: Delay, field: str) -> str:
     return span.strip() if isinstance(span, str) else f"{ms}ms"
 
 
-def _retry(retry: RetryPolicy | str | Mapping[str, Any] | None) -> str | None:
+def _retry(_name: str, _field: str, retry: RetryPolicy | str | Mapping[str, Any] | None) -> str | None:
     if retry is None:
         return None
     return retry_line(RetryPolicy.read(retry) if isinstance(retry, Mapping) else retry)
+
+
+def _span_ms(_name: str, field: str, value: Delay | None) -> int | None:
+    return None if value is None else delay_ms(value, field=field)
+
+
+def _span_or_zero(_name: str, field: str, value: Delay | None) -> int:
+    return 0 if value is None else delay_ms(value, field=field)
+
+
+def _instant(_name: str, field: str, value: When | None) -> int | None:
+    return None if value is None else instant_ms(value, field=field)
+
+
+def _exclude(name: str, field: str, value: Any) -> tuple[str, ...]:
+    return _texts(name, field, value or ())
 
 
 def _payload(name: str, payload: Any) -> tuple[bytes, bool]:
@@ -139,3 +150,20 @@ def _near(unknown: set[str]) -> str:
 
     near = [match for field in sorted(unknown) for match in get_close_matches(field, sorted(FIELDS), n=1)]
     return f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(sorted(FIELDS))}"
+
+
+_READERS: Final[dict[str, tuple[str, Callable[[str, str, Any], Any]]]] = {
+    **{field: (field, _plain) for field in ("target", "max_runs", "dst_overlap", "lane", "misfire", "overlap")},
+    **{field: (field, _plain) for field in ("note", "by", "source")},
+    "timezone": ("zone", _plain),
+    "dst_gap": ("gap", _plain),
+    "timeout": ("timeout_ms", _span_ms),
+    "grace": ("grace_ms", _span_or_zero),
+    "jitter": ("jitter_ms", _span_or_zero),
+    "spread": ("spread_ms", _span_or_zero),
+    "start": ("start_ms", _instant),
+    "end": ("end_ms", _instant),
+    "exclude": ("exclude", _exclude),
+    "retry": ("retry", _retry),
+}
+"""Field -> what a Definition calls it, and how it is read."""

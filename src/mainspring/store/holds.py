@@ -47,12 +47,13 @@ async def inherit(store: Store, partition: int) -> Inherited:
         ],
     )
     heads = {held[i].decode(): Head.unpack(held[i + 1]) for i in range(0, len(held), 2)}
-    known = {records[i].decode(): HoldRecord.decode(records[i + 1]) for i in range(0, len(records), 2)}
-    slices = {place: known.pop(place.name, None) for place in map(Slice.parse, reversed(names))}
-    ended = {name: record.ended_ms if record else 0 for name, record in known.items()}
+    known = {records[i].decode(errors="replace"): HoldRecord.decode(records[i + 1]) for i in range(0, len(records), 2)}
+    places = [_hold_slice(name.decode(errors="replace")) for name in reversed(names)]
+    slices = {place: known.pop(place.name, None) for place in places if place is not None}
+    ended = {name: record.ended_ms if record else 0 for name, record in known.items() if _hold_slice(name)}
     waiting = [record.lane for record in slices.values() if record is not None and record.lane in heads]
-    places = await look_up(store, [(partition, heads[lane].idh) for lane in waiting if lane is not None])
-    inside = {lane for lane, at in zip(waiting, places, strict=True) if lane and at is not None and at.slice.is_hold}
+    found = await look_up(store, [(partition, heads[lane].idh) for lane in waiting if lane is not None])
+    inside = {lane for lane, at in zip(waiting, found, strict=True) if lane and at is not None and at.slice.is_hold}
     return Inherited(heads, slices, ended, inside)
 
 
@@ -61,6 +62,15 @@ async def record_of(store: Store, partition: int, place: Slice) -> HoldRecord | 
     keys = store.keys.partitions[partition]
     [raw] = await store.run_one(keys.slot, [("HGET", keys.holds, place.name)])
     return None if raw is None else HoldRecord.decode(raw)
+
+
+def _hold_slice(name: str) -> Slice | None:
+    """None for what is no hold slice's name: `mainspring verify` tells of it."""
+    try:
+        place = Slice.parse(name)
+    except ValueError:
+        return None
+    return place if place.is_hold and place.is_well_formed else None
 
 
 async def scores(store: Store, wanted: Mapping[int, Sequence[Slice]]) -> dict[int, list[float | None] | StoreError]:

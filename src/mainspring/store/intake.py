@@ -42,7 +42,8 @@ class Plain(NamedTuple):
     where: tuple[int, Slice, int]
 
 
-_plain: Final = Plain._make
+_new: Final = tuple.__new__
+"""Makes a named tuple without the call in between."""
 
 
 class Named(NamedTuple):
@@ -127,7 +128,8 @@ class Intake:
             rows.append(b"".join((_OFFSETS[offset], idh, head, BIN8[size] if size < 256 else bin_head(size), data)))
             batch.rows.size += 1
             if items:
-                batch.items.append(_plain((idh, due_ms, due_ms < now_ms, (partition, place, len(rows) - 1))))
+                where = (partition, place, len(rows) - 1)
+                batch.items.append(_new(Plain, (idh, due_ms, due_ms < now_ms, where)))
         return batch
 
     def _take_named(

@@ -182,13 +182,11 @@ class AddressTexts:
     """The addresses of rows that were put, as ids carry them. Those of one slice differ in their end only."""
 
     def __init__(self, places: Places) -> None:
-        self._places = places
-        self._begun: dict[tuple[int, Slice], tuple[str, int]] = {}
+        self._begun: dict[tuple[int, Slice], tuple[str, int]] = {
+            (partition, place): (Address(partition, place, r, 0).text()[:-1], first)
+            for (partition, place), (r, first) in places.items()
+        }
 
     def at(self, where: tuple[int, Slice, int]) -> str:
-        partition, place, position = where
-        begun = self._begun.get((partition, place))
-        if begun is None:
-            r, first = self._places[partition, place]
-            begun = self._begun[partition, place] = (Address(partition, place, r, 0).text()[:-1], first)
-        return begun[0] + base36(begun[1] + position)
+        begin, first = self._begun[where[:2]]
+        return begin + base36(first + where[2])

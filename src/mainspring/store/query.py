@@ -11,7 +11,7 @@ from ..model.delivery import Body
 from ..model.errors import StoreError
 from ..model.task import Count, Page, State, TaskInfo
 from .codec import FORWARD, HEADER_BYTES, INDEXED, RESENT, TOMB, TOMB_BYTES, decode, decode_payload, is_tomb
-from .keys import HOLDS_FROM_S, HOUR_MS, Address, Slice, r_of
+from .keys import HOLDS_FROM_S, HOUR_MS, Address, PartitionKeys, Slice, r_of
 from .queue_state import Queued
 from .store import Group, Store
 from .wire import Command
@@ -136,6 +136,8 @@ class _Listed(NamedTuple):
     slices: list[tuple[int, Slice, float]]
     until_ms: int | None
     rows_a_slice: float
+    holds: list[tuple[int, Slice, float]]
+    """Hold slices: of tasks that were due before and may not go out yet."""
 
 
 async def page(
@@ -149,12 +151,14 @@ async def page(
 ) -> Page:
     """Tasks in due order. Two round trips where slices hold about as much as they do on average."""
     rows: list[_Row] = []
-    held = await _held_rows(store, where.state) if from_ms <= store.clock.now_ms() else []
+    held: list[_Row] | None = [] if from_ms > store.clock.now_ms() else None
     searched, cut_ms = 0, None
     start_ms, slices_wanted = from_ms, limit + 16
     first = after or (from_ms, -1, -1, -1)
     while True:
         listed = await _list_slices(store, start_ms, to_ms, slices_wanted)
+        if held is None:
+            held = await _rows(store, listed.holds, where.state) if listed.holds else []
         chosen, until_ms = _choose(listed, start_ms, limit + 1 - len(rows))
         if until_ms is not None and until_ms <= start_ms:
             slices_wanted *= 8  # so many slices start in this one second that they did not fit
@@ -222,15 +226,18 @@ async def _list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> _
             ("ZRANGE", keys.slices, start_ms // 1000, high, "BYSCORE", "LIMIT", 0, limit, "WITHSCORES"),
             ("HMGET", keys.n, *_COUNTERS),
             ("ZCARD", keys.slices),
+            _holds_of(keys),
         ]
         groups.append((keys.slot, commands))
     found: list[tuple[int, Slice, float]] = []
+    holds: list[tuple[int, Slice, float]] = []
     until_ms: int | None = None
     pending = total = 0
     for p, result in enumerate(await store.run(groups)):
         if isinstance(result, StoreError):
             raise result
-        score, reply, counters, slices = result
+        score, reply, counters, slices, held = result
+        holds += [(p, Slice.parse(held[i]), float(held[i + 1])) for i in range(0, len(held), 2)]
         pending, total = pending + _open(counters), total + slices
         listed = [(p, Slice.parse(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
         if len(listed) == limit:
@@ -239,12 +246,12 @@ async def _list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> _
         if score is not None and hour.start_ms // 1000 < start_ms // 1000:
             listed.append((p, hour, float(score)))
         found += [one for one in listed if one[1].end_ms > start_ms]
-    return _Listed(found, until_ms, max(pending, 1) / max(total, 1))
+    return _Listed(found, until_ms, max(pending, 1) / max(total, 1), holds)
 
 
 def _choose(listed: _Listed, start_ms: int, rows_needed: int) -> tuple[list[tuple[int, Slice, float]], int | None]:
     """Whole seconds, until enough rows are to be expected in them; and up to which time nothing is left out."""
-    slices, until_ms, rows_a_slice = listed
+    slices, until_ms, rows_a_slice, _ = listed
     if until_ms is not None:
         slices = [one for one in slices if one[1].start_ms < until_ms]
     slices.sort(key=lambda one: one[1].start_ms)
@@ -284,19 +291,8 @@ async def _rows(store: Store, slices: list[tuple[int, Slice, float]], state: Lis
     return rows
 
 
-async def _held_rows(store: Store, state: ListedState) -> list[_Row]:
-    """The entries of all hold slices: their places do not say when they were due."""
-    groups: list[Group] = [
-        (keys.slot, [("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE", "WITHSCORES")])
-        for keys in store.keys.partitions
-    ]
-    slices: list[tuple[int, Slice, float]] = []
-    for p, result in enumerate(await store.run(groups)):
-        if isinstance(result, StoreError):
-            raise result
-        [reply] = result
-        slices += [(p, Slice.parse(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
-    return await _rows(store, slices, state) if slices else []
+def _holds_of(keys: PartitionKeys) -> Command:
+    return ("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE", "WITHSCORES")
 
 
 def _copies(rows: list[bytes]) -> dict[int, int]:
@@ -358,14 +354,17 @@ async def count_between(store: Store, from_ms: int, to_ms: int) -> Count:
     slices: list[tuple[int, Slice]] = []
     low, high = from_ms // 1000 - 3600, f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
     groups: list[Group] = [
-        (keys.slot, [("ZRANGE", keys.slices, low, high, "BYSCORE")]) for keys in store.keys.partitions
+        (keys.slot, [("ZRANGE", keys.slices, low, high, "BYSCORE"), _holds_of(keys)]) for keys in store.keys.partitions
     ]
+    holds: list[tuple[int, Slice, float]] = []
     for p, result in enumerate(await store.run(groups)):
         if isinstance(result, StoreError):
             raise result
-        slices += [(p, place) for name in result[0] if (place := Slice.parse(name)).end_ms > from_ms]
-    held = await _held_rows(store, "pending") if from_ms <= store.clock.now_ms() else []
-    total, exact = float(sum(from_ms <= row.place[0] < to_ms for row in held)), True
+        names, held = result
+        slices += [(p, place) for name in names if (place := Slice.parse(name)).end_ms > from_ms]
+        holds += [(p, Slice.parse(held[i]), float(held[i + 1])) for i in range(0, len(held), 2)]
+    rows = await _rows(store, holds, "pending") if holds and from_ms <= store.clock.now_ms() else []
+    total, exact = float(sum(from_ms <= row.place[0] < to_ms for row in rows)), True
     for at in range(0, len(slices), 10_000):
         some = slices[at : at + 10_000]
         for (_, place), pending in zip(some, await _pending_in(store, some), strict=True):

@@ -12,6 +12,7 @@ from .store import Store
 from .verify_books import check_books
 from .verify_count import read_partition
 from .verify_dead import check_dead_letters
+from .verify_holds import check_holds
 from .verify_index import check_index
 from .verify_keys import check_keys, check_types
 from .verify_lanes import check_lanes
@@ -22,7 +23,7 @@ from .verify_slices import check_slices
 
 __all__ = ["CHECKS", "Books", "Finding", "Repair", "Report", "verify"]
 
-CHECKS: Final = (check_index, check_lanes, check_dead_letters, check_queues, check_schedules)
+CHECKS: Final = (check_index, check_lanes, check_holds, check_dead_letters, check_queues, check_schedules)
 """What is looked at in each partition once its slices are in order. To find something new, write such a function, add
 it here, and name what it finds in `verify_report.KINDS`; a new key belongs into `verify_keys`."""
 

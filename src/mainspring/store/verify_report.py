@@ -18,6 +18,7 @@ KINDS: Final = {
     "queue-place": "a queued task whose entry is gone from its stream",
     "queue-count": "the counters of queued tasks do not say how many there are",
     "schedule-chain": "a schedule without its next occurrence, or a chain without its schedule",
+    "hold-record": "a record of held work that nobody can read",
     "dead-letter": "a dead letter without its time, or a time without its letter",
     "unknown-key": "a key of the namespace that no part of Mainspring writes",
     "wrong-type": "a key that holds another type of value than it should",

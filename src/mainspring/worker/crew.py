@@ -106,9 +106,9 @@ class Crew:
             arguments: dict[str, Any] = run.start(self._now_ms())
             run.answered(await run.work.function(**arguments))
         except asyncio.CancelledError as error:
-            if run.stopped is None:
-                raise
-            me.uncancel()
+            # Stopped from here, or by something it waited for: in both cases the run is over, and the member is not.
+            while me.cancelling():
+                me.uncancel()
             run.failed(error)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a handler raises is how its task ended
             run.failed(error)

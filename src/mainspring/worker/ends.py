@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from ..engine.failures import Failures
@@ -55,6 +55,11 @@ class Ends:
     def refuse(self, job: Job, outcome: Outcome) -> None:
         """A job that was not begun at all."""
         self._put(End(job, self._decided(job, outcome, None)))
+
+    def put_back(self, runs: Iterable[Run]) -> None:
+        """Jobs that others shall have."""
+        self.given_back += [run.job for run in runs]
+        self._wake()
 
     def _put(self, end: End) -> None:
         if not self.unsent:
@@ -121,6 +126,7 @@ class Ends:
 
     async def step(self) -> float:
         """Write what has ended. What could not be written is kept for the next step."""
+        await self.give_back()
         if not self.unsent:
             return IDLE_S
         ends, self.unsent = self.unsent, []

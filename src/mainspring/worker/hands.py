@@ -1,6 +1,7 @@
 """The jobs this worker has in hand: starts them, watches their time, stops them."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from math import inf
@@ -16,11 +17,16 @@ from .registry import Registry
 from .run import Run, Stop
 from .threads import Threads
 
+log = logging.getLogger("mainspring.worker")
+
 WATCH_S: Final = 0.05
 """How exactly timeouts are kept: one look at all runs, and nothing to set up for each."""
 
 AHEAD_S: Final = 0.1
 """Jobs are taken so long before a place for them is free, by the rate at which they end."""
+
+SURPLUS_S: Final = 1.0
+"""What was taken and not begun for so long is given back: another worker may be free."""
 
 CLOSE_S: Final = 1.0
 """For what was told to end at a stop."""
@@ -43,6 +49,7 @@ class Hands:
         memory: Memory | None = None,
         ended: Callable[[Run], None],
         refused: Callable[[Job, Outcome], None],
+        returned: Callable[[list[Run]], None],
     ) -> None:
         self._registry = registry
         self._namespace = namespace
@@ -51,6 +58,7 @@ class Hands:
         self._memory = memory
         self._ended = ended
         self._refused = refused
+        self._returned = returned
         self._crew = Crew(concurrency, clock.now_ms, self._over)
         self._threads = Threads(concurrency, clock.now_ms, self._over)
         self.runs: set[Run] = set()
@@ -105,6 +113,9 @@ class Hands:
         elif not run.started or not run.work.obeys:
             if run.started:
                 self._stuck.add(run)
+                log.warning(
+                    "%s: %s, and its thread cannot be ended: it keeps its place until it returns", run.job.id, why
+                )
             run.outcome = run.late()
             self._conclude(run)
 
@@ -120,6 +131,9 @@ class Hands:
         ended, since = self._counted
         self.rate += ((self.ended - ended) / max(now - since, 1e-3) - self.rate) / 2
         self._counted = (self.ended, now)
+        if any(not run.started and run.taken < now - SURPLUS_S for run in self.runs):
+            # Jobs have become longer than those before: what was taken ahead for them is in the wrong place.
+            self._returned(self.take_back())
         return WATCH_S
 
     def taken_before(self, then: float) -> list[Run]:

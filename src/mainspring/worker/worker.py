@@ -71,6 +71,7 @@ class Worker:
             memory=Memory(store),
             ended=self._ended,
             refused=self.ends.refuse,
+            returned=self.ends.put_back,
         )
         shares = Shares(options.queues, strict=options.strict)
         slots = Slots(store, options.name, options.slots, options.lease_s, self._queues_in_hand)
@@ -111,7 +112,7 @@ class Worker:
         """Finish what runs, give back what does not. True when nothing had to be broken off."""
         await self._take.stop()
         await self._reclaim.stop()
-        self.ends.given_back += [run.job for run in self.hands.take_back()]
+        self.ends.put_back(self.hands.take_back())
         await self._hand_back()
         clean = await self._finished_in_time()
         if not clean:

@@ -11,7 +11,8 @@ local sub = string.sub
 for q = 1, #KEYS - 1 do
   local stream, name, most = KEYS[q + 1], ARGV[q * 2], ARGV[q * 2 + 1]
   if redis.call('EXISTS', stream) == 1 then
-    local read = redis.call('XREADGROUP', 'GROUP', 'w', 'w', 'COUNT', most, 'STREAMS', stream, '>')
+    -- A stream without its group is somebody's hand in the data; it must not keep the others from being read.
+    local read = redis.pcall('XREADGROUP', 'GROUP', 'w', 'w', 'COUNT', most, 'STREAMS', stream, '>')
     local entries = read and read[1] and read[1][2] or {}
     local rest = ' ' .. name .. claim
     for i = 1, #entries do

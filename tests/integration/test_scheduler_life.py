@@ -1,0 +1,457 @@
+"""A scheduler started in the background, in an event loop and in threads: what runs, what stops, who agrees."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from mainspring import Config, Entry, Scheduler, SchedulerRunning, current
+from mainspring.client import Client
+from mainspring.model.errors import InvalidInput, MainspringError, NotFound, Unavailable
+from mainspring.sync import SyncClient
+from mainspring.testing.servers import Server, standalone, wait_until
+
+from .working import until
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with standalone() as made:
+        yield made
+
+
+_count = 0
+
+
+@pytest.fixture
+def config(server: Server) -> Config:
+    global _count
+    _count += 1
+    return Config(redis_url=server.url, namespace=f"life-{_count}", partitions=4, lease_s=2, shutdown_timeout_s=10)
+
+
+def wait_for(condition: Any, what: str) -> None:
+    wait_until(lambda: bool(condition()), what, timeout_s=PATIENCE_S)
+
+
+def check_nobody_left() -> None:
+    """No thread of ours: those of loops are joined by the stop, those of plain handlers end a moment later."""
+
+    def ours() -> list[str]:
+        return [one.name for one in threading.enumerate() if one.name.startswith("mainspring-")]
+
+    assert not [name for name in ours() if not name.startswith("mainspring-handler-")]
+    wait_for(lambda: not ours(), "the threads of handlers end")
+
+
+def test_a_started_scheduler_runs_its_schedules_and_can_be_started_again(config: Config) -> None:
+    scheduler = Scheduler(config)
+    ran: list[str] = []
+
+    @scheduler.every("1s", name="tick", kwargs={"word": "on time"})
+    @scheduler.handler(retries=2)
+    def note(word: str) -> None:
+        ran.append(f"{word} {current().id.partition('@')[0]}")
+
+    for turn in range(2):
+        ran.clear()
+        with scheduler:
+            assert scheduler.state == "running"
+            wait_for(lambda: ran.count("on time tick") >= 2, "two ticks")
+            assert scheduler.healthy
+            note.now(id=f"by hand {turn}").put(word="also")
+            wait_for(lambda t=turn: f"also by hand {t}" in ran, "the task")
+        scheduler.stop()
+        assert scheduler.state == "stopped"
+        check_nobody_left()
+    assert scheduler.entry("tick").retries == 2
+
+
+async def test_in_an_event_loop_coroutine_handlers_run_in_that_very_loop(config: Config) -> None:
+    scheduler = Scheduler(config)
+    mine, ran = asyncio.get_running_loop(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    @scheduler.handler()
+    async def note() -> None:
+        loops.append(asyncio.get_running_loop())
+        ran.set()
+
+    async with scheduler:
+        await note.now().aput()
+        async with asyncio.timeout(PATIENCE_S):
+            await ran.wait()
+        assert await scheduler.aentries() == []
+        with pytest.raises(MainspringError, match="stop it there, with astop"):
+            await asyncio.to_thread(scheduler.stop)
+    await scheduler.astop()
+    assert set(loops) == {mine}
+    check_nobody_left()
+
+
+async def test_a_handler_that_blocks_its_loop_does_not_cost_the_node_its_partitions(config: Config) -> None:
+    scheduler = Scheduler(config)
+    ran: list[str] = []
+
+    @scheduler.handler()
+    async def block() -> None:
+        time.sleep(3 * config.lease_s)  # noqa: ASYNC251  # as somebody's handler will
+        ran.append("blocked")
+
+    async with scheduler:
+        running = scheduler._running
+        assert running is not None
+        node = running._node
+        assert node is not None
+        assert node.engine is not None
+        await until(lambda: len(node.engine.owned) == 4 if node.engine else False)
+        tokens = {number: one.token for number, one in node.engine.owned.items()}
+        await block.now().aput()
+        await until(lambda: ran)
+        assert {number: one.token for number, one in node.engine.owned.items()} == tokens
+
+
+def test_registering_while_it_runs_is_refused_and_changes_nothing(config: Config) -> None:
+    scheduler = Scheduler(config)
+
+    @scheduler.cron("0 9 * * *", name="morning")
+    def work() -> None: ...
+
+    def late() -> None: ...
+
+    with scheduler:
+        for attempt in (
+            lambda: scheduler.cron("* * * * *", work, name="other"),
+            lambda: scheduler.every("1m", late),
+            lambda: scheduler.once("2030-01-01T00:00:00Z", "log:", name="one"),
+            lambda: scheduler.register("r", "log:", every="1m"),
+            lambda: scheduler.handler()(late),
+            lambda: scheduler.command("ls", ["ls"]),
+            lambda: scheduler.unregister("morning"),
+            lambda: scheduler.configure(config),
+            scheduler.start,
+        ):
+            with pytest.raises(SchedulerRunning, match="the scheduler is running"):
+                attempt()
+        assert [one.name for one in scheduler.entries()] == ["morning"]
+        assert len(scheduler.registry) == 1
+    scheduler.unregister("morning")
+    assert scheduler.entries() == []
+
+
+def test_a_schedule_in_the_store_is_edited_while_it_runs_and_the_edit_counts_at_once(config: Config) -> None:
+    scheduler = Scheduler(config)
+    ran: list[int] = []
+
+    @scheduler.cron("0 0 1 1 *", name="yearly", kwargs={"n": 1})
+    def note(n: int) -> None:
+        ran.append(n)
+
+    with scheduler:
+        before = scheduler.entry("yearly")
+        assert (before.spec, before.generation, before.last_runs) == ("0 0 1 1 *", 1, ())
+        scheduler.sync_client().schedules.edit("yearly", cron="* * * * * *", payload={"n": 2})
+        wait_for(lambda: 2 in ran, "a run of the edited schedule")
+        wait_for(lambda: len(scheduler.entry("yearly").last_runs) >= 1, "its history")
+        after = scheduler.entry("yearly")
+        assert (after.spec, after.generation, after.paused) == ("* * * * * *", 2, False)
+        assert after.last_runs[0].outcome == "done"
+        assert len(after.next_runs) == 3
+        scheduler.sync_client().schedules.pause("yearly")
+        assert scheduler.entry("yearly").paused
+    assert 1 not in ran
+
+
+def test_a_stop_lets_active_work_finish_and_breaks_off_what_takes_too_long(server: Server) -> None:
+    config = Config(redis_url=server.url, namespace="drain", partitions=4, shutdown_timeout_s=2)
+    scheduler = Scheduler(config)
+    begun, go_on, ended = threading.Semaphore(0), threading.Event(), list[str]()
+
+    @scheduler.handler()
+    def quick() -> None:
+        begun.release()
+        go_on.wait(PATIENCE_S)
+        ended.append("quick")
+
+    @scheduler.handler()
+    async def endless() -> None:
+        begun.release()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    scheduler.start()
+    quick.now().put()
+    endless.now(id="endless").put()
+    for _ in range(2):
+        assert begun.acquire(timeout=PATIENCE_S)
+    threading.Timer(0.2, go_on.set).start()
+    scheduler.stop()
+    assert sorted(ended) == ["cancelled", "quick"]
+    with SyncClient(server.url, namespace="drain") as client:
+        assert client.get("endless").state in ("queued", "running"), "what was broken off runs again"
+
+
+def test_what_cannot_start_says_why_and_leaves_nothing_behind(server: Server) -> None:
+    scheduler = Scheduler(Config(redis_url="redis://127.0.0.1:1"))
+    with pytest.raises(Unavailable, match="cannot connect"):
+        scheduler.start()
+    assert scheduler.state == "stopped"
+    check_nobody_left()
+    never = Scheduler(Config(redis_url=server.url, namespace="never"))
+    never.cron("0 0 * * *", "log:", name="never", retry="9 base=2m", every="1s")
+    with pytest.raises(InvalidInput, match="never"):
+        never.start()
+    assert never.state == "stopped"
+    check_nobody_left()
+
+
+def test_a_handler_that_calls_stop_is_told_that_it_would_wait_for_itself(config: Config) -> None:
+    scheduler = Scheduler(config)
+    said: list[str] = []
+
+    @scheduler.handler()
+    async def end() -> None:
+        try:
+            scheduler.stop()
+        except MainspringError as error:
+            said.append(str(error))
+
+    with scheduler:
+        end.now().put()
+        wait_for(lambda: said, "the answer")
+    assert "called by a handler" in said[0]
+
+
+# -- many threads ---------------------------------------------------------------------------------------------
+
+
+def test_thirty_two_threads_declare_and_look_at_the_same_time() -> None:
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid"))
+    start = threading.Barrier(32)
+
+    def work(number: int) -> int:
+        start.wait(PATIENCE_S)
+        for i in range(20):
+            name = f"{number}-{i}"
+            scheduler.handler(name=name)(lambda: None)
+            scheduler.every("1h", "log:", name=name)
+            shown = scheduler.entries()
+            assert all(isinstance(one, Entry) for one in shown)
+            assert any(one.name == name for one in shown)
+            if i % 2:
+                scheduler.unregister(name)
+        return number
+
+    with ThreadPoolExecutor(32) as pool:
+        assert sorted(pool.map(work, range(32))) == list(range(32))
+    assert len(scheduler.entries()) == 32 * 10
+    assert len(scheduler.registry) == 32 * 20
+
+
+def test_of_thirty_two_threads_that_declare_one_name_one_wins() -> None:
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid"))
+
+    def declare(number: int) -> int | None:
+        try:
+            scheduler.every("1h", "log:", name="one", payload=number)
+        except InvalidInput:
+            return None
+        return number
+
+    with ThreadPoolExecutor(32) as pool:
+        won = [one for one in pool.map(declare, range(32)) if one is not None]
+    assert len(won) == 1
+
+
+def test_thirty_two_threads_put_look_edit_start_and_stop_at_the_same_time(config: Config) -> None:
+    scheduler = Scheduler(config)
+    ran: list[int] = []
+
+    @scheduler.handler()
+    def note(n: int) -> None:
+        ran.append(n)
+
+    for i in range(8):
+        scheduler.every("1s", note, name=f"tick-{i}", kwargs={"n": -1})
+
+    def reader(number: int) -> None:
+        for _ in range(30):
+            assert [one.name for one in scheduler.entries()] == [f"tick-{i}" for i in range(8)]
+
+    def writer(number: int) -> None:
+        client = scheduler.sync_client()
+        for i in range(5):
+            client.put(note.handler.target, {"n": number * 100 + i})
+            with contextlib.suppress(SchedulerRunning):
+                scheduler.every("1h", "log:", name="late")
+            client.schedules.edit(f"tick-{number % 8}", every=f"{number + 2}s")
+
+    def stopper(_number: int) -> None:
+        wait_for(lambda: len([n for n in ran if n >= 0]) == 12 * 5, "all tasks")
+        scheduler.stop()
+
+    with pytest.raises(SchedulerRunning), scheduler:
+        scheduler.start()
+    scheduler.start()
+    roles = [*[reader] * 18, *[writer] * 12, *[stopper] * 2]
+    with ThreadPoolExecutor(32) as pool:
+        for future in [pool.submit(role, number) for number, role in enumerate(roles)]:
+            future.result(PATIENCE_S * 2)
+    assert scheduler.state == "stopped"
+    check_nobody_left()
+
+
+# -- many programs --------------------------------------------------------------------------------------------
+
+
+def program(config: Config, spec: str = "0 9 * * *", **fields: Any) -> Scheduler:
+    scheduler = Scheduler(config)
+    scheduler.cron(spec, "log:", name="morning", **fields)
+    return scheduler
+
+
+async def generation(config: Config) -> tuple[int, str]:
+    assert config.redis_url is not None
+    async with Client(config.redis_url, namespace=config.namespace) as client:
+        view = await client.schedules.get("morning")
+        assert view is not None
+        return view.generation, view.definition.specs[0]
+
+
+async def started_once(scheduler: Scheduler) -> None:
+    async with scheduler:
+        pass
+
+
+async def test_copies_of_one_program_write_a_schedule_once(config: Config) -> None:
+    copies = [program(config) for _ in range(4)]
+    for copy in copies:
+        await copy.astart()
+    assert await generation(config) == (1, "0 9 * * *")
+    for copy in copies:
+        await copy.astop()
+    await started_once(program(config))
+    assert await generation(config) == (1, "0 9 * * *")
+
+
+async def test_a_changed_declaration_replaces_once_and_an_old_program_does_not_put_it_back(config: Config) -> None:
+    await started_once(program(config))
+    for _ in range(2):
+        await started_once(program(config, "30 9 * * *"))
+    assert await generation(config) == (2, "30 9 * * *")
+    for _ in range(2):
+        await started_once(program(config))
+        await started_once(program(config, "30 9 * * *"))
+    assert await generation(config) == (2, "30 9 * * *"), "old and new side by side must not take turns"
+    await started_once(program(config, "45 9 * * *"))
+    assert await generation(config) == (3, "45 9 * * *")
+
+
+async def test_old_and_new_that_start_at_the_same_moment_end_with_one_of_them(config: Config) -> None:
+    specs = ["0 9 * * *", "30 9 * * *"] * 3
+    copies = [program(config, spec) for spec in specs]
+    await asyncio.gather(*(copy.astart() for copy in copies))
+    at_first = await generation(config)
+    await asyncio.gather(*(copy.astop() for copy in copies))
+    for spec in specs:
+        await started_once(program(config, spec))
+    assert await generation(config) == at_first
+    assert at_first[0] <= 2
+
+
+async def test_what_people_edit_or_pause_stays_until_the_code_says_something_new(config: Config) -> None:
+    await started_once(program(config))
+    assert config.redis_url is not None
+    async with Client(config.redis_url, namespace=config.namespace) as client:
+        await client.schedules.edit("morning", cron="0 10 * * *")
+        await client.schedules.pause("morning")
+        await started_once(program(config))
+        assert (await generation(config))[1] == "0 10 * * *"
+        await started_once(program(config, "0 11 * * *"))
+        view = await client.schedules.get("morning")
+        assert view is not None
+        assert (view.definition.specs, view.state) == (("0 11 * * *",), "paused")
+        await client.schedules.remove("morning")
+        await started_once(program(config, "0 11 * * *"))
+        assert (await generation(config))[1] == "0 11 * * *", "what the code declares is there when it starts"
+
+
+async def test_once_runs_once_however_often_the_program_starts(config: Config) -> None:
+    ran: list[str] = []
+    at_ms = time.time_ns() // 1_000_000 + 1500
+
+    def once(at: int, name: str = "launch") -> Scheduler:
+        scheduler = Scheduler(config)
+
+        @scheduler.once(at, name=name)
+        async def launch() -> None:
+            ran.append(current().id)
+
+        return scheduler
+
+    for _ in range(2):
+        async with once(at_ms):
+            await until(lambda: ran)
+    assert len(ran) == 1
+    async with once(at_ms - 3_600_000, "too late") as late:
+        assert await late.aentries() == []
+    with pytest.raises(InvalidInput, match="at"):
+        Scheduler(config).once("30m", "log:", name="relative")
+
+
+def test_entries_of_a_scheduler_that_does_not_run_are_what_the_code_says(config: Config) -> None:
+    scheduler = Scheduler(Config(redis_url=config.redis_url, timezone="Europe/Paris"))
+    scheduler.cron("0 9 * * MON-FRI", "log:", name="b", timezone="Asia/Tokyo")
+    scheduler.register("a", "log:", cron=["0 9 * * *", "0 18 * * *"], retry="3 base=1s")
+    a, b = scheduler.entries()
+    assert (a.name, a.zone, a.spec, a.retries, a.generation) == ("a", "Europe/Paris", "0 9 * * * or 0 18 * * *", 2, 0)
+    assert (b.zone, {run.hour for run in b.next_runs}, {str(run.tzinfo) for run in b.next_runs}) == (
+        "Asia/Tokyo",
+        {9},
+        {"Asia/Tokyo"},
+    )
+    assert scheduler.entry("a") == a
+    with pytest.raises(NotFound, match="no schedule 'c'"):
+        scheduler.entry("c")
+    with pytest.raises(AttributeError):
+        a.name = "z"  # type: ignore[misc]
+
+
+def test_declarations_that_cannot_work_are_refused_where_they_are_made() -> None:
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid"))
+
+    @scheduler.handler(queue="mail")
+    async def send(to: str) -> None: ...
+
+    for attempt, said in (
+        (lambda: scheduler.cron("0 9 * *", send, kwargs={"to": "a"}), "cron"),
+        (lambda: scheduler.cron("0 9 * * *", send), "missing a required argument: 'to'"),
+        (lambda: scheduler.cron("0 9 * * *", send, kwargs={"to": 5}), "Expected `str`, got `int`"),
+        (lambda: scheduler.cron("0 9 * * *", send, payload={"to": "a"}), "gets args and kwargs, not a payload"),
+        (lambda: scheduler.cron("0 9 * * *", send, args=("a",), timezone="Mars/Olympus"), "Mars/Olympus"),
+        (lambda: scheduler.cron("0 9 * * *", "nowhere"), "needs a name"),
+        (lambda: scheduler.cron("0 9 * * *", send, args=("a",), jiter="1s"), "did you mean jitter"),
+        (lambda: scheduler.every("soon", send, args=("a",)), "soon"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            attempt()
+
+    def plain(n: int) -> None: ...
+
+    with pytest.raises(InvalidInput, match="missing"):
+        scheduler.every("1m", plain)
+    assert (scheduler.entries(), len(scheduler.registry)) == ([], 1)
+    made = scheduler.every("1m", plain, args=(1,))
+    assert made.handler.target == "queue:default/plain"
+    scheduler.unregister(made)
+    assert (scheduler.entries(), len(scheduler.registry)) == ([], 1)
