@@ -53,5 +53,6 @@ async def main(url: str) -> list[str]:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("mainspring").setLevel(logging.ERROR)  # it would tell of every failed attempt as well
     with standalone() as server:
         asyncio.run(main(server.url))

@@ -4,11 +4,14 @@ import importlib.util
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
+from zoneinfo import ZoneInfo
 
 import pytest
 
+from mainspring import Config, RetryPolicy, Scheduler
 from mainspring.testing import Ticker
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +31,15 @@ SAID = {
         "order 42 expired",
         "argument order_id of handler 'payments/charge': Expected `int`, got `str`",
     ],
+    "plain_script": [
+        "tick",
+        "tick",
+        "tick",
+        "heartbeat: @every 1s in UTC, queue:default/say",
+        "morning_report: 0 9 * * MON-FRI in Asia/Tokyo, queue:reports/morning_report",
+    ],
+    "web_app": ["{'id': 'welcome-ada@example.com'}", "['ada@example.com']", "nightly 3"],
+    "threads": ["100 numbers counted", "hourly is @hourly"],
     "device_command": [
         "valve-1 is away (attempt 1 to open)",
         "valve-2: open",
@@ -86,29 +98,65 @@ def test_the_readme_holds_the_quickstart_word_for_word() -> None:
 
 
 async def test_an_unpaid_order_expires_after_thirty_minutes_and_a_paid_one_never(mainspring_ticker: Ticker) -> None:
-    module = load("order_expiry")
-    async with mainspring_ticker as ticker:
-        shop = module.Shop(ticker.client)
-        ticker.answer("queue", shop.expire)
+    shop = load("order_expiry")
+    async with mainspring_ticker.running(shop.scheduler) as ticker:
         await shop.place(1)
         await shop.place(2)
         await ticker.advance(minutes=29)
         assert await shop.pay(1)
-        assert await ticker.advance(seconds=59, ms=999) == []
-        [expiry] = await ticker.advance(ms=1)
-        assert expiry.value() == {"order": 2}
+        await ticker.advance(seconds=59, ms=999)
+        assert shop.orders == {1: "paid", 2: "open"}
+        await ticker.advance(ms=1)
         assert shop.orders == {1: "paid", 2: "expired"}
         assert not await shop.pay(2)
-        assert await ticker.advance(hours=1) == []
+        await ticker.advance(hours=1)
+        assert shop.orders == {1: "paid", 2: "expired"}
 
 
 async def test_placing_an_order_twice_keeps_one_expiry(mainspring_ticker: Ticker) -> None:
-    module = load("order_expiry")
-    async with mainspring_ticker as ticker:
-        shop = module.Shop(ticker.client)
+    shop = load("order_expiry")
+    async with mainspring_ticker.running(shop.scheduler) as ticker:
         await shop.place(1)
         await shop.place(1)
-        assert len(await ticker.advance(hours=1)) == 1
+        assert (await ticker.client.count()).pending == 1
+        assert await shop.pay(1)
+        await ticker.advance(hours=1)
+        assert shop.orders == {1: "paid"}
+
+
+async def test_a_handler_that_fails_expires_the_order_at_its_next_attempt(mainspring_ticker: Ticker) -> None:
+    shop = load("order_expiry")
+    attempts: list[int] = []
+
+    @shop.scheduler.handler(queue="orders", name="stubborn", retry=RetryPolicy(base_ms=60_000, jitter="none"))
+    async def stubborn(order_id: int) -> None:
+        attempts.append(order_id)
+        if len(attempts) == 1:
+            raise OSError("the database is away")
+        await shop.expire_order(order_id)
+
+    async with mainspring_ticker.running(shop.scheduler) as ticker:
+        await stubborn.after("30m").aput(order_id=7)
+        await ticker.advance(minutes=30, seconds=59)
+        assert (attempts, shop.orders) == ([7], {})
+        await ticker.advance(seconds=1)
+        assert (attempts, shop.orders) == ([7, 7], {7: "expired"})
+
+
+async def test_declared_schedules_run_on_a_clock_held_by_hand(mainspring_ticker: Ticker) -> None:
+    module = load("plain_script")
+    said: list[int] = []
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid", timezone="Europe/Paris"))
+
+    @scheduler.cron("0 9 * * *", name="morning")
+    def note() -> None:
+        said.append(mainspring_ticker.clock.now_ms())
+
+    async with mainspring_ticker.running(scheduler) as ticker:
+        await ticker.advance(hours=24 * 7)
+        hours = {datetime.fromtimestamp(ms / 1000, ZoneInfo("Europe/Paris")).hour for ms in said}
+        assert (len(said), hours) == (7, {9})
+    assert [one.name for one in module.scheduler.entries()] == ["heartbeat", "morning_report"]
 
 
 async def test_a_device_that_is_away_holds_up_its_own_instructions_only(mainspring_ticker: Ticker) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mainspring.config import Config
+from mainspring.model.errors import Unavailable
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server, standalone
 
@@ -111,6 +112,10 @@ async def test_answers_may_be_left_out_but_never_errors(api: Api) -> None:
     told = (await api.batch([line(0), line(1, target="x"), line(2)], "?answers=errors")).lines
     assert [one.get("line") for one in told] == [2, None]
     assert told[-1]["summary"]["created"] == 2
+    again = [line(0, id="a"), line(1, id="a"), line(2)]
+    for rule, counts in (("keep", (2, 1, 0)), ("replace", (1, 0, 2)), ("reject", (1, 0, 0))):
+        summary = (await api.batch(again, f"?answers=errors&on_conflict={rule}")).lines[-1]["summary"]
+        assert (summary["created"], summary["kept"], summary["replaced"]) == counts
 
 
 async def test_a_body_in_pieces_cut_anywhere_is_read_whole(api: Api) -> None:
@@ -177,3 +182,40 @@ async def test_wrong_parameters_are_refused_before_anything_is_read(api: Api, qu
 async def test_another_content_type_is_refused(api: Api) -> None:
     answer = await api.batch([line(1)], content_type="text/csv")
     assert (answer.status, answer.problem) == (415, "content-type")
+
+
+async def test_more_lines_than_travel_together_are_each_stored_once(server: Server) -> None:
+    """Short lines: more of them fit into one portion than travel in one write."""
+    lines = [b'{"target":"null:","at":%d}\n' % (LATER + n) for n in range(12_000)]
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4)) as api:
+        told = (await api.batch(lines)).lines
+        assert told[-1]["summary"]["created"] == 12_000
+        assert len({one["id"] for one in told[:-1]}) == 12_000
+        assert await pending(api) == 12_000
+        await balance(api.client.store)
+    server.call("FLUSHALL")
+
+
+async def test_a_server_that_goes_away_in_the_middle_is_told_with_the_line_to_go_on_from(api: Api) -> None:
+    first = [line(n, id=f"o{n}", payload="x" * 1000) for n in range(1000)]
+
+    async def break_after_the_first(*_: Any, **__: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            raise Unavailable("the connection broke", sent=True)
+        return await put_many(*_, **__)
+
+    calls: list[int] = []
+    put_many = api.client.put_many
+    api.client.put_many = break_after_the_first  # type: ignore[method-assign]
+    try:
+        told = (await api.batch(first)).lines
+    finally:
+        del api.client.put_many
+    summary = told[-1]["summary"]
+    stored = await pending(api)
+    assert (summary["complete"], summary["created"], summary["next_line"]) == (False, stored, stored + 1)
+    assert summary["error"]["type"].endswith(":unavailable")
+    assert {one["error"]["status"] for one in told[:-1] if "error" in one} == {503}
+    rest = (await api.batch(first[stored:])).lines[-1]["summary"]
+    assert rest["created"] == 1000 - stored

@@ -90,7 +90,7 @@ async def test_slots_move_there_and_back_under_workers(nodes: Cluster) -> None:
             for keys in (*store.keys.partitions, *store.keys.partitions):
                 move = nodes.begin_move(keys.slot, another(nodes, keys.slot))
                 while await asyncio.to_thread(move.step, 2):
-                    await asyncio.sleep(0.02)
+                    await queue.depths(worker.hands.store)  # something between the steps, as others would ask
                 await asyncio.to_thread(move.finish)
             await putting
             while (await balance(store)).done < TASKS:

@@ -92,6 +92,11 @@ class Model:
         self.tasks: dict[int, Known] = {}
         self.by_id: dict[str, Known] = {}
         self.count = 0
+        self.paused: set[str | None] = set()
+        """Lanes that are paused; None is everything."""
+        self.ever_paused = False
+        self.hears = False
+        """Whoever delivers now knows what is paused."""
 
     def next_n(self) -> int:
         self.count += 1
@@ -104,6 +109,13 @@ class Model:
 
     def open(self) -> list[Known]:
         return [task for task in self.tasks.values() if task.open]
+
+    def pause(self, lane: str | None) -> None:
+        self.paused.add(lane)
+        self.ever_paused = True
+
+    def is_paused(self, task: Known) -> bool:
+        return None in self.paused or (task.lane is not None and task.lane in self.paused)
 
     # -- ids that are taken ----------------------------------------------------------------------------
 
@@ -141,6 +153,8 @@ class Model:
         assert task.state != "cancelled" or task.else_, f"task {n} was delivered after 'cancelled'"
         assert task.state != "replaced" or task.else_, f"task {n} was delivered after it was replaced"
         assert task.state not in ("done", "dead"), f"task {n} was delivered again after it was {task.state}"
+        held = self.hears and self.is_paused(task) and task.state == "pending" and task.certain
+        assert not held, f"task {n} was delivered although it is paused"
         repeat = task.last is not None
         assert not repeat or task.may_repeat, f"task {n} was delivered twice and nothing had failed"
         if task.moves_to is not None and now_ms >= task.moves_to and key == self._key(task, idh, task.moves_to):
@@ -271,5 +285,7 @@ class Model:
         """What a turn without faults must not leave behind."""
         held = {task.lane for task in self.tasks.values() if task.open and (task.attempt > 1 or task.moved)} - {None}
         for task in self.tasks.values():
+            if self.is_paused(task):
+                continue
             if task.open and task.due_ms <= now_ms and (task.lane not in held or task.attempt > 1):
                 yield task

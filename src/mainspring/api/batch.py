@@ -7,7 +7,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from ..model.errors import MainspringError, StoreError
+from ..client import BATCH
+from ..model.errors import InvalidInput, MainspringError
 from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..store.durable import check_durability
 from .asgi import NDJSON, Answer, HungUp
@@ -61,6 +62,10 @@ class Summary(msgspec.Struct):
 _encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 
+Found = Handle | MainspringError | None
+"""What became of a task; None when it was stored and only counted."""
+
+
 class Batches:
     """How many batches are being read."""
 
@@ -100,6 +105,9 @@ class _Batch:
         self._told: list[bytes] = []
         self._summary = Summary()
         self._failure: MainspringError | None = None
+        rejects = self._query.on_conflict == "reject"
+        self._counts = self._query.answers == "errors" and not rejects and call.may_reach_all
+        """Nobody asks for ids: what was stored is only counted, which is cheaper."""
 
     async def read(self) -> None:
         config = self._call.node.config
@@ -150,7 +158,9 @@ class _Batch:
     # -- writing -----------------------------------------------------------------------------------------------
 
     async def _write(self, portion: Portion) -> None:
-        handles = await self._put(portion.tasks) if portion.tasks else []
+        handles: list[Found] = []
+        for at in range(0, len(portion.tasks), BATCH):
+            handles += await self._put(portion.tasks[at : at + BATCH])
         if not self._call.may_reach_all:
             handles = [await self._own(task, one) for task, one in zip(portion.tasks, handles, strict=True)]
         self._tell(portion, handles)
@@ -158,17 +168,19 @@ class _Batch:
         if self._failure is not None:
             self._stop(problem_of(self._failure).kind, str(self._failure), portion.first)
 
-    async def _put(self, tasks: list[Task]) -> Sequence[Handle | MainspringError]:
+    async def _put(self, tasks: list[Task]) -> Sequence[Found]:
+        if self._failure is not None:
+            return [self._failure] * len(tasks)
         try:
             return await self._put_many(tasks)
-        except StoreError as error:
+        except InvalidInput:
+            # One of them is wrong in a way that was not seen before; all are checked before the first is written.
+            return [await self._put_one(task) for task in tasks]
+        except MainspringError as error:
             self._failure = error
             return [error] * len(tasks)
-        except MainspringError:
-            # One of them is wrong in a way that only the store can tell; nothing was written.
-            return [await self._put_one(task) for task in tasks]
 
-    async def _own(self, task: Task, found: Handle | MainspringError) -> Handle | MainspringError:
+    async def _own(self, task: Task, found: Found) -> Found:
         """A task that was kept may be somebody else's: then it is not told as this caller's."""
         if isinstance(found, Handle) and found.outcome == "kept":
             try:
@@ -177,29 +189,41 @@ class _Batch:
                 return error
         return found
 
-    async def _put_one(self, task: Task) -> Handle | MainspringError:
+    async def _put_one(self, task: Task) -> Found:
+        if self._failure is not None:
+            return self._failure
         try:
             [handle] = await self._put_many([task])
+        except InvalidInput as error:
+            return error
         except MainspringError as error:
+            self._failure = error
             return error
         return handle
 
-    async def _put_many(self, tasks: list[Task]) -> Sequence[Handle]:
+    async def _put_many(self, tasks: list[Task]) -> Sequence[Found]:
         query = self._query
         on_conflict: OnConflict = "keep" if query.on_conflict == "reject" else query.on_conflict
-        summary = await self._call.client.put_many(
-            tasks, on_conflict=on_conflict, durability=query.durability, handles=True
+        done = await self._call.client.put_many(
+            tasks, on_conflict=on_conflict, durability=query.durability, handles=not self._counts
         )
-        return summary.handles or ()
+        if done.handles is not None:
+            return done.handles
+        self._summary.created += done.created
+        self._summary.kept += done.kept
+        self._summary.replaced += done.replaced
+        return [None] * len(tasks)
 
     # -- telling -----------------------------------------------------------------------------------------------
 
-    def _tell(self, portion: Portion, handles: Sequence[Handle | MainspringError]) -> None:
+    def _tell(self, portion: Portion, handles: Sequence[Found]) -> None:
         summary, rejects = self._summary, self._query.on_conflict == "reject"
         wrong = portion.wrong
         told: list[LineAnswer] = []
         counts = {"created": 0, "kept": 0, "replaced": 0}
         for number, found in zip(portion.numbers, handles, strict=True):
+            if found is None:
+                continue
             if not isinstance(found, Handle):
                 wrong[number] = problem_of(found)
             elif rejects and found.outcome == "kept":

@@ -20,16 +20,19 @@ class Space:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self._collectors: dict[tuple[OnConflict, str], Collector] = {}
+        self._collectors: dict[tuple[OnConflict, str, bool], Collector] = {}
 
-    def collector(self, on_conflict: OnConflict, durability: str = "server") -> Collector:
-        found = self._collectors.get((on_conflict, durability))
+    def collector(self, on_conflict: OnConflict, durability: str = "server", *, named: bool = True) -> Collector:
+        """Tasks without ids travel apart: a group that is tried again one by one would put them twice."""
+        found = self._collectors.get((on_conflict, durability, named))
         if found is None:
             made = Collector(_writer(self.client, on_conflict, durability))
-            found = self._collectors[on_conflict, durability] = made
+            found = self._collectors[on_conflict, durability, named] = made
         return found
 
     async def put(self, task: Task, on_conflict: OnConflict, durability: str) -> Handle:
+        if task.id is None:
+            return await self.collector("keep", durability, named=False).put(task)
         if on_conflict != "reject":
             return await self.collector(on_conflict, durability).put(task)
         # In a group one refusal must not undo or repeat the others: what is known is kept, and told as refused.

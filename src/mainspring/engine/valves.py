@@ -121,7 +121,7 @@ class Valves:
                 self._tell(valve, before, now_ms)
         if valve.bounded or valve.receiver in self._bounded:
             self._look_at(valve)
-            if valve.limit.concurrency is not None or valve.slow_since_ms:
+            if valve.refused and (valve.limit.concurrency is not None or valve.slow_since_ms):
                 self._around.flow()
 
     def _tell(self, valve: Valve, before: str, now_ms: int) -> None:

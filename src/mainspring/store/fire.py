@@ -19,6 +19,8 @@ COUNTS: Final = Struct(">HHHHHIH")
 """Of a section of a tick: small, large, commits, proofs, known, finished, plants."""
 _COUNTS: Final = COUNTS.pack
 _WHERE: Final = Struct(">HHI").pack
+PLANT_ARGS: Final = 5
+"""Values that tell the server of one plant."""
 WHOLE: Final = -1
 """Instead of an offset: the bytes are the whole bitmap, and replace what is there."""
 

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ..client import Client
 from ..engine.engine import Engine, EngineOptions
@@ -21,6 +21,11 @@ from ..model.queues import HANDED_OFF
 from ..model.targets import SCHEMES
 from ..sinks.base import Sink
 from ..store.store import Store
+from ..timetable import publish
+
+if TYPE_CHECKING:
+    from ..scheduler import Scheduler
+    from .manual_worker import ManualWorker
 
 Handler = Callable[[Delivery], Outcome | Awaitable[Outcome | None] | None]
 """Answers for one delivery; None means Done."""
@@ -71,15 +76,37 @@ class Ticker:
         recorded = SCHEMES - HANDED_OFF if workers else SCHEMES
         self._sinks: dict[str, Sink] = {**dict.fromkeys(recorded, self._recorder), **(sinks or {})}
         self._open: tuple[Store, Client, Engine] | None = None
+        self._scheduler: Scheduler | None = None
+        self._worker: ManualWorker | None = None
+
+    def running(self, scheduler: "Scheduler") -> Self:
+        """Before it is opened: handlers and schedules of this scheduler run too, each at its time."""
+        self._scheduler = scheduler
+        for scheme in HANDED_OFF:
+            self._sinks.pop(scheme, None)
+        return self
 
     async def __aenter__(self) -> Self:
         store = await Store.open(self._url, namespace=self._namespace, partitions=self._partitions, clock=self.clock)
         self._open = (store, Client.over(store), Engine(store, self._sinks, self._options))
+        if self._scheduler is not None:
+            await self._serve(self._scheduler)
         return self
+
+    async def _serve(self, scheduler: "Scheduler") -> None:
+        from .manual_worker import ManualWorker  # here: most tests need no worker
+
+        scheduler.lend(self.client)
+        await publish(self.client.schedules, scheduler.declared(), self.clock.now_ms())
+        if len(scheduler.registry):
+            self._worker = ManualWorker(self.store, scheduler)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.aclose()
         opened, self._open = self._open, None
         if opened is not None:
             store, _, engine = opened
@@ -113,6 +140,8 @@ class Ticker:
         """Fire what is due with the clock as it stands; return what was delivered."""
         before = len(self.deliveries)
         await self.engine.turn()
+        while self._worker is not None and await self._worker.turn():
+            await self.engine.turn()
         return self.deliveries[before:]
 
     async def advance(self, *, ms: int = 0, seconds: float = 0, minutes: float = 0, hours: float = 0) -> list[Delivery]:

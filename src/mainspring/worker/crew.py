@@ -103,7 +103,7 @@ class Crew:
         run.task = me
         token = CURRENT.set(run.context)
         try:
-            arguments: dict[str, Any] = run.start(self._now_ms())
+            arguments: dict[str, Any] = run.start(self._now_ms)
             run.answered(await run.work.function(**arguments))
         except asyncio.CancelledError as error:
             # Stopped from here, or by something it waited for: in both cases the run is over, and the member is not.

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from math import inf
 from typing import Any, Final, Literal
 
@@ -56,13 +57,13 @@ class Run:
         self.value: Any = None
         self.output: Output | None = None
 
-    def start(self, now_ms: int) -> dict[str, Any]:
+    def start(self, now_ms: Callable[[], int]) -> dict[str, Any]:
         """Arguments for the function; from here on its time counts."""
         self.started = started = time.monotonic()
         if self.timeout_s is not None:
             self.deadline = started + self.timeout_s
         if self.job.body.expires_ms is not None:
-            self.deadline = min(self.deadline, started + (self.job.body.expires_ms - now_ms) / 1000)
+            self.deadline = min(self.deadline, started + (self.job.body.expires_ms - now_ms()) / 1000)
         return self.work.read(self.context)
 
     def answered(self, value: Any) -> None:

@@ -38,6 +38,8 @@ class Taker:
         self._unsent = unsent
         self.calls = Calls(shares.queues, len(store.keys))
         self._polled_at = 0.0
+        self.hungry = False
+        """It waits for room, and wants to know when there is some."""
 
     @property
     def room(self) -> int:
@@ -52,7 +54,8 @@ class Taker:
 
     async def step(self) -> float:
         await self._slots.renew()
-        if not self.worthwhile:
+        self.hungry = not self.worthwhile
+        if self.hungry:
             return FULL_S
         now = time.monotonic()
         if now >= self._polled_at + POLL_S:

@@ -62,7 +62,7 @@ class Threads:
     def _do(self, run: Run) -> None:
         CURRENT.set(run.context)
         try:
-            run.answered(run.work.function(**run.start(self._now_ms())))
+            run.answered(run.work.function(**run.start(self._now_ms)))
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # the task's end, not the thread's
             run.failed(error)
 

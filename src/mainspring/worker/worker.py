@@ -174,7 +174,7 @@ class Worker:
 
     def _ended(self, run: Run) -> None:
         self.ends.add(run)
-        if self.taker.worthwhile:
+        if self.taker.hungry and self.taker.worthwhile:
             self._take.wake()
         if not self.hands.runs:
             self._idle.set()

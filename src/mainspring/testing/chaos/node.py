@@ -64,7 +64,8 @@ class ReportingSink:
 
     def _given(self, one: Any) -> Given:
         token, seq = self._calls.last[one.live.partition]
-        return Given(one.value(), one.idempotency_key, one.attempt, one.live.partition, token, seq)
+        task = one.value() if one.body.occurrence is None else one.id
+        return Given(task, one.idempotency_key, one.attempt, one.live.partition, token, seq)
 
     async def tell(self, message: Message, *, answered: bool) -> bytes:
         async with self._turn:

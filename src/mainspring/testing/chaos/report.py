@@ -18,6 +18,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How often each fault took effect."""
     wanted: dict[str, int]
     tasks: int
+    recurring: int = 0
+    """Planned runs of schedules."""
     unsure: int
     """Puts, moves and replaces whose answer was lost."""
     deliveries: int
@@ -53,6 +55,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         if self.partitions:
             yield f"  network     partitions {self.partitions}"
         yield f"  tasks       {self.tasks}, of which {self.unsure} were never answered"
+        yield f"  schedules   {self.recurring} planned runs"
         yield f"  deliveries  {self.deliveries}, duplicates {self.duplicates}, changes of owner {self.takeovers}"
         broken = ", ".join(f"{count} {rule}" for rule, count in sorted(self.violations.items())) or "none"
         yield f"  violations  {broken}; lost without a promise: {self.unpromised}"

@@ -26,6 +26,7 @@ from .load import UNKNOWN_KEY, Load
 from .profile import Profile
 from .pulse import Pulse
 from .recorder import STALL, Journal, Recorder, now_us
+from .recurring import Recurring
 from .report import Report, too_few
 from .road import Road
 from .schedule import plan
@@ -58,6 +59,7 @@ class Run:
         self.drained_s: float | None = None
         self.partitions = ""
         self.loads: list[Load] = []
+        self.recurring: Recurring | None = None
 
     async def go(self) -> Report:
         watch = asyncio.create_task(Pulse(self.journal, long_s=self.profile.lease_s / 3).beat())
@@ -113,6 +115,8 @@ class Run:
                 Load("direct", direct, self.journal, self.profile, seed=self.seed, ends_us=ends_us, road=None),
                 Load("far", far, self.journal, self.profile, seed=self.seed, ends_us=ends_us, road=road),
             ]
+            self.recurring = Recurring(direct, self.journal)
+            await self.recurring.add(ends_us)
             stop = asyncio.Event()
             loads = [asyncio.create_task(load.run(stop)) for load in self.loads]
             faults = Faults(Ground(stage, fleet, [road], self.journal, self.keys, self.profile.lease_s))
@@ -171,10 +175,13 @@ class Run:
     def _owed(self) -> list[str]:
         """What must still be delivered: all that was promised through what happened."""
         lossy = [one for one in self.journal.events if isinstance(one, Fault) and one.loses]
+        owed = [load.open for load in self.loads]
+        if self.recurring is not None:
+            owed.append(self.recurring.open)
         return [
             key
-            for load in self.loads
-            for key, accepted in load.open.items()
+            for some in owed
+            for key, accepted in some.items()
             if key not in self.recorder.ended and not _forgiven(accepted, lossy)
         ]
 
@@ -208,6 +215,7 @@ class Run:
             faults={str(kind): count for kind, count in self.faults.items()},
             wanted={str(kind): count for kind, count in self.profile.faults.items()},
             tasks=sum(load.put for load in self.loads),
+            recurring=len(self.recurring.open) if self.recurring is not None else 0,
             unsure=sum(load.unsure for load in self.loads),
             deliveries=sum(isinstance(event, Begun) for event in events),
             duplicates=duplicates(events),

@@ -7,14 +7,13 @@ from typing import Any, Final, NamedTuple
 import hiredis
 
 from ...model.clock import ServerClock
-from ...store.fire import COUNTS
+from ...store.fire import COUNTS, PLANT_ARGS
 from ...store.keys import Keyspace
 from ...store.scripts import Scripts, text_of
 
 _OWNERS_SCRIPTS: Final = ("acquire", "renew", "release", "tick", "commit", "hand_off", "drop")
 _BEGIN_OR_SETTLE: Final = ("tick", "commit", "hand_off")
 _ONE_SMALL: Final = (1, 0, 0, 0, 0, 0, 0)
-_PLANT_ARGS: Final = 8
 _PUSHES: Final = frozenset({b"SSUBSCRIBE", b"SUBSCRIBE", b"PSUBSCRIBE", b"MONITOR"})
 
 
@@ -156,5 +155,5 @@ def _sections(keys: list[bytes], args: list[bytes]) -> list[Claim]:
         claims.append(Claim(keys[section], token.decode(), int(seq), finished))
         at += 3 + small + large * 2 + commits * 2 + proofs * 4 + (known * 3 + 1 if known else 0)
         if plants:
-            at += 2 + int(args[at]) * 3 + plants * _PLANT_ARGS
+            at += 2 + int(args[at]) * 3 + plants * PLANT_ARGS
     return claims

@@ -1,0 +1,33 @@
+"""Schedules in a plain script: declared with decorators, run in the background while the script does its own work."""
+
+import threading
+
+from mainspring import Scheduler
+
+scheduler = Scheduler()  # settings from MAINSPRING_* and mainspring.toml; without any, an embedded server
+three_ticks = threading.Semaphore(0)
+
+
+@scheduler.every("1s", name="heartbeat", kwargs={"word": "tick"})
+def say(word: str) -> None:
+    print(word)
+    three_ticks.release()
+
+
+@scheduler.cron("0 9 * * MON-FRI", timezone="Asia/Tokyo")
+@scheduler.handler(queue="reports", retries=5, timeout="10m")
+def morning_report() -> None:
+    print("the report")
+
+
+def main() -> None:
+    scheduler.start()
+    for _ in range(3):
+        three_ticks.acquire()
+    scheduler.stop()
+    for entry in scheduler.entries():
+        print(f"{entry.name}: {entry.spec} in {entry.zone}, {entry.target}")
+
+
+if __name__ == "__main__":
+    main()  # a script that does nothing else would call scheduler.run(), which blocks until a signal

@@ -1,0 +1,40 @@
+"""One scheduler shared by many threads: each puts work and looks at the schedules while handlers run beside them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from mainspring import Scheduler
+
+scheduler = Scheduler()
+lock = threading.Lock()
+counted: set[int] = set()
+all_counted = threading.Event()
+
+
+@scheduler.handler(queue="numbers")
+def count(number: int) -> None:
+    with lock:  # handlers that are plain functions run in threads as well
+        counted.add(number)
+        if len(counted) == 100:
+            all_counted.set()
+
+
+scheduler.cron("@hourly", count, name="hourly", kwargs={"number": -1})
+
+
+def customer(number: int) -> str:
+    for i in range(10):
+        count.after("10ms").put(number=10 * number + i)
+    return scheduler.entry("hourly").spec
+
+
+def main() -> None:
+    with scheduler, ThreadPoolExecutor(10) as threads:
+        specs = set(threads.map(customer, range(10)))
+        all_counted.wait(60)
+        print(f"{len(counted)} numbers counted")
+        print(f"hourly is {' '.join(specs)}")
+
+
+if __name__ == "__main__":
+    main()

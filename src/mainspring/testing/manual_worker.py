@@ -1,0 +1,43 @@
+"""A worker that works when it is told to: it takes what is there, runs it to its end, and tells the server."""
+
+import asyncio
+from typing import Final
+
+from ..scheduler import Scheduler
+from ..store.store import Store
+from ..worker.worker import Worker, WorkerOptions
+
+PATIENCE_S: Final = 60.0
+
+
+class ManualWorker:
+    """Runs the handlers of a scheduler on the store of a test."""
+
+    def __init__(self, store: Store, scheduler: Scheduler) -> None:
+        config = scheduler.config
+        options = WorkerOptions(
+            "by-hand",
+            dict.fromkeys(scheduler.registry.queues, 1),
+            retry=config.retry,
+            error_handler=config.error_handler,
+            queue_retries=config.queue.retries(),
+        )
+        self._worker = Worker(store, scheduler.registry, options)
+
+    async def turn(self) -> bool:
+        """Run all that waits in the queues; True when there was something."""
+        worker, worked = self._worker, False
+        while True:
+            worker.taker.calls.call_all()
+            await worker.taker.step()
+            if not worker.hands.runs and not worker.ends.unsent:
+                return worked
+            worked = True
+            async with asyncio.timeout(PATIENCE_S):
+                while worker.hands.runs:  # noqa: ASYNC110  # only the roles of the worker tell each other
+                    await asyncio.sleep(0.001)
+            await worker.ends.step()
+
+    async def aclose(self) -> None:
+        await self._worker.hands.close()
+        await self._worker.failures.aclose()
