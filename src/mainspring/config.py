@@ -20,7 +20,6 @@ from .model.rate import Rate
 from .model.retry import RetryPolicy
 from .model.targets import check_target
 from .model.weights import parse_queues
-from .model.zone import zone
 from .settings import RETRY_SETTINGS, SETTINGS
 from .sinks.kafka_options import Properties, parse_servers
 from .sources import PREFIX, Given, read_sources
@@ -68,7 +67,8 @@ class Config:
     """A file of schedules that the node applies: at its start, and whenever the file changes."""
     host: str = "127.0.0.1"
     port: int = 8000
-    tick_target: str = "log:"
+    tick_target: str = ""
+    """Where ticks go; empty is topic `ticks` where there is a Kafka, else the log."""
     access: Access = "auto"
     """Who may call the API: `keys` (whoever has one), `open` (everybody), `auto` (open on loopback, else keys)."""
     api_key_file: Path | None = None
@@ -132,18 +132,9 @@ class Config:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        try:
-            if self.redis_url is not None:
-                parse_url(self.redis_url)
-            check_namespace(self.namespace)
-            check_target(self.tick_target)
-            zone(self.timezone)
-            AllowList.parse(self.http_allow)
-            parse_queues(self.queues or "any")
-            if self.kafka_url is not None:
-                parse_servers(self.kafka_url)
-        except InvalidInput as error:
-            raise ConfigError(str(error)) from None
+        if not self.tick_target:
+            object.__setattr__(self, "tick_target", "log:" if self.kafka_url is None else "kafka:ticks")
+        self._check_forms()
         if self.node_id is not None and not _NODE_ID.fullmatch(self.node_id):
             raise ConfigError(f"node_id is {self.node_id!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
         for name, low, high in _RANGES:
@@ -156,6 +147,20 @@ class Config:
         for name, word in chosen.items():
             if word not in _CHOICES[name]:
                 raise ConfigError(f"{name} is {word!r}; use one of {', '.join(_CHOICES[name])}")
+
+    def _check_forms(self) -> None:
+        try:
+            if self.redis_url is not None:
+                parse_url(self.redis_url)
+            check_namespace(self.namespace)
+            check_target(self.tick_target)
+            _check_zone(self.timezone)
+            AllowList.parse(self.http_allow)
+            parse_queues(self.queues or "any")
+            if self.kafka_url is not None:
+                parse_servers(self.kafka_url)
+        except InvalidInput as error:
+            raise ConfigError(str(error)) from None
 
     @property
     def links(self) -> "LinkOptions":
@@ -210,6 +215,13 @@ class Config:
     def value_of(self, field: str) -> Any:
         """By the name of a setting's field: those of the retry policy are `retry_…`."""
         return getattr(self.retry, field.removeprefix("retry_")) if field.startswith("retry_") else getattr(self, field)
+
+
+def _check_zone(name: str) -> None:
+    if name != "UTC":
+        from .model.zone import zone  # here: the rules of all zones are worth loading only where they are needed
+
+        zone(name)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,6 +1,7 @@
 """What a program declares before it starts: handlers, commands, and schedules for them."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -13,7 +14,7 @@ from .model.command import Command
 from .model.command_table import read_command
 from .model.errors import InvalidInput
 from .model.retry import RetryPolicy
-from .model.schedule import Definition
+from .model.schedule import Definition, check_definition
 from .model.schedule_input import define
 from .model.times import Delay, When, instant_ms
 from .timetable import SOURCE, Timetable
@@ -138,7 +139,10 @@ class Declarations(Connections):
 
     def _declare(self, definition: Definition) -> Definition:
         definition = msgspec.structs.replace(definition, source=definition.source or SOURCE)
-        _ = definition.slots, definition.overlap_rule, definition.misfire_rule  # a mistake is told here, not at start
+        now_ms = time.time_ns() // 1_000_000
+        # A mistake is told here and not at the start. One that is over is none: a program may outlive its schedules.
+        if definition.end_ms is None or definition.end_ms > now_ms:
+            check_definition(definition, now_ms)
         self.timetable.add(definition)
         return definition
 

@@ -22,6 +22,7 @@ from .engine.loop import Loop
 from .engine.valves import FlowOptions
 from .model.errors import ConfigError, StoreError
 from .schedule_watch import ScheduleWatch
+from .siblings import Siblings
 from .signals import STOPPING, stop_in_time, stop_signals
 from .sinks.base import Sink
 from .sinks.http import HttpOptions, HttpSink
@@ -30,6 +31,7 @@ from .sinks.kafka_options import KafkaOptions
 from .sinks.log import LogSink
 from .sinks.named import NamedSink
 from .sinks.null import NullSink
+from .sinks.plugins import plugin_sinks
 from .store.checks import check_server
 from .store.links import LinkOptions, Links
 from .store.members import About
@@ -58,7 +60,7 @@ class Node:
         self.config = config
         self.roles: tuple[str, ...] = ("scheduler",)
         self.embedding = Embedding(config.data_dir) if config.redis_url is None else None
-        self._sinks = builtin_sinks(config) if sinks is None else sinks
+        self._sinks = all_sinks(config) if sinks is None else sinks
         self._store: Store | None = None
         self._client: Client | None = None
         self.engine: Engine | None = None
@@ -69,6 +71,8 @@ class Node:
         self.reloads_on_hangup = False
         """SIGHUP applies the file of schedules again, and does not stop the node."""
         self.failure: BaseException | None = None
+        self.siblings: Siblings | None = None
+        """The other processes of one `serve --processes N`."""
         self.checks: list[Callable[[Store], Awaitable[None]]] = []
         """Asked once the store is open; one that raises ConfigError ends the start."""
 
@@ -127,9 +131,7 @@ class Node:
         assert url is not None
         # Before anything is written: a replica would refuse it in words of its own.
         await _check_servers(url, config.links)
-        store = await Store.open(
-            url, namespace=config.namespace, partitions=config.partitions, options=config.links
-        )
+        store = await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
         self._store = store
         for check in self.checks:
             await check(store)
@@ -268,12 +270,17 @@ class Node:
         return not self._ended.is_set()
 
 
-def builtin_sinks(config: Config) -> Mapping[str, Sink]:
-    """Every kind of target there is. What a sink needs, it opens at its first delivery."""
+def all_sinks(config: Config) -> Mapping[str, Sink]:
+    """Ours and those of installed plug-ins, which may stand behind named targets too."""
+    return builtin_sinks(config, plugin_sinks(config))
+
+
+def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> Mapping[str, Sink]:
+    """Every kind of target we have. What a sink needs, it opens at its first delivery."""
     http = HttpSink(
         HttpOptions(config.http_timeout_s, config.http_concurrency, config.http_reach, room=config.concurrency)
     )
-    sinks: dict[str, Sink] = {"log": LogSink(), "null": NullSink(), "http": http, "https": http}
+    sinks: dict[str, Sink] = {**(others or {}), "log": LogSink(), "null": NullSink(), "http": http, "https": http}
     sinks["kafka"] = kafka_sink(_kafka_options(config))
     return sinks | {"target": NamedSink(config.targets, sinks)}
 

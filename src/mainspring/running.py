@@ -17,7 +17,7 @@ from .embedding import Embedding
 from .model.errors import MainspringError
 from .model.schedule_view import ScheduleView
 from .node import Node
-from .timetable import publish
+from .publishing import publish
 from .workplace import Workplace
 
 if TYPE_CHECKING:

@@ -188,11 +188,7 @@ class Scheduler(Declarations):
         """Start, and block until SIGTERM, SIGINT or SIGHUP, or until another thread stops it; then stop."""
         from .foreground import run_until_asked
 
-        self.start()
-        try:
-            run_until_asked(self._over, self.stop, self.config.shutdown_timeout_s)
-        finally:
-            self.stop()
+        run_until_asked(self.start, self._over, self.stop, self.config.shutdown_timeout_s)
         if self._failure is not None:
             raise MainspringError(f"a part of the scheduler broke down: {self._failure!r}") from self._failure
 

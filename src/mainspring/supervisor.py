@@ -13,9 +13,11 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from .config import Config
@@ -79,6 +81,8 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._started: Callable[[], None] | None = None
         self._code = 0
+        self._folder = Path()
+        """Where the children find each other's figures; nobody else may look."""
 
     @property
     def where(self) -> str:
@@ -91,7 +95,8 @@ class Supervisor:
         `started` is called when the first child is ready.
         """
         self._started = started
-        with self._signals():
+        with self._signals(), tempfile.TemporaryDirectory(prefix="mainspring-") as folder:
+            self._folder = Path(folder)
             try:
                 url = await self._server_url()
                 if url is not None:
@@ -157,6 +162,7 @@ class Supervisor:
                 try:
                     child.process = await asyncio.create_subprocess_exec(
                         *self._command, "--listen-fd", str(fds[0]), "--parent-fd", str(fds[1]),
+                        "--metrics-socket", str(self._folder / f"{child.number}.metrics"),
                         pass_fds=fds,
                         env=environ,
                         stdin=asyncio.subprocess.DEVNULL,

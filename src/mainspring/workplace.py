@@ -12,11 +12,11 @@ from .config import Config
 from .embedding import Embedding
 from .model.errors import ConfigError
 from .model.weights import parse_queues
+from .publishing import publish
 from .scheduler import Scheduler
 from .signals import exit_now, stop_in_time, stop_signals
 from .store.store import Store
 from .store.url import safe_url
-from .timetable import publish
 from .worker.process import kill_all
 from .worker.worker import Worker, WorkerOptions
 

@@ -25,6 +25,7 @@ def test_nothing_happens_that_must_not(name: str, tmp_path: Path, capsys: pytest
         print("\n" + "\n".join(report.lines()))  # noqa: T201  # the figures belong into the log of every run
     assert report.valid, report.failures
     assert report.failures == []
+    assert report.recurring >= 50 * (report.seconds - 1), "50 schedules, a run a second each"
     assert report.drained_s is not None
     if "partition" in report.faults and refused() is None:
         assert report.partitions == "by the kernel"
@@ -61,7 +62,13 @@ SMALL = Profile(
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("bug", "rule"), [("lane-order-ignored", "lane"), ("commit-before-delivery", "lost"), ("busy-ignored", "repeated")]
+    ("bug", "rule"),
+    [
+        ("lane-order-ignored", "lane"),
+        ("commit-before-delivery", "lost"),
+        ("busy-ignored", "repeated"),
+        ("next-run-not-put-at-begin", "lost"),
+    ],  # fmt: skip
 )
 def test_a_bug_in_the_nodes_does_not_get_through(bug: str, rule: str, tmp_path: Path) -> None:
     """All of it together, processes, roads, recorder and checker, must be able to fail."""

@@ -128,14 +128,16 @@ async def test_a_handler_that_fails_expires_the_order_at_its_next_attempt(mainsp
     shop = load("order_expiry")
     attempts: list[int] = []
 
-    @shop.scheduler.handler(queue="orders", name="stubborn", retry=RetryPolicy(base_ms=60_000, jitter="none"))
+    scheduler: Scheduler = shop.scheduler
+
+    @scheduler.handler(queue="orders", name="stubborn", retry=RetryPolicy(base_ms=60_000, jitter="none"))
     async def stubborn(order_id: int) -> None:
         attempts.append(order_id)
         if len(attempts) == 1:
             raise OSError("the database is away")
         await shop.expire_order(order_id)
 
-    async with mainspring_ticker.running(shop.scheduler) as ticker:
+    async with mainspring_ticker.running(scheduler) as ticker:
         await stubborn.after("30m").aput(order_id=7)
         await ticker.advance(minutes=30, seconds=59)
         assert (attempts, shop.orders) == ([7], {})

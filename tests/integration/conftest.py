@@ -16,6 +16,8 @@ from mainspring.testing.leftovers import all_keys, belongs_to, delete_namespace
 from mainspring.testing.servers import Cluster, Kind, Server, cluster, missing, standalone
 from mainspring.testing.ticker import Ticker
 
+from . import narrow_rights
+
 PARTITIONS = 4
 """Few, so that tasks of one test meet; more than the masters of the cluster, so that every master has some."""
 
@@ -35,6 +37,8 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
         pytest.skip(reason)
     started: Fleet = cluster(3, 0) if name == "cluster" else standalone(kind)
     with started:
+        if narrow_rights.wanted():
+            narrow_rights.sign_in(started, masters_of(started))
         yield started
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,16 @@ ENVIRON = {
 class Serve:
     """A running `mainspring serve` on a port of its own."""
 
-    def __init__(self, folder: Path, *options: str, stdout: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *options: str, stdout: int | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self._out, self._err = folder / "stdout", folder / "stderr"
         with self._out.open("ab") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [*MAIN, "serve", "--port", "0", *options],
                 cwd=folder,
-                env=ENVIRON,
+                env=ENVIRON | dict(environ or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=out if stdout is None else stdout,
                 stderr=err,

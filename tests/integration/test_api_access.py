@@ -63,6 +63,7 @@ RULES: dict[str, Right | None] = {
     "GET /livez": None,
     "GET /readyz": None,
     "GET /healthy": None,
+    "GET /metrics": "read",
     "GET /openapi.json": None,
     "GET /docs": None,
     "GET /docs/{name}": None,

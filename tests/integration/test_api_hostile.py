@@ -5,6 +5,7 @@ import contextlib
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator
+from random import Random
 
 import pytest
 
@@ -150,6 +151,53 @@ async def test_a_hostile_request_gets_an_answer_or_is_cut_and_writes_nothing(api
     if status >= 400:
         assert b"application/problem+json" in answer
     assert (await api.client.count()).pending == 0
+    assert (await api.get("/livez")).status == 200
+
+
+def mutated(random: Random, data: bytes) -> bytes:
+    """Some bytes changed, cut out, doubled or swapped."""
+    made = bytearray(data)
+    for _ in range(random.randint(1, 6)):
+        at, size = random.randrange(len(made)), random.randint(1, 8)
+        match random.randrange(4):
+            case 0:
+                made[at] = random.randrange(256)
+            case 1:
+                del made[at : at + size]
+            case 2:
+                made[at:at] = made[at : at + size] * random.randint(1, 50)
+            case _:
+                made[at : at + size] = bytes(random.choice(b'\r\n\x00:{}[]"\\,%?&/ \xff09') for _ in range(size))
+        if not made:
+            return b"\r\n"
+    return bytes(made)
+
+
+async def test_no_change_of_a_few_bytes_breaks_anything(api: Api) -> None:
+    """Good requests with random damage, some hundred of them, the same ones every time."""
+    random = Random(1)
+    task = b'{"target":"null:","at":%d,"id":"a","payload":{"n":[1,2.5e3,null,"\\u00e9"]}}' % LATER
+    good = [
+        post(),
+        post(task, b"/v1/tasks", b"content-type: application/json\r\nidempotency-key: k\r\n"),
+        post(task + b"\n" + task + b"\n", b"/v1/tasks:batch?answers=errors"),
+        post(b'{"cron":"*/5 2-4 * * MON","timezone":"Europe/Paris","count":3}', b"/v1/schedules:preview"),
+        b"GET /v1/tasks?limit=2&due_after=2030-01-01T00:00:00Z HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /v1/tasks/%b~1.rs.mwisobk0.7y9v.0 HTTP/1.1\r\nhost: localhost\r\n\r\n" % (b"0f" * 16),
+    ]
+
+    async def attempt(data: bytes) -> bytes:
+        async with Wire(api) as wire:
+            await wire.send(data)
+            with contextlib.suppress(OSError):
+                wire.writer.write_eof()
+            return await wire.rest()
+
+    for _ in range(30):
+        answers = await asyncio.gather(*(attempt(mutated(random, random.choice(good))) for _ in range(15)))
+        for answer in answers:
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 "), answer[:80]
+            assert b"HTTP/1.1 500" not in answer, answer
     assert (await api.get("/livez")).status == 200
 
 

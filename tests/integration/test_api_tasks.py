@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from mainspring.config import Config
+from mainspring.model.errors import Unavailable
+from mainspring.store import answers
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server, standalone
 
@@ -324,3 +326,23 @@ async def test_what_is_over_cannot_be_cancelled_or_moved(api: Api) -> None:
     assert (cancel.status, cancel.problem) == (409, "too-late")
     move = await api.post("/v1/tasks/done/reschedule", {"after": "1h"})
     assert (move.status, move.problem) == (409, "conflict")
+
+
+async def test_a_request_whose_answer_was_lost_is_answered_as_the_first_time(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task is stored, and the node dies (here: loses the store) before the answer is kept."""
+    body = {"target": "null:", "after": "1h"}
+
+    async def lost(*_: Any, **__: Any) -> None:
+        raise Unavailable("the connection broke", sent=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(answers, "keep", lost)
+        first = await api.post("/v1/tasks", body, idempotency_key="k")
+        assert (first.status, first.problem) == (503, "unavailable")
+    again = await api.post("/v1/tasks", body, idempotency_key="k")
+    assert (again.status, again.json["outcome"]) == (201, "created")
+    assert (await api.client.count()).pending == 1
+    third = await api.post("/v1/tasks", body, idempotency_key="k")
+    assert (third.body, third.headers["idempotency-replayed"]) == (again.body, "true")

@@ -22,7 +22,7 @@ Tickers = Callable[..., Awaitable[Ticker]]
 RETRY = RetryPolicy(max_attempts=100, base_ms=10_000, factor=1.0, jitter="none")
 
 
-def values(deliveries: list[Delivery]) -> list[object]:
+def values(deliveries: list[Delivery]) -> list[Any]:
     return [one.value() for one in deliveries]
 
 

@@ -1,6 +1,7 @@
 """Pauses: everything, a target, a queue or a lane stands still; what waits goes out afterwards, in order."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from mainspring.testing.ticker import Ticker
 Tickers = Callable[..., Awaitable[Ticker]]
 
 
-def values(deliveries: list[Delivery]) -> list[object]:
+def values(deliveries: list[Delivery]) -> list[Any]:
     return [one.value() for one in deliveries]
 
 

@@ -2,10 +2,14 @@
 
 import asyncio
 import contextlib
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from mainspring.model.errors import InvalidInput, MainspringError, NotFound, Una
 from mainspring.sync import SyncClient
 from mainspring.testing.servers import Server, standalone, wait_until
 
+from .serving import ENVIRON
 from .working import until
 
 PATIENCE_S = 60.0
@@ -63,7 +68,6 @@ def test_a_started_scheduler_runs_its_schedules_and_can_be_started_again(config:
     for turn in range(2):
         ran.clear()
         with scheduler:
-            assert scheduler.state == "running"
             wait_for(lambda: ran.count("on time tick") >= 2, "two ticks")
             assert scheduler.healthy
             note.now(id=f"by hand {turn}").put(word="also")
@@ -207,11 +211,15 @@ def test_what_cannot_start_says_why_and_leaves_nothing_behind(server: Server) ->
         scheduler.start()
     assert scheduler.state == "stopped"
     check_nobody_left()
-    never = Scheduler(Config(redis_url=server.url, namespace="never"))
-    never.cron("0 0 * * *", "log:", name="never", retry="9 base=2m", every="1s")
-    with pytest.raises(InvalidInput, match="one run may take"):
-        never.start()
-    assert never.state == "stopped"
+    other = Scheduler(Config(redis_url=server.url, namespace="lanes"))
+    other.every("1h", "log:", name="hourly", lane="a")
+    with other:
+        pass
+    moved = Scheduler(Config(redis_url=server.url, namespace="lanes"))
+    moved.every("1h", "log:", name="hourly", lane="b")
+    with pytest.raises(InvalidInput, match="its lane cannot be changed"):
+        moved.start()
+    assert moved.state == "stopped"
     check_nobody_left()
 
 
@@ -230,6 +238,18 @@ def test_a_handler_that_calls_stop_is_told_that_it_would_wait_for_itself(config:
         end.now().put()
         wait_for(lambda: said, "the answer")
     assert "called by a handler" in said[0]
+
+
+def test_a_command_runs_by_its_schedule(config: Config, tmp_path: Path) -> None:
+    scheduler = Scheduler(config)
+    notes = tmp_path / "notes"
+    scheduler.command("note", ["/bin/sh", "-c", f"echo $MAINSPRING_TASK_ID >> {notes}"], timeout="30s")
+    scheduler.cron("* * * * * *", "command:note", name="note")
+    with scheduler:
+        wait_for(lambda: notes.exists() and len(notes.read_text().split()) >= 2, "two runs")
+    ran = notes.read_text().split()
+    assert {one.partition("@")[0] for one in ran} == {"note"}
+    assert len(set(ran)) == len(ran), "each planned time ran once"
 
 
 # -- many threads ---------------------------------------------------------------------------------------------
@@ -439,9 +459,12 @@ def test_declarations_that_cannot_work_are_refused_where_they_are_made() -> None
         (lambda: scheduler.cron("0 9 * * *", send, kwargs={"to": 5}), "Expected `str`, got `int`"),
         (lambda: scheduler.cron("0 9 * * *", send, payload={"to": "a"}), "gets args and kwargs, not a payload"),
         (lambda: scheduler.cron("0 9 * * *", send, args=("a",), timezone="Mars/Olympus"), "Mars/Olympus"),
-        (lambda: scheduler.cron("0 9 * * *", "nowhere"), "needs a name"),
+        (lambda: scheduler.register(None, "log:", cron="0 9 * * *"), "needs a name"),
+        (lambda: scheduler.cron("0 9 * * *", "nowhere", name="n"), "no known scheme"),
         (lambda: scheduler.cron("0 9 * * *", send, args=("a",), jiter="1s"), "did you mean jitter"),
         (lambda: scheduler.every("soon", send, args=("a",)), "soon"),
+        (lambda: scheduler.every("1s", send, args=("a",), retry="9 base=2m"), "one run may take"),
+        (lambda: scheduler.cron("0 0 31 2 *", send, args=("a",)), "0 0 31 2"),
     ):
         with pytest.raises(InvalidInput, match=said):
             attempt()
@@ -455,3 +478,54 @@ def test_declarations_that_cannot_work_are_refused_where_they_are_made() -> None
     assert made.handler.target == "queue:default/plain"
     scheduler.unregister(made)
     assert (scheduler.entries(), len(scheduler.registry)) == ([], 1)
+
+
+# -- as the whole of a program ---------------------------------------------------------------------------------
+
+
+def test_run_in_another_thread_ends_when_somebody_stops_it(config: Config) -> None:
+    scheduler = Scheduler(config)
+    thread = threading.Thread(target=scheduler.run)
+    thread.start()
+    wait_for(lambda: scheduler.state == "running", "it runs")
+    scheduler.stop()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    check_nobody_left()
+
+
+@pytest.mark.parametrize("moment", ["starting", "running"])
+def test_run_ends_in_good_order_at_a_signal_whenever_it_comes(config: Config, tmp_path: Path, moment: str) -> None:
+    code = """
+import logging, os
+from mainspring import Config, Scheduler
+logging.basicConfig(level="INFO")
+scheduler = Scheduler(Config.load({}, os.environ))
+
+@scheduler.every("100ms")
+async def tick():
+    print("tick", flush=True)
+
+class Telling(Scheduler):
+    def start(self):
+        print("starting", flush=True)
+        super().start()
+
+scheduler.__class__ = Telling
+scheduler.run()
+print("stopped", scheduler.state, flush=True)
+"""
+    environ = ENVIRON | config.to_environ()
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    said = [program.stdout.readline()]
+    if moment == "running":
+        said.append(program.stdout.readline())
+    program.send_signal(signal.SIGTERM)
+    said += program.communicate(timeout=PATIENCE_S)[0].splitlines(keepends=True)
+    assert program.returncode == 0
+    assert said[0] == "starting\n"
+    assert said[-1] == "stopped stopped\n"
+    assert moment == "starting" or "tick\n" in said

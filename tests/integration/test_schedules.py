@@ -92,12 +92,15 @@ async def test_an_edit_takes_effect_at_once_and_the_old_plan_never_runs(ticker: 
     assert (await view_of(client, "job")).runs == 4, "an edit forgets nothing that was counted"
 
 
-async def test_an_edit_of_the_payload_alone_keeps_the_planned_time(ticker: Ticker, client: Client) -> None:
+@pytest.mark.parametrize("ahead_s", [5, 2], ids=["not read yet", "read and planned"])
+async def test_an_edit_of_the_payload_alone_keeps_the_planned_time(
+    ticker: Ticker, client: Client, ahead_s: int
+) -> None:
     await client.schedules.add("job", every="10s", target="log:", payload="old")
-    await ticker.advance(seconds=5)
+    await ticker.advance(seconds=10 - ahead_s)
     await client.schedules.edit("job", payload="new")
-    [came] = await ticker.advance(seconds=5)
-    assert (came.id, came.value()) == ("job@2027-01-15T08:00:10Z", "new")
+    came = await ticker.advance(seconds=10 + ahead_s)
+    assert [(one.id[-3:], one.value()) for one in came] == [("10Z", "new"), ("20Z", "new")]
 
 
 async def test_an_edit_that_changes_nothing_writes_nothing(client: Client) -> None:
@@ -237,6 +240,17 @@ async def test_the_second_of_a_slice_that_is_proven_already_goes_on_as_well(
     for n, name in enumerate(names):
         await client.schedules.add(name, every="10s", start=START_MS + 10_000 + 200 * n, target="log:")
     assert len(await ticker.advance(seconds=31)) == 3 * len(names)
+
+
+async def test_everything_that_is_near_is_planned_before_it_is_due(
+    ticker: Ticker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mainspring.engine.planner.PLANS_AT_ONCE", 3)
+    await client.schedules.add_many([define(f"job-{n}", every="10s", target="log:") for n in range(60)])
+    await ticker.advance(seconds=8)
+    chains = [partition.chains for partition in ticker.engine.owned.values()]
+    assert sum(len(one.plans) for one in chains) == 60
+    assert not any(one.wanted or one.aside for one in chains)
 
 
 async def test_a_thousand_schedules_over_all_partitions(ticker: Ticker, client: Client, store: Store) -> None:

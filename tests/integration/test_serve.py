@@ -208,7 +208,7 @@ def pending(folder: Path, id: str) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("serve", "--host", "0.0.0.0"), "access control comes later"),
+        (("serve", "--host", "0.0.0.0"), "callers need an API key"),
         (("serve", "--lease", "5"), "option --lease"),
         (("serve", "--tick-target", "nowhere"), "no known scheme"),
         (("serve", "--colour"), "No such option"),

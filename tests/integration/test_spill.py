@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ OTHER = next(f"x{n}" for n in range(100) if partition_of(f"x{n}", 4) == partitio
 """A lane of the same partition as lane "a"."""
 
 
-def values(deliveries: list[Delivery]) -> list[object]:
+def values(deliveries: list[Delivery]) -> list[Any]:
     return [one.value() for one in deliveries]
 
 
@@ -333,3 +334,31 @@ async def test_commit_moves_tasks_on_a_full_server(ticker: Ticker, store: Store)
     finally:
         await store.run_one(keys.slot, [("CONFIG", "SET", "maxmemory", "0")])
     assert values(await ticker.advance(seconds=30)) == list(range(MANY))
+
+
+async def test_new_ones_that_come_faster_than_the_others_leave_wait_in_the_same_slice(
+    tickers: Tickers, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read of the hold slice and not begun must not be forgotten over it."""
+    from mainspring.engine import held_work
+
+    monkeypatch.setattr(held_work, "FEW_BEHIND", 2)
+    ticker = await tickers(handlers={"log": failing_once(20_000)}, options=EngineOptions(reach=Reach(tasks=64)))
+    await put_lane(ticker, 200, gap_ms=1)
+    await ticker.advance(seconds=5)
+    ticker.clock.advance(seconds=20)
+    engine = ticker.engine
+    for n in range(40):
+        await ticker.client.put_many(
+            Task("log:", 1_000 + n * 5 + i, at=ticker.clock.now_ms(), lane="a") for i in range(5)
+        )
+        ticker.clock.advance(ms=1)
+        engine.lookahead.reconnected()
+        while await engine.lookahead.step() == 0.0:
+            pass
+        await engine.dispatcher.step()
+        await engine.dispatcher.drain()
+    for _ in range(5):
+        await ticker.turn()
+    assert values(ticker.deliveries)[1:] == [*range(200), *range(1_000, 1_200)]
+    assert (await balance(store)).spilled > 200

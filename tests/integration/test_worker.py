@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -307,6 +308,16 @@ async def test_a_handler_that_ends_the_program_ends_its_task_only(place: Place) 
                 await handle.result(timeout=60)
     assert worker.crashed is None
     assert not worker.hands.runs
+
+
+async def test_a_coroutine_that_blocks_the_loop_is_told_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    async def block() -> None:
+        time.sleep(1.2)  # noqa: ASYNC251  # what nobody should do
+
+    await place.worker(Handler(block, queue="q"))
+    await place.client.put("queue:q/block")
+    await until(lambda: "the event loop stood still" in caplog.text)
+    await place.settled()
 
 
 async def test_an_unknown_handler_is_no_reason_to_lose_a_task(place: Place) -> None:

@@ -152,6 +152,12 @@ def test_keys_are_needed_everywhere_but_on_loopback(host: str, access: str, need
         assert gate.stranger({}).role == "admin"
 
 
+def test_ticks_go_to_kafka_where_there_is_one() -> None:
+    assert Config().tick_target == "log:"
+    assert Config(kafka_url="kafka://localhost:9092").tick_target == "kafka:ticks"
+    assert Config(kafka_url="kafka://localhost:9092", tick_target="null:").tick_target == "null:"
+
+
 def test_a_certificate_without_its_key_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="go together"):
         Config.load({}, {"MAINSPRING_API_TLS_CERT": "a.pem"})

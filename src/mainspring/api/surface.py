@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from . import batch, cluster, dead, handbook, probes, queues, schedules, standstills, targets, tasks, trail
+from . import batch, cluster, dead, handbook, metrics, probes, queues, schedules, standstills, targets, tasks, trail
 from .routes import Route
 from .ticks import TICK
 
@@ -18,6 +18,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     cluster.ROUTE,
     trail.ROUTE,
     *probes.ROUTES,
+    metrics.ROUTE,
     *handbook.ROUTES,
 )
 

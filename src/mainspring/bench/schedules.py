@@ -12,6 +12,7 @@ import msgspec
 from ..client import Client
 from ..engine.engine import Engine
 from ..model.delivery import Delivery
+from ..model.errors import InvalidInput
 from ..model.outcome import DONE, Outcome
 from ..model.recurrence import Recurrence
 from ..model.schedule import Definition
@@ -22,14 +23,16 @@ from .life import Progress
 
 EXPRESSIONS: Final = (
     "* * * * *", "*/5 * * * *", "0 * * * *", "15 6,18 * * *", "30 2 * * *", "0 9 * * MON-FRI", "0 0 1 * *",
-    "0 12 L * *", "0 8 LW * *", "0 7 15W * *", "0 17 * * 5#2", "0 3 29 2 *", "10 4 1 JAN,JUL *", "*/10 * * * * *", "0 0 22 * * 1-5",
-    "H H * * *", "H(0-29) 2 * * *", "@hourly", "@weekly", "@yearly", "@every 90s",
+    "0 12 L * *", "0 8 LW * *", "0 7 15W * *", "0 17 * * 5#2", "0 3 29 2 *", "10 4 1 JAN,JUL *", "*/10 * * * * *",
+    "0 0 22 * * 1-5", "H H * * *", "H(0-29) 2 * * *", "@hourly", "@weekly", "@yearly", "@every 90s",
 )  # fmt: skip
 ZONES: Final = ("UTC", "Europe/Paris", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "America/Sao_Paulo")
 WHOLE_HOURS: Final = ("UTC", "Europe/Paris", "America/New_York", "Asia/Tokyo")
 PATIENCE_S: Final = 120.0
 IDLE_S: Final = 5.0
-ADDS_A_SECOND: Final = 3_000
+SETTLE_S: Final = 2.0
+"""Taking over the partitions is work; idle begins after it."""
+ADDS_A_SECOND: Final = 2_000
 """What is allowed for when the moment is chosen at which all are due."""
 
 
@@ -100,42 +103,51 @@ def _definitions(count: int, due_s: int) -> list[Definition]:
     ]
 
 
-async def schedules(where: Where, count: int, progress: Progress) -> ScheduleFigures:
+async def schedules(where: Where, count: int, progress: Progress, *, idle_s: float = IDLE_S) -> ScheduleFigures:
     mean_us = next_us()
     async with ground(where) as place:
         store = await Store.open(place.url, namespace=place.namespace)
         counter = _Counter(count)
         engine = Engine(store, {"null": counter})
         try:
-            return await _measure(place, store, engine, counter, count, mean_us, progress)
+            return await _measure(place, store, engine, counter, count, mean_us, progress, idle_s)
         finally:
             await engine.stop()
             await store.aclose()
 
 
 async def _measure(
-    place: Ground, store: Store, engine: Engine, counter: _Counter, count: int, mean_us: float, progress: Progress
+    place: Ground,
+    store: Store,
+    engine: Engine,
+    counter: _Counter,
+    count: int,
+    mean_us: float,
+    progress: Progress,
+    idle_s: float,
 ) -> ScheduleFigures:
     client = Client.over(store)
     now_s = store.clock.now_ms() / 1000
-    due_s = int(now_s + 20 + IDLE_S + count / ADDS_A_SECOND)
+    due_s = int(now_s + 6 + SETTLE_S + idle_s + count / ADDS_A_SECOND)
     wanted = _definitions(count, due_s)
     before = await place.read()
     for first in range(0, count, 5_000):
         progress("adding", first, count)
         await client.schedules.add_many(wanted[first : first + 5_000])
     added = (await place.read()).since(before)
+    if time.time() >= due_s:
+        raise InvalidInput(f"adding {count} schedules took longer than {count / ADDS_A_SECOND + 6:.0f} s; try fewer")
     await engine.start()
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(SETTLE_S)
     idle_before = await place.read()
-    await asyncio.sleep(IDLE_S)
+    await asyncio.sleep(idle_s)
     idle = (await place.read()).since(idle_before)
     progress("waiting", 0, 1)
     async with asyncio.timeout(max(0.0, due_s - time.time()) + PATIENCE_S):
         await counter.all_in.wait()
     delivered_s = counter.last_s
-    while engine.deliveries.in_flight or any(one.dirty for one in engine.owned.values()):
-        await asyncio.sleep(0.01)  # noqa: ASYNC110  # the engine tells nobody
+    while engine.deliveries.in_flight or any(one.dirty for one in engine.owned.values()):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)  # the engine tells nobody
     done_s = time.time()
     if engine.crashed is not None:
         raise engine.crashed

@@ -20,7 +20,7 @@ from .ground import Where, ground
 from .life import Progress
 
 QUEUE: Final = "bench"
-PUT_US: Final = 8
+PUT_US: Final = 30
 """Time for the puts, a task: all are due at one moment, and none before the last is put."""
 
 STEADY_RATE: Final = 500
@@ -84,7 +84,7 @@ async def _round(store: Store, url: str, tasks: int, late: list[float], progress
             steady = round(STEADY_RATE * STEADY_S)
             await _put(store, "noted", [store.clock.now_ms() + 1000 + i * 1000 // STEADY_RATE for i in range(steady)])
             _, noted_count = await until_done(store, steady, time.perf_counter(), progress, what="queue, steady")
-            due_ms = store.clock.now_ms() + 1000 + tasks * PUT_US // 1000
+            due_ms = store.clock.now_ms() + 2000 + tasks * PUT_US // 1000
             await _put(store, "nothing", [due_ms] * tasks)
             await asyncio.sleep(max(0, due_ms - store.clock.now_ms()) / 1000)
             began = time.perf_counter()

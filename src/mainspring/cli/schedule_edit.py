@@ -21,7 +21,7 @@ Every = Annotated[list[str] | None, typer.Option(help="30s, 5m: from when it was
 AfterEnd = Annotated[str | None, typer.Option(help="So long after the end of the run before.")]
 Target = Annotated[str | None, typer.Option(help="command:backup, https://…, queue:mail/send, kafka:topic, log:")]
 Payload = Annotated[str | None, typer.Option(help="JSON; - reads it from standard input.")]
-Zone = Annotated[str | None, typer.Option("--tz", help="IANA time zone; default UTC.")]
+Zone = Annotated[str | None, typer.Option("--tz", help="IANA time zone; default that of the settings, UTC.")]
 Exclude = Annotated[list[str] | None, typer.Option(help="A date, dates a..b, or a cron line; repeatable.")]
 Start = Annotated[str | None, typer.Option(help="Not before this time.")]
 End = Annotated[str | None, typer.Option(help="Not after this time.")]
@@ -98,13 +98,15 @@ def add(
 ) -> None:  # fmt: skip
     """Add a schedule; shows its next three runs."""
     fields = fields_of(locals())
+    settings = load(redis_url, data_dir, namespace, config)
+    fields.setdefault("timezone", settings.timezone)
 
     async def work(client: Client) -> ScheduleView:
         view = await client.schedules.add(name, on_conflict="replace" if replace else "reject", **fields)
         shown.warn(view.definition, client.store.clock.now_ms())
         return view
 
-    _show(with_client(load(redis_url, data_dir, namespace, config), work), json)
+    _show(with_client(settings, work), json)
 
 
 @app.command()

@@ -1,17 +1,21 @@
 """`mainspring serve`: everything on one machine, until a signal ends it."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mainspring.config import Config
+
+if TYPE_CHECKING:
+    from mainspring.node import Node
 
 log = logging.getLogger("mainspring.serve")
 
@@ -27,7 +31,7 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port of the API, 0 for any; default 8000.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the embedded server.")] = None,
     schedules: Annotated[Path | None, typer.Option(help="A file of schedules, applied whenever it changes.")] = None,
-    tick_target: Annotated[str | None, typer.Option(help="Where ticks go; default log:.")] = None,
+    tick_target: Annotated[str | None, typer.Option(help="Where ticks go; kafka:ticks, else log:.")] = None,
     lease: Annotated[str | None, typer.Option(help="How long partitions outlive a dead owner; 5s.")] = None,
     look_ahead: Annotated[int | None, typer.Option(help="Tasks held in memory at most; 200000.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Tasks in flight at most; 100000.")] = None,
@@ -48,10 +52,11 @@ def serve(
     insecure: Annotated[bool, typer.Option("--insecure", help="Answer everybody, without keys.")] = False,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    metrics_socket: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a scheduler with its HTTP API. Ticks that come due are printed, one line each."""
     flags = dict(locals())
-    for name in ("insecure", "listen_fd", "parent_fd"):
+    for name in ("insecure", "listen_fd", "parent_fd", "metrics_socket"):
         del flags[name]
     if insecure:
         flags["access"] = "open"
@@ -61,7 +66,7 @@ def serve(
     set_up(settings.log_format, settings.log_level)
     if settings.processes > 1:
         raise typer.Exit(asyncio.run(_supervise(settings)))
-    raise typer.Exit(_run(_serve(settings, listen_fd, parent_fd)))
+    raise typer.Exit(_run(_serve(settings, listen_fd, parent_fd, metrics_socket)))
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -73,7 +78,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None) -> int:
+async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None, metrics_socket: Path | None) -> int:
     from mainspring.api.server import ApiServer, inherit
     from mainspring.lifeline import Lifeline
     from mainspring.node import Node
@@ -83,14 +88,30 @@ async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None) -
     node.reloads_on_hangup = config.schedules is not None and parent_fd is None and not os.isatty(0)
     server = ApiServer(node, None if listen_fd is None else inherit(listen_fd))
     if parent_fd is None:
-        return await node.run_until_signal(server, started=lambda: _greet(server.url, node.where))
+        return await node.run_until_signal(server, started=lambda: _greet(config, server.url, node.where))
     line = Lifeline(parent_fd, shutdown_timeout_s=config.shutdown_timeout_s)
 
     def started() -> None:
         server.open()
         line.ready()
 
-    return await node.run_until_signal(server, started)
+    if metrics_socket is None:
+        return await node.run_until_signal(server, started)
+    async with _told_by_all(node, metrics_socket):
+        return await node.run_until_signal(server, started)
+
+
+@contextlib.asynccontextmanager
+async def _told_by_all(node: "Node", metrics_socket: Path) -> AsyncIterator[None]:
+    from mainspring.measures import collect
+    from mainspring.siblings import Siblings
+
+    node.siblings = Siblings(metrics_socket, lambda: collect(node))
+    await node.siblings.start()
+    try:
+        yield
+    finally:
+        await node.siblings.stop()
 
 
 async def _supervise(config: Config) -> int:
@@ -100,14 +121,15 @@ async def _supervise(config: Config) -> int:
     listener = listen(config.host, config.port)
     url = url_of(listener, tls=config.api_tls_cert is not None)
     supervisor = Supervisor(config, child_command(), listener)
-    return await supervisor.run(started=lambda: _greet(url, supervisor.where))
+    return await supervisor.run(started=lambda: _greet(config, url, supervisor.where))
 
 
-def _greet(url: str, where: str) -> None:
+def _greet(config: Config, url: str, where: str) -> None:
     log.info("the API is at %s", url)
     log.info("the data is at %s", where)
     soon = (datetime.now(UTC) + timedelta(seconds=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
     tick = f'{{"item": "hello", "at": "{soon}"}}'
-    log.info("try: curl %s/ticks -H 'content-type: application/json' -d '%s'", url, tick)
+    key = "-H 'authorization: Bearer msk_…' " if config.needs_keys else ""
+    log.info("try: curl %s/ticks %s-H 'content-type: application/json' -d '%s'", url, key, tick)
     if sys.stderr.isatty():
         log.info("Ctrl-C stops it")

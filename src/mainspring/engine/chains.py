@@ -127,9 +127,10 @@ class Chains:
     """Plans of the occurrences that were read, and those that cannot begin yet."""
 
     def __init__(self) -> None:
-        self.wanted: dict[bytes, bytes] = {}
-        """Entries of occurrences that were read and have no plan: idh -> entry."""
+        self.wanted: dict[bytes, None] = {}
+        """Entries of occurrences that were read and have no plan."""
         self.plans: dict[bytes, Plan] = {}
+        """By entry, not by id: after an edit that keeps the planned time there are two entries of one id."""
         self.aside: dict[bytes, Flight] = {}
         """Due, but first the planner has to say something."""
         self.ready: list[Flight] = []
@@ -145,9 +146,8 @@ class Chains:
     def read(self, rows: Iterable[bytes]) -> None:
         """Occurrences have come near: their plans are made before they are due."""
         for row in rows:
-            idh = row[5:21]
-            if idh not in self.plans:
-                self.wanted[idh] = row
+            if row not in self.plans:
+                self.wanted[row] = None
                 self.asks = True
 
     # -- begin -----------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Chains:
         for flight in flights:
             row = flight.row
             if row[4] & SCHEDULED:
-                plan = self.plans.get(row[5:21])
+                plan = self.plans.get(row)
                 if plan is None or not (plan.settled or self._is_clear(plan, now_ms - flight.place_ms)):
                     self._set_aside(flight, plan)
                     continue
@@ -168,9 +168,9 @@ class Chains:
 
     def _set_aside(self, flight: Flight, plan: Plan | None) -> None:
         if plan is None:
-            self.wanted[flight.idh] = flight.row
+            self.wanted[flight.row] = None
         flight.live.held.add(flight.index)
-        self.aside[flight.idh] = flight
+        self.aside[flight.row] = flight
         self.asks = True
 
     def _is_clear(self, plan: Plan, late_ms: int) -> bool:
@@ -198,7 +198,7 @@ class Chains:
         leaving = []
         for flight in ready:
             if not flight.live.forgotten:
-                flight.plan = self.plans.get(flight.idh)
+                flight.plan = self.plans.get(flight.row)
                 leaving.append(flight)
         return leaving
 
@@ -221,7 +221,7 @@ class Chains:
             if not isinstance(plan, Plan):
                 continue
             idh = flight.row[5:21]
-            plans.pop(idh, None)
+            plans.pop(flight.row, None)
             definition, old, link = plan.definition, plan.link, plan.following
             if definition is None or old is None or link is None:
                 continue
@@ -252,27 +252,31 @@ class Chains:
 
     def forget(self, live: LiveSlice) -> None:
         """Its rows are read anew, or belong to somebody else."""
-        self.aside = {idh: flight for idh, flight in self.aside.items() if flight.live is not live}
+        self.aside = {row: flight for row, flight in self.aside.items() if flight.live is not live}
         self.ready = [flight for flight in self.ready if flight.live is not live]
 
     def tidy(self, now_ms: int) -> None:
         """Forget plans of occurrences that never came: cancelled, or with another owner."""
         late = [
-            idh
-            for idh, plan in self.plans.items()
-            if idh not in self.aside and (plan.link is None or plan.link.planned_ms < now_ms - _FORGET_MS)
+            row
+            for row, plan in self.plans.items()
+            if row not in self.aside and (plan.link is None or plan.link.planned_ms < now_ms - _FORGET_MS)
         ]
-        for idh in late:
-            del self.plans[idh]
+        for row in late:
+            del self.plans[row]
 
-    def release(self, idh: bytes) -> None:
-        flight = self.aside.pop(idh, None)
+    def release(self, row: bytes) -> None:
+        flight = self.aside.pop(row, None)
         if flight is not None and not flight.live.forgotten:
             self.ready.append(flight)
 
 
-def occurrence_of(row: bytes) -> tuple[str, int, int] | None:
-    """Schedule, generation and planned time of an entry; None where it says nothing of the kind."""
+Occurrence = tuple[str, int, int]
+"""Schedule, generation and planned time."""
+
+
+def occurrence_of(row: bytes) -> Occurrence | None:
+    """What an entry says of itself; None where it says nothing of the kind, or is a retry."""
     try:
         body = decode(row)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -60,14 +60,16 @@ class Deliveries:
         self.running: set[asyncio.Task[Sequence[Outcome]]] = set()
         self.in_flight = 0
         self.delivered = 0
+        self.meters = outcomes.meters
         self.hand_off: Callable[[list[Flight]], None] = self._nobody_hands_off
         """Takes what workers run; the engine sets it."""
         self.pauses: PauseWatch | None = None
         """Knows which tasks are not to be delivered at all; the engine sets it."""
 
     def start(self, flights: list[Flight]) -> None:
+        began_ms = self._clock.now_ms()
         if any(map(_EXPIRES, flights)):
-            flights = self._without_expired(flights)
+            flights = self._without_expired(flights, began_ms)
         if self.pauses is not None and self.pauses.drops:
             flights = self._without_dropped(flights, self.pauses)
         by_target: dict[str, list[Flight]] = {}
@@ -77,29 +79,36 @@ class Deliveries:
             for flight in flights:
                 by_target.setdefault(flight.body.target, []).append(flight)
         for target, group in by_target.items():
-            sink = self._sinks.get(target.partition(":")[0])
+            kind = target.partition(":")[0]
+            sink = self._sinks.get(kind)
             self.in_flight += len(group)
+            self.meters.fired[kind] += len(group)
             if sink is None and target.startswith(_TO_WORKERS):
+                self._note_late(kind, group, began_ms)
                 self.hand_off(group)
                 continue
             if sink is None:
-                self._settle(group, [Retry(f"no sink for {target.partition(':')[0]}: on this node")] * len(group))
+                self._settle(group, [Retry(f"no sink for {kind}: on this node")] * len(group), began_ms)
                 continue
             most = getattr(sink, "batch_tasks", len(group))
             for first in range(0, len(group), most):
-                self._hand_over(sink, group[first : first + most])
+                self._hand_over(sink, group[first : first + most], began_ms)
 
     def _nobody_hands_off(self, group: list[Flight]) -> None:
-        self._settle(group, [Retry("nobody hands tasks off on this node")] * len(group))
+        reason = "nobody hands tasks off on this node"
+        self._settle(group, [Retry(reason)] * len(group), self._clock.now_ms())
 
-    def _hand_over(self, sink: Sink, group: list[Flight]) -> None:
+    def _note_late(self, kind: str, group: list[Flight], began_ms: int) -> None:
+        for live, run in groupby(group, _LIVE):
+            self.meters.began_late(kind, live, list(run), began_ms)
+
+    def _hand_over(self, sink: Sink, group: list[Flight], began_ms: int) -> None:
         task: asyncio.Task[Sequence[Outcome]] = asyncio.ensure_future(sink.deliver(group))
         self.running.add(task)
         self._valves.left(group[0].body.target, len(group))
-        task.add_done_callback(lambda task: self._delivered(task, group))
+        task.add_done_callback(lambda task: self._delivered(task, group, began_ms))
 
-    def _without_expired(self, flights: list[Flight]) -> list[Flight]:
-        now_ms = self._clock.now_ms()
+    def _without_expired(self, flights: list[Flight], now_ms: int) -> list[Flight]:
         in_time = []
         for flight in flights:
             if flight.body.expires_ms is not None and flight.body.expires_ms < now_ms:
@@ -118,7 +127,7 @@ class Deliveries:
                 self._settle_one(flight, Dead(reason))
         return wanted
 
-    def _delivered(self, task: "asyncio.Task[Sequence[Outcome]]", group: list[Flight]) -> None:
+    def _delivered(self, task: "asyncio.Task[Sequence[Outcome]]", group: list[Flight], began_ms: int) -> None:
         self.running.discard(task)
         if task.cancelled():
             self._valves.landed(group[0].body.target, len(group), 0, 0)
@@ -128,27 +137,31 @@ class Deliveries:
         if error is None and _well_formed(task.result(), len(group)):
             done, failed = _tally(task.result())
             self._valves.landed(group[0].body.target, len(group), done, failed)
-            self._settle(group, task.result(), all_done=done == len(group))
+            self._settle(group, task.result(), began_ms, done)
             return
         self._valves.landed(group[0].body.target, len(group), 0, len(group))
         reason = f"{type(error).__name__}: {error}" if error else "the sink did not give one outcome for each task"
-        self._settle(group, [Retry(reason, error=error)] * len(group))
+        self._settle(group, [Retry(reason, error=error)] * len(group), began_ms)
 
-    def _settle(self, group: list[Flight], outcomes: Sequence[Outcome], *, all_done: bool = False) -> None:
+    def _settle(self, group: list[Flight], outcomes: Sequence[Outcome], began_ms: int, done: int = 0) -> None:
         self.in_flight -= len(group)
-        if all_done:
+        kind = group[0].body.target.partition(":")[0]
+        self.meters.settled(kind, (self._clock.now_ms() - began_ms) / 1000, done)
+        if done == len(group):
             for live, run in groupby(group, _LIVE):
+                landed = list(run)
+                self.meters.began_late(kind, live, landed, began_ms)
                 if live.has_lanes:
-                    for flight in run:
+                    for flight in landed:
                         self._settle_one(flight, DONE)
                 else:
-                    landed = list(run)
                     live.land(len(landed), (flight.key & INDEX_MASK for flight in landed))
                     live.finished += len(landed)
                     self._note_settled(live)
                     if live.has_schedules:
                         self._note_over(landed, "done")
         else:
+            self._note_late(kind, group, began_ms)
             for flight, outcome in zip(group, outcomes, strict=True):
                 self._settle_one(flight, outcome)
         self.delivered += len(group)

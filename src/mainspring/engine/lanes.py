@@ -200,7 +200,8 @@ class Lanes:
         return sum(1 for item in self._behind.get(lane, ()) if item[3].live is not own and not item[3].live.forgotten)
 
     def take_behind(self, lane: str, own: LiveSlice | None) -> list[Flight]:
-        """Those that can wait in the hold slice `own`; of those that stand there already nothing is kept.
+        """Those that can wait in the lane's hold slice. Those that stand there already are let go, if it is suspended:
+        they are read again.
 
         What a former owner has begun stays, and so does the retry the lane waits for, unless it may not go out either.
         """
@@ -214,7 +215,10 @@ class Lanes:
             if flight.idh == head or flight.live.to_redo(flight.index):
                 stay.append(item)
             elif flight.live is own:
-                own.held.discard(flight.index)
+                if own.suspended:
+                    own.held.discard(flight.index)
+                else:
+                    stay.append(item)
             else:
                 moved.append(flight)
         if stay:

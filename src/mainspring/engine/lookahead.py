@@ -9,10 +9,10 @@ from typing import Final
 
 from ..model.errors import StoreError
 from ..model.hold import CATCH_UP
-from ..store import holds, read
+from ..store import read
 from ..store.codec import same_entry
 from ..store.store import Store
-from .holds import Hold
+from .hold_watch import HoldWatch
 from .live import LiveSlice
 from .partition import Partition
 
@@ -25,9 +25,6 @@ CHUNKS_AT_ONCE: Final = (32, 512)
 """Slices read at once: few where they are full, many where they hold little."""
 
 SLICES_LISTED: Final = 256
-HEADS_ASKED: Final = 256
-"""Failed heads of a partition that one poll asks for."""
-
 LANE_WINDOW: Final = 64
 """Of the tasks that were held back in a lane at least so many are in memory when it goes on."""
 
@@ -67,6 +64,7 @@ class LookAhead:
         self._owned = owned
         self._reach = reach
         self._fire = fire
+        self._holds = HoldWatch(store, owned, fire)
         self._lost = lost
         self.accepted: dict[int, int] = {}
         """The highest count seen of each partition, owned now or before: it never falls unless the server forgets."""
@@ -97,8 +95,8 @@ class LookAhead:
     async def step(self) -> float:
         """One round: find out what came, list slices, read. Returns the seconds until the next is needed."""
         now_ms = self._store.clock.now_ms()
-        failure = await self._free_lanes(now_ms)
-        failure = await self._open_holds() or failure
+        failure = await self._holds.free_lanes() if self._is_time_to_poll(now_ms) or self._woken else None
+        failure = await self._holds.open_ended() or failure
         failure = await self._poll(now_ms) or failure
         failure = await self._list(now_ms) or failure
         more = await self._read(now_ms)
@@ -109,13 +107,16 @@ class LookAhead:
         wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
         return max(0.001, wait_ms / 1000)
 
+    def _is_time_to_poll(self, now_ms: int) -> bool:
+        # Further ahead than a poll ever is: the clock was set back since. To wait for it could take an hour.
+        return not now_ms < self._next_poll_ms <= now_ms + self._reach.idle_poll_ms
+
     async def _poll(self, now_ms: int) -> StoreError | None:
         for number in self._woken:
             if number in self._owned:
                 self._owned[number].needs_listing = True
         self._woken.clear()
-        # Further ahead than a poll ever is: the clock was set back since. To wait for it could take an hour.
-        if now_ms < self._next_poll_ms <= now_ms + self._reach.idle_poll_ms:
+        if not self._is_time_to_poll(now_ms):
             return None
         partitions = list(self._owned.values())
         counts = await read.accepted_counts(self._store, [one.number for one in partitions])
@@ -148,53 +149,6 @@ class LookAhead:
             missing,
         )
         self._lost(partition, "rolledback")
-
-    async def _free_lanes(self, now_ms: int) -> StoreError | None:
-        """A failed head that somebody has cancelled or given up holds up nobody any more."""
-        if not self._woken and now_ms < self._next_poll_ms <= now_ms + self._reach.idle_poll_ms:
-            return None
-        asked = {}
-        for partition in self._owned.values():
-            if partition.quiet and (heads := partition.lanes.heads_to_ask(HEADS_ASKED)):
-                asked[partition] = heads
-        if not asked:
-            return None
-        wanted = {partition.number: list(heads.values()) for partition, heads in asked.items()}
-        answers, failure = await holds.gone_heads(self._store, wanted), None
-        for partition, heads in asked.items():
-            gone = answers[partition.number]
-            if isinstance(gone, StoreError):
-                failure = gone
-            elif gone and partition.quiet and self._owned.get(partition.number) is partition:
-                for lane in (lane for lane, idh in heads.items() if idh in gone):
-                    partition.head_is_gone(lane, heads[lane])
-                self._fire()
-        return failure
-
-    async def _open_holds(self) -> StoreError | None:
-        """What was held back and may go out now is read like any slice."""
-        wanted: dict[Partition, list[Hold]] = {}
-        for partition in self._owned.values():
-            if partition.held_work.holds.by_key:
-                partition.held_work.look_again()
-                if found := partition.held_work.to_find():
-                    wanted[partition] = found
-        if not wanted:
-            return None
-        places = {partition.number: [hold.place for hold in some] for partition, some in wanted.items()}
-        answers, failure = await holds.scores(self._store, places), None
-        for partition, some in wanted.items():
-            scores = answers[partition.number]
-            if isinstance(scores, StoreError):
-                failure = scores
-                continue
-            for hold, g in zip(some, scores, strict=True):
-                if hold.live is None and hold.open and not hold.pending:
-                    live = None if g is None else LiveSlice(partition.keys, hold.place, g)
-                    if live is not None:
-                        partition.add(live)
-                    partition.held_work.found(hold, live)
-        return failure
 
     async def _list(self, now_ms: int) -> StoreError | None:
         ahead_ms = now_ms + self._reach.horizon_ms

@@ -1,12 +1,13 @@
 """What the engine counts, for `/metrics`. Filled for each batch, not for each task: nobody may wait for it."""
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final
 
 from ..model.metrics import SECONDS, Histogram
+from ..model.outcome import DROPPED, EXPIRED
 from .flight import Flight
 from .live import LiveSlice
 
@@ -35,6 +36,23 @@ class Meters:
         self.sink: defaultdict[str, Histogram] = defaultdict(Histogram)
         """Of each call of a sink, which may be for thousands of tasks."""
 
+    def settled(self, kind: str, took_s: float, done: int) -> None:
+        """One call of a sink is over."""
+        took_s = max(0.0, took_s)
+        self.sink[kind].observe(took_s)
+        if done:
+            self.delivery[kind].observe(took_s, done)
+            self.delivered[kind] += done
+
+    def buried(self, kind: str, reason: str) -> None:
+        """A task is over without having been delivered."""
+        if reason == EXPIRED:
+            self.expired[kind] += 1
+        elif reason.startswith(DROPPED):
+            self.skipped["paused"] += 1
+        else:
+            self.dead[kind] += 1
+
     def began_late(self, kind: str, live: LiveSlice, flights: Sequence[Flight], began_ms: int) -> None:
         """Tasks of one slice, in the order in which they left it."""
         histogram = self.lateness[kind]
@@ -54,7 +72,7 @@ class Meters:
 
 
 def _bucket(late_ms: int) -> int:
-    return bisect_right(_BOUNDS_MS, late_ms - 1)
+    return bisect_left(_BOUNDS_MS, late_ms)
 
 
 def _observe_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int) -> None:
@@ -64,11 +82,8 @@ def _observe_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int)
     for at in range(len(_BOUNDS_MS) - 1, -2, -1):
         if start >= end:
             return
-        if at >= 0:
-            # Later than the bound: due before (since - bound).
-            stop = _later_than(flights, since_ms - _BOUNDS_MS[at], start)
-        else:
-            stop = end
+        # Later than the bound: due before (since - bound).
+        stop = _later_than(flights, since_ms - _BOUNDS_MS[at], start) if at >= 0 else end
         if stop > start:
             ends_ms = 2 * since_ms - (flights[start].key >> 32) - (flights[stop - 1].key >> 32)
             histogram.counts[at + 1] += stop - start

@@ -21,6 +21,7 @@ from ..store.keys import SECOND_MS, Slice
 from .failures import Failures
 from .flight import Flight
 from .holds import row_of
+from .meters import Meters
 from .partition import Damaged, Partition
 
 UNTRIED_WAIT_MS: Final = 1_000
@@ -29,6 +30,10 @@ UNTRIED_WAIT_MS: Final = 1_000
 def _failed_once_more(flight: Flight, reason: str) -> Body:
     errors = (*flight.body.errors, reason)[-MAX_ERRORS_KEPT:]
     return msgspec.structs.replace(flight.body, attempt=flight.body.attempt + 1, errors=errors)
+
+
+def _kind(flight: Flight) -> str:
+    return flight.body.target.partition(":")[0]
 
 
 class Outcomes:
@@ -41,6 +46,7 @@ class Outcomes:
         self._clock = clock
         self._failures = failures
         self._lanes = lanes or LanePolicies(LanePolicy())
+        self.meters = Meters()
 
     def apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
         """Queue what commit has to write. True when the task is over, and its lane may go on."""
@@ -98,6 +104,7 @@ class Outcomes:
         """Head first into the lane's hold slice: there it waits with the others."""
         lane, now_ms = flight.body.lane, self._clock.now_ms()
         assert lane is not None
+        self.meters.retried[_kind(flight)] += 1
         body = _failed_once_more(flight, reason)
         hold = partition.held_work.park(lane, reason, now_ms)
         body = msgspec.structs.replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
@@ -123,6 +130,7 @@ class Outcomes:
 
     def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> bool:
         """True when its lane goes on meanwhile."""
+        self.meters.retried[_kind(flight)] += 1
         skips = flight.body.lane is not None and self._lanes.of(flight.body.target).on_failure == "skip"
         self._place_again(partition, flight, wait_ms, _failed_once_more(flight, reason), waits=not skips)
         return skips
@@ -156,6 +164,7 @@ class Outcomes:
         body, due_ms = flight.body, flight.original_due_ms
         letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address).with_error(reason)
         partition.deaths.append(Death(flight.idh, letter.encode(), now_ms))
+        self.meters.buried(_kind(flight), reason)
 
     def bury_damaged(self, partition: Partition, damaged: Damaged) -> None:
         """An entry nobody can read keeps its bytes, so that a person can."""
@@ -180,3 +189,4 @@ class Outcomes:
         )
         self._failures.report(failure)
         partition.deaths.append(Death(idh, letter.encode(), now_ms))
+        self.meters.buried("unreadable", letter.reason)

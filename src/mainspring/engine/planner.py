@@ -6,7 +6,8 @@ schedule has its next occurrence, and plants it anew where it has not."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final
 
@@ -15,9 +16,10 @@ import msgspec
 from ..model.chain import Link, Run, after_misfire, after_overlap, moved_by_end
 from ..model.clock import Clock, steady_s
 from ..model.errors import StoreError
+from ..model.schedule import Definition
 from ..store import schedule_care, schedules
 from ..store.store import Store
-from .chains import APART, Chains, Plan, occurrence_of
+from .chains import APART, Chains, Occurrence, Plan, occurrence_of
 from .flight import Flight
 from .partition import Partition
 
@@ -32,6 +34,9 @@ NOTE_S: Final = 0.5
 """How often the ends of runs are written."""
 PLANS_AT_ONCE: Final = 500
 IDLE_S: Final = 5.0
+
+
+Known = tuple[Definition | None, Link | None]
 
 
 class Planner:
@@ -49,8 +54,8 @@ class Planner:
         self.replanted = 0
         self.decisions = 0
         """Plans made and cases decided: as long as it grows, something may begin."""
-        self.not_run = 0
-        """Planned times that were skipped or missed, since the start."""
+        self.not_run: Counter[str] = Counter()
+        """Planned times that were skipped or missed since the start, by reason."""
 
     async def step(self) -> float:
         failure: StoreError | None = None
@@ -93,37 +98,23 @@ class Planner:
 
     async def _plan(self, number: int, chains: Chains) -> bool:
         """Make some plans; True when there are more to make."""
-        some = dict(islice(chains.wanted.items(), PLANS_AT_ONCE))
-        if not some:
+        rows = list(islice(chains.wanted, PLANS_AT_ONCE))
+        if not rows:
             return False
-        occurrences = {idh: occurrence_of(row) for idh, row in some.items()}
-        names = list(dict.fromkeys(one[0] for one in occurrences.values() if one is not None))
-        missing = [name for name in names if name not in chains.known]
-        stale = [
-            one[0] for one in occurrences.values() if one is not None and not _fits(chains.known.get(one[0]), *one[1:])
-        ]
-        missing = list(dict.fromkeys([*missing, *stale]))
-        fetched = await schedules.fetch(self._store, number, missing) if missing else []
-        seen = {name: (one.definition, one.link) for name, one in zip(missing, fetched, strict=True)}
+        occurrences = [occurrence_of(row) for row in rows]
+        missing = {one[0]: None for one in occurrences if one is not None and not _fits(chains.known.get(one[0]), one)}
+        fetched = await schedules.fetch(self._store, number, list(missing)) if missing else []
+        known: dict[str, Known] = {name: (one.definition, one.link) for name, one in zip(missing, fetched, strict=True)}
         now_ms = self._clock.now_ms()
-        for idh, one in occurrences.items():
-            chains.wanted.pop(idh, None)
-            chains.plans[idh] = self._one_plan(chains, seen, one, now_ms)
-        self.decisions += len(occurrences)
+        for row, one in zip(rows, occurrences, strict=True):
+            chains.wanted.pop(row, None)
+            if one is None:
+                chains.plans[row] = APART
+            else:
+                chains.plans[row] = _plan_of(known.get(one[0]) or chains.known.get(one[0]), one, now_ms)
+        self.decisions += len(rows)
         await asyncio.sleep(0)
         return bool(chains.wanted)
-
-    @staticmethod
-    def _one_plan(chains: Chains, seen: dict, one: tuple[str, int, int] | None, now_ms: int) -> Plan:  # type: ignore[type-arg]
-        if one is None:
-            return APART
-        name, generation, planned_ms = one
-        definition, link = seen.get(name) or chains.known.get(name) or (None, None)
-        if definition is None or link is None or definition.generation != generation:
-            return APART  # it was edited, or removed
-        if (link.generation, link.planned_ms) != (generation, planned_ms):
-            return APART  # the chain has moved on
-        return Plan.of(definition, link, max(now_ms, definition.due_ms(planned_ms)))
 
     # -- decisions -------------------------------------------------------------------------------------
 
@@ -131,15 +122,15 @@ class Planner:
         """What stands aside: run it, skip it, or let it wait on."""
         ready: list[tuple[Flight, Plan]] = []
         doubts: list[tuple[Flight, Plan]] = []
-        for idh, flight in list(chains.aside.items()):
-            plan = chains.plans.get(idh)
+        for row, flight in list(chains.aside.items()):
+            plan = chains.plans.get(row)
             if flight.live.forgotten:
-                del chains.aside[idh]
+                del chains.aside[row]
             elif plan is None:
-                chains.wanted.setdefault(idh, flight.row)
+                chains.wanted[row] = None
                 chains.asks = True
             elif plan.settled:
-                chains.release(idh)
+                chains.release(row)
             elif plan.definition is not None and plan.link is not None:
                 (ready if chains.is_free(plan) else doubts).append((flight, plan))
         if doubts:
@@ -164,7 +155,7 @@ class Planner:
                 free.append((flight, plan))
             elif definition.overlap_rule.word == "skip" and not plan.waits_for_end:
                 next_ms, state = after_overlap(definition, link)
-                self.not_run += 1
+                self._note_not_run(link.state.not_run, state.not_run)
                 log.info("schedule %s: %s is skipped, the run before it is not over", definition.name, flight.id)
                 plan.skip(next_ms, state)
                 self._release(chains, flight)
@@ -183,17 +174,22 @@ class Planner:
         if moved_ms is not None:
             plan.skip(moved_ms, link.state)
         elif late and not plan.waited and (instead := after_misfire(definition, link, now_ms)) is not None:
-            missed = sum(instead[1].not_run.values()) - sum(link.state.not_run.values())
-            self.not_run += missed
+            missed = self._note_not_run(link.state.not_run, instead[1].not_run)
             log.warning("schedule %s: %d planned runs were missed, from %s on", definition.name, missed, flight.id)
             plan.skip(*instead)
         else:
             plan.run()
         self._release(chains, flight)
 
+    def _note_not_run(self, before: Mapping[str, int], after: Mapping[str, int]) -> int:
+        missed = Counter(after)
+        missed.subtract(before)
+        self.not_run.update(missed)
+        return missed.total()
+
     def _release(self, chains: Chains, flight: Flight) -> None:
         self.decisions += 1
-        chains.release(flight.idh)
+        chains.release(flight.row)
 
     # -- ends ------------------------------------------------------------------------------------------
 
@@ -256,5 +252,13 @@ class Planner:
         return 1
 
 
-def _fits(known: tuple[object, Link] | None, generation: int, planned_ms: int) -> bool:
-    return known is not None and (known[1].generation, known[1].planned_ms) == (generation, planned_ms)
+def _fits(known: "Known | None", occurrence: Occurrence) -> bool:
+    return known is not None and known[1] is not None and (known[1].generation, known[1].planned_ms) == occurrence[1:]
+
+
+def _plan_of(known: "Known | None", occurrence: Occurrence, now_ms: int) -> Plan:
+    """What its begin does; nothing, where the schedule was edited or removed, or its chain has moved on."""
+    definition, link = known or (None, None)
+    if definition is None or link is None or definition.generation != occurrence[1] or not _fits(known, occurrence):
+        return APART
+    return Plan.of(definition, link, max(now_ms, definition.due_ms(link.planned_ms)))

@@ -11,7 +11,7 @@ import msgspec
 from .choice import pattern_fits
 from .errors import InvalidInput
 from .ids import check_name
-from .targets import SCHEMES
+from .targets import known_scheme
 
 Right = Literal["read", "submit", "operate", "admin"]
 Role = Literal["reader", "submit-only", "operator", "admin"]
@@ -102,7 +102,7 @@ def check_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
     """Targets a key may be bound to; one for the web must name its host in full."""
     for pattern in patterns:
         scheme, colon, rest = pattern.partition(":")
-        if not colon or scheme not in SCHEMES or "*" in pattern[:-1]:
+        if not colon or not known_scheme(scheme) or "*" in pattern[:-1]:
             raise InvalidInput(f"target pattern {pattern!r}: write a whole target, or the beginning of one and a *")
         if scheme in ("http", "https") and not re.fullmatch(r"//[^/?#@*\\]+(?:/.*)", rest):
             raise InvalidInput(

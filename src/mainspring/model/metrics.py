@@ -54,7 +54,7 @@ def family(name: str, kind: Kind, text: str, label: str, values: Mapping[str, fl
 
 
 def single(name: str, kind: Kind, text: str, value: float) -> Family:
-    return Family(name, kind, text, (Sample((), value),))
+    return Family(name, kind, text, (Sample((), float(value)),))
 
 
 def histogram(name: str, text: str, label: str, found: Mapping[str, Histogram]) -> Family:

@@ -7,7 +7,7 @@ import msgspec
 
 from .errors import InvalidInput
 from .limits import MAX_ERROR_CHARS, MAX_NAME_BYTES
-from .targets import SCHEMES
+from .targets import known_scheme
 
 Kind = Literal["all", "target", "queue", "lane"]
 Mode = Literal["hold", "drop"]
@@ -39,7 +39,7 @@ class Scope(msgspec.Struct, frozen=True):
             raise InvalidInput(f"{text[:80]!r} says nothing that can be paused; use all, target …, queue … or lane …")
         if len(name.encode(errors="replace")) > MAX_NAME_BYTES:
             raise InvalidInput(f"the name of a {kind} has at most {MAX_NAME_BYTES} bytes")
-        if kind == "target" and name.partition(":")[0] not in SCHEMES:
+        if kind == "target" and not known_scheme(name.partition(":")[0]):
             raise InvalidInput(f"target {name[:80]!r} has no known scheme; end it in * to mean all that begin so")
         return cls(kind, name)  # type: ignore[arg-type]
 

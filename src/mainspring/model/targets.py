@@ -1,15 +1,48 @@
 """Where a task goes."""
 
-from functools import lru_cache
-from typing import Final
+import re
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Final
 
 from .errors import InvalidInput
 from .limits import MAX_NAME_BYTES
 from .queues import queue_of
 from .weburl import parse_web_url
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 SCHEMES: Final = frozenset({"kafka", "http", "https", "queue", "command", "log", "null", "target"})
+"""Those that are built in. Packages may bring others."""
+
+SINK_GROUP: Final = "mainspring.sinks"
+"""The group of entry points by which packages bring sinks; the name of one is the scheme of its targets."""
+
 _NEEDS_REST: Final = SCHEMES - {"log", "null"}
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]{0,31}")
+
+
+def sink_entry_points() -> Sequence["EntryPoint"]:
+    """What the packages installed here bring; nothing of it is imported."""
+    from importlib.metadata import entry_points  # here: it takes a while, and most programs never ask
+
+    return sorted(entry_points(group=SINK_GROUP), key=lambda point: (point.name, point.value))
+
+
+@cache
+def _brought() -> frozenset[str]:
+    return frozenset(point.name for point in sink_entry_points())
+
+
+def is_scheme(text: str) -> bool:
+    """Whether it can be one, known or not."""
+    return _SCHEME.fullmatch(text) is not None
+
+
+def known_scheme(text: str) -> bool:
+    """Built in, or brought by a package that is installed here."""
+    return text in SCHEMES or (is_scheme(text) and text in _brought())
 
 
 def check_target(target: object) -> str:
@@ -22,9 +55,8 @@ def check_target(target: object) -> str:
 @lru_cache(maxsize=4096)
 def _scheme_of(target: str) -> str:
     scheme, colon, rest = target.partition(":")
-    if not colon or scheme not in SCHEMES:
-        known = ", ".join(sorted(f"{name}:" for name in SCHEMES))
-        raise InvalidInput(f"target {target[:80]!r} has no known scheme; it must start with one of {known}")
+    if not colon or not known_scheme(scheme):
+        raise InvalidInput(_unknown(target, scheme if colon else ""))
     try:
         size = len(target.encode())
     except UnicodeEncodeError:
@@ -40,6 +72,17 @@ def _scheme_of(target: str) -> str:
     if scheme == "queue":
         queue_of(target)
     return scheme
+
+
+def _unknown(target: str, scheme: str) -> str:
+    known = ", ".join(sorted(f"{name}:" for name in SCHEMES | _brought()))
+    text = f"target {target[:80]!r} has no known scheme; it must start with one of {known}"
+    if not is_scheme(scheme):
+        return text
+    return (
+        f"{text}. If a package brings {scheme}: to the nodes, install it here too (entry point {SINK_GROUP!r}), or let"
+        " the nodes name it and use target:<name>"
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -22,6 +21,8 @@ async def signed(endpoint: Endpoint, provider: CredentialProvider | None, *, wit
     """The endpoint with the credentials of this moment; without a provider as it is."""
     if provider is None:
         return endpoint
+    import asyncio  # here: settings name providers, and who only reads settings should not wait for it
+
     try:
         async with asyncio.timeout(within_s):
             answer = await _ask(provider)
@@ -38,6 +39,8 @@ async def signed(endpoint: Endpoint, provider: CredentialProvider | None, *, wit
 
 
 async def _ask(provider: CredentialProvider) -> object:
+    import asyncio
+
     answer = provider() if inspect.iscoroutinefunction(provider) else await asyncio.to_thread(provider)
     return await answer if inspect.isawaitable(answer) else answer
 

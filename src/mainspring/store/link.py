@@ -6,6 +6,7 @@ Nothing here repeats a command; `links` says what the caller does instead.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
@@ -13,6 +14,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 import hiredis
 
 from mainspring.model.errors import StoreError, Unavailable
+from mainspring.model.metrics import Histogram
 from mainspring.store.credentials import CredentialProvider, signed
 from mainspring.store.subscription import Subscription
 from mainspring.store.url import Endpoint
@@ -100,6 +102,8 @@ class Link:
         self._extra: set[Connection] = set()
         self._away = False
         self._closed = False
+        self.latency = Histogram()
+        """From sending to the last reply, of what goes over the main connection."""
 
     @property
     def timeout_s(self) -> float:
@@ -110,7 +114,11 @@ class Link:
         main = self._main
         if main is None or main.closed:
             main = await self._reach()
-        return await main.pipeline(commands, timeout_s=self._options.timeout_s if timeout_s is None else timeout_s)
+        began_s = time.perf_counter()
+        try:
+            return await main.pipeline(commands, timeout_s=self._options.timeout_s if timeout_s is None else timeout_s)
+        finally:
+            self.latency.observe(time.perf_counter() - began_s)
 
     async def dedicated(self) -> Connection:
         """A connection of the caller's own, for WAIT, blocking commands and pub/sub; close it after use."""

@@ -108,11 +108,12 @@ Asked = tuple[int, list[Command]]
 """What a partition is asked."""
 
 
-async def depths(store: Store) -> dict[str, Depth]:
-    """All queues that ever got a task."""
-    listed: list[Asked] = [(p, [("SMEMBERS", keys.queues)]) for p, keys in enumerate(store.keys.partitions)]
+async def depths(store: Store, partitions: Sequence[int] | None = None) -> dict[str, Depth]:
+    """All queues that ever got a task; what they hold in these partitions, or in all."""
+    asked = range(len(store.keys)) if partitions is None else partitions
+    listed: list[Asked] = [(p, [("SMEMBERS", store.keys.partitions[p].queues)]) for p in asked]
     names = await _each(store, listed)
-    every = [(p, queue.decode()) for p, [queues] in enumerate(names) for queue in queues]
+    every = [(p, queue.decode()) for p, [queues] in zip(asked, names, strict=True) for queue in queues]
     keys = [store.keys.partitions[p].queue(queue) for p, queue in every]
     lengths: list[Asked] = [
         (p, [("XLEN", key), ("XINFO", "GROUPS", key)]) for (p, _), key in zip(every, keys, strict=True)

@@ -94,7 +94,7 @@ def _settle_first(_: Any) -> Any:
             self.running.add(task)
             task.add_done_callback(self.running.discard)
             self.in_flight += 1
-            self._settle([flight], [DONE])
+            self._settle([flight], [DONE], self._clock.now_ms())
 
     return deliver
 

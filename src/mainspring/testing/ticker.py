@@ -19,9 +19,9 @@ from ..model.delivery import Delivery
 from ..model.outcome import DONE, Outcome
 from ..model.queues import HANDED_OFF
 from ..model.targets import SCHEMES
+from ..publishing import publish
 from ..sinks.base import Sink
 from ..store.store import Store
-from ..timetable import publish
 
 if TYPE_CHECKING:
     from ..scheduler import Scheduler

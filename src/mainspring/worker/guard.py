@@ -4,6 +4,7 @@ A killed worker can end nothing any more, and its job runs on another worker one
 a command would go on side by side.
 """
 
+import atexit
 import contextlib
 import subprocess
 import sys
@@ -48,6 +49,13 @@ class Guard:
             self._watched.discard(group)
             self._tell(b"-%d\n" % group)
 
+    def close(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            process.wait()
+
     def _tell(self, line: bytes) -> None:
         try:
             self._written(line)
@@ -74,3 +82,4 @@ class Guard:
 
 
 GUARD: Final = Guard()
+atexit.register(GUARD.close)

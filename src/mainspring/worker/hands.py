@@ -25,6 +25,9 @@ WATCH_S: Final = 0.05
 AHEAD_S: Final = 0.1
 """Jobs are taken so long before a place for them is free, by the rate at which they end."""
 
+STALL_S: Final = 1.0
+"""A loop that stands still for longer endangers the leases of all jobs here."""
+
 SURPLUS_S: Final = 1.0
 """What was taken and not begun for so long is given back: another worker may be free."""
 
@@ -129,6 +132,12 @@ class Hands:
             past = expires_ms is not None and self._clock.now_ms() >= expires_ms
             self.stop_run(run, "expired" if past else "timeout")
         ended, since = self._counted
+        if now > since + STALL_S:
+            log.warning(
+                "the event loop stood still for %.1f s: a coroutine handler blocks it, or the machine is overloaded. "
+                "Make what blocks a plain function: it then runs in a thread",
+                now - since,
+            )
         self.rate += ((self.ended - ended) / max(now - since, 1e-3) - self.rate) / 2
         self._counted = (self.ended, now)
         if any(not run.started and run.taken < now - SURPLUS_S for run in self.runs):

@@ -1,6 +1,7 @@
 """Runs what blocks: plain functions and commands, each in a thread."""
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -71,8 +72,9 @@ class Threads:
             self._free += 1
             self._done.append(run)
             told, self._told = self._told, True
-        if not told and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._take)
+        if not told:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._take)
 
     def _take(self) -> None:
         with self._lock:

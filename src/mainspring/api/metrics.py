@@ -1,0 +1,18 @@
+"""`/metrics`, for Prometheus."""
+
+from typing import Final
+
+from ..measures import everything
+from ..model.metrics import render
+from .asgi import Answer
+from .call import Call
+from .routes import Route
+
+TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+async def get_metrics(call: Call) -> Answer:
+    return Answer(200, render(await everything(call.node)).encode(), TEXT)
+
+
+ROUTE: Final = Route("GET", "/metrics", get_metrics, "read", "Figures for Prometheus.", open_by="metrics_open")

@@ -1,0 +1,35 @@
+"""Runs the tests as a user with the rights that `mainspring acl` prints, and no others."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from mainspring.store.acl import acl_rules
+from mainspring.testing.servers import Server
+
+SWITCH: Final = "MAINSPRING_TEST_ACL"
+"""Set in the environment, every store of the tests signs in as that user."""
+
+USER: Final = "narrow"
+SECRET: Final = "narrow-secret"
+
+
+class Addressed(Protocol):
+    url: str
+
+
+def rules(namespaces: str) -> list[str]:
+    """For all namespaces of this pattern: tests make up their names."""
+    return [rule.replace("{NAMESPACE", "{" + namespaces) for rule in acl_rules("NAMESPACE", secret=SECRET)]
+
+
+def sign_in(fleet: Addressed, servers: Sequence[Server], namespaces: str = "t*") -> None:
+    """From now on the fleet's URL is that of the narrow user; what tests ask a server directly is not."""
+    for server in servers:
+        answer: Any = server.call("ACL", "SETUSER", USER, *rules(namespaces))
+        assert answer == b"OK", answer
+    fleet.url = fleet.url.replace("://", f"://{USER}:{SECRET}@", 1)
+
+
+def wanted() -> bool:
+    return SWITCH in os.environ

@@ -1,0 +1,449 @@
+"""Our own sinks keep the promises of every sink, and the suite that says so finds sinks that do not."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import select
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+from urllib.parse import unquote
+from uuid import uuid4
+
+import pytest
+
+from mainspring.model.delivery import Delivery
+from mainspring.model.outcome import DONE, Dead, Outcome, Retry
+from mainspring.sinks.base import Sink
+from mainspring.sinks.http import HttpOptions, HttpSink
+from mainspring.sinks.kafka import KafkaSink
+from mainspring.sinks.kafka_options import KafkaOptions, Properties
+from mainspring.sinks.log import LogSink
+from mainspring.testing.kafka import Broker, broker
+from mainspring.testing.sink_contract import Arrived, Receiver, SinkContract
+
+from .kafka_reading import need_kafka
+from .web_receiver import Answer, Request, receiving
+
+POISON = b'"poison"'
+
+
+# -- webhooks ----------------------------------------------------------------------------------------------------
+
+
+class Website(Receiver):
+    """Answers 200, 503 while it is out of order, 400 to what it does not like."""
+
+    def __init__(self) -> None:
+        self._got: list[Arrived] = []
+        self._well, self._open = True, threading.Event()
+        self._open.set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Website"]:
+        with receiving(self._answer) as web:
+            self.target = web.url
+            yield self
+            self._open.set()
+
+    def _answer(self, request: Request) -> Answer:
+        self._open.wait(60)
+        if not self._well:
+            return Answer(503)
+        if request.body == POISON:
+            return Answer(400)
+        self._got.append(_of_request(request))
+        return Answer()
+
+    def sink(self) -> HttpSink:
+        return HttpSink(HttpOptions(allow=("127.0.0.0/8",)))
+
+    async def arrived(self) -> Sequence[Arrived]:
+        return list(self._got)
+
+    async def fail(self) -> None:
+        self._well = False
+
+    async def mend(self) -> None:
+        self._well = True
+
+    async def hold(self) -> bool:
+        self._open.clear()
+        return True
+
+    async def release(self) -> None:
+        self._open.set()
+
+    def poison(self) -> bytes:
+        return POISON
+
+
+def _of_request(request: Request) -> Arrived:
+    told = request.headers
+    due = datetime.fromisoformat(told["mainspring-due"])
+    id, attempt = unquote(told["mainspring-id"]), int(told["mainspring-attempt"])
+    return Arrived(request.body, id, told["idempotency-key"], round(due.timestamp() * 1000), attempt)
+
+
+class TestHttpSink(SinkContract):
+    @asynccontextmanager
+    async def receiver(self) -> AsyncIterator[Receiver]:
+        async with Website().running() as website:
+            yield website
+
+
+# -- log: --------------------------------------------------------------------------------------------------------
+
+
+class Pipe(Receiver):
+    """Standard output that somebody reads; held, it is full and nobody reads."""
+
+    target = "log:"
+    told = frozenset()  # lines are payloads as they are, and nothing else
+
+    def __init__(self) -> None:
+        read_fd, self._fd = os.pipe()
+        self._lines = bytearray()
+        self._may_read = threading.Event()
+        self._may_read.set()
+        self._start(read_fd)
+
+    def _start(self, read_fd: int) -> None:
+        self._stop_fd, self._wake_fd = os.pipe()
+        self._reader = threading.Thread(target=self._read, args=(read_fd, self._stop_fd), daemon=True)
+        self._reader.start()
+
+    def _read(self, read_fd: int, stop_fd: int) -> None:
+        while True:
+            self._may_read.wait(60)
+            ready, _, _ = select.select([read_fd, stop_fd], [], [])
+            if self._may_read.is_set() and read_fd in ready:
+                self._lines += os.read(read_fd, 1 << 16)
+            elif stop_fd in ready:
+                break
+        os.close(read_fd)
+
+    def _end(self) -> None:
+        """What was written is read to its end, then the reader is gone."""
+        if not self._reader.is_alive():
+            return
+        self._may_read.set()
+        os.write(self._wake_fd, b"x")
+        self._reader.join(60)
+        os.close(self._stop_fd)
+        os.close(self._wake_fd)
+
+    def sink(self) -> LogSink:
+        return LogSink(self._fd)
+
+    async def arrived(self) -> Sequence[Arrived]:
+        # What is done is in the pipe: reading it to its end must show it.
+        await self.fail()
+        await self.mend()
+        return [Arrived(_payload(line)) for line in bytes(self._lines).splitlines() if line]
+
+    async def fail(self) -> None:
+        await asyncio.to_thread(self._end)
+
+    async def mend(self) -> None:
+        read_fd, write_fd = os.pipe()
+        os.dup2(write_fd, self._fd)
+        os.close(write_fd)
+        self._start(read_fd)
+
+    async def hold(self) -> bool:
+        self._may_read.clear()
+        os.set_blocking(self._fd, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(self._fd, b"\n" * 4096)
+        os.set_blocking(self._fd, True)
+        return True
+
+    async def release(self) -> None:
+        self._may_read.set()
+
+    def close(self) -> None:
+        self._end()
+        os.close(self._fd)
+
+
+def _payload(line: bytes) -> bytes:
+    value = json.loads(line)
+    return base64.b64decode(value["base64"]) if isinstance(value, dict) and "base64" in value else line
+
+
+class TestLogSink(SinkContract):
+    @asynccontextmanager
+    async def receiver(self) -> AsyncIterator[Receiver]:
+        with contextlib.closing(Pipe()) as pipe:
+            yield pipe
+
+
+# -- Kafka -------------------------------------------------------------------------------------------------------
+
+
+class Topic(Receiver):
+    """One topic of a real broker, which is paused to be away."""
+
+    big_bytes = 256 * 1024
+
+    def __init__(self, kafka: Broker) -> None:
+        self._kafka, self._name = kafka, f"t{uuid4().hex[:8]}"
+        self.target = f"kafka:{self._name}"
+
+    def sink(self) -> KafkaSink:
+        # What is not acknowledged by then comes back: two minutes unless told otherwise.
+        properties = Properties({"message.timeout.ms": 5_000})
+        return KafkaSink(KafkaOptions(self._kafka.url, properties, create_topics=True, partitions=2))
+
+    async def arrived(self) -> Sequence[Arrived]:
+        return await asyncio.to_thread(self._read)
+
+    def _read(self) -> list[Arrived]:
+        from confluent_kafka import Consumer, TopicPartition
+
+        reader = Consumer({"bootstrap.servers": self._kafka.servers, "group.id": "g", "log_level": 0})
+        try:
+            ends = {number: self._end_of(reader, number) for number in range(2)}
+            reader.assign([TopicPartition(self._name, number, 0) for number in ends])
+            got: list[Any] = []
+            while len(got) < sum(ends.values()):
+                got += reader.consume(100, timeout=1)
+        finally:
+            reader.close()
+        return [_of_message(message) for message in got]
+
+    def _end_of(self, reader: Any, number: int) -> int:
+        from confluent_kafka import TopicPartition
+
+        return int(reader.get_watermark_offsets(TopicPartition(self._name, number), timeout=60)[1])
+
+    async def fail(self) -> None:
+        await self.sink_is_known()
+        self._kafka.pause()
+
+    async def sink_is_known(self) -> None:
+        """The topic is there and known: a sink that never saw it could not say what is wrong but that."""
+        first = self.sink()
+        assert await first.deliver([self.delivery(1_000_000, b'"first"')]) == [DONE]
+        await first.aclose()
+
+    async def mend(self) -> None:
+        self._kafka.resume()
+
+    async def hold(self) -> bool:
+        self._kafka.pause()
+        return True
+
+    async def release(self) -> None:
+        self._kafka.resume()
+
+    def poison(self) -> bytes:
+        return b"x" * 2_000_000
+
+
+def _of_message(message: Any) -> Arrived:
+    told = dict(message.headers())
+    id, key = told["id"].decode(), told["idempotency-key"].decode()
+    return Arrived(message.value(), id, key, int(told["due"]), int(told["attempt"]))
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Broker]:
+    need_kafka()
+    with broker() as started:
+        yield started
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+class TestKafkaSink(SinkContract):
+    @pytest.fixture(autouse=True)
+    def _on_a_broker(self, kafka: Broker) -> None:
+        self.kafka = kafka
+
+    @asynccontextmanager
+    async def receiver(self) -> AsyncIterator[Receiver]:
+        try:
+            yield Topic(self.kafka)
+        finally:
+            self.kafka.resume()
+
+
+# -- sinks that break a promise ------------------------------------------------------------------------------------
+
+
+class Shelf(Receiver):
+    """A list in memory, and a sink that is wrong in one way."""
+
+    target = "shelf:a"
+
+    def __init__(self, wrong: "type[Wrong]") -> None:
+        self._wrong = wrong
+        self.got: list[Arrived] = []
+        self.well, self.open = True, asyncio.Event()
+        self.open.set()
+
+    def sink(self) -> Sink:
+        return self._wrong(self)
+
+    async def arrived(self) -> Sequence[Arrived]:
+        return self.got
+
+    async def fail(self) -> None:
+        self.well = False
+
+    async def mend(self) -> None:
+        self.well = True
+
+    async def hold(self) -> bool:
+        self.open.clear()
+        return True
+
+    async def release(self) -> None:
+        self.open.set()
+
+    def poison(self) -> bytes:
+        return POISON
+
+    async def take(self, one: Delivery) -> Outcome:
+        await self.open.wait()
+        if not self.well:
+            return Retry("away")
+        if one.payload == POISON:
+            return Dead("poison")
+        self.got.append(Arrived(one.payload, one.id, one.idempotency_key, one.original_due_ms, one.attempt))
+        return DONE
+
+
+class Wrong:
+    """Right, in fact: those below change one thing each."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+        self.closed = False
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        return [await self.shelf.take(one) for one in batch]
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Eager(Wrong):
+    """Says done, and delivers later."""
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        self.later = asyncio.gather(*map(self.shelf.take, batch))
+        return [DONE] * len(batch)
+
+
+class Surprised(Wrong):
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        if not self.shelf.well:
+            raise ConnectionError("away")
+        return await super().deliver(batch)
+
+
+class GivesUp(Wrong):
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        return [Dead("no") if isinstance(one, Retry) else one for one in await super().deliver(batch)]
+
+
+class AllOrNothing(Wrong):
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        poisoned = any(one.payload == POISON for one in batch)
+        return [Dead("one was bad")] * len(batch) if poisoned else await super().deliver(batch)
+
+
+class OutOfOrder(Wrong):
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        return sorted(await super().deliver(batch), key=lambda one: isinstance(one, Dead))
+
+
+class TooFew(Wrong):
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        return list(await super().deliver(batch))[:1]
+
+
+class ClosedOnce(Wrong):
+    async def aclose(self) -> None:
+        if self.closed:
+            raise ValueError("closed already")
+        await super().aclose()
+
+
+class Hoarder(Wrong):
+    kept: list[Delivery]
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        self.kept = [*getattr(self, "kept", []), *batch]
+        return await super().deliver(batch)
+
+
+class Broken(Wrong):
+    """Does not get over a delivery that was broken off."""
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        if self.closed:
+            return [Retry("busy")] * len(batch)
+        self.closed = True
+        outcomes = await super().deliver(batch)
+        self.closed = False
+        return outcomes
+
+
+class NewKey(Wrong):
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        outcomes = await super().deliver(batch)
+        self.shelf.got[:] = [one._replace(key=f"{one.key}/{one.attempt}") for one in self.shelf.got]
+        return outcomes
+
+
+class Deaf(Wrong):
+    """Goes on when it is broken off, and has a task of its own that nobody ends."""
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        self.task = asyncio.create_task(asyncio.Event().wait())
+        return await super().deliver(batch)
+
+
+class _Contract(SinkContract):
+    """Not collected: the tests below call its parts."""
+
+    def __init__(self, wrong: type[Wrong]) -> None:
+        self._wrong = wrong
+
+    @asynccontextmanager
+    async def receiver(self) -> AsyncIterator[Receiver]:
+        yield Shelf(self._wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "part"),
+    [
+        (Eager, "test_nothing_is_done_before_the_target_says_so_and_the_loop_goes_on_meanwhile"),
+        (Surprised, "test_a_target_that_is_away_means_another_attempt_and_nothing_is_lost"),
+        (GivesUp, "test_a_target_that_is_away_means_another_attempt_and_nothing_is_lost"),
+        (AllOrNothing, "test_one_that_the_target_refuses_leaves_the_others_alone"),
+        (OutOfOrder, "test_one_that_the_target_refuses_leaves_the_others_alone"),
+        (TooFew, "test_each_delivery_has_its_outcome_and_is_done_when_the_target_has_it"),
+        (ClosedOnce, "test_a_closed_sink_leaves_nothing_behind_and_may_be_closed_again"),
+        (Hoarder, "test_what_was_answered_is_let_go_however_long_the_target_is_away"),
+        (Broken, "test_a_delivery_that_is_broken_off_leaves_the_sink_usable"),
+        (NewKey, "test_key_id_and_due_time_are_the_same_at_every_attempt"),
+        (Deaf, "test_a_closed_sink_leaves_nothing_behind_and_may_be_closed_again"),
+    ],
+)
+async def test_a_sink_that_breaks_a_promise_is_found(
+    wrong: type[Wrong], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mainspring.testing.sink_contract.PATIENCE_S", 2.0)
+    await getattr(_Contract(Wrong), part)()
+    with pytest.raises((AssertionError, ConnectionError, ValueError)):
+        await getattr(_Contract(wrong), part)()
