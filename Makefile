@@ -1,6 +1,6 @@
 # Mainspring. `make` alone lists what there is to do; every target does its own set-up.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-cron-long chaos chaos-long check bench bench-peers demo fmt lock clean
+.PHONY: help install serve test test-cron-long chaos chaos-long check check-deploy bench bench-peers demo start-poc cleanup-poc fmt lock clean
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -8,10 +8,11 @@ PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 ARGS   ?=
+COMPOSE = docker compose --file deploy/compose.yaml
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' \
-	  | while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	  | while IFS='|' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 	@echo '  ARGS="…" is handed on, e.g. make test ARGS="-k cancel" or make serve ARGS="--port 9000"'
 
 install: $(STAMP) ## create .venv with everything pinned (redone only when pins change)
@@ -57,6 +58,18 @@ bench-peers: install ## Mainspring beside Celery, Dramatiq, RQ, arq and Huey (th
 demo: install ## generator, two schedulers, Kafka and consumer: rates every second, the sums at the end
 	@tools/install-parts
 	@exec $(BIN)/mainspring demo ticks $(or $(ARGS),--ids 100000 --within 1m)
+
+start-poc: ## the same in containers: Valkey, Kafka, two nodes, generator, consumer; their lines until Ctrl-C (needs Docker)
+	@$(COMPOSE) up --build --detach --wait valkey kafka node-1 node-2
+	@$(COMPOSE) up --detach generator consumer
+	@echo 'nodes: http://127.0.0.1:8001 and http://127.0.0.1:8002; Ctrl-C ends the lines, make cleanup-poc the rest'
+	@$(COMPOSE) logs --follow --no-log-prefix generator consumer
+
+cleanup-poc: ## remove the containers of start-poc, their data and their image
+	@$(COMPOSE) --profile watch down --volumes --rmi local --remove-orphans
+
+check-deploy: install ## container, Kubernetes, systemd and Prometheus files against their schemas
+	@tools/check-deploy
 
 fmt: install ## format and repair what can be repaired
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -281,11 +281,11 @@ def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> M
         HttpOptions(config.http_timeout_s, config.http_concurrency, config.http_reach, room=config.concurrency)
     )
     sinks: dict[str, Sink] = {**(others or {}), "log": LogSink(), "null": NullSink(), "http": http, "https": http}
-    sinks["kafka"] = kafka_sink(_kafka_options(config))
+    sinks["kafka"] = kafka_sink(kafka_options(config))
     return sinks | {"target": NamedSink(config.targets, sinks)}
 
 
-def _kafka_options(config: Config) -> KafkaOptions | None:
+def kafka_options(config: Config) -> KafkaOptions | None:
     if config.kafka_url is None:
         return None
     return KafkaOptions(

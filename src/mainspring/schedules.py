@@ -20,6 +20,7 @@ from .store import schedules as kept
 from .store.index import IdRow
 from .store.put import Widths
 from .store.register import put_ids
+from .store.schedule_ends import with_ends
 from .store.schedule_rows import sketch_apart
 from .store.schedules import Seen
 from .store.store import Store
@@ -173,8 +174,7 @@ class Schedules:
 
     async def get(self, name: str) -> ScheduleView | None:
         """What is known of a schedule; None when there is none of that name."""
-        [seen] = await kept.see(self._store, [check_schedule_name(name)])
-        return None if seen.definition is None else view_of(seen.definition, seen.link, self._store.clock.now_ms())
+        return (await self.get_many([name])).get(name)
 
     async def get_many(self, names: Sequence[str]) -> dict[str, ScheduleView]:
         """Those of these schedules that exist."""
@@ -182,9 +182,8 @@ class Schedules:
         for first in range(0, len(names), AT_ONCE):
             some = names[first : first + AT_ONCE]
             now_ms = self._store.clock.now_ms()
-            for name, seen in zip(
-                some, await kept.see(self._store, [check_schedule_name(name) for name in some]), strict=True
-            ):
+            there = await kept.see(self._store, [check_schedule_name(name) for name in some])
+            for name, seen in zip(some, await with_ends(self._store, there), strict=True):
                 if seen.definition is not None:
                     found[name] = view_of(seen.definition, seen.link, now_ms)
         return found
@@ -275,7 +274,8 @@ class Schedules:
         partition, place = _read_cursor(cursor, len(self._store.keys))
         found: list[ScheduleView] = []
         while partition < len(self._store.keys) and len(found) < limit:
-            place, some = await kept.page(self._store, partition, place, count=limit)
+            place, page = await kept.page(self._store, partition, place, count=limit)
+            some = await with_ends(self._store, page)
             now_ms = self._store.clock.now_ms()
             found += [view_of(one.definition, one.link, now_ms) for one in some if one.definition is not None]
             partition += not place

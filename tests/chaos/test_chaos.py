@@ -68,7 +68,7 @@ SMALL = Profile(
         ("commit-before-delivery", "lost"),
         ("busy-ignored", "repeated"),
         ("next-run-not-put-at-begin", "lost"),
-    ],  # fmt: skip
+    ],
 )
 def test_a_bug_in_the_nodes_does_not_get_through(bug: str, rule: str, tmp_path: Path) -> None:
     """All of it together, processes, roads, recorder and checker, must be able to fail."""

@@ -104,7 +104,10 @@ def test_test_files_in_the_docs_pass(tmp_path: Path) -> None:
     assert count >= 5
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert f"{count} passed" in ended.stdout, ended.stdout + ended.stderr
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    passed = re.search(r"(\d+) passed", ended.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= count, ended.stdout  # more: a class may inherit its tests
 
 
 def test_the_settings_file_of_the_operations_page_is_read(tmp_path: Path) -> None:

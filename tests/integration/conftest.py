@@ -38,7 +38,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     started: Fleet = cluster(3, 0) if name == "cluster" else standalone(kind)
     with started:
         if narrow_rights.wanted():
-            narrow_rights.sign_in(started, masters_of(started))
+            narrow_rights.sign_in(started, masters_of(started), more=[f"+{name}" for name in narrow_rights.TESTS_OWN])
         yield started
 
 

@@ -29,7 +29,7 @@ def server() -> Iterator[Server]:
 
 @contextmanager
 def node(server: Server) -> Iterator["subprocess.Popen[bytes]"]:
-    words = ["serve", "--redis-url", server.url, "--port", "0", "--lease", "2s", "--http-allow", "127.0.0.0/8"]
+    words = ["serve", "--redis-url", server.url, "--port", "0", "--lease", "6s", "--http-allow", "127.0.0.0/8"]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(
         [sys.executable, "-m", "mainspring", *words], stdin=quiet, stdout=quiet, stderr=quiet, env=dict(os.environ)

@@ -172,6 +172,8 @@ async def test_buffer_one_keeps_the_first_that_had_to_wait(ticker: Ticker, clien
     await client.schedules.add("job", every="1m", target="log:", overlap="buffer_one")
     await steps(ticker, clock, 4.5)
     assert slow.begun == [1]
+    found = await client.explain("job@2027-01-15T08:02:00Z")
+    assert (found.code, "08:01:00Z" in found.text) == ("run-before", True)
     slow.end(1)
     await steps(ticker, clock, 4.6)
     assert slow.begun == [1, 2], "the one that waited goes as soon as it may"

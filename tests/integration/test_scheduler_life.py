@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from mainspring.client import Client
 from mainspring.model.errors import InvalidInput, MainspringError, NotFound, Unavailable
 from mainspring.sync import SyncClient
 from mainspring.testing.servers import Server, standalone, wait_until
+from mainspring.workplace import Workplace
 
-from .serving import ENVIRON
+from .serving import ENVIRON, is_gone
 from .working import until
 
 PATIENCE_S = 60.0
@@ -167,10 +169,32 @@ def test_a_schedule_in_the_store_is_edited_while_it_runs_and_the_edit_counts_at_
         after = scheduler.entry("yearly")
         assert (after.spec, after.generation, after.paused) == ("* * * * * *", 2, False)
         assert after.last_runs[0].outcome == "done"
+        assert after.last_runs[0].duration is not None
         assert len(after.next_runs) == 3
         scheduler.sync_client().schedules.pause("yearly")
         assert scheduler.entry("yearly").paused
     assert 1 not in ran
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_how_a_run_on_a_worker_ended_is_known_before_the_next_one(config: Config, fails: bool) -> None:
+    scheduler = Scheduler(config)
+
+    @scheduler.cron("0 0 1 1 *", name="yearly")
+    @scheduler.handler(retries=0)
+    def work() -> None:
+        if fails:
+            raise OSError("no")
+
+    with scheduler:
+        client = scheduler.sync_client()
+        client.schedules.edit("yearly", cron="* * * * * *", max_runs=1)
+        wait_for(lambda: scheduler.entry("yearly").last_runs, "the end of its only run")
+        entry = scheduler.entry("yearly")
+    [run] = entry.last_runs
+    assert (run.outcome, entry.running_since, entry.next_runs) == ("dead" if fails else "done", None, ())
+    assert run.duration is not None
+    assert run.duration.total_seconds() < PATIENCE_S
 
 
 def test_a_stop_lets_active_work_finish_and_breaks_off_what_takes_too_long(server: Server) -> None:
@@ -220,6 +244,25 @@ def test_what_cannot_start_says_why_and_leaves_nothing_behind(server: Server) ->
     with pytest.raises(InvalidInput, match="its lane cannot be changed"):
         moved.start()
     assert moved.state == "stopped"
+    check_nobody_left()
+
+
+def test_without_a_server_the_embedded_one_comes_and_goes_with_the_scheduler(tmp_path: Path) -> None:
+    scheduler = Scheduler(Config(data_dir=tmp_path, shutdown_timeout_s=10))
+    ran: list[int] = []
+
+    @scheduler.handler()
+    def note(n: int) -> None:
+        ran.append(n)
+
+    note.now().put(n=1)  # before the start: the put brings the server up, and the start takes it over
+    for turn in (1, 2):
+        with scheduler:
+            wait_for(lambda t=turn: t in ran, "the task")
+            pid = json.loads((tmp_path / "server.json").read_text())["pid"]
+            note.after("1ms", id=f"turn {turn}").put(n=turn + 1)
+            wait_for(lambda t=turn: t + 1 in ran, "the next")
+        wait_for(lambda p=pid: is_gone(p), "the server ends")
     check_nobody_left()
 
 
@@ -404,6 +447,18 @@ async def test_what_people_edit_or_pause_stays_until_the_code_says_something_new
         await client.schedules.remove("morning")
         await started_once(program(config, "0 11 * * *"))
         assert (await generation(config))[1] == "0 11 * * *", "what the code declares is there when it starts"
+
+
+async def test_a_worker_alone_writes_what_its_module_declares(config: Config) -> None:
+    scheduler = program(config)
+
+    @scheduler.handler()
+    async def work() -> None: ...
+
+    place = Workplace(scheduler)
+    await place.start()
+    await place.stop()
+    assert await generation(config) == (1, "0 9 * * *")
 
 
 async def test_once_runs_once_however_often_the_program_starts(config: Config) -> None:

@@ -368,3 +368,22 @@ async def test_what_is_overdue_goes_out_at_the_catch_up_rate_and_what_is_due_now
     assert all(later - old[at] <= 100 + 10 + 10 for at, later in enumerate(old[10:])), old
     assert old[-1] == 700
     assert (await balance(store)).pending == 0
+
+
+async def test_lanes_that_are_overdue_keep_their_order_and_the_catch_up_rate(tickers: Tickers, store: Store) -> None:
+    flow = FlowOptions(catch_up=Rate(50, burst=5), catch_up_after_ms=10_000)
+    ticker = await tickers(options=EngineOptions(flow=flow))
+    for number in range(8):
+        await ticker.client.put_many(Task("log:", number, after=f"{1 + number}s", lane=f"lane {n}") for n in range(20))
+    await ticker.client.put_many(Task("log:", 8, after="100s", lane=f"lane {n}") for n in range(20))
+    ticker.clock.advance(seconds=100)
+    sent = []
+    for _ in range(80):
+        ticker.clock.advance(ms=100)
+        await ticker.turn()
+        sent.append(len(ticker.deliveries))
+    assert sent[-1] == 180
+    assert all(later - sent[at] <= 50 + 5 + 10 + 20 for at, later in enumerate(sent[10:])), sent
+    for n in range(20):
+        assert [one.value() for one in ticker.deliveries if one.lane == f"lane {n}"] == list(range(9))
+    assert (await balance(store)).pending == 0

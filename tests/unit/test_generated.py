@@ -1,11 +1,12 @@
 """Generated ids: random, and neighbours of one call share a partition."""
 
 from binascii import crc_hqx
+from collections import Counter
 from itertools import groupby
 
 import pytest
 
-from mainspring.store.generated import STRETCH, GeneratedIds
+from mainspring.store.generated import SHARE, STRETCH, GeneratedIds
 
 SIZE = 16
 
@@ -41,3 +42,28 @@ def test_a_single_task_may_go_anywhere() -> None:
 
 def test_a_large_call_is_left_to_chance() -> None:
     assert set(partitions_of(GeneratedIds(32).draw(STRETCH * 32), 32)) == set(range(32))
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 32, 100])
+def test_in_a_large_call_what_is_due_in_one_second_shares_a_partition(partitions: int) -> None:
+    dues_ms = [1_000 * (n % 600) + n % 1_000 for n in range(STRETCH * 100)]
+    block = GeneratedIds(partitions).draw_by_second(dues_ms)
+    assert len({block[at : at + SIZE] for at in range(0, len(block), SIZE)}) == len(dues_ms)
+    seconds: dict[int, set[int]] = {}
+    for due_ms, partition in zip(dues_ms, partitions_of(block, partitions), strict=True):
+        seconds.setdefault(due_ms // 1000, set()).add(partition)
+    assert all(len(found) == 1 for found in seconds.values())
+    counts = Counter(next(iter(found)) for found in seconds.values())
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert len(counts) == partitions
+
+
+def test_a_crowded_second_is_spread_evenly() -> None:
+    counts = Counter(partitions_of(GeneratedIds(32).draw_by_second([5_000] * (SHARE * 64)), 32))
+    assert counts == dict.fromkeys(range(32), 2 * SHARE)
+
+
+def test_a_second_falls_into_another_partition_with_every_call() -> None:
+    ids = GeneratedIds(32)
+    dues_ms = [1_000 * (n % 64) for n in range(STRETCH * 32)]
+    assert len({partitions_of(ids.draw_by_second(dues_ms), 32)[0] for _ in range(300)}) == 32

@@ -333,6 +333,32 @@ def test_a_failing_head_holds_up_its_lane(story: Story) -> None:
     assert broken(story) == ["lane"]
 
 
+def test_two_workers_in_one_lane_at_once_are_found(story: Story) -> None:
+    story.put("first", lane="l")
+    story.put("second", due=1, lane="l")
+    story.begin("first", at=1_000, token="", node="w1")
+    story.begin("second", due=1, at=2_000, token="", node="w2")
+    story.end("first", at=3_000, token="")
+    story.end("second", due=1, at=3_500, token="")
+    assert "lane" in broken(story)
+
+
+@pytest.mark.parametrize(("stopped", "rules"), [("w1", []), ("w3", ["repeated"])])
+def test_a_worker_that_stood_still_may_begin_late_what_another_has_ended(
+    story: Story, stopped: str, rules: list[Rule]
+) -> None:
+    story.put("first", lane="l")
+    story.put("second", due=1, lane="l")
+    story.fault(DUE_US + 100, DUE_US + 5_000, node=stopped)
+    story.begin("first", at=1_000, token="", node="w2")
+    story.end("first", at=2_000, token="")
+    story.begin("second", due=1, at=3_000, token="", node="w2")
+    story.begin("first", at=4_000, token="", node="w1")
+    story.end("second", due=1, at=4_500, token="")
+    story.end("first", at=5_000, token="")
+    assert broken(story) == rules
+
+
 def test_a_failing_head_does_not_hold_up_other_lanes(story: Story) -> None:
     story.put("first", lane="l")
     story.put("other", due=1, lane="m")

@@ -59,14 +59,9 @@ def _asset(name: str) -> Answer:
 
 ROUTES: Final = (
     Route("GET", "/openapi.json", openapi, None, "This document.", answers={200: dict[str, Any]}),
-    Route("GET", "/docs", docs, None, "The same for people.", answers={200: None}),
+    Route("GET", "/docs", docs, None, "The same for people.", answers={200: None}, media=("text/html",)),
     Route(
-        "GET",
-        "/docs/{name}",
-        docs_asset,
-        None,
-        "What the page is made of.",
-        answers={200: None},
-        problems=("not-found",),
+        "GET", "/docs/{name}", docs_asset, None, "What the page is made of.", answers={200: None},
+        media=("text/html", "text/css", "text/javascript"), problems=("not-found",),
     ),
-)
+)  # fmt: skip

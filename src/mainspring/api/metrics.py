@@ -15,4 +15,7 @@ async def get_metrics(call: Call) -> Answer:
     return Answer(200, render(await everything(call.node)).encode(), TEXT)
 
 
-ROUTE: Final = Route("GET", "/metrics", get_metrics, "read", "Figures for Prometheus.", open_by="metrics_open")
+ROUTE: Final = Route(
+    "GET", "/metrics", get_metrics, "read", "Figures for Prometheus.", answers={200: None}, media=("text/plain",),
+    open_by="metrics_open",
+)  # fmt: skip

@@ -115,7 +115,7 @@ def _in_header(route: Route) -> list[dict[str, Any]]:
 def _responses(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for status, kind in route.answers.items():
-        content = {"text/html": {}} if kind is None else _content(route, schema_of[kind])
+        content = {one: {} for one in route.media} if kind is None else _content(route, schema_of[kind])
         told[str(status)] = {"description": route.summary, "content": content}
     slugs = dict.fromkeys((*(_PROBES if route.right is None else _EVERYWHERE), *route.problems))
     for slug in slugs:

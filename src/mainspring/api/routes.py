@@ -29,7 +29,9 @@ class Route:
     """A Struct with one field per parameter."""
     body: type | None = None
     answers: Mapping[int, Any] = field(default_factory=dict)
-    """Status -> type of the answer."""
+    """Status -> type of the answer; None for what is no JSON."""
+    media: tuple[str, ...] = ()
+    """Content types of answers that are no JSON."""
     problems: tuple[str, ...] = ()
     """Besides those that every route may answer."""
     streams: bool = False

@@ -1,38 +1,49 @@
-"""`mainspring doctor`: the checks that a node makes at its start, without starting one."""
+"""`mainspring doctor`: is everything as it should be, and if not, what to do."""
 
 import asyncio
-import contextlib
+from typing import Annotated
 
 import msgspec
 import typer
 
-from mainspring.cli.reach import DataDir, Json, RedisUrl, Settings, load, server_url
+from mainspring.checkup import Found, checkup
+from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, server_url
 from mainspring.config import Config
-from mainspring.store.checks import Check, check_server
-from mainspring.store.links import Links
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+_EXAMPLES = """Examples:
+\b
+  mainspring doctor --redis-url redis://server:6379
+  mainspring doctor --strict --json
+\b
+Exit codes: 0 it can be used, 1 something must be set right first (with --strict: also at a warning),
+2 the settings are wrong.
+"""
 
-@app.command()
+
+@app.command(epilog=_EXAMPLES)
 def doctor(
     redis_url: RedisUrl = None,
     data_dir: DataDir = None,
+    namespace: Namespace = None,
     config: Settings = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 at a warning as well.")] = False,
     json: Json = False,
 ) -> None:
-    """Check the server; exit code 1 if it cannot be used."""
-    found = asyncio.run(_examine(load(redis_url, data_dir, None, config)))
+    """Check the whole set-up: servers, rights, speed, clocks, data, nodes, Kafka, this machine."""
+    found = asyncio.run(_examine(load(redis_url, data_dir, namespace, config)))
     if json:
-        rows = [{"server": address} | msgspec.to_builtins(check) for address, check in found]
+        rows = [{"server": one.where} | msgspec.to_builtins(one.check) for one in found]
         print(msgspec.json.encode(rows).decode())
     else:
-        for address, check in found:
-            print(f"{check.status:8} {address}  {check.name}: {check.message}")
-    if any(check.status == "error" for _, check in found):
+        for where, check in found:
+            print(f"{check.status:8} {where}  {check.name}: {check.message}")
+    serious = ("error", "warning") if strict else ("error",)
+    if any(one.check.status in serious for one in found):
         raise typer.Exit(1)
 
 
-async def _examine(config: Config) -> list[tuple[str, Check]]:
-    async with server_url(config) as url, contextlib.aclosing(await Links.connect(url, config.links)) as links:
-        return [(link.address, check) for link in links.all() for check in await check_server(link)]
+async def _examine(config: Config) -> list[Found]:
+    async with server_url(config) as url:
+        return await checkup(config, url)

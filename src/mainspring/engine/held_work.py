@@ -127,7 +127,10 @@ class HeldWork:
 
     def may_leave(self, lane: str, flight: Flight) -> bool:
         """Asked for the one whose turn it is in its lane. If it has to wait, all of its lane wait."""
-        key = self.gates.hold_for(flight.body.target, lane, _due_ms(flight))
+        hold = self.holds.of_lane(lane)
+        # What was held for another reason is not overdue for that.
+        behind = not flight.live.slice.is_hold or (hold is not None and hold.record.cause == CATCH_UP)
+        key = self.gates.hold_for(flight.body.target, lane, flight.place_ms if behind else inf)
         if key is not None:
             self.lanes.gate(lane, key)
         return key is None
@@ -182,47 +185,67 @@ class HeldWork:
     # -- and back ------------------------------------------------------------------------------------------
 
     def look_again(self) -> None:
-        """Some holds may have ended: what waits there comes back."""
-        for hold in self.holds:
-            if not hold.open and not hold.closing and self._is_over(hold):
-                hold.end()
+        """Some gates may have opened: what waits behind them comes back."""
+        for some in list(self.holds.waiting.values()):
+            for hold in list(some):
+                if self._gate_lasts(hold):
+                    break  # and so it does for the others
+                self.holds.no_gate(hold)
+                self._end_if_over(hold)
 
-    def _is_over(self, hold: Hold) -> bool:
-        lane = hold.lane
-        if lane is None:
-            return not self.gates.is_closed(hold.record.key)
-        key = self.lanes.gated.get(lane)
-        if key is not None:
-            if not self.gates.may_open(key):
-                return False
-            self.lanes.ungate(lane)
-        if self.lanes.waits_for(lane) is None:
+    def look_at_all(self) -> None:
+        """The same for every hold, whatever it waits for."""
+        for hold in self.holds:
+            if not hold.open and not self._gate_lasts(hold):
+                self._end_if_over(hold)
+
+    def lane_is_free(self, lane: str) -> None:
+        """Its head is settled: what waits behind it comes back."""
+        hold = self.holds.of_lane(lane) if self.holds.by_key else None
+        if hold is not None and not hold.open and lane not in self.lanes.gated:
+            self._end_if_over(hold)
+
+    def _gate_lasts(self, hold: Hold) -> bool:
+        if hold.lane is None:
+            return self.gates.is_closed(hold.record.key)
+        key = self.lanes.gated.get(hold.lane)
+        if key is None:
+            return False
+        if not self.gates.may_open(key):
             return True
-        return hold.has_head and hold.record.cause != PARKED
+        self.lanes.ungate(hold.lane)
+        return False
+
+    def _end_if_over(self, hold: Hold) -> None:
+        waits = hold.lane is not None and self.lanes.waits_for(hold.lane) is not None
+        if not waits or (hold.has_head and hold.record.cause != PARKED):
+            self.holds.end(hold)
 
     def to_find(self) -> list[Hold]:
         """Holds that have ended and whose slices are not in memory."""
-        return [hold for hold in self.holds if hold.open and hold.live is None and not hold.pending]
+        return [hold for hold in self.holds.to_find if not hold.pending]
 
     def found(self, hold: Hold, live: LiveSlice | None) -> None:
         """Its slice; None when there is none: all that was to be moved there had been cancelled."""
         hold.live = live
+        self.holds.to_find.pop(hold, None)
         if live is not None and hold.lane is None:
             live.pace = hold.record.key
         if live is None:
-            hold.closing = True
             self.holds.records[hold.place.name] = b""
             self.gone(hold.place)
 
     def forget(self, live: LiveSlice) -> None:
         """The slice is read anew, or gone."""
-        for hold in self.holds:
-            if hold.live is live:
-                hold.live = None
+        hold = self.holds.by_place.get(live.slice)
+        if hold is not None and hold.live is live:
+            hold.live = None
+            if hold.open:
+                self.holds.to_find[hold] = None
 
     def may_drop(self, place: Slice) -> HoldRecord | None:
         """What to keep of the hold when its slice, in which all is done, is dropped; None when it must stay."""
-        hold = next((one for one in self.holds if one.place == place), None)
+        hold = self.holds.by_place.get(place)
         if hold is None:
             return HoldRecord("")
         if not hold.open or hold.pending:
@@ -232,11 +255,11 @@ class HeldWork:
 
     def gone(self, place: Slice, now_ms: int | None = None) -> None:
         """The slice of a hold is dropped."""
-        for hold in self.holds:
-            if hold.place == place:
-                del self.holds.by_key[hold.record.key]
-                if hold.lane is not None:
-                    self.lanes.stirred.add(hold.lane)
+        hold = self.holds.by_place.get(place)
+        if hold is not None:
+            self.holds.remove(hold)
+            if hold.lane is not None:
+                self.lanes.stirred.add(hold.lane)
         if now_ms is not None:
             self.holds.ended[place.name] = now_ms
 
@@ -253,8 +276,10 @@ class HeldWork:
             hold = Hold(place, record or HoldRecord(f"lost:{place.name}", since_ms=place.since_ms))
             if hold.record.key in self.holds.by_key:  # an earlier one, in which all is done
                 hold.record = HoldRecord(f"lost:{place.name}", since_ms=place.since_ms)
-            self.holds.by_key[hold.record.key] = hold
+            self.holds.add(hold)
+            self.holds.close(hold, hold.record)
             if hold.lane is not None:
                 hold.has_head = hold.lane in inherited.heads_inside
                 if self.gates.is_closed(hold.record.cause):
                     self.lanes.gate(hold.lane, hold.record.cause)
+        self.look_at_all()

@@ -26,6 +26,7 @@ class HoldWatch:
         """A failed head that somebody has cancelled or given up holds up nobody any more."""
         asked = {}
         for partition in self._owned.values():
+            partition.held_work.look_at_all()
             if partition.quiet and (heads := partition.lanes.heads_to_ask(HEADS_ASKED)):
                 asked[partition] = heads
         if not asked:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ..model.delivery import Body
-from ..model.hold import LANE, HoldRecord
+from ..model.hold import LANE, PARKED, RETRY, HoldRecord
 from ..store.codec import INDEXED, SCHEDULED, entry
 from ..store.codec import LANE as IN_LANE
 from ..store.fire import Moves
@@ -136,6 +136,11 @@ class Holds:
 
     def __init__(self) -> None:
         self.by_key: dict[str, Hold] = {}
+        self.by_place: dict[Slice, Hold] = {}
+        self.waiting: dict[str, dict[Hold, None]] = {}
+        """Holds that last as long as a gate is closed, by what it calls their cause."""
+        self.to_find: dict[Hold, None] = {}
+        """Holds that have ended and whose slices are not in memory."""
         self.ended: dict[str, int] = {}
         """Names of slices that are gone, and since when: their records are kept as long as the ids of their tasks."""
         self._moves: list[tuple[LiveSlice, Hold, int, bytes]] = []
@@ -160,14 +165,46 @@ class Holds:
         if hold is None or hold.closing:
             # Each has a slice of its own, and none the name of one that ever was.
             self._latest_ms = max(now_ms, self._latest_ms + 1)
-            hold = self.by_key[record.key] = Hold(Slice.held_since(self._latest_ms), record)
+            hold = self.add(Hold(Slice.held_since(self._latest_ms), record))
         elif (hold.record.cause, hold.record.reason) == (record.cause, record.reason) and not hold.open:
             return hold
         else:
             record = msgspec.structs.replace(record, since_ms=hold.record.since_ms)
-        hold.close(record)
+        self.close(hold, record)
         self.records[hold.place.name] = record.encode()
         return hold
+
+    def add(self, hold: Hold) -> Hold:
+        self.by_key[hold.record.key] = self.by_place[hold.place] = hold
+        return hold
+
+    def close(self, hold: Hold, record: HoldRecord) -> None:
+        self.no_gate(hold)
+        self.to_find.pop(hold, None)
+        hold.close(record)
+        if record.cause not in (RETRY, PARKED):
+            self.waiting.setdefault(record.cause, {})[hold] = None
+
+    def no_gate(self, hold: Hold) -> None:
+        """It waits for no gate (any more)."""
+        some = self.waiting.get(hold.record.cause, {})
+        some.pop(hold, None)
+        if not some:
+            self.waiting.pop(hold.record.cause, None)
+
+    def end(self, hold: Hold) -> None:
+        self.no_gate(hold)
+        hold.end()
+        if hold.live is None:
+            self.to_find[hold] = None
+
+    def remove(self, hold: Hold) -> None:
+        """Its slice is gone. Another one may have its key by now."""
+        self.no_gate(hold)
+        self.to_find.pop(hold, None)
+        self.by_place.pop(hold.place, None)
+        if self.by_key.get(hold.record.key) is hold:
+            del self.by_key[hold.record.key]
 
     # -- on the way in ---------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class LiveSlice:
         self.suspended = False
         """A hold slice whose hold lasts: nothing of it is read."""
         self.pace: str | None = None
-        """A hold slice of tasks without lanes: the key of its hold, which may let them out little by little."""
+        """Of tasks without lanes, held or overdue: the key of the hold that may let them out little by little."""
         self.g = g
         self.forgotten = False
         self.has_lanes = False
@@ -133,6 +133,8 @@ class LiveSlice:
             self.restart(dedupe=True)
             return -waiting
         self.has_lanes = self.has_lanes or any(flag & LANE for flag in flags)
+        if self.has_lanes:
+            self.pace = None  # those of lanes must not be left waiting here while later ones of theirs leave
         whole = min(map(len, rows), default=0) >= HEADER_BYTES
         heads = map(_OFFSET, rows) if whole else (row[:4].ljust(4, b"\0") for row in rows)
         offsets = array("I", b"".join(heads))

@@ -386,7 +386,7 @@ class Partition:
         lane = flight.body.lane
         if lane is not None and self.lanes.free(lane, flight.idh) and self.lanes.let_go(lane):
             self.holds.append((lane, b""))
-            self.held_work.look_again()
+            self.held_work.lane_is_free(lane)
 
     @property
     def quiet(self) -> bool:
@@ -397,7 +397,7 @@ class Partition:
         """The failed head of a lane was cancelled, or given up: the next one may leave."""
         if self.lanes.waits_for(lane) == idh and self.lanes.free(lane, idh) and self.lanes.let_go(lane):
             self.holds.append((lane, b""))
-            self.held_work.look_again()
+            self.held_work.lane_is_free(lane)
 
     def took(self, live: LiveSlice, now_s: float) -> None:
         """Rows were read: note what needs no delivery, and when the next is due."""
@@ -405,7 +405,9 @@ class Partition:
             self.settled(live, now_s)
         self.lost, live.lost = self.lost + live.lost, 0
         for prefix in live.tombs:
-            self.holds += [(lane, b"") for lane in self.lanes.free_cancelled(prefix)]
+            for lane in self.lanes.free_cancelled(prefix):
+                self.holds.append((lane, b""))
+                self.held_work.lane_is_free(lane)
         live.tombs = []
         if live.occurrences:
             self.chains.read(live.occurrences)

@@ -18,6 +18,7 @@ from ..model.clock import Clock, steady_s
 from ..model.errors import StoreError
 from ..model.schedule import Definition
 from ..store import schedule_care, schedules
+from ..store.schedule_ends import run_ends
 from ..store.store import Store
 from .chains import APART, Chains, Occurrence, Plan, occurrence_of
 from .flight import Flight
@@ -145,12 +146,14 @@ class Planner:
         free = []
         links = [plan.link for _, plan in doubts if plan.link is not None]
         ends = await schedules.over(self._store, number, [link.state.last for link in links])
-        for (flight, plan), link, end in zip(doubts, links, ends, strict=True):
+        names = [plan.definition.name for _, plan in doubts if plan.link is not None and plan.definition is not None]
+        told = await run_ends(self._store, [(number, name, link) for name, link in zip(names, links, strict=True)])
+        for (flight, plan), link, end, run_end in zip(doubts, links, ends, told, strict=True):
             definition = plan.definition
             if definition is None:
                 continue
             if end is not None:
-                run = Run(link.state.last_ms, link.state.began_ms, None, end)
+                run = run_end or Run(link.state.last_ms, link.state.began_ms, None, end)
                 plan.relink(link.state.with_run(run))
                 free.append((flight, plan))
             elif definition.overlap_rule.word == "skip" and not plan.waits_for_end:

@@ -162,7 +162,8 @@ class Valves:
 
     @property
     def closed(self) -> bool:
-        return self._overdue or bool(self._bounded)
+        # Of lanes any may have an overdue one whose turn has come: each is asked then.
+        return self.catch_up is not None or bool(self._bounded)
 
     def governs(self, target: str) -> bool:
         return self._overdue or receiver_of(target) in self._bounded

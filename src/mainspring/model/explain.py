@@ -20,6 +20,7 @@ Code = Literal[
     "slow",
     "due",
     "owner-behind",
+    "run-before",
     "no-owner",
     "no-node",
     "fired",

@@ -44,3 +44,5 @@ class End:
     result: bytes | None = None
     """To be kept for who waits for it, for so long."""
     result_ttl_ms: int = 0
+    run_end: bytes | None = None
+    """Of a run of a schedule: to be kept under the name of the schedule."""

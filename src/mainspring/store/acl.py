@@ -39,7 +39,7 @@ DATA: Final = (
     # sets and sorted sets
     "sadd", "smembers", "zadd", "zcard", "zcount", "zmscore", "zrange", "zrank", "zrem", "zscan", "zscore",
     # streams
-    "xack", "xadd", "xautoclaim", "xdel", "xgroup|create", "xinfo|groups", "xlen", "xpending", "xrange",
+    "xack", "xadd", "xautoclaim", "xclaim", "xdel", "xgroup|create", "xinfo|groups", "xlen", "xpending", "xrange",
     "xreadgroup", "xrevrange",
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ from ..model.dead import DeadLetter
 from ..model.delivery import Body
 from ..model.explain import Code, Explanation, moment, span
 from ..model.hold import PARKED, HoldRecord
+from ..model.occurrence import schedule_of
 from ..model.pause import Pause, Pauses
 from .dead import Kept, find_letter
 from .find import Finder, Located, Reference
@@ -15,6 +16,7 @@ from .lane_head import Head, head_before
 from .members import Holding, View, look
 from .pauses import read_pauses
 from .query import Found, look_at
+from .schedules import run_before
 from .store import Store
 
 PROMPT_MS: Final = 1_000
@@ -37,6 +39,8 @@ class Facts(NamedTuple):
     """Of the hold slice it stands in."""
     pause: Pause | None = None
     """What stands still by somebody's will, and this task with it."""
+    run_before: str | None = None
+    """The run of the same schedule that it waits for."""
 
     @property
     def entry(self) -> Found:
@@ -196,6 +200,12 @@ def _doing(head: Head, now_ms: int) -> str:
     return f"comes first and is due {ahead}"
 
 
+def _run_before(facts: Facts) -> tuple[Code, str] | None:
+    if facts.run_before is None:
+        return None
+    return "run-before", f"It is a run of a schedule and waits until the one before it, {facts.run_before}, is over."
+
+
 def _overdue(facts: Facts) -> tuple[Code, str]:
     late = span(facts.late_ms)
     if facts.late_ms < PROMPT_MS:
@@ -208,7 +218,7 @@ _NOT_OVER: Final = frozenset({"pending", "fired", "queued", "running"})
 
 REASONS: Final[tuple[Reason, ...]] = (
     _unreadable, _paused_queue, _in_queue, _expired, _ahead, _ownerless, _under_way, _paused, _parked, _held,
-    _behind_head, _coming_back, _overdue,
+    _behind_head, _coming_back, _run_before, _overdue,
 )  # fmt: skip
 """What may hold up a task that is not over, in the order in which it is asked: the first that answers is the reason.
 The last always answers. To explain something new, write such a function, put it where it takes precedence, and name its
@@ -229,7 +239,10 @@ async def explain(store: Store, finder: Finder, task_id: str, reference: Referen
         head = await head_before(store, body.lane, reference.idh, address, place_ms) if place_ms <= now_ms else None
     hold = await record_of(store, address.partition, address.slice) if address.slice.is_hold else None
     pause = None if body is None else await _pause_of(store, body, hold, now_ms)
-    facts = Facts(task_id, now_ms, located, view, holdings[address.partition], head, hold, pause)
+    before = None
+    if body is not None and body.occurrence is not None and located.entry.state == "pending":
+        before = await run_before(store, address.partition, schedule_of(task_id), body.occurrence)
+    facts = Facts(task_id, now_ms, located, view, holdings[address.partition], head, hold, pause, before)
     code, text = next(answer for reason in REASONS if (answer := reason(facts)) is not None)
     return _explanation(facts, code, text)
 

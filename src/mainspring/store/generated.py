@@ -2,18 +2,23 @@
 
 A transaction, and later a tick, costs per partition it touches. Tasks that are put together are mostly due together, so
 a call of some hundred tasks goes to a few partitions, one stretch of neighbours each, and the next call to the next
-ones. The partition is still what the crc16 of the id says: whoever reads needs to know nothing of this.
+ones. A larger call reaches all partitions anyway; there tasks that are due in the same second share one, so that a slice gets
+many rows at once and not one each. The partition is still what the crc16 of the id says: whoever reads needs to know nothing of this.
 """
 
 import os
 import random
 from binascii import crc_hqx
+from collections.abc import Sequence
 from typing import Final
 
 from ..model.ids import IDH_BYTES
 
 STRETCH: Final = 32
 """Tasks that share a partition: by then its costs per partition are small against those per task."""
+
+SHARE: Final = 64
+"""Tasks of one second and one large call that share a partition: beyond that a slice gains nothing by more of them."""
 
 _CHOSEN: Final = 2
 _FREE: Final = IDH_BYTES - _CHOSEN
@@ -26,6 +31,7 @@ class GeneratedIds:
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
         self._next = random.randrange(partitions)
+        self._states: dict[int, int] = {}
 
     def draw(self, count: int) -> bytes:
         """So many ids of 16 bytes, one behind the other."""
@@ -35,6 +41,34 @@ class GeneratedIds:
         stretches = -(-count // STRETCH)
         length = -(-count // stretches) * IDH_BYTES
         return b"".join(self._steered(block[at : at + length]) for at in range(0, len(block), length))
+
+    def draw_by_second(self, dues_ms: Sequence[int]) -> bytes:
+        """For a large call, ids that lead what is due in one second into one partition, at most SHARE at a time."""
+        if len(dues_ms) < STRETCH * self._partitions:
+            return self.draw(len(dues_ms))
+        block = os.urandom(IDH_BYTES * len(dues_ms))
+        turn = random.randrange(self._partitions)
+        stretches: dict[int, list[int]] = {}
+        ids: list[bytes] = []
+        for at, due_ms in zip(range(0, len(block), IDH_BYTES), dues_ms, strict=True):
+            second = due_ms // 1000
+            stretch = stretches.get(second)
+            if stretch is None or not stretch[0]:
+                number = 0 if stretch is None else stretch[2] + 1
+                stretch = stretches[second] = [SHARE, self._state_for(second + turn + number), number]
+            stretch[0] -= 1
+            free = block[at : at + _FREE]
+            ids += (free, (crc_hqx(free, 0) ^ stretch[1]).to_bytes(_CHOSEN, "big"))
+        return b"".join(ids)
+
+    def _state_for(self, turn: int) -> int:
+        """Of some crc16 that belongs to the partition whose turn it is."""
+        partition = turn % self._partitions
+        state = self._states.get(partition)
+        if state is None:
+            state = _state_before(partition + self._partitions * random.randrange(65536 // self._partitions))
+            self._states[partition] = state
+        return state
 
     def _steered(self, block: bytes) -> bytes:
         """The same ids with their last bytes changed so that all have one crc16: one of the next partition's."""

@@ -79,7 +79,7 @@ class Intake:
         Without `items` tasks that carry no id leave no trace in the batch but their rows.
         """
         batch = Batch()
-        random = self._generated.draw(len(tasks))
+        random = self._draw(tasks)
         partitions, heads, most = self._partitions, self._heads, self._max_payload_bytes
         # A common task: no id, no lane, due within the hour. Its row is made right here, without a call.
         first, last = now_ms - now_ms % SECOND_MS, now_ms + HOUR_MS
@@ -131,6 +131,10 @@ class Intake:
                 where = (partition, place, len(rows) - 1)
                 batch.items.append(_new(Plain, (idh, due_ms, due_ms < now_ms, where)))
         return batch
+
+    def _draw(self, tasks: Sequence[Task]) -> bytes:
+        """Ids for those that carry none. A time that is not plain milliseconds, or none, counts as any other."""
+        return self._generated.draw_by_second([at if type(at := task.at) is int else 0 for task in tasks])
 
     def _take_named(
         self,

@@ -13,6 +13,7 @@ from ..model.outcome import DONE, Dead, Done, Retry
 from .codec import INDEXED, SCHEDULED, entry
 from .keys import ADDRESS_BYTES, SECOND_MS, Address, PartitionKeys, Slice, address_prefix
 from .put import WAKE_MS, fresh_score
+from .schedule_ends import KEPT_MS, end_key, schedule_of
 from .store import Group, Store
 from .wire import Command
 
@@ -99,6 +100,9 @@ def _group(store: Store, by: By, ends: Sequence[End], now_ms: int) -> Group:
         if end.result is not None:
             parts.result_keys.append(names.result(end.job.idh))
             parts.results += (position, max(1, end.result_ttl_ms), end.result)
+        if end.run_end is not None:
+            parts.result_keys.append(end_key(names, schedule_of(end.job)))
+            parts.results += (position, KEPT_MS, end.run_end)
         if end.job.body.lane is not None:
             parts.lanes += (position, encode_ack(end.outcome))
             parts.x_lanes.append(_x_of(names, end.job))

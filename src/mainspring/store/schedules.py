@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ..model.chain import Link
 from ..model.errors import StoreError
+from ..model.occurrence import occurrence_id
 from ..model.schedule import Definition, pack_definition, unpack_definition
 from .index import look_up, look_up_packed
 from .keys import Address, PartitionKeys, Slice, address_prefix, partition_of
@@ -197,6 +198,18 @@ async def over(store: Store, partition: int, idhs: Sequence[bytes]) -> list[str 
         state = next(found).state if address is not None else "unknown"
         states.append(state if state in NO_LONGER and place is None else None)
     return states
+
+
+async def run_before(store: Store, partition: int, name: str, occurrence: tuple[int, int]) -> str | None:
+    """The id of the run that this planned one has to wait for; None when there is none that is not over."""
+    [seen] = await fetch(store, partition, [name])
+    definition, link = seen.definition, seen.link
+    if definition is None or link is None or (link.generation, link.planned_ms) != occurrence:
+        return None
+    if link.state.last_is_over or definition.overlap_rule.word in ("skip", "allow"):
+        return None
+    [end] = await over(store, partition, [link.state.last])
+    return occurrence_id(name, link.state.last_ms) if end is None else None
 
 
 async def note_ends(store: Store, partition: int, links: Iterable[tuple[str, Link]]) -> None:

@@ -156,7 +156,9 @@ def _repeats(key: str, life: Life, faults: Faults) -> Iterator[Violation]:
         failed = begun.attempt > former.attempt and former.attempt in life.retried
         if failed or life.accepted.twice or life.anew_since(former.at_us):
             continue
-        if not faults.between(former.at_us, begun.at_us, former.node):
+        # Of workers the late one may be the one that failed: it stood still before it began.
+        failing = (former.node,) if begun.token else (former.node, begun.node)
+        if not any(faults.between(former.at_us, begun.at_us, node) for node in failing):
             text = f"{key}: attempt {begun.attempt} after attempt {former.attempt} with no fault in between"
             yield Violation("repeated", begun.task, begun.at_us, text)
 

@@ -88,12 +88,16 @@ def _leaving(events: Sequence[Event]) -> list[tuple[int, str]]:
 
 def _begin(lane: _Lane, begun: Begun, due_ms: int) -> Iterator[Broken]:
     other = lane.under_way
+    again = begun.key in lane.started
+    lane.started.add(begun.key)
+    if again and not begun.token and other is not None and other.key != begun.key:
+        # A worker that stood still goes on with what another one has ended long since: whether that may be is a
+        # question of repeats, and the lane is where it is.
+        return
     # What a former owner had under way when it went is not under way any more.
     if other is not None and other.key != begun.key and other.token == begun.token:
         yield begun, f"began while {other.task} of its lane was under way"
     lane.under_way = begun
-    again = begun.key in lane.started
-    lane.started.add(begun.key)
     head = lane.head()
     if head is not None and head[0] < due_ms and head[1] != begun.key and not again:
         yield begun, f"due {due_ms} ms, overtook {head[1]} due {head[0]} ms"

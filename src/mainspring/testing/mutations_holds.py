@@ -46,7 +46,7 @@ def _no_slices(inherit: Any) -> Any:
 
 
 def _stays_closed(_: Any) -> Any:
-    return lambda _self, _hold: False
+    return lambda _self, _hold: None
 
 
 HOLDS: Final = (
@@ -83,6 +83,6 @@ HOLDS: Final = (
     Mutation(
         "held-work-never-comes-back",
         "a hold does not end when its lane is free",
-        (Patch(HeldWork, "_is_over", _stays_closed),),
+        (Patch(HeldWork, "_end_if_over", _stays_closed),),
     ),
 )

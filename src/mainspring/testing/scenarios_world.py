@@ -50,7 +50,8 @@ class World:
     async def __aenter__(self) -> Self:
         self._caller = Caller(Client.over(await self._open(self.clock)), self.history, self._moments)
         # A call that the server answers with "unknown script" does nothing: losing that reply would be no accident.
-        loads: list[Command] = [("SCRIPT", "LOAD", text_of(name, True)) for name in (*_SCRIPTS, *_SCRIPTS_OF_QUEUES, *_SCRIPTS_OF_SCHEDULES)]
+        names = (*_SCRIPTS, *_SCRIPTS_OF_QUEUES, *_SCRIPTS_OF_SCHEDULES)
+        loads: list[Command] = [("SCRIPT", "LOAD", text_of(name, True)) for name in names]
         await self.store.run_one(self.keys.slot, loads)
         return self
 

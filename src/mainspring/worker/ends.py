@@ -16,6 +16,7 @@ from ..model.policies import Policies
 from ..model.result import Ending, Result
 from ..model.retry import GiveUp, Wait, decide
 from ..store import queue
+from ..store.schedule_ends import pack_end
 from ..store.store import Store
 from .run import Run
 
@@ -62,6 +63,8 @@ class Ends:
         self._wake()
 
     def _put(self, end: End) -> None:
+        if end.job.body.occurrence is not None and not isinstance(end.outcome, Retry):
+            end.run_end = pack_end(end.job, _ending(end.outcome), self._store.clock.now_ms())
         if not self.unsent:
             self._wake()
         self.unsent.append(end)
@@ -102,12 +105,10 @@ class Ends:
         ttl_ms = run.work.result_ttl_ms
         if not ttl_ms or isinstance(outcome, Retry):
             return End(run.job, outcome)
-        ending: Ending = "done"
-        reason = ""
+        ending = _ending(outcome)
+        reason = "cancelled while it ran" if isinstance(outcome, Cancelled) else ""
         if isinstance(outcome, Dead):
-            ending, reason = "dead", outcome.reason
-        elif isinstance(outcome, Cancelled):
-            ending, reason = "cancelled", "cancelled while it ran"
+            reason = outcome.reason
         ended_ms = self._store.clock.now_ms()
         result = Result(
             ending,
@@ -153,3 +154,7 @@ class Ends:
         jobs, self.given_back = self.given_back, []
         if jobs:
             await queue.give_back(self._store, jobs)
+
+
+def _ending(outcome: Outcome | Cancelled) -> Ending:
+    return "dead" if isinstance(outcome, Dead) else "cancelled" if isinstance(outcome, Cancelled) else "done"

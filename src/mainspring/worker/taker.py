@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from ..model.pause import Pauses
 from ..store import queue
+from ..store.pauses import read_pauses
 from ..store.store import Store
 from .calls import Calls
 from .hands import Hands
@@ -38,6 +40,7 @@ class Taker:
         self._unsent = unsent
         self.calls = Calls(shares.queues, len(store.keys))
         self._polled_at = 0.0
+        self._pauses = Pauses()
         self.hungry = False
         """It waits for room, and wants to know when there is some."""
 
@@ -59,9 +62,10 @@ class Taker:
             return FULL_S
         now = time.monotonic()
         if now >= self._polled_at + POLL_S:
+            self._pauses = Pauses(await read_pauses(self._store), self._store.clock.now_ms())
             self.calls.call_all()
             self._polled_at = now
-        having = self.calls.having()
+        having = [queue for queue in self.calls.having() if self._pauses.of_queue(queue) is None]
         wanted = self._shares.split(self.room, [queue for queue in having if not self._slots.full(queue)])
         shares = await self._slots.within(wanted)
         asks = self.calls.asks(shares)

@@ -12,6 +12,7 @@ from .profile import Kind
 from .road_faults import RoadFaults
 from .schedule import Planned
 from .server_faults import ServerFaults
+from .worker_faults import WorkerFaults
 
 _TRIES: Final = 8
 _PATIENCE_S: Final = 20.0
@@ -24,6 +25,7 @@ class Faults:
     def __init__(self, ground: Ground) -> None:
         self._pause_s = ground.lease_s / 3
         self._acts = NodeFaults(ground).acts | RoadFaults(ground).acts | ServerFaults(ground).acts
+        self._acts |= WorkerFaults(ground).acts
         self.done: Counter[Kind] = Counter()
 
     async def strike(self, planned: Planned) -> None:

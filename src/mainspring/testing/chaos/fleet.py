@@ -1,4 +1,4 @@
-"""The nodes under test: real processes that join, leave, die and hang."""
+"""The nodes or workers under test: real processes that join, leave, die and hang."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from .cable import Cable
 from .recorder import Recorder
@@ -20,7 +20,7 @@ _FEW: Final = 10
 
 
 class Member:
-    """One node process and its road to the servers, which runs through a cable of its own where there can be one."""
+    """One process and its road to the servers, which runs through a cable of its own where there can be one."""
 
     def __init__(self, name: str, road: Road, cable: Cable | None, process: Process, log: Path) -> None:
         self.name, self.road, self.cable, self.process, self.log = name, road, cable, process, log
@@ -52,8 +52,17 @@ class Fleet:
     """Starts nodes and knows which of them live. One that ends without being told to is started anew."""
 
     def __init__(
-        self, stage: Stage, recorder: Recorder, folder: Path, *, lease_s: float, bugs: tuple[str, ...], cabled: bool
+        self,
+        stage: Stage,
+        recorder: Recorder,
+        folder: Path,
+        *,
+        lease_s: float,
+        bugs: tuple[str, ...],
+        cabled: bool = False,
+        kind: Literal["node", "worker"] = "node",
     ) -> None:
+        self._kind = kind
         self._stage, self._recorder, self._folder = stage, recorder, folder
         self._lease_s, self._bugs, self._cabled = lease_s, bugs, cabled
         self._count = 0
@@ -76,7 +85,7 @@ class Fleet:
     async def join(self) -> Member:
         """Start one more node; it is a member at once and works when its `started` is set."""
         self._count += 1
-        name = f"n{self._count}"
+        name = f"{self._kind[0]}{self._count}"
         async with contextlib.AsyncExitStack() as undo:
             cable = await asyncio.to_thread(Cable) if self._cabled else None
             if cable is not None:
@@ -101,7 +110,13 @@ class Fleet:
             "MAINSPRING_SHUTDOWN_TIMEOUT": "25s",
         }
         # The recorder's socket is a file: it is reached from every network namespace, and by no cable.
-        command = [sys.executable, "-m", "mainspring.testing.chaos.node", str(self._recorder.path), *self._bugs]
+        command = [
+            sys.executable,
+            "-m",
+            f"mainspring.testing.chaos.{self._kind}",
+            str(self._recorder.path),
+            *self._bugs,
+        ]
         log = self._folder / f"{name}.log"
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(

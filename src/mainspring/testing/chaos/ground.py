@@ -21,6 +21,8 @@ class Ground:
     journal: Journal
     keys: Keyspace
     lease_s: float
+    workers: Fleet | None = None
+    """Where the profile has some."""
 
     def note(self, what: str, start_us: int, *, node: str | None, loses: bool = False, after_s: float = 0.0) -> None:
         """Something was broken from then until now, and its effects last a little longer."""

@@ -5,7 +5,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Coroutine
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ...client import Client
 from ...model.errors import Conflict, StoreError
@@ -16,7 +16,6 @@ from .profile import Profile
 from .recorder import Journal, now_us
 from .road import Road
 
-TARGET: Final = "log:"
 LANES: Final = 12
 UNKNOWN_KEY: Final = "?"
 """The put of a task without an id was never answered: its first delivery will tell its key."""
@@ -67,8 +66,10 @@ class Load:
     async def run(self, stop: asyncio.Event) -> None:
         steps: list[tuple[float, Callable[[], Coroutine[None, None, None]]]] = [
             (6, self._plain), (4, self._named), (2, self._lane), (1, self._burst), (2, self._cancelled),
-            (2, self._moved), (1, self._swapped), (1, self._expiring),
+            (2, self._moved), (1, self._swapped),
         ]  # fmt: skip
+        if not self._profile.workers:  # what a run tells comes a moment after it was begun, and may be late by that
+            steps.append((1, self._expiring))
         weights = [weight for weight, _ in steps]
         gap_s = 1.6 / self._profile.rate  # a step is 1.6 tasks on average: bursts, and what is put twice
         while not stop.is_set():
@@ -92,7 +93,7 @@ class Load:
     async def _lane(self) -> None:
         lane = f"lane {self._rng.randrange(LANES)}"
         name = self._next_name(self._word())
-        task = Task(TARGET, name, self._due_ms(), id=name if self._rng.random() < 0.5 else None, lane=lane)
+        task = self._made(name, self._due_ms(), id=name if self._rng.random() < 0.5 else None, lane=lane)
         await (self._put_named(task) if task.id else self._put_plain([task]))
 
     async def _named(self) -> None:
@@ -102,7 +103,7 @@ class Load:
         due_ms = self._due_ms()
         name = self._next_name("expires")
         expires_ms = due_ms + self._rng.randint(200, 2000)
-        put = await self._put_named(Task(TARGET, name, due_ms, id=name, expires=expires_ms))
+        put = await self._put_named(self._made(name, due_ms, id=name, expires=expires_ms))
         if put is not None:
             self.open.pop(put.accepted.key)
             self.expiring[name] = put
@@ -115,6 +116,7 @@ class Load:
         answer: str = UNSURE
         with contextlib.suppress(StoreError):
             answer = await self._client.cancel(put.id, lane=accepted.lane)
+        answer = UNSURE if answer == "cancelling" else answer  # its run may succeed before it is broken off
         self._journal.add(Cancelled(now_us(), accepted.task, accepted.key, answer, asked_us))
         if answer in ("cancelled", UNSURE):
             self.open.pop(accepted.key, None)
@@ -139,7 +141,7 @@ class Load:
             return
         accepted, started, asked_us = put.accepted, time.monotonic(), now_us()
         due_ms = self._other_due_ms(accepted)
-        task = Task(TARGET, accepted.task, due_ms, id=accepted.task, lane=accepted.lane)
+        task = self._made(accepted.task, due_ms, id=accepted.task, lane=accepted.lane)
         outcome, sure = "", True
         try:
             [handle] = await self._handles([task], "replace", accepted.level)
@@ -163,7 +165,7 @@ class Load:
             handles = await self._handles(tasks, "keep", level)
         except StoreError:
             for task in tasks:
-                self._accept(task, UNKNOWN_KEY + str(task.payload), level, sure=False, twice=True)
+                self._accept(task, UNKNOWN_KEY + _name(task), level, sure=False, twice=True)
             return []
         twice = self._slow(started) or self._held() != held
         return [self._taken(task, handle, level, twice) for task, handle in zip(tasks, handles, strict=True)]
@@ -199,7 +201,7 @@ class Load:
     def _accept(self, task: Task, key: str, level: str, *, sure: bool, twice: bool) -> Accepted:
         expires_ms = task.expires if isinstance(task.expires, int) else None
         assert isinstance(task.at, int)
-        accepted = Accepted(now_us(), str(task.payload), key, task.at, task.lane, sure, None, expires_ms, twice, level)
+        accepted = Accepted(now_us(), _name(task), key, task.at, task.lane, sure, None, expires_ms, twice, level)
         self._note(accepted)
         return accepted
 
@@ -237,8 +239,10 @@ class Load:
     async def _later_touched(self, word: str, *, named: bool = False) -> Put | None:
         """A task that is put now and touched again before its time, or about then."""
         lane = f"lane {self._rng.randrange(LANES)}" if self._rng.random() < 0.3 else None
+        if self._profile.workers:
+            lane = None  # a run that is broken off tells nobody when it was over, and its lane goes on
         name = self._next_name(word)
-        task = Task(TARGET, name, self._due_ms(), lane=lane, id=name if named or self._rng.random() < 0.5 else None)
+        task = self._made(name, self._due_ms(), lane=lane, id=name if named or self._rng.random() < 0.5 else None)
         if task.id is not None:
             put = await self._put_named(task)
         else:
@@ -250,11 +254,14 @@ class Load:
         return put
 
     def _task(self, word: str, *, due_ms: int | None = None) -> Task:
-        return Task(TARGET, self._next_name(word), due_ms or self._due_ms())
+        return self._made(self._next_name(word), due_ms or self._due_ms())
 
     def _named_task(self, word: str) -> Task:
         name = self._next_name(word)
-        return Task(TARGET, name, self._due_ms(), id=name)
+        return self._made(name, self._due_ms(), id=name)
+
+    def _made(self, name: str, due_ms: int, **more: Any) -> Task:
+        return Task(self._profile.target, {"task": name}, due_ms, **more)
 
     def _next_name(self, word: str) -> str:
         self._count += 1
@@ -286,3 +293,7 @@ class Load:
 
     def _held(self) -> int:
         return self._road.weather.held if self._road is not None else 0
+
+
+def _name(task: Task) -> str:
+    return str(task.payload["task"])

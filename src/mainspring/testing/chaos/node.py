@@ -22,11 +22,8 @@ from ...model.outcome import DONE, Dead, Outcome, Retry
 from ...node import Node
 from ...store import fire
 from ..mutations import plant
-from .recorder import RETRY_MS, Deliveries, Given, Message, Stalled, frame, pack, read_frame
-
-_WATCH_S = 0.05
-_real_time, _real_monotonic = time.time, time.monotonic
-_real_gettime = time.clock_gettime
+from .recorder import RETRY_MS, Deliveries, Given
+from .teller import Teller, watch_stalls
 
 
 class Calls:
@@ -48,36 +45,22 @@ class Calls:
 class ReportingSink:
     """Delivers to the recorder."""
 
-    def __init__(self, node: str, path: str, calls: Calls) -> None:
-        self._node, self._path, self._calls = node, path, calls
-        self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._turn = asyncio.Lock()
-
-    async def open(self) -> None:
-        self._ends = await asyncio.open_unix_connection(self._path)
+    def __init__(self, node: str, teller: Teller, calls: Calls) -> None:
+        self._node, self._teller, self._calls = node, teller, calls
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         # Before anything is awaited: the call that began these is the last one of their partitions.
         given = [self._given(one) for one in batch]
-        answers = await self.tell(Deliveries(self._node, given), answered=True)
+        answers = await self._teller.tell(Deliveries(self._node, given), answered=True)
         return [_outcome(answer) for answer in msgspec.msgpack.decode(answers, type=list[str])]
 
     def _given(self, one: Any) -> Given:
         token, seq = self._calls.last[one.live.partition]
-        task = one.value() if one.body.occurrence is None else one.id
+        task = one.value()["task"] if one.body.occurrence is None else one.id
         return Given(task, one.idempotency_key, one.attempt, one.live.partition, token, seq)
 
-    async def tell(self, message: Message, *, answered: bool) -> bytes:
-        async with self._turn:
-            assert self._ends is not None
-            reader, writer = self._ends
-            writer.write(frame(pack(message)))
-            await writer.drain()
-            return await read_frame(reader) if answered else b""
-
     async def aclose(self) -> None:
-        if self._ends is not None:
-            self._ends[1].close()
+        await self._teller.aclose()
 
 
 def _outcome(answer: str) -> Outcome:
@@ -109,27 +92,16 @@ async def _orders() -> None:
     os._exit(70)  # whoever started us is gone
 
 
-async def _watch_stalls(sink: ReportingSink, node: str, limit_s: float) -> None:
-    """Tell when this process got no time for long enough to matter."""
-    while True:
-        before = _real_monotonic()
-        await asyncio.sleep(_WATCH_S)
-        gap_s = _real_monotonic() - before
-        if gap_s > limit_s:
-            until_us = int(_real_time() * 1e6)
-            await sink.tell(Stalled(node, until_us - int(gap_s * 1e6), until_us), answered=False)
-
-
 async def run(recorder: str) -> int:
     config = Config.load({}, os.environ)
     logging.basicConfig(format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s", datefmt="%H:%M:%S", level="INFO")
     assert config.node_id is not None
-    sink = ReportingSink(config.node_id, recorder, Calls())
-    await sink.open()
-    node = Node(config, {"log": sink})
+    teller = Teller(recorder)
+    await teller.open()
+    node = Node(config, {"log": ReportingSink(config.node_id, teller, Calls())})
     watchers = [
         asyncio.create_task(_orders()),
-        asyncio.create_task(_watch_stalls(sink, config.node_id, config.lease_s / 3)),
+        asyncio.create_task(watch_stalls(teller, config.node_id, config.lease_s / 3)),
     ]
     try:
         return await node.run_until_signal(started=_say_started)

@@ -9,7 +9,12 @@ Kind = Literal[
     "reset", "dropped reply", "delayed command", "blackhole", "lost cable", "partition",
     "kill server", "hang server", "slow server", "script flush",
     "slot migration", "failover", "promotion",
+    "kill worker", "stop worker", "restart worker",
 ]  # fmt: skip
+
+QUEUE: Final = "work"
+HANDLER: Final = "run"
+"""What workers serve and run, where a profile has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,8 @@ class Profile:
     seconds: float = 30.0
     """How long faults go on; start, healing and checking come on top."""
     nodes: int = 3
+    workers: int = 0
+    """With some, all tasks and schedules go to them through a queue; without, to the sink of the nodes."""
     partitions: int = 16
     lease_s: float = 1.5
     rate: float = 120.0
@@ -30,6 +37,10 @@ class Profile:
     levels: tuple[str, ...] = ("server",)
     """Durability of the puts, in turn."""
     server_config: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        return f"queue:{QUEUE}/{HANDLER}" if self.workers else "log:"
 
     @property
     def within_s(self) -> float:
@@ -71,6 +82,18 @@ PROFILES: Final = {
             seconds=20.0,
             levels=("server", "replicas=1"),
             rate=80.0,
+        ),
+        Profile(
+            "workers",
+            "standalone",
+            {
+                "kill worker": 4, "stop worker": 2, "restart worker": 2, "kill node": 2, "stop node": 1,
+                "restart node": 1, "dropped reply": 2, "script flush": 1, "kill server": 1,
+            },
+            seconds=18.0,
+            workers=3,
+            rate=40.0,
+            server_config={"appendonly": "yes", "appendfsync": "always"},
         ),
     )
 }  # fmt: skip

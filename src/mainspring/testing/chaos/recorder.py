@@ -38,7 +38,17 @@ class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
     until_us: int
 
 
-Message = Deliveries | Stalled
+class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
+    """A run of a worker: it begins, or its handler is over."""
+
+    worker: str
+    task: str
+    key: str
+    attempt: int
+    over: bool
+
+
+Message = Deliveries | Run | Stalled
 Answer = Literal["done", "retry", "dead"]
 
 pack: Final = msgspec.msgpack.Encoder().encode
@@ -113,6 +123,9 @@ class Recorder:
                     case Deliveries(node, given):
                         writer.write(frame(pack([self._take(node, one) for one in given])))
                         await writer.drain()
+                    case Run() as run:
+                        self._note_run(run, writer)
+                        await writer.drain()
                     case Stalled() as stalled:
                         self.stalled(stalled)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -123,6 +136,17 @@ class Recorder:
     def stalled(self, stalled: Stalled) -> None:
         node = stalled.node or None
         self._journal.add(Fault(stalled.from_us, stalled.until_us, STALL, node))
+
+    def _note_run(self, run: Run, writer: asyncio.StreamWriter) -> None:
+        """Without a token: claims of workers are none of an owner's."""
+        if not run.over:
+            self._journal.add(Begun(now_us(), run.task, run.key, run.attempt, 0, "", run.worker))
+            return
+        answer = answer_to(run.task, run.attempt)
+        self._journal.add(Finished(now_us(), run.task, run.key, run.attempt, answer, 0, ""))
+        if answer != "retry":
+            self.ended.add(run.key)
+        writer.write(frame(pack(answer)))
 
     def _take(self, node: str, given: Given) -> Ending:
         answer = answer_to(given.task, given.attempt)

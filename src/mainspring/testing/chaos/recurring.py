@@ -18,8 +18,8 @@ AHEAD_MS: Final = 2_000
 class Recurring:
     """Many schedules at a cadence of one second. They may overlap, and nothing that was missed is left out."""
 
-    def __init__(self, client: Client, journal: Journal) -> None:
-        self._client, self._journal = client, journal
+    def __init__(self, client: Client, journal: Journal, target: str) -> None:
+        self._client, self._journal, self._target = client, journal, target
         self.open: dict[str, Accepted] = {}
         """What must be delivered, by key."""
 
@@ -30,8 +30,8 @@ class Recurring:
         names = [f"schedule {number}" for number in range(SCHEDULES)]
         wanted = [
             define(
-                name, every=f"{EVERY_MS}ms", start=first_ms, end=last_ms, target="log:", payload=name, overlap="allow",
-                misfire="all(1000)", grace="1h",
+                name, every=f"{EVERY_MS}ms", start=first_ms, end=last_ms, target=self._target, payload={"task": name},
+                overlap="allow", misfire="all(1000)", grace="1h",
             )
             for name in names
         ]  # fmt: skip

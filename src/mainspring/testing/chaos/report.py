@@ -20,6 +20,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int
     recurring: int = 0
     """Planned runs of schedules."""
+    missing: int = 0
+    """Of these, how many never ran."""
+    doubled: int = 0
+    """Of these, how many ran more than once; the rule `repeated` finds those that had no fault to excuse it."""
     unsure: int
     """Puts, moves and replaces whose answer was lost."""
     deliveries: int
@@ -55,7 +59,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         if self.partitions:
             yield f"  network     partitions {self.partitions}"
         yield f"  tasks       {self.tasks}, of which {self.unsure} were never answered"
-        yield f"  schedules   {self.recurring} planned runs"
+        yield f"  schedules   {self.recurring} planned runs, {self.missing} missing, {self.doubled} doubled by faults"
         yield f"  deliveries  {self.deliveries}, duplicates {self.duplicates}, changes of owner {self.takeovers}"
         broken = ", ".join(f"{count} {rule}" for rule, count in sorted(self.violations.items())) or "none"
         yield f"  violations  {broken}; lost without a promise: {self.unpromised}"

@@ -60,6 +60,7 @@ class Run:
         self.partitions = ""
         self.loads: list[Load] = []
         self.recurring: Recurring | None = None
+        self.workers: Fleet | None = None
 
     async def go(self) -> Report:
         watch = asyncio.create_task(Pulse(self.journal, long_s=self.profile.lease_s / 3).beat())
@@ -79,14 +80,25 @@ class Run:
         cabled = await self._cabled()
         lease_s = self.profile.lease_s
         fleet = Fleet(stage, self.recorder, self.folder, lease_s=lease_s, bugs=self.bugs, cabled=cabled)
+        if self.profile.workers:
+            self.workers = Fleet(stage, self.recorder, self.folder, lease_s=lease_s, bugs=self.bugs, kind="worker")
         try:
             # The namespace is made before its nodes: they shall not choose its partitions.
             async with Client(stage.direct_url, namespace=NAMESPACE, partitions=self.profile.partitions):
                 pass
             yield stage, fleet
         finally:
-            await fleet.aclose()
+            for one in self._fleets(fleet):
+                await one.aclose()
             await stage.aclose()
+
+    def _fleets(self, nodes: Fleet) -> list[Fleet]:
+        return [nodes] if self.workers is None else [nodes, self.workers]
+
+    async def _ready(self, nodes: Fleet) -> None:
+        await nodes.ready(self.profile.nodes)
+        if self.workers is not None:
+            await self.workers.ready(self.profile.workers)
 
     async def _cabled(self) -> bool:
         """Whether nodes get cables of their own; for the report, how networks are parted."""
@@ -107,7 +119,7 @@ class Run:
     # -- the play ------------------------------------------------------------------------------------------
 
     async def _play(self, stage: Stage, fleet: Fleet) -> None:
-        await fleet.ready(self.profile.nodes)
+        await self._ready(fleet)
         road = await stage.road("load")
         ends_us = now_us() + int((self.seconds + 1.0) * 1e6)
         async with self._client(stage.direct_url) as direct, self._client(stage.url(road)) as far:
@@ -115,11 +127,12 @@ class Run:
                 Load("direct", direct, self.journal, self.profile, seed=self.seed, ends_us=ends_us, road=None),
                 Load("far", far, self.journal, self.profile, seed=self.seed, ends_us=ends_us, road=road),
             ]
-            self.recurring = Recurring(direct, self.journal)
+            self.recurring = Recurring(direct, self.journal, self.profile.target)
             await self.recurring.add(ends_us)
             stop = asyncio.Event()
             loads = [asyncio.create_task(load.run(stop)) for load in self.loads]
-            faults = Faults(Ground(stage, fleet, [road], self.journal, self.keys, self.profile.lease_s))
+            ground = Ground(stage, fleet, [road], self.journal, self.keys, self.profile.lease_s, self.workers)
+            faults = Faults(ground)
             try:
                 await self._strike(faults)
             finally:
@@ -128,9 +141,10 @@ class Run:
             await self._heal(fleet, [road])
             await self._drain()
             await self._close_books(direct)
-        await asyncio.gather(*(fleet.leave(member) for member in fleet.live))
+        for one in reversed(self._fleets(fleet)):
+            await asyncio.gather(*(one.leave(member) for member in one.live))
+            self.failures += one.crashes
         self.faults = faults.done
-        self.failures += fleet.crashes
         self.failures += too_few(self.profile, faults.done)
         await road.aclose()
         self.failures += road.errors[:_SHOWN]
@@ -154,9 +168,9 @@ class Run:
 
     async def _heal(self, fleet: Fleet, roads: list[Road]) -> None:
         """Nothing is broken from here on; then everything that was put comes due."""
-        for road in (*roads, *(member.road for member in fleet.live)):
+        for road in (*roads, *(member.road for one in self._fleets(fleet) for member in one.live)):
             road.weather.clear()
-        await fleet.ready(self.profile.nodes)
+        await self._ready(fleet)
         self.journal.add(Healed(now_us(), int(self.profile.within_s * 1e6)))
         ends_us = max(load.ends_us for load in self.loads)
         await asyncio.sleep(max(0.0, (ends_us - now_us()) / 1e6))
@@ -207,6 +221,7 @@ class Run:
         if self.recorder.untold:
             self.failures.append(f"{len(self.recorder.untold)} deliveries whose begin no server has confirmed")
         events, last = history.events, slowest(history)
+        planned = set(self.recurring.open) if self.recurring is not None else set()
         report = Report(
             profile=self.profile.name,
             seed=self.seed,
@@ -215,7 +230,9 @@ class Run:
             faults={str(kind): count for kind, count in self.faults.items()},
             wanted={str(kind): count for kind, count in self.profile.faults.items()},
             tasks=sum(load.put for load in self.loads),
-            recurring=len(self.recurring.open) if self.recurring is not None else 0,
+            recurring=len(planned),
+            missing=len(planned - self.recorder.ended),
+            doubled=len(planned & twice_begun(events)),
             unsure=sum(load.unsure for load in self.loads),
             deliveries=sum(isinstance(event, Begun) for event in events),
             duplicates=duplicates(events),
@@ -265,8 +282,16 @@ def unplanned(events: list[Event]) -> int:
 
 
 def duplicates(events: list[Event]) -> int:
-    seen = Counter((event.key, event.attempt) for event in events if isinstance(event, Begun))
-    return sum(count - 1 for count in seen.values())
+    return sum(count - 1 for count in _begins(events).values())
+
+
+def twice_begun(events: list[Event]) -> set[str]:
+    """Keys of which an attempt was delivered more than once."""
+    return {key for (key, _), count in _begins(events).items() if count > 1}
+
+
+def _begins(events: list[Event]) -> Counter[tuple[str, int]]:
+    return Counter((event.key, event.attempt) for event in events if isinstance(event, Begun))
 
 
 def _spoken(found: list[Violation]) -> list[str]:

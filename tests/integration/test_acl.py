@@ -1,0 +1,104 @@
+"""With the rights that `mainspring acl` prints, everything works; with fewer, the doctor says what is missing."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mainspring.testing.servers import Kind, Server, missing, standalone, wait_until
+
+from .narrow_rights import SECRET, SWITCH, USER, sign_in
+from .serving import in_seconds, run, serving
+
+HERE = Path(__file__).parent
+DATA_PATH = (
+    "put", "put_ids", "cancel", "reschedule", "begin", "commit", "drop", "lanes", "compact", "dead", "queues",
+    "schedules", "membership", "ownership", "pause", "verify", "limits_shared",
+)  # fmt: skip
+"""Tests of everything that is written and read on a server."""
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    kind: Kind = request.param
+    if reason := missing(kind):
+        pytest.skip(reason)
+    with standalone(kind) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_the_tests_of_the_data_path_pass_as_that_user(kind: Kind) -> None:
+    if reason := missing(kind):
+        pytest.skip(reason)
+    files = [str(HERE / f"test_{name}.py") for name in DATA_PATH]
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"{kind} and not cluster", *files],
+        cwd=HERE.parent.parent, env=os.environ | {SWITCH: "1"}, capture_output=True, text=True, check=False,
+        timeout=880,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout[-5000:]
+
+
+def test_what_is_printed_can_be_fed_to_a_server_and_a_node_runs_on_it(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    told = run("acl", "--user", USER, "--namespace", "shop", "--password-file", "secret", cwd=tmp_path)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert SECRET not in told.stdout
+    assert server.call(*told.stdout.split()) == b"OK"
+    url = server.url.replace("://", f"://{USER}:{SECRET}@", 1)
+    with serving(tmp_path) as start:
+        node = start("--redis-url", url, "--namespace", "shop")
+        assert node.status("/ticks", {"item": "narrow", "at": in_seconds(0.1)}) == 201
+        wait_until(lambda: any("narrow" in line for line in node.lines), "the tick is printed", timeout_s=60)
+        assert node.end() == 0
+    assert "NOPERM" not in node.log
+    refused = [row for row in server.call("ACL", "LOG") if dict(zip(row[::2], row[1::2], strict=True))]
+    asked = {dict(zip(row[::2], row[1::2], strict=True))[b"object"] for row in refused}
+    assert asked <= {b"config|get", b"config"}
+
+
+def test_that_user_cannot_configure_the_server_nor_leave_its_namespace(server: Server, tmp_path: Path) -> None:
+    sign_in(server, [server], "shop")
+    asked = {
+        "CONFIG GET save": "NOPERM",
+        "DEBUG SLEEP 0": "NOPERM",
+        "FLUSHALL": "NOPERM",
+        "GET other": "NOPERM",
+        "GET {shopping}:meta": "NOPERM",
+        "GET {shop}:meta": "",
+    }
+    script = (
+        "import redis, sys\n"
+        "client = redis.Redis.from_url(sys.argv[1])\n"
+        "for line in sys.argv[2:]:\n"
+        "    try: client.execute_command(*line.split()); print('')\n"
+        "    except redis.exceptions.NoPermissionError as error: print('NOPERM')\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script, server.url, *asked], capture_output=True, text=True, check=True
+    )
+    assert dict(zip(asked, told.stdout.splitlines(), strict=True)) == asked
+
+
+def _examined(server: Server, folder: Path, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
+    told = run("doctor", "--redis-url", server.url, "--json", *options, cwd=folder)
+    return told.returncode, {row["name"]: row for row in json.loads(told.stdout)}
+
+
+def test_the_doctor_finds_a_right_that_is_missing(server: Server, tmp_path: Path) -> None:
+    sign_in(server, [server], "main")
+    code, found = _examined(server, tmp_path)
+    assert (code, found["rights"]["status"]) == (0, "ok")
+    server.call("ACL", "SETUSER", USER, "-setrange", "-xgroup")
+    code, found = _examined(server, tmp_path)
+    assert (code, found["rights"]["status"]) == (1, "error")
+    assert "setrange, xgroup|create" in found["rights"]["message"]
+    assert "mainspring acl" in found["rights"]["message"]
+    assert server.call("DBSIZE") == 0  # it only asked

@@ -1,0 +1,41 @@
+"""A paused queue: what was handed off before stays in its stream, and workers take from the others."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mainspring.model.task import Task
+from mainspring.worker.handler import Handler
+
+from .conftest import PARTITIONS, Fleet
+from .test_worker_life import queued
+from .working import Place, open_place, until
+
+
+@pytest.fixture
+async def place(fleet: Fleet, namespace: str) -> AsyncIterator[Place]:
+    async with open_place(fleet.url, namespace, PARTITIONS) as made:
+        yield made
+
+
+async def test_workers_take_nothing_from_a_paused_queue_until_it_is_resumed(place: Place) -> None:
+    ran: list[str] = []
+
+    async def mail() -> None:
+        ran.append("mail")
+
+    async def report() -> None:
+        ran.append("report")
+
+    for name in ("mail", "report"):
+        await place.client.put_many(Task(f"queue:{name}/{name}", None) for _ in range(10))
+    await queued(place, 20)
+    await place.client.pause(queue="mail", reason="provider is down")
+    works = (Handler(mail, queue="mail"), Handler(report, queue="report"))
+    await place.worker(*works, queues="mail:3,report:1", concurrency=4)
+    await until(lambda: len(ran) == 10)
+    assert set(ran) == {"report"}
+    assert (await place.client.put("queue:mail/mail", None, id="x")).outcome == "created"
+    await place.client.resume(queue="mail")
+    await place.settled()
+    assert ran.count("mail") == 11

@@ -1,0 +1,38 @@
+"""What `mainspring` offers, and that importing it is cheap."""
+
+import subprocess
+import sys
+
+import pytest
+
+import mainspring
+
+
+def loaded_after(code: str) -> set[str]:
+    listed = f"{code}\nimport sys\nprint(*sys.modules)"
+    return set(
+        subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, check=True).stdout.split()
+    )
+
+
+def test_every_name_that_is_offered_can_be_had() -> None:
+    for name in mainspring.__all__:
+        assert getattr(mainspring, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = mainspring.nothing
+
+
+def test_the_package_itself_loads_nothing_of_ours() -> None:
+    modules = loaded_after("import mainspring")
+    assert {name for name in modules if name.startswith("mainspring")} == {"mainspring"}
+    assert not modules & {"asyncio", "hiredis", "msgspec", "typer"}
+
+
+def test_declaring_loads_neither_the_engine_nor_the_way_to_the_server() -> None:
+    modules = loaded_after("from mainspring import Config, Entry, Scheduler\nScheduler(Config())")
+    assert not {name for name in modules if name.startswith("mainspring.engine")}
+    assert not modules & {"hiredis", "uvloop", "mainspring.node", "mainspring.client", "mainspring.store.links"}
+
+
+def test_settings_are_read_without_an_event_loop() -> None:
+    assert "asyncio" not in loaded_after("from mainspring import Config\nConfig()")
