@@ -14,6 +14,7 @@ from .background import Background
 from .client import Client
 from .config import Config
 from .embedding import Embedding
+from .model.command import Commands
 from .model.errors import MainspringError
 from .model.schedule_view import ScheduleView
 from .node import Node
@@ -34,7 +35,8 @@ class Running:
 
     def __init__(self, scheduler: "Scheduler", config: Config) -> None:
         self._scheduler = scheduler
-        self._config = config
+        # The node must know the queues of commands that are declared in code, too.
+        self._config = replace(config, commands=Commands(scheduler.commands))
         self._place: Workplace | None = None
         self._node: Node | None = None
         self._thread: Background | None = None
@@ -105,11 +107,12 @@ class Running:
         if watcher is not None:
             watcher.cancel()
             await asyncio.wait([watcher])
-        try:
-            # Both at once: the time for it is one and the same. The embedded server ends last.
-            await asyncio.gather(self._stop_place(), self._stop_node())
-        finally:
-            await self._end()
+        # Both at once: the time for it is one and the same. The embedded server ends last, whatever went wrong before.
+        ends = await asyncio.gather(self._stop_place(), self._stop_node(), return_exceptions=True)
+        await self._end()
+        for error in ends:
+            if error is not None:
+                raise error
 
     async def _stop_place(self) -> None:
         if self._place is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mainspring.testing.chaos import run as chaos_run
 from mainspring.testing.chaos.cable import refused
 from mainspring.testing.chaos.profile import PROFILES, Profile
 from mainspring.testing.chaos.run import run
@@ -27,6 +28,7 @@ def test_nothing_happens_that_must_not(name: str, tmp_path: Path, capsys: pytest
     assert report.failures == []
     assert report.recurring >= 50 * (report.seconds - 1), "50 schedules, a run a second each"
     assert report.drained_s is not None
+    assert (report.recurring > 0, report.missing) == (True, 0), "every planned time of every schedule has its run"
     if "partition" in report.faults and refused() is None:
         assert report.partitions == "by the kernel"
 
@@ -74,3 +76,23 @@ def test_a_bug_in_the_nodes_does_not_get_through(bug: str, rule: str, tmp_path: 
     """All of it together, processes, roads, recorder and checker, must be able to fail."""
     report = run(SMALL, SEED, tmp_path, bugs=(bug,))
     assert rule in report.violations, report.failures
+
+
+SCHEDULED = Profile("scheduled", "standalone", {"kill node": 1}, seconds=3.0, nodes=2, partitions=4, rate=20.0)
+WORKING = Profile("working", "standalone", {"kill worker": 2}, seconds=5.0, nodes=2, workers=2, partitions=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_bug_in_the_chains_of_schedules_does_not_get_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos_run, "_PATIENCE_S", 1.0)  # what is lost never comes
+    report = run(SCHEDULED, SEED, tmp_path, bugs=("chain-not-moved-on",))
+    assert "lost" in report.violations, report.failures
+    assert report.missing > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_bug_between_nodes_and_workers_does_not_get_through(tmp_path: Path) -> None:
+    report = run(WORKING, SEED, tmp_path, bugs=("hand-off-without-done-bits",))
+    assert "repeated" in report.violations, report.failures

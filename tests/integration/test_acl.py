@@ -55,7 +55,7 @@ def test_what_is_printed_can_be_fed_to_a_server_and_a_node_runs_on_it(server: Se
     url = server.url.replace("://", f"://{USER}:{SECRET}@", 1)
     with serving(tmp_path) as start:
         node = start("--redis-url", url, "--namespace", "shop")
-        assert node.status("/ticks", {"item": "narrow", "at": in_seconds(0.1)}) == 201
+        assert node.status("/ticks", {"item": "narrow", "at": in_seconds(0.1)}) == 202
         wait_until(lambda: any("narrow" in line for line in node.lines), "the tick is printed", timeout_s=60)
         assert node.end() == 0
     assert "NOPERM" not in node.log
@@ -64,27 +64,11 @@ def test_what_is_printed_can_be_fed_to_a_server_and_a_node_runs_on_it(server: Se
     assert asked <= {b"config|get", b"config"}
 
 
-def test_that_user_cannot_configure_the_server_nor_leave_its_namespace(server: Server, tmp_path: Path) -> None:
+def test_that_user_cannot_configure_the_server_nor_leave_its_namespace(server: Server) -> None:
     sign_in(server, [server], "shop")
-    asked = {
-        "CONFIG GET save": "NOPERM",
-        "DEBUG SLEEP 0": "NOPERM",
-        "FLUSHALL": "NOPERM",
-        "GET other": "NOPERM",
-        "GET {shopping}:meta": "NOPERM",
-        "GET {shop}:meta": "",
-    }
-    script = (
-        "import redis, sys\n"
-        "client = redis.Redis.from_url(sys.argv[1])\n"
-        "for line in sys.argv[2:]:\n"
-        "    try: client.execute_command(*line.split()); print('')\n"
-        "    except redis.exceptions.NoPermissionError as error: print('NOPERM')\n"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", script, server.url, *asked], capture_output=True, text=True, check=True
-    )
-    assert dict(zip(asked, told.stdout.splitlines(), strict=True)) == asked
+    for line in ("CONFIG GET save", "DEBUG SLEEP 0", "FLUSHALL", "KEYS *", "GET other", "GET {shopping}:meta"):
+        assert b"permission" in server.call("ACL", "DRYRUN", USER, *line.split()), line
+    assert server.call("ACL", "DRYRUN", USER, "GET", "{shop}:meta") == b"OK"
 
 
 def _examined(server: Server, folder: Path, *options: str) -> tuple[int, dict[str, dict[str, str]]]:

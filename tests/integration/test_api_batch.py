@@ -219,3 +219,12 @@ async def test_a_server_that_goes_away_in_the_middle_is_told_with_the_line_to_go
     assert {one["error"]["status"] for one in told[:-1] if "error" in one} == {503}
     rest = (await api.batch(first[stored:])).lines[-1]["summary"]
     assert rest["created"] == 1000 - stored
+
+
+async def test_a_line_longer_than_a_portion_is_read_where_the_limits_allow_it(server: Server) -> None:
+    config = Config(redis_url=server.url, port=0, partitions=4, api_body_bytes=2_000_000)
+    long = b'{"target":"null:","at":%d,%b"payload":1}\n' % (LATER, b" " * 1_000_000)
+    async with serving_api(config) as api:
+        told = (await api.batch([long, line(1), long])).lines
+        assert [one.get("outcome") for one in told[:-1]] == ["created"] * 3
+    server.call("FLUSHALL")

@@ -286,7 +286,7 @@ def test_a_handler_that_calls_stop_is_told_that_it_would_wait_for_itself(config:
 def test_a_command_runs_by_its_schedule(config: Config, tmp_path: Path) -> None:
     scheduler = Scheduler(config)
     notes = tmp_path / "notes"
-    scheduler.command("note", ["/bin/sh", "-c", f"echo $MAINSPRING_TASK_ID >> {notes}"], timeout="30s")
+    scheduler.command("note", ["/bin/sh", "-c", f"echo $MAINSPRING_TASK_ID >> {notes}"], queue="shell")
     scheduler.cron("* * * * * *", "command:note", name="note")
     with scheduler:
         wait_for(lambda: notes.exists() and len(notes.read_text().split()) >= 2, "two runs")

@@ -59,8 +59,16 @@ def test_in_a_large_call_what_is_due_in_one_second_shares_a_partition(partitions
 
 
 def test_a_crowded_second_is_spread_evenly() -> None:
-    counts = Counter(partitions_of(GeneratedIds(32).draw_by_second([5_000] * (SHARE * 64)), 32))
+    """One second is crowded, and the others are far from it: its tasks go round all partitions."""
+    dues_ms = [5_000] * (SHARE * 64) + [1_000 * n for n in range(100, 700)]
+    counts = Counter(partitions_of(GeneratedIds(32).draw_by_second(dues_ms), 32)[: SHARE * 64])
     assert counts == dict.fromkeys(range(32), 2 * SHARE)
+
+
+def test_where_slices_fill_by_themselves_nothing_is_chosen() -> None:
+    ids = GeneratedIds(32)
+    runs = groupby(partitions_of(ids.draw_by_second([5_000 + n % 2_000 for n in range(8_192)]), 32))
+    assert max(len(list(run)) for _, run in runs) < 10
 
 
 def test_a_second_falls_into_another_partition_with_every_call() -> None:

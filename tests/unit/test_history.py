@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mainspring.testing.history import UNSURE, Accepted, Fault, History, Rule, check, slowest, unpromised
+from mainspring.testing.history import UNSURE, Accepted, Begun, Fault, History, Rule, check, slowest, unpromised
 
 DUE_MS = 1_000_000
 DUE_US = DUE_MS * 1000
@@ -341,6 +341,21 @@ def test_two_workers_in_one_lane_at_once_are_found(story: Story) -> None:
     story.end("first", at=3_000, token="")
     story.end("second", due=1, at=3_500, token="")
     assert "lane" in broken(story)
+
+
+@pytest.mark.parametrize(("queued", "rules"), [(400, []), (800, ["lane"])])
+def test_what_was_put_after_another_one_came_into_its_queue_waits_behind_it(
+    story: Story, queued: int, rules: list[Rule]
+) -> None:
+    story.put("second", due=1, lane="l")
+    story.put("first", lane="l", at=500)
+    key = story.key("second", DUE_MS + 1)
+    run = Begun(DUE_US + 2_000, "second", key, 1, 0, "", "w1", queued_us=DUE_US + queued)
+    story.events.append(run)
+    story.end("second", due=1, at=3_000, token="")
+    story.begin("first", at=4_000, token="", node="w1")
+    story.end("first", at=5_000, token="")
+    assert broken(story) == rules
 
 
 @pytest.mark.parametrize(("stopped", "rules"), [("w1", []), ("w3", ["repeated"])])

@@ -140,7 +140,7 @@ class _Batch:
     async def _portion(self, rest: bytes) -> tuple[bytes, bool]:
         """What is left of before and the next pieces of the body; whether more is to come."""
         pieces, size = [rest], len(rest)
-        while size < PORTION_BYTES:
+        while size < len(rest) + PORTION_BYTES:
             message = await self._call.receive()
             if message["type"] != "http.request":
                 raise HungUp

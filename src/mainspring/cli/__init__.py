@@ -45,7 +45,6 @@ class _LazyGroup(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_LazyGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

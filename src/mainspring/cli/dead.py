@@ -4,17 +4,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict
 
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.task import At, In, print_json, when_of, with_client
-from mainspring.client import Client
 from mainspring.model.dead import DeadLetter, ReplaySummary
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.times import When
+
+if TYPE_CHECKING:
+    from mainspring.client import Client
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
@@ -101,7 +103,7 @@ def replay(
     filters = _filters(target, lane, reason, died_after, died_before)
     _check_choice(ids, every, filters)
 
-    async def work(client: Client) -> ReplaySummary:
+    async def work(client: "Client") -> ReplaySummary:
         if not ids:
             tell = _Teller(lambda summary: f"{summary.replayed} replayed, {summary.seen - summary.replayed} not")
             return await client.dead_replay_many(
@@ -135,7 +137,7 @@ def drop(
     if not yes and not dry_run:
         raise InvalidInput("dropped letters do not come back: say --yes, or look first with --dry-run")
 
-    async def work(client: Client) -> int:
+    async def work(client: "Client") -> int:
         if not ids:
             tell = _Teller(lambda count: f"{count} letters")
             return await client.dead_drop_many(**filters, dry_run=dry_run, progress=tell)
@@ -190,7 +192,7 @@ def _check_choice(ids: list[str] | None, every: bool, filters: Filters) -> None:
 
 
 async def _replay_ids(
-    client: Client, ids: list[str], lane: str | None, at: When | None, after: str | None, new_key: bool, dry_run: bool
+    client: "Client", ids: list[str], lane: str | None, at: When | None, after: str | None, new_key: bool, dry_run: bool
 ) -> ReplaySummary:
     summary = ReplaySummary(dry_run)
     for id in ids:
@@ -198,7 +200,7 @@ async def _replay_ids(
     return summary
 
 
-async def _drop_one(client: Client, id: str, lane: str | None, dry_run: bool) -> bool:
+async def _drop_one(client: "Client", id: str, lane: str | None, dry_run: bool) -> bool:
     if dry_run:
         known = await client.dead_get(id, lane=lane) is not None
     else:

@@ -4,10 +4,14 @@ import logging
 import sys
 import time
 from datetime import UTC, datetime
+from typing import Final
 
 import msgspec
 
 from mainspring.config import LogFormat
+
+ABOUT: Final = ("task", "target", "schedule")
+"""Given as `extra` of a line, these are fields of the JSON object."""
 
 
 def set_up(form: LogFormat, level: str) -> None:
@@ -28,12 +32,13 @@ class HumanLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()} "
-        text = f"{at} {level}{record.getMessage()}"
+        # What others said (the answer of a receiver) must not look like lines of ours.
+        text = f"{at} {level}{record.getMessage()}".replace("\n", "\\n").replace("\r", "\\r")
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
 class JsonLines(logging.Formatter):
-    """One object per line."""
+    """One object per line. What a line is about stands in fields of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -43,6 +48,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        fields |= {name: str(value) for name in ABOUT if (value := getattr(record, name, None)) is not None}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(fields).decode()

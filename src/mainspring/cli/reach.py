@@ -5,12 +5,14 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mainspring.config import Config
-from mainspring.store.store import Store
+
+if TYPE_CHECKING:
+    from mainspring.store.store import Store
 
 RedisUrl = Annotated[str | None, typer.Option(help="Server; without it, the embedded one of the data folder.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded server.")]
@@ -40,13 +42,13 @@ async def server_url(config: Config) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def opened_store(config: Config) -> AsyncIterator[Store]:
+async def opened_store(config: Config) -> "AsyncIterator[Store]":
+    from mainspring.store.store import Store
+
     async with (
         server_url(config) as url,
         contextlib.aclosing(
-            await Store.open(
-                url, namespace=config.namespace, partitions=config.partitions, options=config.links
-            )
+            await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
         ) as store,
     ):
         yield store

@@ -1,7 +1,7 @@
 """`mainspring schedule add|edit|pause|…`: what changes schedules, and what runs them by hand."""
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -9,10 +9,12 @@ import typer
 from mainspring.cli import schedule_show as shown
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.task import print_json, when_of, with_client
-from mainspring.client import Client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.schedule import PauseMode
 from mainspring.model.schedule_view import ScheduleView
+
+if TYPE_CHECKING:
+    from mainspring.client import Client
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -101,7 +103,7 @@ def add(
     settings = load(redis_url, data_dir, namespace, config)
     fields.setdefault("timezone", settings.timezone)
 
-    async def work(client: Client) -> ScheduleView:
+    async def work(client: "Client") -> ScheduleView:
         view = await client.schedules.add(name, on_conflict="replace" if replace else "reject", **fields)
         shown.warn(view.definition, client.store.clock.now_ms())
         return view

@@ -3,17 +3,19 @@
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.task import print_json, with_client
-from mainspring.client import Client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.foreign_schedules import Imported, read_celery, read_crontab, read_redbeat, to_toml
 from mainspring.model.schedule import Definition
 from mainspring.schedule_file import Step, carry_out, plan, read_file
+
+if TYPE_CHECKING:
+    from mainspring.client import Client
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -33,13 +35,13 @@ def apply(
     whose = source or file.stem
     wanted = read_file(file, whose)
 
-    async def work(client: Client) -> list[Step]:
+    async def work(client: "Client") -> list[Step]:
         return await _apply(client, wanted, whose, prune, dry_run)
 
     _show_steps(with_client(load(redis_url, data_dir, namespace, config), work), dry_run, json)
 
 
-async def _apply(client: Client, wanted: list[Definition], source: str, prune: bool, dry_run: bool) -> list[Step]:
+async def _apply(client: "Client", wanted: list[Definition], source: str, prune: bool, dry_run: bool) -> list[Step]:
     steps = await plan(client.schedules, wanted, source, prune=prune)
     if not dry_run:
         await carry_out(client.schedules, steps)

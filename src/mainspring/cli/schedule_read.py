@@ -3,7 +3,7 @@
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -11,10 +11,12 @@ import typer
 from mainspring.cli import schedule_show as shown
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.task import print_json, with_client
-from mainspring.client import Client
 from mainspring.model.schedule import Definition
 from mainspring.model.schedule_view import ScheduleView, written
 from mainspring.schedule_file import read_file
+
+if TYPE_CHECKING:
+    from mainspring.client import Client
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -27,7 +29,7 @@ def list_(
 ) -> None:  # fmt: skip
     """List schedules by name, each with its next three runs."""
 
-    async def work(client: Client) -> list[ScheduleView]:
+    async def work(client: "Client") -> list[ScheduleView]:
         return sorted([view async for view in client.schedules.all()], key=lambda view: view.name)
 
     views = with_client(load(redis_url, data_dir, namespace, config), work)
@@ -90,7 +92,7 @@ def lint(
     Exit code 1 if there is anything to say.
     """
 
-    async def work(client: Client) -> list[Definition]:
+    async def work(client: "Client") -> list[Definition]:
         if names:
             return [view.definition for view in (await client.schedules.get_many(names)).values()]
         return [view.definition async for view in client.schedules.all()]

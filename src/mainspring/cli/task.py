@@ -4,18 +4,20 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, server_url
-from mainspring.client import Client
 from mainspring.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.task import Handle, OnConflict
 from mainspring.model.times import When
+
+if TYPE_CHECKING:
+    from mainspring.client import Client
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 T = TypeVar("T")
@@ -164,7 +166,7 @@ def reschedule(
 # -- inside ----------------------------------------------------------------------------------------------------
 
 
-def with_client(config: Config, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+def with_client(config: Config, work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
     async def run() -> T:
         async with _client(config) as client:
             return await work(client)
@@ -173,7 +175,9 @@ def with_client(config: Config, work: Callable[[Client], Coroutine[Any, Any, T]]
 
 
 @contextlib.asynccontextmanager
-async def _client(config: Config) -> AsyncIterator[Client]:
+async def _client(config: Config) -> "AsyncIterator[Client]":
+    from mainspring.client import Client
+
     window = f"{config.dedupe_window_s}s"
     async with (
         server_url(config) as url,

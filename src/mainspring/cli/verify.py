@@ -41,9 +41,7 @@ def verify_(
 async def _verify(config: Config, *, repair: bool) -> Report:
     async with server_url(config) as url:
         await _check_there(url, config)
-        opened = await Store.open(
-            url, namespace=config.namespace, partitions=config.partitions, options=config.links
-        )
+        opened = await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
         async with contextlib.aclosing(opened) as store:
             return await verify(store, repair=repair)
 

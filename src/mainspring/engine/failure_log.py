@@ -60,7 +60,7 @@ class FailureLog:
         level = logging.ERROR if outcome == "dead" else logging.WARNING
         what = "tasks died" if outcome == "dead" else "failed attempts"
         log.log(level, "%s: %d more %s; the last: task %s, %s", receiver, tally.untold, what, tally.last.id,
-                tally.last.error)  # fmt: skip
+                tally.last.error, extra={"task": tally.last.id, "target": receiver})  # fmt: skip
         if again:
             # It went on failing: the next sum comes after another pause, without a first line in between.
             fresh = self._open[key] = _Tally()
@@ -80,16 +80,17 @@ class _Tally:
 
 def _tell(failure: Failure) -> None:
     target = shown_target(failure.target)
+    about = {"task": failure.id, "target": target}
     # A sink that knows what went wrong leaves no trace; of a bug it is worth the lines.
     trace = failure.exception if failure.exception is not None and failure.exception.__traceback__ else None
     if failure.outcome == "dead":
         log.error(
             "task %s to %s is dead after %d attempts: %s", failure.id, target, failure.attempt, failure.error,
-            exc_info=trace,
+            exc_info=trace, extra=about,
         )  # fmt: skip
     else:
         at = "" if failure.next_at_ms is None else f"; again at {moment(failure.next_at_ms)}"
         log.warning(
             "task %s to %s: attempt %d failed: %s%s", failure.id, target, failure.attempt, failure.error, at,
-            exc_info=trace,
+            exc_info=trace, extra=about,
         )  # fmt: skip

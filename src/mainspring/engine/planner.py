@@ -159,7 +159,8 @@ class Planner:
             elif definition.overlap_rule.word == "skip" and not plan.waits_for_end:
                 next_ms, state = after_overlap(definition, link)
                 self._note_not_run(link.state.not_run, state.not_run)
-                log.info("schedule %s: %s is skipped, the run before it is not over", definition.name, flight.id)
+                log.info("schedule %s: %s is skipped, the run before it is not over", definition.name, flight.id,
+                         extra={"task": flight.id, "schedule": definition.name})  # fmt: skip
                 plan.skip(next_ms, state)
                 self._release(chains, flight)
             else:
@@ -178,7 +179,8 @@ class Planner:
             plan.skip(moved_ms, link.state)
         elif late and not plan.waited and (instead := after_misfire(definition, link, now_ms)) is not None:
             missed = self._note_not_run(link.state.not_run, instead[1].not_run)
-            log.warning("schedule %s: %d planned runs were missed, from %s on", definition.name, missed, flight.id)
+            log.warning("schedule %s: %d planned runs were missed, from %s on", definition.name, missed, flight.id,
+                        extra={"task": flight.id, "schedule": definition.name})  # fmt: skip
             plan.skip(*instead)
         else:
             plan.run()

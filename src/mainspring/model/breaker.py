@@ -199,7 +199,7 @@ class Breaker:
 
     def took(self, count: int, now_ms: int) -> None:
         """So many left."""
-        if self.state == "half-open":
+        if self.state == "half-open" and count:
             self._probes_out += count
             self.next_ms = now_ms + self._open_ms
         elif self.state == "ramp":

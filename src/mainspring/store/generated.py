@@ -1,9 +1,10 @@
-"""Generated ids: random bytes whose last two place neighbours of one call into one partition.
+"""Generated ids: random bytes whose last two place tasks of one call where they cost least.
 
 A transaction, and later a tick, costs per partition it touches. Tasks that are put together are mostly due together, so
 a call of some hundred tasks goes to a few partitions, one stretch of neighbours each, and the next call to the next
-ones. A larger call reaches all partitions anyway; there tasks that are due in the same second share one, so that a slice gets
-many rows at once and not one each. The partition is still what the crc16 of the id says: whoever reads needs to know nothing of this.
+ones. A larger call reaches all partitions anyway; there tasks that are due in the same second share one, so that a
+slice gets many rows at once. The partition is still what the crc16 of the id says: whoever reads needs to know nothing
+of this.
 """
 
 import os
@@ -19,6 +20,9 @@ STRETCH: Final = 32
 
 SHARE: Final = 64
 """Tasks of one second and one large call that share a partition: beyond that a slice gains nothing by more of them."""
+
+ENOUGH: Final = 8
+"""Rows that fall into each slice by chance from which on nothing needs to be chosen."""
 
 _CHOSEN: Final = 2
 _FREE: Final = IDH_BYTES - _CHOSEN
@@ -44,7 +48,8 @@ class GeneratedIds:
 
     def draw_by_second(self, dues_ms: Sequence[int]) -> bytes:
         """For a large call, ids that lead what is due in one second into one partition, at most SHARE at a time."""
-        if len(dues_ms) < STRETCH * self._partitions:
+        seconds = (max(dues_ms) - min(dues_ms)) // 1000 + 1 if dues_ms else 0
+        if len(dues_ms) < STRETCH * self._partitions or len(dues_ms) > ENOUGH * self._partitions * seconds:
             return self.draw(len(dues_ms))
         block = os.urandom(IDH_BYTES * len(dues_ms))
         turn = random.randrange(self._partitions)

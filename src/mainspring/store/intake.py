@@ -133,7 +133,7 @@ class Intake:
         return batch
 
     def _draw(self, tasks: Sequence[Task]) -> bytes:
-        """Ids for those that carry none. A time that is not plain milliseconds, or none, counts as any other."""
+        """Ids for those that carry none. All times that are not plain milliseconds count as one."""
         return self._generated.draw_by_second([at if type(at := task.at) is int else 0 for task in tasks])
 
     def _take_named(

@@ -47,6 +47,8 @@ class Begun(msgspec.Struct, frozen=True, gc=False, tag="begun", tag_field="event
     node: str = ""
     sent_us: int = 0
     """When it was handed to its target, by the node's reckoning of the server's clock; 0 where nobody looked."""
+    queued_us: int = 0
+    """Of a run of a worker: when it came into its queue. What was put later has its turn later."""
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False, tag="finished", tag_field="event"):

@@ -13,8 +13,8 @@ class _Lane:
     __slots__ = ("over", "started", "under_way", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[int, str]] = []
-        """Accepted and not finished: the earliest due on top."""
+        self.waiting: list[tuple[int, str, int]] = []
+        """Accepted and not finished, with the time of the answer: the earliest due on top."""
         self.over: set[str] = set()
         self.started: set[str] = set()
         """Begun before: its next attempt, or its repeat after a fault, goes first whatever came meanwhile."""
@@ -26,7 +26,7 @@ class _Lane:
         if not waited_for or (first and event.key in self.over):
             return  # nobody can say that it is there; or the answer came after the end
         self.over.discard(event.key)
-        heapq.heappush(self.waiting, (event.due_ms, event.key))
+        heapq.heappush(self.waiting, (event.due_ms, event.key, event.at_us))
 
     def end(self, event: Finished | Cancelled) -> None:
         match event:
@@ -38,10 +38,14 @@ class _Lane:
             case Cancelled(answer="cancelled") | Cancelled(answer="unsure"):
                 self.over.add(event.key)
 
-    def head(self) -> tuple[int, str] | None:
+    def earlier(self, due_ms: int, known_us: int) -> tuple[int, str] | None:
+        """The first of those that are due before this time and were known at that moment."""
         while self.waiting and self.waiting[0][1] in self.over:
             heapq.heappop(self.waiting)
-        return self.waiting[0] if self.waiting else None
+        if not self.waiting or self.waiting[0][0] >= due_ms:
+            return None
+        open_ = (one for one in self.waiting if one[0] < due_ms and one[1] not in self.over and one[2] <= known_us)
+        return next(((due, key) for due, key, _ in sorted(open_)), None)
 
 
 Broken = tuple[Begun, str]
@@ -98,6 +102,6 @@ def _begin(lane: _Lane, begun: Begun, due_ms: int) -> Iterator[Broken]:
     if other is not None and other.key != begun.key and other.token == begun.token:
         yield begun, f"began while {other.task} of its lane was under way"
     lane.under_way = begun
-    head = lane.head()
-    if head is not None and head[0] < due_ms and head[1] != begun.key and not again:
+    head = lane.earlier(due_ms, begun.queued_us or begun.at_us)
+    if head is not None and head[1] != begun.key and not again:
         yield begun, f"due {due_ms} ms, overtook {head[1]} due {head[0]} ms"

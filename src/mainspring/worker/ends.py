@@ -143,7 +143,8 @@ class Ends:
                 failure = answer
                 left.append(end)
             elif answer == "lost":
-                log.info("%s: its end does not count, another worker has it (or its reply was lost)", end.job.id)
+                log.info("%s: its end does not count, another worker has it (or its reply was lost)", end.job.id,
+                         extra={"task": end.job.id})  # fmt: skip
         self.unsent = left + self.unsent
         if failure is not None:
             raise failure

@@ -46,7 +46,8 @@ class Heart:
         if runs:
             lost, cancelled = await queue.beat(self._store, [run.job for run in runs.values()])
             for job in lost:
-                log.warning("%s: another worker has it by now; this run does not count", job.id)
+                log.warning("%s: another worker has it by now; this run does not count", job.id,
+                            extra={"task": job.id})  # fmt: skip
                 self._hands.stop_run(runs[job.claim], "lost")
             for job in cancelled:
                 self._hands.stop_run(runs[job.claim], "cancelled")
@@ -61,7 +62,7 @@ class Heart:
         asks = self._asks(room)
         jobs = await queue.reclaim(self._store, self._worker, asks, lease_ms=int(self._lease_s * 1000))
         for job in jobs:
-            log.warning("%s: its worker has fallen silent; it runs here now", job.id)
+            log.warning("%s: its worker has fallen silent; it runs here now", job.id, extra={"task": job.id})
         self._hands.add(jobs)
         return 0.0 if jobs else every_s * len(asks) / len(self._store.keys)
 

@@ -90,7 +90,7 @@ PROFILES: Final = {
                 "kill worker": 4, "stop worker": 2, "restart worker": 2, "kill node": 2, "stop node": 1,
                 "restart node": 1, "dropped reply": 2, "script flush": 1, "kill server": 1,
             },
-            seconds=18.0,
+            seconds=14.0,
             workers=3,
             rate=40.0,
             server_config={"appendonly": "yes", "appendfsync": "always"},

@@ -45,6 +45,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
     task: str
     key: str
     attempt: int
+    queued_us: int
     over: bool
 
 
@@ -140,7 +141,7 @@ class Recorder:
     def _note_run(self, run: Run, writer: asyncio.StreamWriter) -> None:
         """Without a token: claims of workers are none of an owner's."""
         if not run.over:
-            self._journal.add(Begun(now_us(), run.task, run.key, run.attempt, 0, "", run.worker))
+            self._journal.add(Begun(now_us(), run.task, run.key, run.attempt, 0, "", run.worker, 0, run.queued_us))
             return
         answer = answer_to(run.task, run.attempt)
         self._journal.add(Finished(now_us(), run.task, run.key, run.attempt, answer, 0, ""))

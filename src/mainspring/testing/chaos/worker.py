@@ -37,7 +37,9 @@ class Handler:
 
     async def run(self, task: str, ctx: Context) -> None:
         name = task if ctx.job.body.occurrence is None else ctx.id
-        run = Run(self._worker, name, ctx.idempotency_key, ctx.attempt, over=False)
+        # The number of an entry of a stream begins with the server's time.
+        queued_us = int(ctx.job.entry.partition(b"-")[0]) * 1000
+        run = Run(self._worker, name, ctx.idempotency_key, ctx.attempt, queued_us, over=False)
         await self._teller.tell(run, answered=False)
         await asyncio.sleep(random.random() * (_LONG_S if random.random() < _LONG_SHARE else _SHORT_S))
         answer = await self._teller.tell(msgspec.structs.replace(run, over=True), answered=True)
