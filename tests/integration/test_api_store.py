@@ -81,6 +81,15 @@ async def test_a_neighbour_is_found_and_never_made(store: Store, client: Client)
     await store.run_one(store.keys.slot, [("HSET", store.keys.meta, "format", "1")])
 
 
+async def test_a_namespace_that_is_another_programs_is_none(store: Store) -> None:
+    name = f"{store.keys.namespace}:x"  # a key of ours that holds something else
+    with pytest.raises(InvalidInput):
+        await neighbour(store, name)
+    await store.run_one(store.keys.slot, [("RENAME", store.keys.meta, store.keys.audit), ("SET", store.keys.meta, "x")])
+    assert await neighbour(store, store.keys.namespace) is None
+    await store.run_one(store.keys.slot, [("RENAME", store.keys.audit, store.keys.meta)])
+
+
 async def test_verify_knows_all_of_these_keys(store: Store) -> None:
     await add_key(store, ApiKey(new_key_id(), "one", "reader", "h1", 1))
     await record(store, Change("me", "a", "b"))

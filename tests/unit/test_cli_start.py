@@ -1,0 +1,60 @@
+"""Simple commands start fast: what they do not need is not imported. And what is piped is plain text."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = (
+    "aiohttp", "confluent_kafka", "hiredis", "httptools", "uvicorn", "uvloop", "mainspring.client",
+    "mainspring.engine.engine", "mainspring.node", "mainspring.store.store", "mainspring.api.app",
+)  # fmt: skip
+_RUN = """
+import sys
+from mainspring.cli import main
+try:
+    sys.argv = ["mainspring", *sys.argv[1:]]
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print("loaded:", *sorted(sys.modules), file=sys.stderr)
+"""
+
+
+def _modules(*arguments: str) -> set[str]:
+    command = [sys.executable, "-c", _RUN, *arguments]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    return set(told.stderr.rpartition("loaded:")[2].split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--version", "--help", "task --help", "task put --help", "dead --help", "serve --help", "acl", "config show"],
+)
+def test_nothing_heavy_is_imported_by(line: str) -> None:
+    assert _modules(*line.split()).isdisjoint(HEAVY)
+
+
+def test_a_command_that_needs_a_server_imports_what_it_needs() -> None:
+    """The list above is not empty of meaning: the same look finds these where they are used."""
+    command = [sys.executable, "-c", "import sys, mainspring.node; print(*sys.modules)"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert {"hiredis", "mainspring.node", "mainspring.store.store"} <= set(told.stdout.split())
+
+
+@pytest.mark.parametrize("line", ["--help", "task put --help", "config show", "acl --help", "nonsense"])
+def test_what_is_piped_has_no_colours(line: str) -> None:
+    command = [sys.executable, "-m", "mainspring", *line.split()]
+    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert told.stdout + told.stderr
+    assert "\x1b" not in told.stdout + told.stderr
+
+
+@pytest.mark.parametrize(("words", "found"), [("mainspring ta", "task"), ("mainspring task res", "reschedule")])
+def test_the_shell_can_complete_commands(words: str, found: str) -> None:
+    environ = {"_MAINSPRING_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code = "from mainspring.cli import main; main()"
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100, env=environ
+    )
+    assert told.stdout.split() == [found]
