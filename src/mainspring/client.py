@@ -5,10 +5,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, I
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from .letters import Letters
-from .model.choice import ListedState, TaskFilter
+from .model.choice import ListedState, QueueFilter, QueueState, TaskFilter
 from .model.clock import Clock
 from .model.errors import InvalidInput, MainspringError
 from .model.explain import Explanation
@@ -20,7 +20,7 @@ from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from .results import Results
 from .schedules import Schedules
 from .standstills import Standstills
-from .store import query
+from .store import query, queue_list
 from .store.durable import Durability, check_durability
 from .store.explain import explain
 from .store.find import Finder, Reference
@@ -37,6 +37,7 @@ BATCH: Final = 8_192
 CANCEL_BATCH: Final = 1_048_576
 """Cancels that travel together: the more of them fall into one slice, the less each costs."""
 
+P = TypeVar("P")
 Progress = Callable[[int], None]
 """Called with the number of tasks stored so far."""
 
@@ -243,7 +244,7 @@ class Client(Letters, Results, Standstills):
         *,
         after: When | None = None,
         before: When | None = None,
-        state: ListedState = "pending",
+        state: ListedState | QueueState = "pending",
         target: str | None = None,
         lane: str | None = None,
         allowed: Sequence[str] | None = None,
@@ -253,22 +254,23 @@ class Client(Letters, Results, Standstills):
         """Tasks in due order, `limit` at a time; pass `page.next` as cursor for the next page.
 
         `target` and each of `allowed` (of which one must fit) is a whole target, or its beginning and `*`. With these a
-        page looks through 20,000 tasks or a little more: it may be short, and still name a next one.
+        page looks through 20,000 tasks or a little more: it may be short, and still name a next one. Tasks that are
+        queued or running are in no order, and a page of them may hold some more.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
         from_ms, to_ms = _range(after, before)
-        place = None
-        if cursor is not None:
-            try:
-                place = query.parse_place(cursor)
-            except ValueError:
-                raise InvalidInput(f"cursor {cursor[:80]!r} is not one that list returned") from None
-            from_ms = max(from_ms, place[0])
+        if state == "queued" or state == "running":
+            where = QueueFilter(state, TaskFilter("pending", target, lane, allowed), from_ms, to_ms)
+            in_queues = _cursor(queue_list.parse_place, cursor)
+            return await queue_list.page(self.store, where, after=in_queues, limit=limit)
         if state not in ("pending", "fired"):
-            raise InvalidInput(f"state {state!r} cannot be listed; use 'pending' or 'fired', or look at the dead letters")
-        where = TaskFilter(state, target, lane, allowed)
-        return await query.page(self.store, from_ms=from_ms, to_ms=to_ms, after=place, limit=limit, where=where)
+            raise InvalidInput(f"state {state!r} cannot be listed; use pending, fired, queued or running")
+        place = _cursor(query.parse_place, cursor)
+        if place is not None:
+            from_ms = max(from_ms, place[0])
+        chosen = TaskFilter(state, target, lane, allowed)
+        return await query.page(self.store, from_ms=from_ms, to_ms=to_ms, after=place, limit=limit, where=chosen)
 
     async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
         """How many tasks are pending, in all or due in a range (there the edges may be estimates)."""
@@ -358,6 +360,13 @@ def _checked(tasks: list[Task]) -> list[Task]:
         if not issubclass(kind, Task):
             raise InvalidInput(f"put_many takes Task objects; this is a {kind.__name__}")
     return tasks
+
+
+def _cursor(parse: Callable[[str], P], text: str | None) -> P | None:
+    try:
+        return None if text is None else parse(text)
+    except ValueError:
+        raise InvalidInput(f"cursor {str(text)[:80]!r} is not one that list returned") from None
 
 
 _FOREVER_MS: Final = 1 << 45

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.integration.serving import ENVIRON, serving
 
 from mainspring.config import Config
 from mainspring.testing.servers import wait_until
-from tests.integration.serving import ENVIRON, serving
 
 TOP = Path(__file__).parent.parent.parent
 DEPLOY = TOP / "deploy"
@@ -112,8 +112,12 @@ def test_the_generator_posts_ticks_and_says_what_became_of_them(tmp_path: Path) 
             generator = subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRON | {"PATH": os.environ["PATH"]})
         try:
             wait_until(
-                lambda: re.search(r"Generated ticks/s +[1-9].*Scheduled items/s +[1-9].*refused so far 0", lines.read_text())
-                is not None,
+                lambda: (
+                    re.search(
+                        r"Generated ticks/s +[1-9].*Scheduled items/s +[1-9].*refused so far 0", lines.read_text()
+                    )
+                    is not None
+                ),
                 "ticks are generated and fired",
                 timeout_s=60,
             )

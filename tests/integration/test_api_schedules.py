@@ -129,6 +129,16 @@ async def test_a_schedule_is_triggered_and_filled_in(api: Api) -> None:
     assert await whats(api) == ["schedule.add", "schedule.trigger", "schedule.backfill", "schedule.backfill"]
 
 
+async def test_a_trigger_repeated_with_its_idempotency_key_runs_once(api: Api) -> None:
+    await add(api)
+    first = await api.post("/v1/schedules/nightly/trigger", {"after": "1h"}, idempotency_key="k")
+    again = await api.post("/v1/schedules/nightly/trigger", {"after": "1h"}, idempotency_key="k")
+    assert (first.status, again.status, again.body) == (201, 201, first.body)
+    other = await api.post("/v1/schedules/nightly/trigger", {"after": "2h"}, idempotency_key="k")
+    assert (other.status, other.problem) == (422, "idempotency")
+    assert (await whats(api)).count("schedule.trigger") == 1
+
+
 async def test_a_preview_stores_nothing(api: Api, server: Server) -> None:
     body = {"cron": "30 2 * * *", "timezone": "Europe/Paris", "count": 4, "after": "2026-03-27T12:00:00Z"}
     told = (await api.post("/v1/schedules:preview", body)).json
@@ -250,6 +260,9 @@ async def test_queues_tell_how_long_they_are(api: Api) -> None:
     else:
         raise AssertionError("the task does not reach its queue")
     assert (queues[0]["name"], queues[0]["ready"], queues[0]["running"]) == ("mail", 1, 0)
+    for state, count in (("queued", 1), ("running", 0)):
+        listed = (await api.get(f"/v1/tasks?state={state}")).json
+        assert (len(listed["tasks"]), listed["next"]) == (count, None)
     await api.post("/v1/pauses", {"queue": "mail"})
     assert (await api.get("/v1/queues/mail")).json["paused"] is True
     assert (await api.get("/v1/queues/nobody")).problem == "not-found"

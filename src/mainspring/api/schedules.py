@@ -164,9 +164,18 @@ async def resume_schedule(call: Call) -> Answer:
 async def trigger_schedule(call: Call) -> Answer:
     wanted: Trigger = call.body
     before = await _known(call)
-    handle = await call.client.schedules.trigger(before.name, after=wanted.after)
-    await call.audit("schedule.trigger", before.name, None, {"id": handle.id, "due_ms": handle.due_ms})
-    return answer(Put.of(handle), 201)
+
+    async def work(_id: str | None, repeated: bool) -> Answer:
+        del _id
+        if repeated:  # a run has no id of the caller's by which it would be known again
+            raise Problem(
+                "conflict", "this request was sent before and its answer lost: it may have run. Look, then decide"
+            )
+        handle = await call.client.schedules.trigger(before.name, after=wanted.after)
+        await call.audit("schedule.trigger", before.name, None, {"id": handle.id, "due_ms": handle.due_ms})
+        return answer(Put.of(handle), 201)
+
+    return await once(call, work)
 
 
 async def backfill_schedule(call: Call) -> Answer:
@@ -255,7 +264,7 @@ ROUTES: Final = (
     ),
     Route(
         "POST", f"{_NAME}/trigger", trigger_schedule, "operate", "Run it now, whatever its times say.", body=Trigger,
-        answers={201: Put}, problems=_CHANGE,
+        answers={201: Put}, problems=(*_CHANGE, "idempotency"),
     ),
     Route(
         "POST", f"{_NAME}/backfill", backfill_schedule, "operate", "Run what was planned in a past range.",

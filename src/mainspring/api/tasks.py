@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ..model.choice import ListedState
+from ..model.choice import ListedState, QueueState
 from ..model.explain import Explanation
 from ..model.task import Handle, OnConflict, Task, TaskInfo
 from ..store.durable import check_durability
@@ -29,7 +29,7 @@ class OneTask(msgspec.Struct, frozen=True):
 class ListTasks(msgspec.Struct, frozen=True):
     """`target` may end in `*`. Times are ISO 8601 or epoch milliseconds."""
 
-    state: ListedState = "pending"
+    state: ListedState | QueueState = "pending"
     target: str | None = None
     lane: str | None = None
     due_after: str | None = None
@@ -39,7 +39,7 @@ class ListTasks(msgspec.Struct, frozen=True):
 
 
 class TaskList(msgspec.Struct):
-    """Tasks in due order; `next` is the cursor of the next page, null at the end."""
+    """Tasks in due order, those in queues in none; `next` is the cursor of the next page, null at the end."""
 
     tasks: list[TaskInfo]
     next: str | None

@@ -5,8 +5,13 @@ from typing import Literal
 
 import msgspec
 
+from .task import TaskInfo
+
 ListedState = Literal["pending", "fired"]
 """States in which a task stands in its slice with all it carries."""
+
+QueueState = Literal["queued", "running"]
+"""States in which it stands in a queue."""
 
 
 def pattern_fits(pattern: str, target: str) -> bool:
@@ -34,3 +39,20 @@ class TaskFilter(msgspec.Struct, frozen=True):
         if self.target is not None and not pattern_fits(self.target, target):
             return False
         return self.allowed is None or any(pattern_fits(pattern, target) for pattern in self.allowed)
+
+
+class QueueFilter(msgspec.Struct, frozen=True):
+    """The same for tasks in queues, which are in no order: their times are a filter too."""
+
+    state: QueueState
+    chosen: TaskFilter
+    from_ms: int
+    to_ms: int
+
+    def in_state(self, *, running: bool) -> bool:
+        return running == (self.state == "running")
+
+    def fits(self, info: TaskInfo) -> bool:
+        if info.due_ms is not None and not self.from_ms <= info.due_ms < self.to_ms:
+            return False
+        return not self.chosen.by_content or (info.target is not None and self.chosen.fits(info.target, info.lane))
