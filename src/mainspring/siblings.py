@@ -66,7 +66,7 @@ class Siblings:
                 finally:
                     writer.close()
         except (OSError, TimeoutError, msgspec.DecodeError) as error:
-            log.warning("process %s does not tell its figures: %s", place.stem, error or type(error).__name__)
+            log.warning("process %s does not tell its figures: %s", place.stem, str(error) or type(error).__name__)
             return ()
 
 

@@ -108,7 +108,7 @@ def test_the_generator_posts_ticks_and_says_what_became_of_them(tmp_path: Path) 
         node = start()
         lines = tmp_path / "lines"
         with lines.open("wb") as out:
-            command = [sys.executable, DEPLOY / "poc" / "generate.py", node.url, "--rate", "100", "--within", "1"]
+            command = [sys.executable, str(DEPLOY / "poc" / "generate.py"), node.url, "--rate", "100", "--within", "1"]
             generator = subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRON | {"PATH": os.environ["PATH"]})
         try:
             wait_until(

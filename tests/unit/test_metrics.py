@@ -17,9 +17,10 @@ from mainspring.store.keys import Slice
 START_MS = 1_700_000_000_000
 
 
-def _slice(width_ms: int = 1000) -> LiveSlice:
-    place = Slice(width_ms, START_MS - START_MS % width_ms)
-    return cast("LiveSlice", SimpleNamespace(slice=place, from_ms=place.start_ms))
+def _slice(*, lanes: bool) -> LiveSlice:
+    place = Slice(1000, START_MS - START_MS % 1000)
+    live = SimpleNamespace(slice=place, from_ms=place.start_ms, has_lanes=lanes, has_schedules=False)
+    return cast("LiveSlice", live)
 
 
 def _flights(offsets_ms: list[int]) -> list[Flight]:
@@ -31,15 +32,16 @@ def _read(text: str) -> dict[str, Any]:
     return {one.name: one for one in text_string_to_metric_families(text)}
 
 
-@pytest.mark.parametrize("count", [1, 24, 25, 3_000])
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 25, 3_000])
 @pytest.mark.parametrize("after_ms", [0, 3, 250, 999, 1_400, 2_500, 4_000, 90_000])
-def test_a_batch_fills_the_same_buckets_as_its_tasks_one_by_one(count: int, after_ms: int) -> None:
+def test_a_batch_fills_the_same_buckets_as_its_tasks_one_by_one(count: int, after_ms: int, lanes: bool) -> None:
     dice = random.Random(count * 1_000 + after_ms)
-    live = _slice()
+    live = _slice(lanes=lanes)
     began_ms = live.from_ms + after_ms
     offsets = [dice.randrange(min(after_ms + 1, 1000)) for _ in range(count)]
-    if began_ms < live.slice.end_ms:
-        offsets.sort()  # only a slice that is overdue as a whole leaves out of order
+    if began_ms < live.slice.end_ms and not lanes:
+        offsets.sort()  # only lanes, and a slice that is overdue as a whole, leave out of order
     meters, alone = Meters(), Histogram()
     meters.began_late("kafka", live, _flights(offsets), began_ms)
     for offset in offsets:

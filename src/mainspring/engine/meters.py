@@ -14,8 +14,6 @@ from .live import LiveSlice
 _KEY: Final = attrgetter("key")
 _BOUNDS_MS: Final = tuple(int(seconds * 1000) for seconds in SECONDS)
 """Lateness is a whole number of milliseconds: a bound of 2.5 ms says the same as one of 2."""
-_FEW: Final = 24
-"""Up to so many tasks of one slice are looked at one by one; of more, only where the bounds lie among them."""
 
 
 class Meters:
@@ -57,46 +55,33 @@ class Meters:
         """Tasks of one slice, in the order in which they left it."""
         histogram = self.lateness[kind]
         since_ms = began_ms - live.from_ms
-        if len(flights) <= _FEW:
-            for flight in flights:
-                histogram.observe(max(0, since_ms - (flight.key >> 32)) / 1000)
-            return
-        first_ms, last_ms = since_ms - (flights[0].key >> 32), since_ms - (flights[-1].key >> 32)
-        if live.slice.end_ms <= began_ms:
+        if len(flights) > 1 and live.slice.end_ms <= began_ms:
             # One that was overdue as a whole may have left in any order: its ends are those of its time.
-            if _bucket(since_ms) == _bucket(since_ms - live.slice.width_ms):
-                histogram.observe((first_ms + last_ms) / 2000, len(flights))
+            if bisect_left(_BOUNDS_MS, since_ms) == bisect_left(_BOUNDS_MS, since_ms - live.slice.width_ms):
+                _add(histogram, flights[0], flights[-1], len(flights), since_ms)
                 return
             flights = sorted(flights, key=_KEY)
-        _observe_run(histogram, flights, since_ms)
+        elif live.has_lanes or live.has_schedules:
+            flights = sorted(flights, key=_KEY)  # these leave when it is their turn
+        _add_run(histogram, flights, since_ms)
 
 
-def _bucket(late_ms: int) -> int:
-    return bisect_left(_BOUNDS_MS, late_ms)
-
-
-def _observe_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int) -> None:
-    """Flights with rising keys, so with falling lateness: for each bound, how many are later than it."""
-    end = len(flights)
+def _add_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int) -> None:
+    """Flights with rising keys, so with falling lateness: for each bound among them, how many are later than it."""
     start = 0
-    for at in range(len(_BOUNDS_MS) - 1, -2, -1):
-        if start >= end:
-            return
+    latest = bisect_left(_BOUNDS_MS, since_ms - (flights[0].key >> 32))
+    soonest = bisect_left(_BOUNDS_MS, since_ms - (flights[-1].key >> 32))
+    for at in range(latest - 1, soonest - 1, -1):
         # Later than the bound: due before (since - bound).
-        stop = _later_than(flights, since_ms - _BOUNDS_MS[at], start) if at >= 0 else end
+        stop = bisect_left(flights, (since_ms - _BOUNDS_MS[at]) << 32, start, key=_KEY)
         if stop > start:
-            ends_ms = 2 * since_ms - (flights[start].key >> 32) - (flights[stop - 1].key >> 32)
-            histogram.counts[at + 1] += stop - start
-            histogram.total_s += max(0, ends_ms) / 2000 * (stop - start)
+            _add(histogram, flights[start], flights[stop - 1], stop - start, since_ms)
         start = stop
+    if start < len(flights):
+        _add(histogram, flights[start], flights[-1], len(flights) - start, since_ms)
 
 
-def _later_than(flights: Sequence[Flight], offset_ms: int, start: int) -> int:
-    low, high = start, len(flights)
-    while low < high:
-        middle = (low + high) // 2
-        if flights[middle].key >> 32 < offset_ms:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _add(histogram: Histogram, first: Flight, last: Flight, count: int, since_ms: int) -> None:
+    """So many of one bucket; their sum is estimated from the first and the last."""
+    late_ms = since_ms - ((first.key >> 32) + (last.key >> 32)) / 2
+    histogram.observe(max(0.0, late_ms) / 1000, count)

@@ -5,8 +5,8 @@ from typing import Literal
 import msgspec
 
 LaneState = Literal["retrying", "parked", "held", "returning", "flowing"]
-"""`retrying`: waits for the next attempt of its head. `parked`: stands still until somebody acts. `held`: something else
-holds it up, a pause or a breaker. `returning`: it goes on, and what was held comes back. `flowing`: none of these."""
+"""`retrying`: waits for the next attempt of its head. `parked`: stands still until somebody acts. `held`: a pause or a
+breaker holds it up. `returning`: it goes on, and what was held comes back. `flowing`: none of these."""
 
 
 class LaneInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +18,7 @@ class LaneInfo(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int | None = None
     """Since when it stands still."""
     behind: int = 0
-    """Tasks that were moved aside and wait in the lane's hold slice; few, or those just come, wait where they were put."""
+    """Tasks that were moved aside and wait in the lane's hold slice; a few wait where they were put."""
     head_id: str | None = None
     """The failed task it waits for."""
     head_state: str | None = None

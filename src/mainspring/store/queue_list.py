@@ -7,7 +7,7 @@ import msgspec
 
 from ..model.choice import QueueFilter
 from ..model.errors import StoreError
-from ..model.task import Page, TaskInfo
+from ..model.task import Page, State, TaskInfo
 from .codec import HEADER_BYTES, decode
 from .keys import ADDRESS_BYTES, Address
 from .query import SEARCHED_AT_MOST, Found, describe
@@ -62,7 +62,7 @@ async def _read(store: Store, partition: int, places: dict[bytes, Queued]) -> li
 def _told(partition: int, idh: bytes, place: Queued, row: bytes) -> TaskInfo:
     address = Address.unpack(partition, place.address)
     due_ms = address.slice.start_ms + int.from_bytes(row[:4], "big")
-    state = "queued" if place.worker is None else "running"
+    state: State = "queued" if place.worker is None else "running"
     try:
         body = decode(row)
     except (msgspec.DecodeError, UnicodeDecodeError):

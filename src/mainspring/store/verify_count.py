@@ -88,7 +88,8 @@ async def _read(store: Store, keys: PartitionKeys, *, most: int) -> Reading:
     parts = [await _count(store, keys, slices[at : at + size]) for at in range(0, len(slices), size or 1)]
     parts = parts or [await _count(store, keys, [])]
     # At one moment; or in parts between which no counter moved. Every change of what is pending or fired moves one, and
-    # none ever goes back but `queued`, which does so only when another one moves; a slice that was dropped meanwhile held nothing of either.
+    # none ever goes back but `queued`, which does so only when another one moves; a slice that was dropped meanwhile
+    # held nothing of either.
     still = all(part.counters == before for part in parts)
     return _reading(parts, listed, exact=_whole(parts[0], listed) if len(parts) == 1 else still)
 

@@ -32,9 +32,16 @@ _PARTITION_TYPES: Final = {
     "sched": b"hash",
     "next": b"hash",
 }
-_NAMESPACE_TYPES: Final = {"meta": b"hash", "nodes": b"hash", "beats": b"zset", "leader": b"hash", "plan": b"hash"}
-_NAMESPACE_TYPES |= {"pauses": b"hash"}
-_NAMESPACE_TYPES |= {"access": b"hash", "audit": b"stream"}
+_NAMESPACE_TYPES: Final = {
+    "meta": b"hash",
+    "nodes": b"hash",
+    "beats": b"zset",
+    "leader": b"hash",
+    "plan": b"hash",
+    "pauses": b"hash",
+    "access": b"hash",
+    "audit": b"stream",
+}
 _PASSING: Final = re.compile(rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*)", re.DOTALL)
 """Texts that expire by themselves and that nothing else hangs on."""
 _SLICE_TYPES: Final = {b"s": b"list", b"f": b"string", b"d": b"string", b"x": b"string"}

@@ -15,17 +15,18 @@ from ...model.errors import StoreError
 from ...store.keys import Keyspace
 from ...store.link import LinkOptions
 from ..balance import balance
-from ..events import Accepted, Begun, Event, Fault, Healed, History, Left, Wrote
+from ..events import Accepted, Begun, Fault, Healed, History, Left, Wrote
 from ..history import Violation, check, slowest, unpromised
 from ..mutations import planted
 from .cable import refused
+from .counts import duplicates, twice_begun, unplanned, with_keys
 from .faults import Faults
 from .fleet import Fleet
 from .ground import Ground
-from .load import UNKNOWN_KEY, Load
+from .load import Load
 from .profile import Profile
 from .pulse import Pulse
-from .recorder import STALL, Journal, Recorder, now_us
+from .recorder import Journal, Recorder, now_us
 from .recurring import Recurring
 from .report import Report, too_few
 from .road import Road
@@ -252,46 +253,8 @@ class Run:
         return report
 
 
-def with_keys(events: list[Event]) -> list[Event]:
-    """A put without an id that was never answered gets the key with which its task was first delivered."""
-    keys: dict[str, str] = {}
-    for event in events:
-        if isinstance(event, Begun):
-            keys.setdefault(event.task, event.key)
-    return [
-        msgspec.structs.replace(event, key=keys.get(event.task, event.key))
-        if isinstance(event, Accepted) and event.key.startswith(UNKNOWN_KEY)
-        else event
-        for event in events
-    ]
-
-
 def _forgiven(accepted: Accepted, lossy: list[Fault]) -> bool:
     return accepted.level == "server" and any(one.at_us <= accepted.at_us <= one.until_us for one in lossy)
-
-
-def unplanned(events: list[Event]) -> int:
-    """Stalls that nobody caused: not those of nodes that were stopped on purpose."""
-    faults = [event for event in events if isinstance(event, Fault)]
-    stopped = [one for one in faults if one.what.startswith("stop ")]
-    return sum(
-        one.what == STALL
-        and not any(stop.node == one.node and stop.at_us <= one.until_us <= stop.until_us for stop in stopped)
-        for one in faults
-    )
-
-
-def duplicates(events: list[Event]) -> int:
-    return sum(count - 1 for count in _begins(events).values())
-
-
-def twice_begun(events: list[Event]) -> set[str]:
-    """Keys of which an attempt was delivered more than once."""
-    return {key for (key, _), count in _begins(events).items() if count > 1}
-
-
-def _begins(events: list[Event]) -> Counter[tuple[str, int]]:
-    return Counter((event.key, event.attempt) for event in events if isinstance(event, Begun))
 
 
 def _spoken(found: list[Violation]) -> list[str]:
