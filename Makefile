@@ -30,9 +30,9 @@ $(STAMP): pyproject.toml requirements/dev.txt
 serve: install ## run a scheduler with its own embedded server on port 8000
 	@exec $(BIN)/mainspring serve $(ARGS)
 
-test: install ## run all tests on real servers (fetches redis-server where it can)
+test: install ## run all tests on real servers (fetches redis-server where it can; WORKERS=n at a time, else 2)
 	@tools/install-parts
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile $(ARGS)
 
 test-cron-long: install ## 200,000 random schedules against a walk over every minute (about ten minutes)
 	@MAINSPRING_CRON_CASES=200000 $(BIN)/python -m pytest -q -n auto tests/unit/test_cron_oracle.py $(ARGS)

@@ -24,9 +24,9 @@ def main() -> None:
     total = early = 0
     since, lateness = time.monotonic(), []
     while True:
-        for message in consumer.consume(1_000, timeout=0.1):
-            if not message.error():  # a topic that is not there yet is one
-                lateness.append(late_ms(message.value(), time.time()))
+        messages = consumer.consume(1_000, timeout=0.1)
+        # A topic that is not there yet is an error.
+        lateness += [late_ms(one.value(), time.time()) for one in messages if not one.error()]
         span = time.monotonic() - since
         if span >= 1:
             total += len(lateness)

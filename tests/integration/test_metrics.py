@@ -1,6 +1,7 @@
 """`GET /metrics` of a running node, as Prometheus reads it."""
 
 import contextlib
+import re
 import shutil
 import subprocess
 import urllib.request
@@ -81,10 +82,15 @@ def test_what_failed_and_what_was_not_wanted_is_told_apart(node: Serve) -> None:
     assert node.call("/v1/pauses", {"target": "log:", "mode": "drop", "reason": "test"})[0] in (200, 201)
     put(node, target="log:", after="1ms")
     skipped = ("paused",)
-    wait_until(
-        lambda: figures(scrape(node))["mainspring_skipped_total"][skipped] == 1, "it is left out", timeout_s=60
-    )
+    wait_until(lambda: figures(scrape(node))["mainspring_skipped_total"][skipped] == 1, "it is left out", timeout_s=60)
     assert figures(scrape(node))["mainspring_delivered_total"] == {("log",): 1}
+
+
+def test_what_is_documented_is_there_and_nothing_else(node: Serve) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    documented = {name for line in table for name in re.findall(r"`((?:mainspring|process)_[a-z_]+)`", line)}
+    assert set(re.findall(r"^# TYPE (\S+) ", scrape(node), re.MULTILINE)) == documented
 
 
 def test_promtool_finds_nothing_wrong(node: Serve) -> None:

@@ -39,9 +39,7 @@ def _kind(flight: Flight) -> str:
 class Outcomes:
     """Applies the retry policies."""
 
-    def __init__(
-        self, policies: Policies, clock: Clock, failures: Failures, lanes: LanePolicies | None = None
-    ) -> None:
+    def __init__(self, policies: Policies, clock: Clock, failures: Failures, lanes: LanePolicies | None = None) -> None:
         self._policies = policies
         self._clock = clock
         self._failures = failures
@@ -148,9 +146,7 @@ class Outcomes:
         if body.lane is not None and waits:
             self._hold_lane(partition, body.lane, flight.idh, due_ms)
 
-    def _hold_lane(
-        self, partition: Partition, lane: str, idh: bytes, until_ms: int, *, parked: bool = False
-    ) -> None:
+    def _hold_lane(self, partition: Partition, lane: str, idh: bytes, until_ms: int, *, parked: bool = False) -> None:
         """The lane waits for this task. Kept on the server too: a new owner must know it."""
         now_ms = self._clock.now_ms()
         partition.held_work.head_stands(lane, inside=parked)

@@ -49,9 +49,7 @@ class Begun:
 class Partition:
     """All state of one partition that this node owns. Nothing here does I/O."""
 
-    def __init__(
-        self, keys: PartitionKeys, token: bytes, lease_until: float, gates: Gates | None = None
-    ) -> None:
+    def __init__(self, keys: PartitionKeys, token: bytes, lease_until: float, gates: Gates | None = None) -> None:
         self.keys = keys
         self.number = keys.number
         self.token = token
