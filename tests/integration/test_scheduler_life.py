@@ -48,11 +48,22 @@ def wait_for(condition: Any, what: str) -> None:
     wait_until(lambda: bool(condition()), what, timeout_s=PATIENCE_S)
 
 
+_strangers: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def those_before() -> None:
+    """Other tests in this process may have left plain handlers that never end: there is no way to end a thread."""
+    global _strangers
+    _strangers = set(threading.enumerate())
+
+
 def check_nobody_left() -> None:
     """No thread of ours: those of loops are joined by the stop, those of plain handlers end a moment later."""
 
     def ours() -> list[str]:
-        return [one.name for one in threading.enumerate() if one.name.startswith("mainspring-")]
+        since = set(threading.enumerate()) - _strangers
+        return [one.name for one in since if one.name.startswith("mainspring-")]
 
     assert not [name for name in ours() if not name.startswith("mainspring-handler-")]
     wait_for(lambda: not ours(), "the threads of handlers end")
