@@ -51,7 +51,7 @@ def assert_full(row: dict[str, Any], name: str) -> None:
     assert row["version"]
     assert (row["lost"], row["duplicated"]) == (0, 0)
     assert min(row["schedule_per_s"], row["drain_per_s"]) > 0
-    assert isinstance(row["bytes_per_pending_task"], float), "with few tasks it may be less than nothing"
+    assert row["bytes_per_pending_task"] is not None, "with few tasks it may be less than nothing"
     assert row["p50_ms"] <= row["p99_ms"]
 
 
