@@ -242,7 +242,10 @@ async def test_without_any_scheduler_one_is_told(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 def test_the_cost_of_a_process_is_known_after_its_end() -> None:
     usages = Usages()
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    program = "print('up', flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n", "before that it has no memory of its own"
     usages.watch("one", process.pid)
     usages.watch("never", 2**22 + 1)
     usages.look()

@@ -17,15 +17,18 @@ MAX_HEADERS: Final = 100
 _CONTINUE: Final = b"HTTP/1.1 100"
 SLOWEST_BYTES_A_SECOND: Final = 16 * 1024
 """A body may take the timeout and, for each byte, as long as this rate."""
+LINGER_S: Final = 2.0
+"""So long a client may go on sending what nobody wants any more."""
 
 
 class _Corked:
     """Sends the head of an answer together with its body: two sends cost more than the rest of a small answer."""
 
-    __slots__ = ("_head", "_transport")
+    __slots__ = ("_connection", "_head", "_transport")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def __init__(self, connection: "Connection") -> None:
+        self._connection = connection
+        self._transport = connection.transport
         self._head: bytes | None = b""
 
     def write(self, data: bytes) -> None:
@@ -41,7 +44,7 @@ class _Corked:
         if self._head:
             self._transport.write(self._head)
             self._head = None
-        self._transport.close()
+        self._connection.close_gently()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
@@ -61,6 +64,8 @@ class Connection(HttpToolsProtocol):
         self._received = 0
         self._in_head = True
         self._head_bytes = 0
+        self._lingers = False
+        """The answer is sent, and what still comes is not read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -69,7 +74,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(Problem("unavailable", f"{self.most} connections are open already", retry_after="1"))
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._lingers or self.transport.is_closing():
             return
         if self._waits_since_s is None:
             self._waits_since_s = self.loop.time()
@@ -92,7 +97,7 @@ class Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":
-            self.cycle.transport = _Corked(self.transport)  # type: ignore[assignment]
+            self.cycle.transport = _Corked(self)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         if not self.transport.is_closing():
@@ -106,20 +111,37 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(Problem("malformed", msg))
 
+    def close_gently(self) -> None:
+        """The end of the answer. A client that is still sending is heard out for a moment: closing a connection with
+        unread bytes resets it, and takes the answer away from who has not read it yet."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if self._lingers or self.transport.is_closing():
+            return
+        if cycle is not None and not cycle.more_body:
+            self.transport.close()
+            return
+        self._lingers = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
     def _refuse(self, problem: Problem) -> None:
-        if self.transport.is_closing():
+        if self._lingers or self.transport.is_closing():
             return
         body = problem.body()
         head = [STATUS_LINE[problem.status], b"content-type: application/problem+json\r\n"]
         head += [b"%b: %b\r\n" % header for header in problem.headers]
         head.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
         self.transport.write(b"".join([*head, body]))
-        self.transport.close()
+        self.close_gently()
 
     # -- slow clients ------------------------------------------------------------------------------------------
 
     def sweep(self, now_s: float, since_s: float) -> None:
         """Cut this client if it is too slow; `since_s` is when the last sweep was."""
+        if self._lingers:
+            return
         if self.flow.read_paused and self._waits_since_s is not None:
             self._waits_since_s += now_s - since_s  # it is we who do not read
         elif self._waits_since_s is not None:
@@ -140,7 +162,8 @@ class Connection(HttpToolsProtocol):
         answering = cycle is not None and cycle.response_started and not cycle.response_complete
         if self._received and not answering:
             self._refuse(Problem("timeout", f"the request was not there after {self.timeout_s:g} s"))
-        self.transport.close()
+        else:
+            self.transport.close()
 
 
 def limited(connections: int, timeout_limit_s: float) -> type[Connection]:

@@ -196,13 +196,7 @@ class Deliveries:
                     self._lost(partition, "its lease ran out before a failed delivery was settled")
                     return
                 goes_on = self._outcomes.apply(partition, flight, outcome)
-        flight.live.land(1, [flight.index])
-        partition.settled(flight.live, time.monotonic())
-        if goes_on:
-            partition.lane_goes_on(flight)
-            if flight.body.occurrence is not None:
-                self._note_over([flight], "done" if isinstance(outcome, Done) else "dead")
-        self._wake()
+        self._land(partition, flight, outcome, goes_on)
 
     def settle_ended(self, flight: Flight, outcome: Outcome | Cancelled) -> None:
         """A worker has ended it, and has asked the retry policy: what it says is carried out."""
@@ -217,6 +211,10 @@ class Deliveries:
                 goes_on = self._outcomes.carry_out(partition, flight, outcome)
             case Cancelled():
                 pass  # its mark is set, and it is counted
+        self._land(partition, flight, outcome, goes_on)
+
+    def _land(self, partition: Partition, flight: Flight, outcome: Outcome | Cancelled, goes_on: bool) -> None:
+        """It is settled. With `goes_on` the task is over: its lane may go on, and who waits for the end of a run."""
         flight.live.land(1, [flight.index])
         partition.settled(flight.live, time.monotonic())
         if goes_on:
