@@ -50,8 +50,7 @@ def assert_full(row: dict[str, Any], name: str) -> None:
     assert row["peer"] == name
     assert row["version"]
     assert (row["lost"], row["duplicated"]) == (0, 0)
-    assert min(row["schedule_per_s"], row["drain_per_s"]) > 0
-    assert row["bytes_per_pending_task"] is not None, "with few tasks it may be less than nothing"
+    assert min(row["schedule_per_s"], row["bytes_per_pending_task"], row["drain_per_s"]) > 0
     assert row["p50_ms"] <= row["p99_ms"]
 
 
@@ -117,5 +116,6 @@ if os.environ.get("CI") != "true":
     )
     @pytest.mark.parametrize("name", PEERS)
     def test_real_peers_are_measured(name: str) -> None:
-        [row] = rows_of("--only", name)
+        # More of them: what a server allocates for itself meanwhile is more than 200 small tasks need.
+        [row] = rows_of("--only", name, "--tasks", "2000")
         assert_full(row, name)

@@ -608,6 +608,17 @@ def test_the_slowest_delivery_after_healing_is_known(story: Story) -> None:
     assert (last.accepted.task, last.spent_us) == ("never", None)
 
 
+@pytest.mark.parametrize("state", ["pending", "fired", "queued", "running"])
+def test_what_still_waits_long_after_healing_is_late(story: Story, state: str) -> None:
+    """Also with workers: a queue that nobody empties is not a delivery."""
+    story.put("a")
+    story.healed(DUE_US, within_us=2000)
+    story.left("a", state, DUE_US + 2000)
+    assert late(story) == [], "it has this long"
+    story.left("a", state, DUE_US + 2001)
+    assert late(story) == ["a"]
+
+
 def test_what_was_never_delivered_after_healing_is_late_and_lost(story: Story) -> None:
     story.put("a")
     story.put("gone")

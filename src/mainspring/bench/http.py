@@ -4,10 +4,8 @@ One by one: `POST /ticks` on keep-alive connections, each answered once the tick
 This process is the client; nothing is due while it measures.
 """
 
-import asyncio
 import contextlib
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -23,6 +21,7 @@ from ..demo.road import Request, Road, request
 from ..demo.scheduler import schedulers
 from ..demo.ticks import Ticks, line_of, text_of
 from ..model.errors import InvalidInput
+from .counterpart import counterpart
 from .ground import Where, ground
 from .life import Progress
 
@@ -85,7 +84,11 @@ async def http(where: Where, seconds: float, rounds: int, progress: Progress) ->
         raise InvalidInput("--seconds must be more than 0")
     found: dict[str, list[float]] = {"bare": [], "ticks": [], "batch": []}
     refused = 0
-    async with ground(where) as place, _bare() as bare_url, _api(place.url, place.namespace) as url:
+    async with (
+        ground(where) as place,
+        counterpart("mainspring.bench.bare_asgi") as bare_url,
+        _api(place.url, place.namespace) as url,
+    ):
         for number in range(rounds + 1):
             span_s = seconds if number else min(1.0, seconds)
             for name, one in (("bare", bare_url), ("ticks", url), ("batch", url)):
@@ -132,21 +135,3 @@ async def _api(redis_url: str, namespace: str) -> AsyncIterator[str]:
         config = Config(redis_url=redis_url, namespace=namespace, log_level="warning")
         async with schedulers(1, config, Path(folder)) as [one]:
             yield one.url
-
-
-@contextlib.asynccontextmanager
-async def _bare() -> AsyncIterator[str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "mainspring.bench.bare_asgi",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(await process.stdout.readline())}"
-    finally:
-        process.stdin.close()  # its word to end
-        await process.wait()

@@ -1,16 +1,14 @@
 """Webhooks: into a receiver in a process of its own, which answers 204 to everything."""
 
 import asyncio
-import contextlib
 import statistics
-import sys
 import time
-from collections.abc import AsyncIterator
 from typing import Final
 
 from ..model.errors import MainspringError
 from ..model.task import Task
 from ..sinks.http import NEEDS, HttpOptions, HttpSink
+from .counterpart import counterpart
 from .drain import drain
 from .ground import Where
 from .life import Progress
@@ -26,7 +24,8 @@ async def http(where: Where, tasks: int, rounds: int, progress: Progress) -> Sin
     through: list[float] = []
     bare: list[float] = []
     lost = 0
-    async with _receiver() as url:
+    async with counterpart("mainspring.bench.receiver") as receiver:
+        url = f"{receiver}/hook"
         for number in range(rounds):
             progress(f"http, bare, round {number + 1}", 0, tasks)
             bare.append(await _bare(url, tasks))
@@ -73,21 +72,3 @@ async def _bare(url: str, tasks: int) -> float:
 
         await asyncio.gather(*(work() for _ in range(CONCURRENCY)))
     return tasks / (time.perf_counter() - began)
-
-
-@contextlib.asynccontextmanager
-async def _receiver() -> AsyncIterator[str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "mainspring.bench.receiver",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(await process.stdout.readline())}/hook"
-    finally:
-        process.stdin.close()  # its word to end
-        await process.wait()

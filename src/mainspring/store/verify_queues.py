@@ -21,8 +21,7 @@ Task = tuple[bytes, bytes, bytes]
 
 
 async def check_queues(store: Store, keys: PartitionKeys) -> AsyncIterator[Finding]:
-    [names] = await store.run_one(keys.slot, [("SMEMBERS", keys.queues)])
-    queues = sorted(name.decode() for name in names)
+    queues = await _names(store, keys)
     told: set[bytes] = set()
     async for queue, tasks in _pages(store, keys, queues):
         for (idh, entry, address), there in await _halves(store, keys, queue, tasks):
@@ -35,6 +34,17 @@ async def check_queues(store: Store, keys: PartitionKeys) -> AsyncIterator[Findi
     if queued + aside != places or places != entries:
         problem = f"counted are {queued} and {aside} of lanes; there are {places} places and {entries} entries"
         yield Finding("queue-count", keys.number, keys.n, problem, partial(_recount, store, keys, queues))
+
+
+async def _names(store: Store, keys: PartitionKeys) -> list[str]:
+    names: set[bytes] = set()
+    cursor = 0
+    while True:
+        [reply] = await store.run_one(keys.slot, [("SSCAN", keys.queues, cursor, "COUNT", TASKS_A_PAGE)])
+        cursor = int(reply[0])
+        names.update(reply[1])
+        if not cursor:
+            return sorted(name.decode() for name in names)
 
 
 async def _pages(store: Store, keys: PartitionKeys, queues: Sequence[str]) -> AsyncIterator[tuple[str, list[Task]]]:

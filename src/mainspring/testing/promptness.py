@@ -9,7 +9,7 @@ from .events import Accepted, Event, Finished, Healed, Left, Stall
 from .fault_windows import Faults, Stalls
 from .lives import Life, Lives
 
-_OPEN: Final = frozenset({"pending", "fired"})
+_OPEN: Final = frozenset({"pending", "fired", "queued", "running"})
 
 
 class Wait(NamedTuple):

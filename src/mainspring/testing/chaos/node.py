@@ -5,13 +5,10 @@ waits for the answer. Standard input takes orders: `jump 3600` sets every clock 
 of the input the process ends at once.
 """
 
-import asyncio
-import logging
-import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,9 +18,9 @@ from ...model.delivery import Delivery
 from ...model.outcome import DONE, Dead, Outcome, Retry
 from ...node import Node
 from ...store import fire
-from ..mutations import plant
 from .recorder import RETRY_MS, Deliveries, Given
-from .teller import Teller, watch_stalls
+from .subject import main
+from .teller import Teller
 
 
 class Calls:
@@ -82,49 +79,17 @@ def jump(seconds: float) -> None:
     time.clock_gettime = lambda clock: gettime(clock) + (seconds if clock == time.CLOCK_REALTIME else ahead)
 
 
-async def _orders() -> None:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while line := await reader.readline():
-        word, _, rest = line.decode().partition(" ")
-        if word == "jump":
-            jump(float(rest))
-    os._exit(70)  # whoever started us is gone
+def obey(order: str) -> None:
+    word, _, rest = order.partition(" ")
+    if word == "jump":
+        jump(float(rest))
 
 
-async def run(recorder: str) -> int:
-    config = Config.load({}, os.environ)
-    logging.basicConfig(format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s", datefmt="%H:%M:%S", level="INFO")
+async def node(config: Config, teller: Teller, started: Callable[[], None]) -> int:
     assert config.node_id is not None
-    teller = Teller(recorder)
-    await teller.open()
-    node = Node(config, {"log": ReportingSink(config.node_id, teller, Calls())})
-    watchers = [
-        asyncio.create_task(_orders()),
-        asyncio.create_task(watch_stalls(teller, config.node_id, config.lease_s / 3)),
-    ]
-    try:
-        return await node.run_until_signal(started=_say_started)
-    finally:
-        for watcher in watchers:
-            watcher.cancel()
-
-
-def _say_started() -> None:
-    sys.stdout.write("started\n")
-    sys.stdout.flush()
-
-
-def main() -> int:
-    for bug in sys.argv[2:]:
-        plant(bug)
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(run(sys.argv[1]))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(sys.argv[1]))
+    sink = ReportingSink(config.node_id, teller, Calls())
+    return await Node(config, {"log": sink}).run_until_signal(started=started)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(node, obey))

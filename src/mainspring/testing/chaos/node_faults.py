@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import signal
 
 from .fleet import Member
 from .ground import Ground
+from .member_faults import exchange, kill, stop
 from .profile import Kind
 from .recorder import now_us
 from .schedule import Act, Planned
@@ -29,14 +29,7 @@ class NodeFaults:
         return await self._kill(self._on.fleet.pick(planned.pick), "kill node", planned.size)
 
     async def _kill(self, member: Member | None, kind: str, size: float) -> bool:
-        if member is None:
-            return False
-        start_us = now_us()
-        await self._on.fleet.kill(member)
-        self._on.note(f"{kind} {member.name}", start_us, node=member.name, after_s=self._on.lease_s)
-        await asyncio.sleep(size * self._on.lease_s)
-        await self._on.fleet.join()
-        return True
+        return await kill(self._on, self._on.fleet, member, kind, size, leases=1)
 
     async def _kill_leader(self, planned: Planned) -> bool:
         """Whoever leads now; after the last leader's death it takes a moment until somebody does."""
@@ -57,27 +50,10 @@ class NodeFaults:
         return ""
 
     async def _stop_node(self, planned: Planned) -> bool:
-        """SIGSTOP for longer than the lease: it wakes up and believes that it still owns everything."""
-        member = self._on.fleet.pick(planned.pick)
-        if member is None:
-            return False
-        start_us = now_us()
-        member.stopped = True
-        member.signal(signal.SIGSTOP)
-        await asyncio.sleep(self._on.lease_s * (1.2 + planned.size))
-        member.signal(signal.SIGCONT)
-        member.stopped = False
-        self._on.note(f"stop {member.name}", start_us, node=member.name, after_s=self._on.lease_s)
-        return True
+        return await stop(self._on, self._on.fleet.pick(planned.pick), "stop", planned.size)
 
     async def _restart_node(self, planned: Planned) -> bool:
-        """A clean stop and a new one: no fault at all, so nothing may be delivered twice for it."""
-        member = self._on.fleet.pick(planned.pick)
-        if member is None:
-            return False
-        await self._on.fleet.join()
-        await self._on.fleet.leave(member)
-        return True
+        return await exchange(self._on.fleet, self._on.fleet.pick(planned.pick))
 
     async def _extra_node(self, planned: Planned) -> bool:
         """One more for a while."""

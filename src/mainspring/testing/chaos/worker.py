@@ -6,10 +6,9 @@ input the process ends at once.
 """
 
 import asyncio
-import logging
-import os
 import random
 import sys
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -19,10 +18,10 @@ from ...model.outcome import Dead, Retry
 from ...scheduler import Scheduler
 from ...worker.context import Context
 from ...workplace import Workplace
-from ..mutations import plant
 from .profile import HANDLER, QUEUE
 from .recorder import RETRY_MS, Run
-from .teller import Teller, watch_stalls
+from .subject import main
+from .teller import Teller
 
 _SHORT_S: Final = 0.03
 _LONG_S: Final = 0.4
@@ -50,47 +49,12 @@ class Handler:
                 raise Dead("the target will never take it")
 
 
-async def _until_input_ends() -> None:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    await reader.read()
-    os._exit(70)  # whoever started us is gone
-
-
-async def run(recorder: str) -> int:
-    config = Config.load({}, os.environ)
-    logging.basicConfig(format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s", datefmt="%H:%M:%S", level="INFO")
+async def worker(config: Config, teller: Teller, started: Callable[[], None]) -> int:
     assert config.node_id is not None
-    teller = Teller(recorder)
-    await teller.open()
     scheduler = Scheduler(config)
     scheduler.handler(queue=QUEUE, name=HANDLER)(Handler(config.node_id, teller).run)
-    watchers = [
-        asyncio.create_task(_until_input_ends()),
-        asyncio.create_task(watch_stalls(teller, config.node_id, config.lease_s / 3)),
-    ]
-    try:
-        return await Workplace(scheduler, config).run_until_signal(started=_say_started)
-    finally:
-        for watcher in watchers:
-            watcher.cancel()
-
-
-def _say_started() -> None:
-    sys.stdout.write("started\n")
-    sys.stdout.flush()
-
-
-def main() -> int:
-    for bug in sys.argv[2:]:
-        plant(bug)
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(run(sys.argv[1]))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(sys.argv[1]))
+    return await Workplace(scheduler, config).run_until_signal(started=started)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(worker))
