@@ -1,6 +1,6 @@
 # Mainspring. `make` alone lists what there is to do; every target does its own set-up.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-cron-long chaos chaos-long check check-deploy bench bench-peers demo start-poc cleanup-poc fmt lock clean
+.PHONY: help install serve test test-slow test-cron-long chaos chaos-long check check-deploy bench bench-peers demo start-poc cleanup-poc fmt lock clean
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -8,6 +8,8 @@ PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 ARGS   ?=
+# More test processes than cores: most tests wait for servers and other processes, more than they work.
+PYTEST  = $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile
 COMPOSE = docker compose --file deploy/compose.yaml
 
 help: ## list the targets
@@ -30,9 +32,13 @@ $(STAMP): pyproject.toml requirements/dev.txt
 serve: install ## run a scheduler with its own embedded server on port 8000
 	@exec $(BIN)/mainspring serve $(ARGS)
 
-test: install ## run all tests on real servers (fetches redis-server where it can; WORKERS=n at a time, else 2)
+test: install ## run the tests on real servers (fetches redis-server where it can; WORKERS=n at a time, else 3)
 	@tools/install-parts
-	@$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: install ## the long runs of which `make test` has a small one: chaos, planted bugs, brokers, peers
+	@tools/install-parts
+	@$(PYTEST) --dist worksteal -m slow $(ARGS)
 
 test-cron-long: install ## 200,000 random schedules against a walk over every minute (about ten minutes)
 	@MAINSPRING_CRON_CASES=200000 $(BIN)/python -m pytest -q -n auto tests/unit/test_cron_oracle.py $(ARGS)

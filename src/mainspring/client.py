@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from .letters import Letters
 from .model.choice import ListedState, QueueFilter, QueueState, TaskFilter
@@ -18,11 +18,9 @@ from .model.retry import RetryPolicy
 from .model.task import CancelOutcome, Count, Handle, OnConflict, Page, PutSummary, Task, TaskInfo
 from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from .results import Results
-from .schedules import Schedules
 from .standstills import Standstills
 from .store import query, queue_list
 from .store.durable import Durability, check_durability
-from .store.explain import explain
 from .store.find import Finder, Reference
 from .store.intake import Batch, Intake, Named, Plain
 from .store.link import LinkOptions
@@ -30,6 +28,9 @@ from .store.named import NamedPuts
 from .store.put import AddressTexts, Places, Widths, put_rows
 from .store.replay import Replayer
 from .store.store import Store
+
+if TYPE_CHECKING:
+    from .schedules import Schedules
 
 BATCH: Final = 8_192
 """Tasks that travel together in a bulk put."""
@@ -47,7 +48,8 @@ _CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
 class Client(Letters, Results, Standstills):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
-    `wait_s` is how long calls wait for a server that is away; 0 means that they fail at once.
+    `wait_s` is how long calls wait for a server that is away; 0 means that they fail at once. `timezone` is that of
+    schedules that name none.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Client(Letters, Results, Standstills):
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         clock: Clock | None = None,
         options: LinkOptions | None = None,
+        timezone: str = "UTC",
     ) -> None:
         self._open_store: Callable[[], Coroutine[Any, Any, Store]] = partial(
             Store.open, url, namespace=namespace, partitions=partitions, clock=clock, options=options
@@ -69,15 +72,21 @@ class Client(Letters, Results, Standstills):
         self._dedupe_ms = delay_ms(dedupe_window, field="dedupe_window")
         self._max_payload_bytes = max_payload_bytes
         self._widths = Widths()
+        self._timezone = timezone
         self._owns_store = True
         self._parts: tuple[Store, Intake, NamedPuts, Finder] | None = None
-        self.schedules = Schedules(lambda: self.store)
+
+    @cached_property
+    def schedules(self) -> "Schedules":
         """Recurring work: add, edit, pause, trigger, backfill, …"""
+        from .schedules import Schedules  # the language of schedules is much to load for a program that has none
+
+        return Schedules(lambda: self.store, self._timezone)
 
     @classmethod
-    def over(cls, store: Store, *, dedupe_window: Delay = "1h", wait_s: float = 0.0) -> "Client":
+    def over(cls, store: Store, *, dedupe_window: Delay = "1h", wait_s: float = 0.0, timezone: str = "UTC") -> "Client":
         """A client on a store that is open already (and that stays open when the client closes)."""
-        client = cls(wait_s=wait_s, dedupe_window=dedupe_window)
+        client = cls(wait_s=wait_s, dedupe_window=dedupe_window, timezone=timezone)
         client._owns_store = False
         client._use(store)
         return client
@@ -205,6 +214,8 @@ class Client(Letters, Results, Standstills):
 
     async def explain(self, id: str, *, lane: str | None = None) -> Explanation:
         """Why a task has not run (yet): one sentence for people, a code and its facts for programs."""
+        from .store.explain import explain  # it knows schedules too: much to load for who never asks
+
         _, _, _, finder = self._ready()
         return await explain(self.store, finder, id, self._reference(id, lane))
 
@@ -255,7 +266,8 @@ class Client(Letters, Results, Standstills):
 
         `target` and each of `allowed` (of which one must fit) is a whole target, or its beginning and `*`. With these a
         page looks through 20,000 tasks or a little more: it may be short, and still name a next one. Tasks that are
-        queued or running are in no order, and a page of them may hold some more.
+        held come before all others, as they were held. Tasks that are queued or running are in no order, and a page of
+        them may hold some more.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")

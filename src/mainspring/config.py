@@ -42,6 +42,10 @@ class Config:
 
     redis_url: str | None = field(default=None, repr=False)
     """None means the embedded server."""
+    api_url: str | None = None
+    """A node's HTTP API: commands then call it instead of the server. Nodes do not look at it."""
+    api_token: str | None = field(default=None, repr=False)
+    """The API key that commands send there."""
     credentials: CredentialProvider | str | None = field(default=None, repr=False)
     """Asked for (user, password) at every connect; `module:function` names one. For tokens of managed servers."""
     namespace: str = "main"
@@ -132,6 +136,7 @@ class Config:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if not self.tick_target:
             object.__setattr__(self, "tick_target", "log:" if self.kafka_url is None else "kafka:ticks")
         self._check_forms()
@@ -147,6 +152,22 @@ class Config:
         for name, word in chosen.items():
             if word not in _CHOICES[name]:
                 raise ConfigError(f"{name} is {word!r}; use one of {', '.join(_CHOICES[name])}")
+
+    def _check_kinds(self) -> None:
+        """What is given in code may be a text or a table like in a file; whatever is neither is refused."""
+        for setting in SETTINGS.values():
+            name = setting.field
+            value = getattr(self, name, None)
+            if (value is None and name not in _NEVER_NONE) or (name == "credentials" and callable(value)):
+                continue
+            try:
+                object.__setattr__(self, name, setting.check(value))
+            except (InvalidInput, ValueError, TypeError) as error:
+                raise ConfigError(f"{name}: {error}") from None
+        object.__setattr__(self, "retry", _retry(self.retry))
+        handler: object = self.error_handler
+        if handler is not None and not callable(handler):
+            raise ConfigError(f"error_handler is a {type(handler).__name__}; give a function")
 
     def _check_forms(self) -> None:
         try:
@@ -217,6 +238,19 @@ class Config:
         return getattr(self.retry, field.removeprefix("retry_")) if field.startswith("retry_") else getattr(self, field)
 
 
+def _retry(said: object) -> RetryPolicy:
+    try:
+        if isinstance(said, str):
+            return RetryPolicy.parse(said)
+        if isinstance(said, Mapping):
+            return RetryPolicy.read(said)
+    except InvalidInput as error:
+        raise ConfigError(f"retry: {error}") from None
+    if not isinstance(said, RetryPolicy):
+        raise ConfigError(f"retry is a {type(said).__name__}; give a RetryPolicy, a line like '5 base=1s', or a table")
+    return said
+
+
 def _check_zone(name: str) -> None:
     if name != "UTC":
         from .model.zone import zone  # here: the rules of all zones are worth loading only where they are needed
@@ -257,6 +291,7 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("idempotency_window_s", 1, 366 * 86400),
     ("audit_entries", 1, 100_000_000),
 )
+_NEVER_NONE: Final = frozenset(one.name for one in fields(Config) if one.default is not None)
 _CHOICES: Final = {
     "log_format": ("auto", "human", "json"),
     "log_level": ("debug", "info", "warning", "error"),

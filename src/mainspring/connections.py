@@ -4,14 +4,34 @@ import asyncio
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from .config import Config
 
 if TYPE_CHECKING:
     from .client import Client
     from .store.embedded import EmbeddedServer
+    from .store.link import LinkOptions
     from .sync import SyncClient
+
+
+class _Options(TypedDict):
+    namespace: str
+    partitions: int | None
+    dedupe_window: str
+    options: "LinkOptions"
+    timezone: str
+
+
+def _options(config: Config) -> _Options:
+    """What the settings say to every client."""
+    return {
+        "namespace": config.namespace,
+        "partitions": config.partitions,
+        "dedupe_window": f"{config.dedupe_window_s}s",
+        "options": config.links,
+        "timezone": config.timezone,
+    }
 
 
 class Connections:
@@ -32,11 +52,7 @@ class Connections:
 
         with self._opening:
             if self._sync is None or self._sync[0] != os.getpid():
-                config = self.config
-                client = SyncClient(
-                    self._url(), namespace=config.namespace, partitions=config.partitions, options=config.links
-                )
-                self._sync = (os.getpid(), client)
+                self._sync = (os.getpid(), SyncClient(self._url(), **_options(self.config)))
             return self._sync[1]
 
     async def client(self) -> "Client":
@@ -48,8 +64,7 @@ class Connections:
             known = self._async.get(loop)
         if known is None:
             url = await asyncio.to_thread(self._locked_url)
-            config = self.config
-            made = Client(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
+            made = Client(url, **_options(self.config))
             with self._opening:
                 known = self._async.setdefault(loop, made)
         await known.open()

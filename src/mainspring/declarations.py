@@ -119,20 +119,31 @@ class Declarations(Connections):
         kwargs: Mapping[str, Any],
         fields: Mapping[str, Any],
     ) -> Definition:
-        known = target.handler if isinstance(target, Function) else Handler(target)
+        known = self._handler_of(target)
+        is_new = self.registry.find(known.target) is not known
         if "payload" in fields or "target" in fields:
             raise InvalidInput(f"schedule {name or known.name!r}: a handler gets args and kwargs, not a payload")
         payload = known.arguments.write(tuple(args), kwargs, known.codec)
         target_fields = {**fields, "target": known.target, "payload": payload}
         definition = define(name or known.name, **self._with_zone(target_fields))
-        if not isinstance(target, Function):
+        if is_new and not isinstance(target, Function):
             self.registry.add(known)  # a plain function: it becomes a handler by this
         try:
             return self._declare(definition)
         except InvalidInput:
-            if not isinstance(target, Function):
+            if is_new and not isinstance(target, Function):
                 self.registry.remove(known)
             raise
+
+    def _handler_of(self, target: object) -> Handler:
+        """The handler that this is; of a plain function the one it became, or would become."""
+        if isinstance(target, Function):
+            return target.handler
+        if not callable(target):
+            raise InvalidInput(f"the target {target!r} is neither a handler nor a function nor a text such as 'log:'")
+        made = Handler(target)
+        there = self.registry.find(made.target)
+        return there if isinstance(there, Handler) and there.function == target else made
 
     def _with_zone(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"timezone": self.config.timezone, **fields}
@@ -146,7 +157,7 @@ class Declarations(Connections):
         self.timetable.add(definition)
         return definition
 
-    def unregister(self, name: str | Function[..., Any]) -> None:
+    def unregister(self, name: str | Callable[..., Any]) -> None:
         """Take a schedule out of what is declared, or a handler with all of its schedules.
 
         What the store holds stays: `client.schedules.remove(name)` ends a schedule for everybody.
@@ -156,9 +167,10 @@ class Declarations(Connections):
             if isinstance(name, str):
                 self.timetable.remove(name)
                 return
-            self.registry.remove(name.handler)
+            handler = self._handler_of(name)
+            self.registry.remove(handler)
             for definition in list(self.timetable):
-                if definition.target == name.handler.target:
+                if definition.target == handler.target:
                     self.timetable.remove(definition.name)
 
     # -- the same with fewer words -----------------------------------------------------------------------------

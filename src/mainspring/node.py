@@ -141,7 +141,8 @@ class Node:
         await seat.start()
         engine.ownership_changed = seat.loop.wake
         await engine.start()
-        self._client = client = Client.over(store, dedupe_window=f"{config.dedupe_window_s}s")
+        window = f"{config.dedupe_window_s}s"
+        self._client = client = Client.over(store, dedupe_window=window, timezone=config.timezone)
         if config.schedules is not None:
             watch = ScheduleWatch(client.schedules, config.schedules)
             self._schedules = (watch, Loop("schedules", watch.step))

@@ -6,19 +6,25 @@ timezone = "Europe/Paris"
 target = "command:backup"
 """
 
+import time
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from .model.errors import InvalidInput
-from .model.schedule import Definition, changes
+from .model.schedule import Definition, check_definition
 from .model.schedule_input import define
-from .schedules import Schedules
+from .model.schedule_view import told_changes
+
+if TYPE_CHECKING:
+    from .schedules import Schedules
 
 Action = Literal["create", "change", "remove", "same"]
+_MAY_BE_SECRET: Final = ("target", "payload")
+"""An address may hold a password, and a payload anything."""
 
 
 class Step(NamedTuple):
@@ -29,16 +35,19 @@ class Step(NamedTuple):
     changes: Mapping[str, tuple[Any, Any]]
     definition: Definition | None = None
 
-    def lines(self) -> list[str]:
+    def lines(self, *, public: bool = False) -> list[str]:
+        """What it comes to; where it is `public`, as a log is, without what may be secret."""
         sign = {"create": "+", "change": "~", "remove": "-", "same": "="}[self.action]
-        return [
-            f"{sign} {self.name}",
-            *(f"    {field}: {old!r} -> {new!r}" for field, (old, new) in self.changes.items()),
-        ]
+        hidden = _MAY_BE_SECRET if public else ()
+        told = (
+            f"    {field}: " + ("changed" if field in hidden else f"{old!r} -> {new!r}")
+            for field, (old, new) in self.changes.items()
+        )
+        return [f"{sign} {self.name}", *told]
 
 
-def read_file(path: Path, source: str | None = None) -> list[Definition]:
-    """The schedules of a TOML file, checked as far as that needs no server."""
+def read_file(path: Path, source: str | None = None, *, timezone: str = "UTC") -> list[Definition]:
+    """The schedules of a TOML file, checked as far as that needs no server; `timezone` where it says none."""
     try:
         text = path.read_bytes().decode()
         table = tomllib.loads(text)
@@ -46,10 +55,10 @@ def read_file(path: Path, source: str | None = None) -> list[Definition]:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInput(f"{path} is not TOML: {error}") from None
-    return read_table(table, str(path), source or path.stem)
+    return read_table(table, str(path), source or path.stem, timezone=timezone)
 
 
-def read_table(table: Mapping[str, Any], where: str, source: str) -> list[Definition]:
+def read_table(table: Mapping[str, Any], where: str, source: str, *, timezone: str = "UTC") -> list[Definition]:
     unknown = set(table) - {"schedules", "defaults"}
     if unknown:
         raise InvalidInput(f"{where}: unknown {', '.join(sorted(unknown))}; write [schedules.<name>] or [defaults]")
@@ -61,13 +70,13 @@ def read_table(table: Mapping[str, Any], where: str, source: str) -> list[Defini
         if not isinstance(fields, Mapping):
             raise InvalidInput(f"{where}: schedules.{name} is a {type(fields).__name__}; write a table of fields")
         try:
-            found.append(define(name, **{"source": source, **defaults, **fields}))
+            found.append(define(name, **{"source": source, "timezone": timezone, **defaults, **fields}))
         except InvalidInput as error:
             raise InvalidInput(f"{where}: {error}") from None
     return found
 
 
-async def plan(schedules: Schedules, wanted: Iterable[Definition], source: str, *, prune: bool) -> list[Step]:
+async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str, *, prune: bool) -> list[Step]:
     """What has to be done so that the server has these; with `prune`, and no others of the same source."""
     steps: list[Step] = []
     wanted = list(wanted)
@@ -80,16 +89,24 @@ async def plan(schedules: Schedules, wanted: Iterable[Definition], source: str, 
             continue
         # Somebody may have paused it by hand: that is not the file's business.
         kept = msgspec.structs.replace(definition, paused=there.definition.paused)
-        different = changes(there.definition, kept)
+        if kept.specs == there.definition.specs:
+            kept = msgspec.structs.replace(kept, anchor_ms=there.definition.anchor_ms)
+        different = told_changes(there.definition, kept)
+        if "lane" in different:
+            raise InvalidInput(f"schedule {definition.name!r}: its lane cannot be changed; remove it, and add it anew")
         action: Action = "change" if different or there.definition.source != source else "same"
         steps.append(Step(definition.name, action, different, kept))
+    now_ms = time.time_ns() // 1_000_000
+    for step in steps:
+        if step.action != "same" and step.definition is not None:
+            check_definition(step.definition, now_ms)  # before anything is written, and in a dry run as well
     if prune:
         gone = [view.name async for view in schedules.all() if view.definition.source == source]
         steps += [Step(name, "remove", {}) for name in gone if name not in names]
     return steps
 
 
-async def carry_out(schedules: Schedules, steps: Iterable[Step]) -> int:
+async def carry_out(schedules: "Schedules", steps: Iterable[Step]) -> int:
     """Do what was planned; returns how many schedules were written or removed."""
     wanted = [step.definition for step in steps if step.action in ("create", "change") and step.definition is not None]
     done = len(await schedules.add_many(wanted, on_conflict="replace"))

@@ -1,5 +1,6 @@
 """Keeps the schedules on the server like those in a file: applies it at the start, when it changes, and on SIGHUP."""
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,9 @@ from .schedules import Schedules
 log = logging.getLogger("mainspring.schedules")
 
 LOOK_S: Final = 2.0
+REST_S: Final = 0.2
+"""A file that has changed is read when it has been at rest for so long."""
+_MOST_RESTS: Final = 50
 
 
 class ScheduleWatch:
@@ -28,9 +32,21 @@ class ScheduleWatch:
     async def step(self) -> float:
         seen = self._stamp()
         if seen != self._seen:
+            if self._seen is not None:
+                seen = await self._at_rest(seen)
             await self._apply()
             self._seen = seen  # only now: a server that was away is asked again
         return LOOK_S
+
+    async def _at_rest(self, seen: tuple[int, int]) -> tuple[int, int]:
+        """Who writes it may be in the middle: the half that is there would remove the schedules of the other."""
+        for _ in range(_MOST_RESTS):
+            await asyncio.sleep(REST_S)
+            now = self._stamp()
+            if now == seen:
+                break
+            seen = now
+        return seen
 
     def _stamp(self) -> tuple[int, int]:
         try:
@@ -42,7 +58,7 @@ class ScheduleWatch:
     async def _apply(self) -> None:
         source = self._path.stem
         try:
-            wanted = read_file(self._path, source)
+            wanted = read_file(self._path, source, timezone=self._schedules.timezone)
             steps = await plan(self._schedules, wanted, source, prune=True)
             await carry_out(self._schedules, steps)
         except InvalidInput as error:
@@ -52,4 +68,4 @@ class ScheduleWatch:
         changed = [step for step in steps if step.action != "same"]
         log.info("%s: %d schedules, %d changed", self._path, len(wanted), len(changed))
         for step in changed:
-            log.info("%s", "; ".join(line.strip() for line in step.lines()))
+            log.info("%s", "; ".join(line.strip() for line in step.lines(public=True)))

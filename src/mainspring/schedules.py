@@ -10,9 +10,9 @@ import msgspec
 
 from .model.errors import Conflict, InvalidInput, NotFound, StoreError
 from .model.occurrence import check_schedule_name, instant_text, occurrence_id
-from .model.schedule import Definition, Pause, PauseMode, changes, check_definition, same_schedule
+from .model.schedule import Definition, Pause, PauseMode, check_definition, same_schedule
 from .model.schedule_input import ScheduleFields, define, read_fields
-from .model.schedule_view import Backfilled, SchedulePage, ScheduleView, view_of
+from .model.schedule_view import Backfilled, SchedulePage, ScheduleView, told_changes, view_of
 from .model.task import Handle
 from .model.times import Delay, When, delay_ms, instant_ms
 from .schedule_writes import Writer, nothing, stamped
@@ -37,8 +37,10 @@ BACKFILL_BATCH: Final = 1_000
 class Schedules:
     """All calls on schedules of one namespace."""
 
-    def __init__(self, store: Callable[[], Store]) -> None:
+    def __init__(self, store: Callable[[], Store], timezone: str = "UTC") -> None:
         self._open_store = store
+        self.timezone = timezone
+        """Of schedules that name none."""
         self._writer = Writer(store)
         self._widths = Widths()
 
@@ -52,8 +54,12 @@ class Schedules:
         self, name: str, *, on_conflict: OnExisting = "reject", **fields: Unpack[ScheduleFields]
     ) -> ScheduleView:
         """Add a schedule. If the name is taken, `reject` raises Conflict, `keep` changes nothing, `replace` edits."""
-        [(view, _)] = await self.add_many([define(name, **fields)], on_conflict=on_conflict)
+        [(view, _)] = await self.add_many([self.define(name, **fields)], on_conflict=on_conflict)
         return view
+
+    def define(self, name: str, **fields: Any) -> Definition:
+        """A definition for `add_many`, in the time zone of this client where the fields say none."""
+        return define(name, **{"timezone": self.timezone, **fields})
 
     async def add_many(
         self, definitions: Iterable[Definition], *, on_conflict: OnExisting = "reject"
@@ -77,7 +83,7 @@ class Schedules:
     ) -> list[tuple[ScheduleView, AddOutcome]]:
         outcomes: dict[str, AddOutcome] = {}
         wanted = {definition.name: definition for definition in definitions}
-        now_ms = self._store.clock.now_ms()
+        now_ms = self._store.clock.now_ms()  # one for all: schedules that say the same share the answer
         for definition in definitions:
             check_definition(definition, now_ms)
 
@@ -201,7 +207,7 @@ class Schedules:
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         current = self._current(name, seen)
         edited = msgspec.structs.replace(current, **read_fields(name, fields))
-        return changes(current, check_definition(edited, self._store.clock.now_ms()))
+        return told_changes(current, check_definition(edited, self._store.clock.now_ms()))
 
     # -- runs beside the chain -------------------------------------------------------------------------
 

@@ -7,13 +7,16 @@ from typing import Any, Final, NamedTuple
 
 from .kafka_table import read_kafka, write_kafka
 from .model.breaker import BreakerPolicy
+from .model.command import Commands
 from .model.command_table import read_commands, write_commands
 from .model.lane_policy import LanePolicy
+from .model.named import Targets
 from .model.queue_rules import QueueRules
 from .model.rate import Rate
 from .model.retry_rule import Rule
 from .model.retry_text import read_rules
 from .model.times import delay_ms
+from .sinks.kafka_options import Properties
 from .target_tables import read_targets, write_targets
 
 
@@ -21,6 +24,12 @@ class Setting(NamedTuple):
     field: str
     """The field of Config it ends in."""
     read: Callable[[object], Any]
+
+    def check(self, value: object) -> Any:
+        """A value that was given in code: as it is where it is of the right kind, else read like a text or a table."""
+        kinds = _KINDS[self.read]
+        fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+        return value if fits else self.read(value)
 
     def write(self, value: Any) -> str:
         """The text from which `read` makes this value."""
@@ -116,6 +125,8 @@ RETRY_SETTINGS: Final = {
 
 SETTINGS: Final = {
     "redis_url": Setting("redis_url", _text),
+    "api_url": Setting("api_url", _text),
+    "api_token": Setting("api_token", _text),
     "credentials": Setting("credentials", _text),
     "namespace": Setting("namespace", _text),
     "partitions": Setting("partitions", _whole),
@@ -169,5 +180,25 @@ SETTINGS: Final = {
     "log_level": Setting("log_level", _text),
 } | {f"retry_{name.removesuffix('_ms')}": Setting(f"retry_{name}", read) for name, read in RETRY_SETTINGS.items()}
 
-SECRETS: Final = ("redis_url", "kafka", "targets", "commands")
+_KINDS: Final[dict[Callable[[object], Any], tuple[type, ...]]] = {
+    _text: (str,),
+    _whole: (int,),
+    _number: (int, float),
+    _seconds: (int, float),
+    _milliseconds: (int,),
+    _switch: (bool,),
+    _list: (tuple,),
+    _path: (Path,),
+    _rules: (tuple,),
+    _queue_rules: (QueueRules,),
+    read_targets: (Targets,),
+    read_commands: (Commands,),
+    read_kafka: (Properties,),
+    BreakerPolicy.read: (BreakerPolicy,),
+    LanePolicy.parse: (LanePolicy,),
+    Rate.read: (Rate,),
+}
+"""What each of them makes."""
+
+SECRETS: Final = ("redis_url", "api_token", "kafka", "targets", "commands")
 """Settings that hold secrets: `<name>_file` names a file with the value."""

@@ -51,7 +51,7 @@ class Workplace:
         self._store = store = await Store.open(
             url, namespace=config.namespace, partitions=config.partitions, options=config.links
         )
-        client = Client.over(store, dedupe_window=f"{config.dedupe_window_s}s")
+        client = Client.over(store, dedupe_window=f"{config.dedupe_window_s}s", timezone=config.timezone)
         self.scheduler.lend(client)
         await publish(client.schedules, self.scheduler.declared(), store.clock.now_ms())
         self.worker = Worker(store, self.scheduler.registry, self._options())

@@ -4,7 +4,9 @@
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +19,13 @@ from mainspring.testing.events import Healed, History
 SEED = int(os.environ.get("MAINSPRING_CHAOS_SEED", "1"))
 
 
-@pytest.mark.slow
+def _the_rest_is_slow(names: Iterable[str], kept: str) -> list[Any]:
+    """One of each kind in every run of the tests; `make test-slow` has the others."""
+    return [pytest.param(name, marks=() if name == kept else pytest.mark.slow) for name in names]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", _the_rest_is_slow(PROFILES, kept="standalone"))
 def test_nothing_happens_that_must_not(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = run(PROFILES[name], SEED, tmp_path)
     with capsys.disabled():
@@ -36,7 +42,6 @@ def test_nothing_happens_that_must_not(name: str, tmp_path: Path, capsys: pytest
 PARTED = Profile("parted", "standalone", {"partition": 1}, seconds=2.0, nodes=2, partitions=4, lease_s=1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_without_namespaces_proxies_part_the_network_and_the_report_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -61,25 +66,22 @@ SMALL = Profile(
 )
 
 
-@pytest.mark.slow
+IN_NODES = {"commit-before-delivery": "lost", "lane-order-ignored": "lane", "busy-ignored": "repeated"}
+
+
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("bug", "rule"), [("lane-order-ignored", "lane"), ("commit-before-delivery", "lost"), ("busy-ignored", "repeated")]
-)
-def test_a_bug_in_the_nodes_does_not_get_through(
-    bug: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("bug", _the_rest_is_slow(IN_NODES, kept="commit-before-delivery"))
+def test_a_bug_in_the_nodes_does_not_get_through(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it together, processes, roads, recorder and checker, must be able to fail."""
     monkeypatch.setattr(chaos_run, "_PATIENCE_S", 1.0)  # what is lost never comes
     report = run(SMALL, SEED, tmp_path, bugs=(bug,))
-    assert rule in report.violations, report.failures
+    assert IN_NODES[bug] in report.violations, report.failures
 
 
 SCHEDULED = Profile("scheduled", "standalone", {"kill node": 1}, seconds=3.0, nodes=2, partitions=4, rate=20.0)
 WORKING = Profile("working", "standalone", {"kill worker": 2}, seconds=5.0, nodes=2, workers=2, partitions=4)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_bug_in_the_chains_of_schedules_does_not_get_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos_run, "_PATIENCE_S", 1.0)  # what is lost never comes
@@ -88,7 +90,6 @@ def test_a_bug_in_the_chains_of_schedules_does_not_get_through(tmp_path: Path, m
     assert report.missing > 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_bug_between_nodes_and_workers_does_not_get_through(tmp_path: Path) -> None:
     report = run(WORKING, SEED, tmp_path, bugs=("hand-off-without-done-bits",))

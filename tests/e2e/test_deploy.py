@@ -30,7 +30,6 @@ ALERTS = [
 POD: dict[str, Any] = OBJECTS["Deployment"]["spec"]["template"]["spec"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_those_who_will_read_the_files_find_nothing_wrong() -> None:
     told = subprocess.run([TOP / "tools/check-deploy"], capture_output=True, text=True, check=False, timeout=580)

@@ -89,7 +89,6 @@ async def test_the_reference_of_the_client_answers_what_it_says(
                 await run_as_typed(code, names)
 
 
-@pytest.mark.slow
 def test_test_files_in_the_docs_pass(tmp_path: Path) -> None:
     """In a folder of their own, as a user's: only the installed plugin gives them their fixtures."""
     (tmp_path / "pytest.ini").write_text(

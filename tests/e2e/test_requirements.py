@@ -163,7 +163,6 @@ async def test_a8_what_a_dead_owner_held_is_released_and_delivered(
 # -- B. Ticks --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 async def test_b3_items_spread_over_servers_and_each_always_lands_in_the_same_set() -> None:
     items = [f"item-{number}" for number in range(40)]
     with cluster(3) as nodes:

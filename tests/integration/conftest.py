@@ -3,7 +3,8 @@
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from mainspring.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
+from mainspring.testing.kafka import Broker, broker
 from mainspring.testing.leftovers import all_keys, belongs_to, delete_namespace
 from mainspring.testing.servers import Cluster, Kind, Server, cluster, missing, standalone
 from mainspring.testing.ticker import Ticker
 
 from . import narrow_rights
+from .kafka_reading import need_kafka
 
 PARTITIONS = 4
 """Few, so that tasks of one test meet; more than the masters of the cluster, so that every master has some."""
@@ -26,19 +29,39 @@ KINDS = ("valkey", "redis", "cluster")
 Fleet = Server | Cluster
 
 
+@pytest.fixture(scope="session")
+def fleets() -> Iterator[Callable[[str], Fleet]]:
+    """Starts each kind when it is asked for first. All run to the end: pytest would end one where the next begins."""
+    with ExitStack() as stack:
+
+        @cache
+        def of_kind(name: str) -> Fleet:
+            made: Fleet = cluster(3, 0) if name == "cluster" else standalone("redis" if name == "redis" else "valkey")
+            stack.enter_context(made)
+            if name in narrow_rights.ON:
+                more = [f"+{command}" for command in narrow_rights.TESTS_OWN]
+                narrow_rights.sign_in(made, masters_of(made), more=more)
+            return made
+
+        yield of_kind
+
+
 @pytest.fixture(scope="session", params=KINDS)
-def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+def fleet(request: pytest.FixtureRequest, fleets: Callable[[str], Fleet]) -> Fleet:
     """Valkey as embedded, Debian's Redis 7.0, and a cluster of three masters: started once."""
-    name: str = request.param
-    kind: Kind = "redis" if name == "redis" else "valkey"
+    kind: Kind = "redis" if request.param == "redis" else "valkey"
     if reason := missing(kind):
         if os.environ.get("CI") == "true":
             pytest.fail(f"{reason}: CI must run on every kind of server")
         pytest.skip(reason)
-    started: Fleet = cluster(3, 0) if name == "cluster" else standalone(kind)
-    with started:
-        if narrow_rights.wanted():
-            narrow_rights.sign_in(started, masters_of(started), more=[f"+{name}" for name in narrow_rights.TESTS_OWN])
+    return fleets(request.param)
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Broker]:
+    """One broker for all tests; each makes topics of its own. Whoever stops or kills it starts it again."""
+    need_kafka()
+    with broker(extra={"auto.create.topics.enable": "true"}) as started:
         yield started
 
 
@@ -56,8 +79,8 @@ def namespace(fleet: Fleet) -> Iterator[str]:
     for server in masters_of(fleet):
         strangers += [key for key in all_keys(server) if not belongs_to(key, name)]
         delete_namespace(server, name)
-        left += server.call("DBSIZE")
-        server.call("FLUSHALL")  # the next test starts clean in any case
+        count, _ = server.calls([("DBSIZE",), ("FLUSHALL",)])  # the next test starts clean in any case
+        left += count
     assert not strangers, f"keys outside the test's namespace: {strangers[:5]}"
     assert left == 0, f"{left} keys are left after the namespace was cleared"
 

@@ -1,14 +1,13 @@
 """Runs the tests as a user with the rights that `mainspring acl` prints, and no others."""
 
-import os
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from mainspring.store.acl import acl_rules
 from mainspring.testing.servers import Server
 
-SWITCH: Final = "MAINSPRING_TEST_ACL"
-"""Set in the environment, every store of the tests signs in as that user."""
+ON: Final = ("valkey", "redis")
+"""Where every store of the tests signs in as that user; in the cluster it is the server's own one, who may do all."""
 
 USER: Final = "narrow"
 SECRET: Final = "narrow-secret"
@@ -34,7 +33,3 @@ def sign_in(fleet: Addressed, servers: Sequence[Server], namespaces: str = "t*",
         answer: Any = server.call("ACL", "SETUSER", USER, *rules(namespaces), *more)
         assert answer == b"OK", answer
     fleet.url = fleet.url.replace("://", f"://{USER}:{SECRET}@", 1)
-
-
-def wanted() -> bool:
-    return SWITCH in os.environ

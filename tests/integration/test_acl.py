@@ -1,25 +1,16 @@
 """With the rights that `mainspring acl` prints, everything works; with fewer, the doctor says what is missing."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mainspring.testing.servers import Kind, Server, missing, standalone, wait_until
+from mainspring.store.store import Store
+from mainspring.testing.servers import Cluster, Kind, Server, missing, standalone, wait_until
 
-from .narrow_rights import SECRET, SWITCH, USER, sign_in
+from .narrow_rights import ON, SECRET, USER, sign_in
 from .serving import in_seconds, run, serving
-
-HERE = Path(__file__).parent
-DATA_PATH = (
-    "put", "put_ids", "cancel", "reschedule", "begin", "commit", "drop", "lanes", "compact", "dead", "queues",
-    "schedules", "membership", "ownership", "pause", "verify", "limits_shared",
-)  # fmt: skip
-"""Tests of everything that is written and read on a server."""
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -31,19 +22,15 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield made
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["valkey", "redis"])
-def test_the_tests_of_the_data_path_pass_as_that_user(kind: Kind) -> None:
-    if reason := missing(kind):
-        pytest.skip(reason)
-    files = [str(HERE / f"test_{name}.py") for name in DATA_PATH]
-    told = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"{kind} and not cluster", *files],
-        cwd=HERE.parent.parent, env=os.environ | {SWITCH: "1"}, capture_output=True, text=True, check=False,
-        timeout=880,
-    )  # fmt: skip
-    assert told.returncode == 0, told.stdout[-5000:]
+async def test_the_tests_of_the_data_path_run_as_that_user(fleet: Server | Cluster, store: Store) -> None:
+    """All that use the fixtures `fleet`, `store`, `client` and `ticker` prove that its rights are enough."""
+    await store.sample_clock()
+    servers = fleet.masters if isinstance(fleet, Cluster) else [fleet]
+    rows = [row for server in servers for row in server.call("CLIENT", "LIST", "TYPE", "NORMAL").decode().splitlines()]
+    clients = [dict(field.partition("=")[::2] for field in row.split()) for row in rows]
+    users = {client["user"] for client in clients if client["addr"].startswith("127.0.0.1:")}
+    assert users == {"default" if isinstance(fleet, Cluster) else USER}
+    assert isinstance(fleet, Cluster) or fleet.kind in ON
 
 
 def test_what_is_printed_can_be_fed_to_a_server_and_a_node_runs_on_it(server: Server, tmp_path: Path) -> None:

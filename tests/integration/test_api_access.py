@@ -22,6 +22,7 @@ RULES: dict[str, Right | None] = {
     "POST /v1/tasks": "submit",
     "POST /v1/tasks:batch": "submit",
     "GET /v1/tasks": "read",
+    "GET /v1/tasks:count": "read",
     "GET /v1/tasks/{id}": "read",
     "GET /v1/tasks/{id}/explain": "read",
     "DELETE /v1/tasks/{id}": "operate",

@@ -67,6 +67,29 @@ async def test_a_schedule_is_added_looked_at_listed_and_removed(api: Api) -> Non
     assert await whats(api) == ["schedule.add", "schedule.remove"]
 
 
+async def test_schedules_that_name_no_zone_have_that_of_the_settings(server: Server) -> None:
+    config = Config(redis_url=server.url, port=0, partitions=4, timezone="Asia/Tokyo")
+    async with serving_api(config, {"null": NullSink()}) as api:
+        assert (await add(api)).json["timezone"] == "Asia/Tokyo"
+        assert (await add(api, name="own", timezone="UTC")).json["timezone"] == "UTC"
+        put = await api.call("PUT", "/v1/schedules/put", {"cron": "0 2 * * *", "target": "null:"})
+        assert [run[10:] for run in put.json["next"]] == ["T02:00:00+09:00"] * 3
+        edited = await api.call("PATCH", "/v1/schedules/own", {"cron": "0 3 * * *"})
+        assert edited.json["timezone"] == "UTC", "an edit leaves it as it is"
+        told = (await api.post("/v1/schedules:preview", {"cron": "0 2 * * *", "count": 1})).json
+        assert told["runs"][0].endswith("T02:00:00+09:00")
+    server.call("FLUSHALL")
+
+
+async def test_what_an_edit_would_change_and_what_revisions_say_is_in_the_words_of_the_fields(api: Api) -> None:
+    await add(api)
+    diff = await api.post("/v1/schedules/nightly/diff", {"payload": {"job": True}, "timeout": "5s", "timezone": "UTC"})
+    assert diff.json == {"payload": [{"job": "backup"}, {"job": True}], "timeout": [None, "5s"]}
+    await api.post("/v1/schedules/nightly/pause", {"reason": "move"})
+    paused, first = (await api.get("/v1/schedules/nightly/history")).json["revisions"]
+    assert (paused["paused"]["reason"], "paused" in first, bool(first["tz_version"])) == ("move", False, True)
+
+
 async def test_a_taken_name_goes_by_the_rule(api: Api) -> None:
     await add(api)
     assert (await add(api, cron="0 3 * * *")).problem == "conflict"

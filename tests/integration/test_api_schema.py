@@ -33,7 +33,7 @@ with warnings.catch_warnings():
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 KNOWN = {"id": "known", "lane": "known", "name": "known"}
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Served(NamedTuple):

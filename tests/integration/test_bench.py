@@ -64,6 +64,7 @@ def test_compare_shows_both_designs_and_slices_cost_the_server_less() -> None:
     assert both["fire_ratio"] > 0
 
 
+@pytest.mark.slow
 def test_a_fleet_of_processes_shares_the_work_takes_over_and_loses_nothing() -> None:
     figures = bench("cluster", "--kills", "2", "--lease", "1", "--tasks", "20000")
     assert figures.keys() >= CLUSTER

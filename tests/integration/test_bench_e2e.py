@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mainspring.cli.bench import app
+from mainspring.testing.kafka import Broker
 
 from .kafka_reading import need_kafka
 
@@ -23,11 +24,19 @@ def test_the_api_is_measured_beside_a_bare_application() -> None:
     assert figures["refused"] == 0
 
 
+@pytest.mark.timeout(300)
+def test_the_whole_road_is_measured_and_nothing_is_missing(kafka: Broker) -> None:
+    assert_whole(bench("e2e", "--seconds", "1", "--rate", "1000", "--kafka", kafka.url))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_whole_road_is_measured_and_nothing_is_missing() -> None:
+def test_without_a_broker_it_starts_one_of_its_own() -> None:
     need_kafka()
-    figures = bench("e2e", "--seconds", "2", "--rate", "2000")
+    assert_whole(bench("e2e", "--seconds", "2", "--rate", "2000"))
+
+
+def assert_whole(figures: dict[str, Any]) -> None:
     assert (figures["missing"], figures["early"], figures["duplicated"]) == (0, 0, 0)
     assert figures["tasks"] > 0
     assert figures["tasks_per_s"] > 0

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,15 @@ import pytest
 from mainspring.demo.plan import TOPIC, Plan
 from mainspring.demo.run import Parts, Reconciliation, Second, ticks
 from mainspring.demo.stage import TOPIC_PARTITIONS, Where
-from mainspring.testing.kafka import Broker, broker
+from mainspring.testing.kafka import Broker
 from mainspring.testing.servers import standalone
 
-from .kafka_reading import need_kafka, read_topic, topics_of
+from .kafka_reading import read_topic, topics_of
 from .serving import ENVIRON, MAIN
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 FIELDS = {"sent", "accepted", "replaced", "fired", "consumed", "missing", "duplicated", "early", "p50_ms", "p99_ms"}
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Broker]:
-    need_kafka()
-    with broker() as made:
-        yield made
 
 
 async def demo(kafka: Broker, plan: Plan, **watching: Any) -> tuple[Reconciliation, list[Second]]:

@@ -205,8 +205,11 @@ async def test_a_moved_task_is_explained_where_it_stands_now(client: Client) -> 
     last = moved
     for n in range(10):
         last = await client.reschedule(last.id, after=f"{3 + n}m")
-    assert (await client.explain(first.id)).code == "replaced"
-    assert (await client.explain(last.id)).code == "not-due"
+    for handle in (first, moved, last):
+        found = await client.explain(handle.id)
+        assert (found.code, found.due_ms) == ("not-due", last.due_ms)
+    await client.cancel(last.id)
+    assert (await client.explain(first.id)).code == "cancelled"
 
 
 async def test_a_replaced_id_is_explained_by_the_task_that_stands(client: Client) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -20,19 +20,12 @@ from mainspring.sinks.kafka import KafkaSink
 from mainspring.sinks.kafka_options import KafkaOptions, Properties
 from mainspring.store.store import Store
 from mainspring.testing.balance import Balance, balance
-from mainspring.testing.kafka import Broker, broker
+from mainspring.testing.kafka import Broker
 
-from .kafka_reading import Received, need_kafka, paused, read_topic, read_values, topics_of
+from .kafka_reading import Received, paused, read_topic, read_values, topics_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 WAIT_S = 90
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Broker]:
-    need_kafka()
-    with broker(extra={"auto.create.topics.enable": "true"}) as started:
-        yield started
 
 
 @pytest.fixture

@@ -133,6 +133,26 @@ async def test_work_that_is_given_back_is_there_at_once_and_was_not_delivered(
     assert await other.end(*again) == ["ok", "ok"], "a late word of the former worker changes nothing"
 
 
+async def test_a_job_that_is_given_back_goes_on_counting_the_workers_that_died(
+    ticker: Ticker, worker: HandWorker, other: HandWorker
+) -> None:
+    await queued(ticker, "x", id="x")
+    await worker.take_one()
+    [job] = await other.reclaim()
+    assert job.deliveries == 2
+    await queue.give_back(ticker.store, [job])
+    assert await other.end(job) == ["lost"], "it is nobody's"
+    assert await worker.take() == []
+    [again] = await worker.reclaim(lease_ms=60_000)
+    assert again.deliveries == 2, "this was no delivery, and the one before still counts"
+    [next_] = await other.reclaim()
+    assert next_.deliveries == 3
+    await queue.give_back(ticker.store, [next_])
+    assert await ticker.client.cancel("x") == "cancelled"
+    assert await worker.reclaim() == []
+    assert (await balance(ticker.store)).cancelled == 1
+
+
 async def test_many_partitions_go_on_when_a_server_is_away(ticker: Ticker, store: Store, worker: HandWorker) -> None:
     await queued(ticker, "x")
     with bad_road(store) as road:

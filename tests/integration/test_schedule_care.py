@@ -55,6 +55,9 @@ async def test_a_run_that_was_read_and_cancelled_still_puts_the_next(ticker: Tic
     assert [one.id for one in await ticker.advance(seconds=22)] == [
         "job@2027-01-15T08:00:20Z", "job@2027-01-15T08:00:30Z",
     ]  # fmt: skip
+    view = await client.schedules.get("job")
+    assert view is not None
+    assert (view.runs, view.not_run, view.running_since_ms) == (2, {"cancelled": 1}, None)
 
 
 async def test_a_check_does_not_disturb_what_waits(

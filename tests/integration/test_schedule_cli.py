@@ -1,5 +1,6 @@
 """`mainspring schedule …`: what a person types and reads; files that are applied; a file that a node watches."""
 
+import asyncio
 import json
 import logging
 import os
@@ -97,6 +98,68 @@ def test_a_schedule_is_added_shown_edited_and_removed(server: Server, client: Sy
     assert call(server, "show", "nightly").exit_code == 1
 
 
+def test_revisions_and_diffs_say_what_changes_in_the_words_of_the_options(server: Server, client: SyncClient) -> None:
+    client.schedules.add(
+        "job", cron="0 2 * * *", target="log:", payload={"full": True}, end=1_900_000_000_000, max_runs=9
+    )
+    diff = told(
+        server, "diff", "job", "--payload", '{"full": 1}', "--jitter", "5s", "--tz", "Asia/Tokyo", "--note", "x"
+    )
+    assert diff == {
+        "changes": {
+            "payload": [{"full": True}, {"full": 1}],
+            "jitter": ["0ms", "5s"],
+            "timezone": ["UTC", "Asia/Tokyo"],
+        }
+    }
+    text = call(server, "edit", "job", "--cron", "0 3 * * *", "--dry-run").stdout
+    assert "specs: 0 2 * * * -> 0 3 * * *" in text
+    assert text.count("T03:00:00") + text.count(" 03:00:00+00:00") == 3, "the next three runs after the edit"
+    edited = told(
+        server, "edit", "job", "--end", "", "--max-runs", "0", "--exclude", "2030-01-01", "--note", "for good"
+    )
+    assert ("end" in edited, "max_runs" in edited, edited["exclude"]) == (False, False, ["2030-01-01"])
+    assert "exclude" not in told(server, "edit", "job", "--exclude", "")
+    lines = call(server, "history", "job").stdout.splitlines()
+    assert "      max_runs: 9 -> null" in lines
+    assert lines[-1] == "      0 2 * * * in UTC, log:"
+    assert "tz data" in call(server, "show", "job").stdout
+
+
+def test_schedules_that_name_no_zone_have_that_of_the_settings(
+    server: Server, client: SyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAINSPRING_TIMEZONE", "Asia/Tokyo")
+    assert told(server, "add", "typed", "--cron", "0 2 * * *", "--target", "log:")["timezone"] == "Asia/Tokyo"
+    file = tmp_path / "s.toml"
+    text = "[schedules.file]\ncron = '0 2 * * *'\ntarget = 'log:'\n[schedules.own]\ntimezone = 'UTC'\n"
+    file.write_text(text + "cron = '0 2 * * *'\ntarget = 'log:'\n", encoding="utf-8")
+    applied = call(server, "apply", "-f", str(file))
+    assert applied.stdout.count(" 02:00:00+09:00 JST") == 3, "the next three runs are shown"
+    (tmp_path / "tab").write_text("0 2 * * * /bin/true\n", encoding="utf-8")
+    assert call(server, "import", str(tmp_path / "tab")).exit_code == 0
+    zones = {view.name: view.definition.zone for view in client.schedules.all()}
+    assert zones == {"typed": "Asia/Tokyo", "file": "Asia/Tokyo", "own": "UTC", "true": "Asia/Tokyo"}
+    preview = CliRunner().invoke(schedule.app, ["preview", "0 2 * * *", "--count", "1", "--json"])
+    assert json.loads(preview.stdout)["runs"][0].endswith("T02:00:00+09:00")
+
+
+def test_a_file_that_could_not_work_is_refused_in_a_dry_run_too_and_nothing_of_it_is_written(
+    server: Server, client: SyncClient, tmp_path: Path
+) -> None:
+    client.schedules.add("laned", every="1h", target="log:", lane="a")
+    file = tmp_path / "team.toml"
+    for wrong, words in (
+        ("[schedules.late]\nevery = '1h'\ntarget = 'log:'\nend = 2020-01-01T00:00:00Z\n", "never run"),
+        ("[schedules.laned]\nevery = '1h'\ntarget = 'log:'\nlane = 'b'\n", "lane cannot be changed"),
+    ):
+        file.write_text("[schedules.good]\nevery = '1h'\ntarget = 'log:'\n" + wrong, encoding="utf-8")
+        for dry in (["--dry-run"], []):
+            result = call(server, "apply", "-f", str(file), *dry)
+            assert words in str(result.exception)
+    assert [view.name for view in client.schedules.all()] == ["laned"]
+
+
 def test_what_is_wrong_is_said_and_nothing_is_written(server: Server, client: SyncClient) -> None:
     wrong = call(server, "add", "job", "--cron", "0 25 * * *", "--target", "log:")
     assert isinstance(wrong.exception, InvalidInput)
@@ -121,6 +184,10 @@ def test_lint_speaks_of_clock_changes_and_midnight(server: Server, client: SyncC
     assert result.exit_code == 1
     assert {line.partition(":")[0] for line in result.stdout.splitlines()} == {"night", "midnight"}
     assert call(server, "lint", "fine").exit_code == 0
+    assert isinstance(call(server, "lint", "nobody").exception, NotFound)
+    client.schedules.add("slow", every="10s", target="log:", timeout="60s")
+    assert "[too-long]" in call(server, "lint", "slow").stdout
+    assert "[too-long]" in call(server, "edit", "slow", "--timeout", "50s").stderr
     file = tmp_path / "s.toml"
     file.write_text(FILE, encoding="utf-8")
     assert CliRunner().invoke(schedule.app, ["lint", "-f", str(file)]).exit_code == 1
@@ -204,6 +271,43 @@ async def test_a_watched_file_is_applied_when_it_changes(
         watch.again()
         await watch.step()
         assert await client.schedules.get("nightly") is not None
+
+
+async def test_a_watched_file_that_is_being_written_is_not_applied_by_halves(server: Server, tmp_path: Path) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "watched.toml"
+    file.write_text(FILE, encoding="utf-8")
+    async with Client(server.url, partitions=4) as client:
+        watch = ScheduleWatch(client.schedules, file)
+        await watch.step()
+        file.write_text(FILE[: FILE.index("[schedules.ping]")], encoding="utf-8")  # a good file by itself
+        step = asyncio.create_task(watch.step())
+        await asyncio.sleep(0)  # it has seen the first half
+        file.write_text(FILE.replace("0 2 * * *", "0 4 * * *"), encoding="utf-8")
+        await step
+        views = {view.name: view.generation async for view in client.schedules.all()}
+        assert views == {"nightly": 2, "ping": 1}, "ping was never away"
+
+
+async def test_what_may_be_secret_is_not_in_the_log_of_a_watched_file(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "watched.toml"
+    file.write_text(FILE, encoding="utf-8")
+    async with Client(server.url, partitions=4, timezone="Asia/Tokyo") as client:
+        watch = ScheduleWatch(client.schedules, file)
+        await watch.step()
+        changed = FILE.replace("a = 1", "a = 'hunter2'").replace("com/ping", "com/ping?key=hunter2")
+        file.write_text(changed.replace('timezone = "Europe/Paris"', ""), encoding="utf-8")
+        with caplog.at_level(logging.INFO):
+            await watch.step()
+        view = await client.schedules.get("ping")
+    assert view is not None
+    assert (view.payload, view.definition.zone) == ({"a": "hunter2"}, "Asia/Tokyo")
+    assert "payload: changed" in caplog.text
+    assert "timezone: 'Europe/Paris' -> 'Asia/Tokyo'" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 def test_a_node_applies_its_file_and_runs_it_and_again_on_a_hangup(

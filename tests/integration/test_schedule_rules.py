@@ -157,6 +157,18 @@ async def test_by_default_a_run_is_skipped_while_the_one_before_goes_on(
     await ticker.turn()
 
 
+async def test_a_pause_records_the_run_that_waited_for_the_one_before_it(
+    ticker: Ticker, client: Client, clock: ManualClock
+) -> None:
+    slow = Slow(ticker)
+    await client.schedules.add("job", every="1m", target="log:", overlap="buffer_one")
+    await steps(ticker, clock, 3)
+    paused = await client.schedules.pause("job")
+    assert (slow.begun, paused.not_run) == ([1], {"paused": 2})
+    slow.end(1)
+    await ticker.turn()
+
+
 async def test_allow_lets_runs_overlap(ticker: Ticker, client: Client, clock: ManualClock) -> None:
     slow = Slow(ticker)
     await client.schedules.add("job", every="1m", target="log:", overlap="allow")

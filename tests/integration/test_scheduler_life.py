@@ -544,6 +544,33 @@ def test_declarations_that_cannot_work_are_refused_where_they_are_made() -> None
     assert made.handler.target == "queue:default/plain"
     scheduler.unregister(made)
     assert (scheduler.entries(), len(scheduler.registry)) == ([], 1)
+    for nothing in (None, 5):
+        with pytest.raises(InvalidInput, match="neither a handler nor a function"):
+            scheduler.register("n", nothing, every="1m")  # type: ignore[arg-type]
+
+
+def test_one_plain_function_may_have_several_schedules() -> None:
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid"))
+
+    def plain(n: int) -> None: ...
+
+    scheduler.every("1m", plain, name="often", args=(1,))
+    with pytest.raises(InvalidInput, match="often"):
+        scheduler.every("1m", plain, name="often", args=(1,))
+    scheduler.cron("@daily", plain, name="daily", args=(2,))
+    assert [(one.name, one.target) for one in scheduler.entries()] == [
+        ("daily", "queue:default/plain"), ("often", "queue:default/plain"),
+    ]  # fmt: skip
+    other = plain
+
+    def plain(n: str) -> None: ...  # type: ignore[no-redef]
+
+    with pytest.raises(InvalidInput, match="registered twice"):
+        scheduler.every("1m", plain, name="other", args=("1",))
+    with pytest.raises(NotFound):
+        scheduler.unregister(plain)
+    scheduler.unregister(other)
+    assert (scheduler.entries(), len(scheduler.registry)) == ([], 0)
 
 
 # -- as the whole of a program ---------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from mainspring.model.schedule_view import ScheduleView
 from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
 from mainspring.store.verify import verify
+from mainspring.testing.faults import bad_road, calls
 from mainspring.testing.ticker import Ticker
 
 Tickers = Callable[..., Awaitable[Ticker]]
@@ -179,6 +180,39 @@ async def test_a_pause_may_end_by_itself(ticker: Ticker, client: Client) -> None
     assert (await view_of(client, "drop")).state == "active"
 
 
+async def test_what_fell_into_a_pause_that_ended_by_itself_is_counted_once(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("drop", every="10s", target="log:")
+    await client.schedules.add("hold", every="10s", target="log:")
+    await client.schedules.pause("drop", until="25s")
+    await client.schedules.pause("hold", until="25s", mode="hold")
+    await ticker.advance(seconds=60)
+    for name, runs, not_run in (("drop", 4, {"paused": 2}), ("hold", 5, {"missed": 1})):
+        view = await view_of(client, name)
+        assert (view.runs, view.not_run) == (runs, not_run)
+        assert [one.count for one in view.recent_not_run] == list(not_run.values())
+        resumed = await client.schedules.resume(name)  # too late to mean anything
+        assert (resumed.runs, resumed.not_run, resumed.next_ms[0]) == (runs, not_run, at(70)[0])
+    assert len(await ticker.advance(seconds=10)) == 2
+    assert ticker.engine.planner.not_run == {"paused": 2, "missed": 1}
+
+
+async def test_a_pause_that_ends_by_itself_follows_the_misfire_rule_as_well(ticker: Ticker, client: Client) -> None:
+    for rule in ("coalesce", "all(2)", "skip"):
+        name = rule[:3]
+        await client.schedules.add(name, every="10s", target="log:", misfire=rule, grace="1s")
+        await client.schedules.pause(name, mode="hold", until="35s")
+        await client.schedules.edit(name, payload=rule)  # an edit leaves the pause alone
+    came = await ticker.advance(seconds=36)
+    assert sorted(one.id for one in came) == [
+        "all@2027-01-15T08:00:20Z", "all@2027-01-15T08:00:30Z", "coa@2027-01-15T08:00:30Z",
+    ]  # fmt: skip
+    await ticker.advance(seconds=10)
+    views = {name: await view_of(client, name) for name in ("coa", "all", "ski")}
+    assert {name: (view.runs, view.not_run) for name, view in views.items()} == {
+        "coa": (2, {"missed": 2}), "all": (3, {"missed": 1}), "ski": (1, {"missed": 3}),
+    }  # fmt: skip
+
+
 async def test_held_back_runs_follow_the_misfire_rule_at_the_end_of_a_pause(ticker: Ticker, client: Client) -> None:
     for rule in ("coalesce", "all", "skip"):
         await client.schedules.add(rule, every="10s", target="log:", misfire=rule, grace="1s")
@@ -264,6 +298,25 @@ async def test_a_thousand_schedules_over_all_partitions(ticker: Ticker, client: 
     assert sorted(one.id for one in came) == sorted(
         f"{name}@2027-01-15T08:00:{second}Z" for name in names for second in (10, 20)
     )
+
+
+async def test_an_idle_owner_asks_no_more_of_the_server_for_many_schedules_than_for_few(
+    ticker: Ticker, client: Client
+) -> None:
+    async def asked_while_idle() -> int:
+        await ticker.advance(seconds=1)
+        with bad_road(ticker.engine.store) as road:
+            assert await ticker.advance(minutes=5) == []
+        looks_after_them = calls("schedule_check")  # once a minute of real time, on a slow machine in one of the two
+        return sum(len(commands) for _, commands in road.trips if not looks_after_them(commands))
+
+    await client.schedules.add("first", cron="0 0 1 1 *", target="log:")
+    few = await asked_while_idle()
+    await client.schedules.add_many(
+        define(f"job-{i:04}", cron=f"{i % 60} {i % 24} {1 + i % 28} 6 *", target="log:") for i in range(2_000)
+    )
+    many = await asked_while_idle()
+    assert 0 < many <= few
 
 
 async def test_what_could_not_work_is_refused_with_the_reason(client: Client) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import select
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -21,10 +21,9 @@ from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.kafka import KafkaSink
 from mainspring.sinks.kafka_options import KafkaOptions, Properties
 from mainspring.sinks.log import LogSink
-from mainspring.testing.kafka import Broker, broker
+from mainspring.testing.kafka import Broker
 from mainspring.testing.sink_contract import Arrived, Receiver, SinkContract
 
-from .kafka_reading import need_kafka
 from .web_receiver import Answer, Request, receiving
 
 POISON = b'"poison"'
@@ -251,14 +250,6 @@ def _of_message(message: Any) -> Arrived:
     return Arrived(message.value(), id, key, int(told["due"]), int(told["attempt"]))
 
 
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[Broker]:
-    need_kafka()
-    with broker() as started:
-        yield started
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 class TestKafkaSink(SinkContract):
     @pytest.fixture(autouse=True)

@@ -9,13 +9,16 @@ import pytest
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.held_work import FEW_BEHIND
 from mainspring.engine.lookahead import Reach
+from mainspring.engine.partition import Partition
+from mainspring.engine.sweeper import Sweeper
+from mainspring.model.clock import ServerClock
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Unavailable
 from mainspring.model.hold import HoldRecord
 from mainspring.model.outcome import Outcome, Retry
 from mainspring.model.task import Task
 from mainspring.store.dead import list_dead
-from mainspring.store.keys import HOLDS_FROM_S, Slice, partition_of
+from mainspring.store.keys import HOLDS_FROM_S, HOUR_MS, Slice, partition_of
 from mainspring.store.store import Store
 from mainspring.store.verify import verify
 from mainspring.testing.balance import balance
@@ -302,6 +305,34 @@ async def test_ids_of_spilled_tasks_are_kept_for_the_window_after_they_are_done(
     for _ in range(8):
         await ticker.engine.sweeper.step()
     assert await store.run_one(keys.slot, [("HLEN", keys.ids), ("HLEN", keys.holds)]) == [0, 0]
+
+
+class Ahead(ServerClock):
+    """A node's clock that is an hour ahead of the server's."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() + HOUR_MS
+
+
+async def test_a_clock_that_runs_ahead_forgets_no_record_of_a_hold_before_its_window_is_over(
+    mainspring_url: str, mainspring_namespace: str
+) -> None:
+    """Without the record the ids of its tasks count as over: a repeated put would be a new task."""
+    store = await Store.open(mainspring_url, namespace=mainspring_namespace, partitions=1, clock=Ahead())
+    keys = store.keys.partitions[0]
+    now_ms = await store.sample_clock() - HOUR_MS
+    owned = Partition(keys, b"token", 0.0)
+    ended = owned.held_work.holds.ended
+    for age_ms in (60_000, 1_000, 30_000):
+        place = Slice.held_since(now_ms - age_ms)
+        ended[place.name] = now_ms - age_ms
+        await store.run_one(keys.slot, [("HSET", keys.holds, place.name, HoldRecord("all").encode())])
+    await Sweeper(store, {0: owned}, dedupe_window_ms=600_000).step()
+    assert (await store.run_one(keys.slot, [("HLEN", keys.holds)]), len(ended)) == ([3], 3)
+    await Sweeper(store, {0: owned}, dedupe_window_ms=20_000).step()
+    [left] = await store.run_one(keys.slot, [("HKEYS", keys.holds)])
+    assert [name.decode() for name in left] == list(ended) == [Slice.held_since(now_ms - 1_000).name]
+    await store.aclose()
 
 
 async def test_a_hold_slice_without_a_record_goes_out_all_the_same(tickers: Tickers, store: Store) -> None:

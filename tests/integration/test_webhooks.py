@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from mainspring.cli.dead import lines_of
 from mainspring.config import Config
 from mainspring.model.delivery import Delivery
 from mainspring.model.named import Plain, Targets
-from mainspring.model.outcome import DONE, Outcome, Retry
+from mainspring.model.outcome import DONE, Outcome, Response, Retry
 from mainspring.model.task import Task
 from mainspring.model.webhook import Webhook
 from mainspring.node import Node
@@ -64,7 +65,7 @@ async def test_a_dead_letter_says_what_the_target_answered_every_time(
     tickers: Tickers, store: Store, sink: HttpSink
 ) -> None:
     ticker = await tickers(sinks={"http": sink})
-    answers = iter([Answer(500, {}, b"broken"), Answer(404, {}, b"no such order")])
+    answers = iter([Answer(500, {}, b"broken"), Answer(404, {"X-Why": "sold"}, b"no such order")])
     with receiving(lambda _: next(answers)) as receiver:
         await ticker.client.put(receiver.url, 1, after="1s")
         await ticker.advance(minutes=10)
@@ -72,6 +73,25 @@ async def test_a_dead_letter_says_what_the_target_answered_every_time(
     assert letter.reason == "HTTP 404 Not Found: no such order"
     assert letter.errors == ("HTTP 500 Internal Server Error: broken", "HTTP 404 Not Found: no such order")
     assert letter.attempts == 2
+    answer = letter.response
+    assert answer is not None
+    assert (answer.status, answer.body, dict(answer.headers)["X-Why"]) == (404, b"no such order", "sold")
+    told = letter.as_dict("main")["response"]
+    assert (told["status"], told["body"]) == (404, "no such order")
+    assert Response.from_dict(told) == answer
+    shown = lines_of(letter, "main")
+    assert "  X-Why: sold" in shown
+    assert "  no such order" in shown
+
+
+async def test_an_answer_that_is_no_text_is_kept_as_it_came(tickers: Tickers, store: Store, sink: HttpSink) -> None:
+    ticker = await tickers(sinks={"http": sink})
+    with receiving(lambda _: Answer(404, {}, b"\xff\x00")) as receiver:
+        await ticker.client.put(receiver.url, 1, after="1s")
+        await ticker.advance(seconds=2)
+    [letter] = await list_dead(store)
+    told = letter.as_dict("main")["response"]
+    assert (told["body_base64"], Response.from_dict(told).body) == ("/wA=", b"\xff\x00")
 
 
 async def test_what_was_put_off_has_lost_no_attempt_and_its_key_stays(tickers: Tickers, store: Store) -> None:

@@ -94,7 +94,6 @@ class Model:
         self.count = 0
         self.paused: set[str | None] = set()
         """Lanes that are paused; None is everything."""
-        self.ever_paused = False
         self.hears = False
         """Whoever delivers now knows what is paused."""
 
@@ -112,7 +111,6 @@ class Model:
 
     def pause(self, lane: str | None) -> None:
         self.paused.add(lane)
-        self.ever_paused = True
 
     def is_paused(self, task: Known) -> bool:
         return None in self.paused or (task.lane is not None and task.lane in self.paused)

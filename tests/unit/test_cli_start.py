@@ -6,30 +6,48 @@ import sys
 import pytest
 
 HEAVY = (
-    "aiohttp", "confluent_kafka", "hiredis", "httptools", "uvicorn", "uvloop", "mainspring.client",
+    "aiohttp", "confluent_kafka", "hiredis", "httptools", "pydantic", "uvicorn", "uvloop", "mainspring.client",
     "mainspring.engine.engine", "mainspring.node", "mainspring.store.store", "mainspring.api.app",
 )  # fmt: skip
 _RUN = """
 import sys
 from mainspring.cli import main
 try:
-    sys.argv = ["mainspring", *sys.argv[1:]]
+    wanted = int(sys.argv[1])
+    sys.argv = ["mainspring", *sys.argv[2:]]
     main()
 except SystemExit as end:
-    assert not end.code, end.code
+    assert (end.code or 0) == wanted, end.code
 print("loaded:", *sorted(sys.modules), file=sys.stderr)
 """
 
 
-def _modules(*arguments: str) -> set[str]:
-    command = [sys.executable, "-c", _RUN, *arguments]
+def _modules(*arguments: str, code: int = 0) -> set[str]:
+    command = [sys.executable, "-c", _RUN, str(code), *arguments]
     told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
     return set(told.stderr.rpartition("loaded:")[2].split())
 
 
 @pytest.mark.parametrize(
     "line",
-    ["--version", "--help", "task --help", "task put --help", "dead --help", "serve --help", "acl", "config show"],
+    [
+        "--version",
+        "--help",
+        "task --help",
+        "task put --help",
+        "dead --help",
+        "serve --help",
+        "acl",
+        "config show",
+        "schedule preview @hourly",
+        "schedule preview --count 2 @hourly",
+        "lane list --help",
+        "key generate",
+        "cluster status --help",
+        "audit --help",
+        "pause --help",
+        "key --help",
+    ],
 )
 def test_nothing_heavy_is_imported_by(line: str) -> None:
     assert _modules(*line.split()).isdisjoint(HEAVY)
@@ -58,3 +76,35 @@ def test_the_shell_can_complete_commands(words: str, found: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100, env=environ
     )
     assert told.stdout.split() == [found]
+
+
+def test_looking_at_a_task_loads_no_more_than_it_needs() -> None:
+    """Schedules, sinks and nodes are none of its business; a refused connection shows that it came that far."""
+    gone = ("task", "get", "x", "--redis-url", "redis://127.0.0.1:1")
+    loaded = _modules(*gone, code=1)
+    assert "mainspring.client" in loaded
+    assert loaded.isdisjoint(set(HEAVY) - {"hiredis", "mainspring.client", "mainspring.store.store"})
+    assert loaded.isdisjoint({"mainspring.schedules", "mainspring.model.cron", "mainspring.store.explain", "zoneinfo"})
+
+
+def test_over_http_the_client_of_the_server_is_not_loaded() -> None:
+    loaded = _modules("task", "get", "x", "--url", "http://127.0.0.1:1", code=1)
+    assert "mainspring.cli.remote" in loaded
+    assert loaded.isdisjoint({*HEAVY, "mainspring.model.cron", "zoneinfo"})
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("task list --limit 3x", "valid integer"),
+        ("dead replay --all --rate fast", "valid number"),
+        ("task get", "Missing argument"),
+        ("task cancel", "Missing argument"),
+        ("task list --limit", "requires an argument"),
+    ],
+)
+def test_a_wrong_value_is_told_in_the_words_of_the_library(line: str, words: str) -> None:
+    command = [sys.executable, "-m", "mainspring", *line.split()]
+    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert told.returncode == 2
+    assert words in told.stderr

@@ -1,6 +1,7 @@
 """Where settings come from, which wins, and what is said of a wrong one."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,3 +113,37 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
     with pytest.raises(ConfigError) as caught:
         Config.load({}, {})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"port": True}, "port: expected a whole number, not True"),
+        ({"port": None}, "port: expected a whole number, not None"),
+        ({"concurrency": 1.5}, "concurrency: expected a whole number"),
+        ({"lease_s": "soon"}, "lease_s: .*'soon'"),
+        ({"timezone": 5}, "timezone: expected a text"),
+        ({"redis_url": 5}, "redis_url: expected a text"),
+        ({"targets": {"a": "log:"}}, "targets: a: expected a table"),
+        ({"commands": ["x"]}, "commands: expected a table"),
+        ({"breaker": None}, "breaker: expected a table"),
+        ({"retry": 5}, "retry is a int; give a RetryPolicy"),
+        ({"retry": "banana"}, "retry: "),
+        ({"error_handler": "log"}, "error_handler is a str; give a function"),
+    ],
+)
+def test_what_is_given_in_code_is_checked_like_a_file(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Config(**given)
+
+
+def test_texts_and_tables_given_in_code_are_read_like_those_of_a_file() -> None:
+    said: dict[str, Any] = {
+        "port": "9000", "lease_s": "10s", "data_dir": "data", "retry": "3 base=2s", "http_allow": "10.0.0.0/8",
+        "kafka": {"sasl.password": "hunter2"}, "commands": {"backup": {"argv": ["backup"]}},
+    }  # fmt: skip
+    config = Config(**said)
+    assert (config.port, config.lease_s, config.data_dir) == (9000, 10.0, Path("data"))
+    assert (config.retry.max_attempts, config.retry.base_ms, config.http_allow) == (3, 2000, ("10.0.0.0/8",))
+    assert config.commands["backup"].argv == ("backup",)
+    assert "hunter2" not in repr(config)

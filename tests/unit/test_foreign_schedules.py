@@ -3,7 +3,8 @@
 import json
 import tomllib
 
-from mainspring.model.foreign_schedules import read_celery, read_crontab, read_redbeat, to_toml
+from mainspring.model.foreign_celery import read_celery, read_redbeat
+from mainspring.model.foreign_schedules import read_crontab, to_toml
 from mainspring.schedule_file import read_table
 
 CRONTAB = """
@@ -54,6 +55,17 @@ def test_a_crontab_becomes_schedules_of_commands_that_have_to_be_registered() ->
     assert "minute" in found.problems[1]
 
 
+def test_what_only_a_shell_understands_goes_to_the_shell_of_the_crontab() -> None:
+    lines = ["LANG=C /bin/a -b", "exec /bin/a", "date +\\%F%some input", "cd /srv && ./run"]
+    found = read_crontab("PATH=/usr/bin\nSHELL=/bin/bash\n" + "".join(f"0 3 * * * {line}\n" for line in lines))
+    assert list(found.commands.values()) == [
+        ["/bin/bash", "-c", "LANG=C /bin/a -b"], ["/bin/bash", "-c", "exec /bin/a"], ["/bin/bash", "-c", "date +%F"],
+        ["/bin/bash", "-c", "cd /srv && ./run"],
+    ]  # fmt: skip
+    assert [problem.partition(":")[0] for problem in found.problems] == ["line 1", "date-F"], "its variables, its input"
+    assert read_crontab("0 4 * * * %only input").problems == ["line 1: '0 4 * * * %only input' has no command"]
+
+
 def test_a_system_crontab_names_users() -> None:
     found = read_crontab("17 * * * * root run-parts /etc/cron.hourly\n", system=True)
     assert found.commands == {"run-parts": ["run-parts", "/etc/cron.hourly"]}
@@ -71,6 +83,21 @@ def test_a_beat_schedule_is_read_from_python_without_running_it() -> None:
     assert json.loads(found.definitions[0].payload) == {"x": 1, "y": 2}
     assert json.loads(found.definitions[3].payload) == {"args": [16, 16]}
     assert [problem.partition(":")[0] for problem in found.problems] == ["places", "dawn"]
+
+
+def test_a_beat_schedule_is_read_with_its_arithmetic_and_its_time_zone() -> None:
+    found = read_celery(
+        "timezone = 'Europe/London'\nbeat_schedule = {\n"
+        " 5: {'task': 't', 'schedule': 60 * 5, 'options': {'expires': 1}},\n"
+        " 'b': {'task': 't', 'schedule': crontab(hour={1, 2}, minute=0)},\n"
+        " 'c': {'task': 't', 'schedule': timedelta(minutes=os.getpid())},\n"
+        " 'd': {'task': 't', 'schedule': 5, 'kwargs': [1]}}",
+        zone="Europe/Paris",
+    )
+    assert [(one.name, one.specs, one.zone) for one in found.definitions] == [
+        ("5", ("@every 300000ms",), "UTC"), ("b", ("0 1,2 * * *",), "Europe/London"),
+    ]  # fmt: skip
+    assert [problem.partition(":")[0] for problem in found.problems] == ["5", "c", "d"]
 
 
 def test_a_beat_schedule_is_read_from_json() -> None:

@@ -1,6 +1,10 @@
 """Identity: what may be an id, and the key that stays the same for every attempt."""
 
+from urllib.parse import quote
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mainspring.model.errors import InvalidInput
 from mainspring.model.ids import check_id, check_name, idempotency_key, idh_of
@@ -54,3 +58,8 @@ def test_different_ids_never_share_a_key() -> None:
     assert idempotency_key("main", "a/1", 5) != idempotency_key("main", "a%2F1", 5)
     assert idempotency_key("main", "a", 5) != idempotency_key("main", "a", 6)
     assert idempotency_key("main", "a", 5) != idempotency_key("other", "a", 5)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_key_quotes_an_id_as_urls_do(task_id: str) -> None:
+    assert idempotency_key("main", task_id, 5) == f"main/{quote(task_id, safe='')}/5"

@@ -51,6 +51,25 @@ def test_the_next_leaves_when_the_one_before_it_is_settled(lanes: Lanes) -> None
     assert lanes.leaving() == [second]
 
 
+def test_no_more_lanes_are_asked_at_once_than_told_and_none_is_forgotten(lanes: Lanes) -> None:
+    offer(lanes, *(flight(5, lane=f"l{n}") for n in range(5)))
+    assert [len(lanes.leaving(most=2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_those_who_wait_in_memory_are_counted(lanes: Lanes) -> None:
+    first, second, third = flight(5), flight(6), flight(7)
+    offer(lanes, first, second, third)
+    assert lanes.behind == 3
+    assert lanes.leaving() == [first]
+    assert lanes.behind == 2
+    lanes.take_back("l", first)
+    assert lanes.behind == 3
+    assert lanes.leaving() == [first]
+    lanes.hold("l", first.idh)
+    assert lanes.take_behind("l", None) == [second, third]
+    assert lanes.behind == 0
+
+
 def test_the_earlier_due_leaves_first_whoever_came_first(lanes: Lanes) -> None:
     late, early = flight(6), flight(5)
     offer(lanes, late, early)

@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from mainspring.engine.live import LiveSlice
+from mainspring.engine.live import LiveSlice, is_set
 from mainspring.engine.partition import Begun, Partition
 from mainspring.model.delivery import Body
 from mainspring.store.codec import INDEXED, LANE, RESENT, TOMB, entry
@@ -29,7 +29,7 @@ def live_slice(width_ms: int = 1000) -> LiveSlice:
 
 def taken(live: LiveSlice, until_ms: int = 10**9, limit: int = 10**9) -> list[int]:
     """Indexes that leave, in the order they leave; their fired bits are set."""
-    indexes = [key & 0xFFFFFFFF for key in live.take_due(START_MS + until_ms, limit)]
+    indexes = list(live.take_due(START_MS + until_ms, limit).indexes)
     if indexes:
         live.touch(indexes, commit=False)
     return indexes
@@ -216,3 +216,26 @@ def test_lane_rows_are_taken_once_over_several_passes() -> None:
     live.restart()
     live.absorb(rows)
     assert begin(partition, START_MS + 10, 10) is None
+
+
+def test_neighbours_that_leave_together_set_exactly_their_own_bits() -> None:
+    live = live_slice()
+    live.absorb([row(1, n) for n in range(300)])
+    assert taken(live) == list(range(300))
+    assert fired_of(live) == set(range(300))
+    live.absorb([row(1, n) for n in range(300, 803)])
+    assert taken(live) == list(range(300, 803))
+    assert fired_of(live) == set(range(803))
+
+
+def test_neighbours_of_which_some_left_before_are_told_apart() -> None:
+    live = live_slice()
+    live.absorb([row(n % 7, n) for n in range(700)])
+    first = taken(live, 3)
+    rest = taken(live)
+    assert sorted(first + rest) == list(range(700))
+    assert fired_of(live) == set(range(700))
+
+
+def fired_of(live: LiveSlice) -> set[int]:
+    return {index for index in range(len(live.fired) * 8) if is_set(bytes(live.fired), 0, index)}

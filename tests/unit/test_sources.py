@@ -87,6 +87,7 @@ def test_config_show_refuses_what_is_no_setting(tmp_path: Path) -> None:
 def test_every_secret_may_lie_in_a_file(tmp_path: Path, name: str) -> None:
     values = {
         "redis_url": f"redis://:{SECRET}@host",
+        "api_token": SECRET,
         "kafka": json.dumps({"sasl.password": SECRET}),
         "targets": json.dumps({"hook": {"url": "https://example.com/", "auth": {"bearer": SECRET}}}),
         "commands": json.dumps({"backup": {"argv": ["backup"], "env": {"TOKEN": SECRET}}}),

@@ -203,6 +203,7 @@ def test_a_tomb_is_recognised_and_still_proves_what_stood_there(row: dict[str, A
     if row["moved_to"] is not None:
         assert tomb[4] & codec.FORWARD
         assert tomb[codec.HEADER_BYTES :].hex() == row["moved_to"]
+        assert codec.forward_mark(was) + bytes.fromhex(row["moved_to"]) == tomb
 
 
 @each("idempotency_keys", "id")

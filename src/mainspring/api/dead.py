@@ -32,6 +32,16 @@ class ListDead(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
+class Answered(msgspec.Struct):
+    """An answer, cut to what its target keeps; the body in base64 where it is no text."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    duration_ms: int
+    body: str | None = None
+    body_base64: str | None = None
+
+
 class Letter(msgspec.Struct):
     """Why a task died, every error on the way, and the task itself."""
 
@@ -46,6 +56,8 @@ class Letter(msgspec.Struct):
     errors: list[str] | None = None
     idempotency_key: str | None = None
     payload: Any = None
+    response: Answered | None = None
+    """What a webhook answered to the last attempt."""
 
 
 class LetterList(msgspec.Struct):

@@ -5,8 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from ..model.lint import lint
-from ..model.schedule_input import define
-from ..model.schedule_view import Backfilled, ScheduleView, written
+from ..model.schedule_view import Backfilled, ScheduleView, revision_as_dict, written
 from ..model.zone import zone
 from ..schedules import OnExisting
 from .asgi import Answer, answer
@@ -67,9 +66,7 @@ async def schedule_history(call: Call) -> Answer:
     name = call.params["name"]
     revisions = await call.client.schedules.history(name)
     call.check_seen(revisions[0].target, "schedule", name)
-    about = ("generation", "at_ms", "by", "note")
-    told = [{**{field: getattr(one, field) for field in about}, **written(one)} for one in revisions]
-    return answer(History(told))
+    return answer(History([revision_as_dict(one) for one in revisions]))
 
 
 async def preview_schedule(call: Call) -> Answer:
@@ -78,7 +75,8 @@ async def preview_schedule(call: Call) -> Answer:
     if not 1 <= wanted.count <= MOST_RUNS:
         raise Problem("invalid", f"count is {wanted.count}; it must lie between 1 and {MOST_RUNS}")
     now_ms = call.client.store.clock.now_ms() if wanted.after is None else instant(wanted.after, "after")
-    definition = define(wanted.name, target="null:", **given(wanted, leave=("name", "count", "after")))
+    fields = given(wanted, leave=("name", "count", "after"))
+    definition = call.client.schedules.define(wanted.name, target="null:", **fields)
     definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)
     times = zone(definition.zone)
     runs = [times.datetime(at_ms).isoformat() for at_ms in definition.next_runs(now_ms, wanted.count)]
@@ -111,7 +109,7 @@ async def put_schedule(call: Call) -> Answer:
 
 
 async def _write(call: Call, name: str, fields: dict[str, Any], on_conflict: OnExisting) -> Answer:
-    definition = define(name, **{**fields, "by": call.who})
+    definition = call.client.schedules.define(name, **{**fields, "by": call.who})
     call.check_target(definition.target)
     before = await call.client.schedules.get(name)
     if before is not None and not call.key.sees(before.definition.target):

@@ -79,8 +79,9 @@ class Spaces:
                 raise no_such_namespace(namespace)
             if len(self._others) >= MOST:
                 self._others.clear()
-            window = f"{self._node.config.dedupe_window_s}s"
-            self._others[namespace] = Space(Client.over(store, dedupe_window=window))
+            config = self._node.config
+            client = Client.over(store, dedupe_window=f"{config.dedupe_window_s}s", timezone=config.timezone)
+            self._others[namespace] = Space(client)
         return self._others[namespace]
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from ..model.choice import ListedState, QueueState
 from ..model.explain import Explanation
-from ..model.task import Handle, OnConflict, Task, TaskInfo
+from ..model.task import Count, Handle, OnConflict, Task, TaskInfo
 from ..store.durable import check_durability
 from .asgi import Answer, answer
 from .call import Call, no_such
@@ -45,9 +45,18 @@ class TaskList(msgspec.Struct):
     next: str | None
 
 
+class CountTasks(msgspec.Struct, frozen=True):
+    """Without times all that are pending are counted."""
+
+    due_after: str | None = None
+    due_before: str | None = None
+
+
 class Cancelled(msgspec.Struct):
+    """`cancelling`: a worker runs it. It is told, and stops it if it is not done before."""
+
     id: str
-    outcome: Literal["cancelled"]
+    outcome: Literal["cancelled", "cancelling"]
 
 
 class NewTime(msgspec.Struct, forbid_unknown_fields=True):
@@ -129,6 +138,13 @@ async def list_tasks(call: Call) -> Answer:
     return answer({"tasks": [view(one) for one in page.tasks], "next": page.next})
 
 
+async def count_tasks(call: Call) -> Answer:
+    call.check_unbound()
+    query: CountTasks = call.query
+    after, before = when(query.due_after, "due_after"), when(query.due_before, "due_before")
+    return answer(await call.client.count(after=after, before=before))
+
+
 async def explain_task(call: Call) -> Answer:
     task_id = call.params["id"]
     found = await call.client.explain(task_id, lane=call.query.lane)
@@ -149,8 +165,8 @@ async def cancel_task(call: Call) -> Answer:
         raise no_such("task", task_id)
     if outcome == "too late":
         raise Problem("too-late", f"the task {task_id[:300]!r} has begun, or is over: {before.state}")
-    await call.audit("task.cancel", task_id, _shown(before), {"state": "cancelled"})
-    return answer(Cancelled(task_id, "cancelled"))
+    await call.audit("task.cancel", task_id, _shown(before), {"state": outcome})
+    return answer(Cancelled(task_id, outcome), 202 if outcome == "cancelling" else 200)
 
 
 async def reschedule_task(call: Call) -> Answer:
@@ -182,12 +198,15 @@ ROUTES: Final = (
     ),
     Route("GET", "/v1/tasks", list_tasks, "read", "List tasks.", query=ListTasks, answers={200: TaskList}),
     Route(
+        "GET", "/v1/tasks:count", count_tasks, "read", "Count pending tasks.", query=CountTasks, answers={200: Count}
+    ),
+    Route(
         "GET", _ID, get_task, "read", "Look at one task.", query=OneTask, answers={200: TaskInfo},
         problems=("not-found",),
     ),
     Route(
         "DELETE", _ID, cancel_task, "operate", "Cancel a task before it fires.", query=OneTask,
-        answers={200: Cancelled}, problems=("not-found", "too-late"),
+        answers={200: Cancelled, 202: Cancelled}, problems=("not-found", "too-late"),
     ),
     Route(
         "POST", f"{_ID}/reschedule", reschedule_task, "operate", "Move a pending task to another time.",

@@ -32,6 +32,7 @@ BODIES: Final = 16
 """Batches made beforehand and sent again and again: tasks without ids are new each time."""
 
 AHEAD_MS: Final = 600_000
+"""Due so long after the start, and spread over as long again."""
 
 
 class HttpFigures(msgspec.Struct, frozen=True):
@@ -113,9 +114,14 @@ def _single() -> Callable[[], Request]:
     ticks = Ticks(plan)
 
     def make() -> Request:
-        return request("/ticks", "application/json", text_of(ticks.next() or 0, plan.ids))
+        return request("/ticks", "application/json", text_of(_later(ticks, plan), plan.ids))
 
     return make
+
+
+def _later(ticks: Ticks, plan: Plan) -> int:
+    """The next tick, but due after the measurement."""
+    return (ticks.next() or 0) + AHEAD_MS * plan.ids
 
 
 def _batches() -> Callable[[], Request]:
@@ -123,7 +129,7 @@ def _batches() -> Callable[[], Request]:
     ticks = Ticks(plan)
     bodies = []
     for _ in range(BODIES):
-        lines = (line_of(ticks.next() or 0, plan.ids, "log:", named=False) for _ in range(BATCH))
+        lines = (line_of(_later(ticks, plan), plan.ids, "log:", named=False) for _ in range(BATCH))
         bodies.append(request("/v1/tasks:batch?answers=errors", "application/x-ndjson", b"\n".join(lines)))
     rest = cycle(bodies)
     return lambda: next(rest)

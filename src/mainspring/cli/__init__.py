@@ -8,6 +8,8 @@ import typer
 import typer.core
 import typer.main
 
+from mainspring.cli.quick import quick, quicken
+
 _COMMANDS: Final = {
     "serve": ("mainspring.cli.serve", "Run a scheduler with its HTTP API."),
     "worker": ("mainspring.cli.worker", "Run handlers and commands from queues."),
@@ -33,11 +35,14 @@ _COMMANDS: Final = {
 class _LazyGroup(typer.core.TyperGroup):
     """Lists the commands by name and summary only, and loads the one that is called."""
 
+    def get_params(self, ctx: Any) -> Any:
+        return quick(super().get_params(ctx))
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name in _COMMANDS:
             module, summary = _COMMANDS[name]
-            command = typer.main.get_command(import_module(module).app)
+            command = quicken(typer.main.get_command(import_module(module).app))
             command.help = command.help or summary
         return name, command, rest
 

@@ -1,17 +1,17 @@
 """`mainspring audit`: who changed what."""
 
 import asyncio
+import contextlib
 import sys
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store
+from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, remote
 from mainspring.config import Config
 from mainspring.model.audit import AuditPage, Change
 from mainspring.model.explain import moment
-from mainspring.store.audit import trail
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -37,6 +37,11 @@ def audit(
 
 
 async def _page(config: Config, limit: int, cursor: str | None) -> AuditPage:
+    if config.api_url is not None:
+        with contextlib.closing(remote(config)) as api:
+            return msgspec.convert(api.get("/v1/audit", limit=limit, cursor=cursor), AuditPage)
+    from mainspring.store.audit import trail
+
     async with opened_store(config) as store:
         return await trail(store, limit=limit, cursor=cursor)
 

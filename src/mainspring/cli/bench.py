@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-import uvloop
 from rich.console import Console
 
 from ..bench.baseline import baseline as run_baseline
@@ -31,6 +30,7 @@ from ..bench.sinks import sinks as run_sinks
 from ..bench.sparse import sparse as run_sparse
 from ..model.errors import MainspringError
 from ..testing.servers import Kind
+from .loop import run
 
 app = typer.Typer(
     help="Measure speed, cost, lateness and memory on this machine.",
@@ -61,7 +61,7 @@ def _run(title: str, work: Callable[[Progress], Awaitable[Any]], as_json: bool) 
 
     try:
         with Bar(shown=not as_json) as bar:
-            result = uvloop.run(main())
+            result = run(main())
     except MainspringError as error:
         typer.echo(f"bench {title}: {error}", err=True)
         raise typer.Exit(2) from None

@@ -1,17 +1,16 @@
 """`mainspring cluster`: the nodes, who leads, who owns what."""
 
 import asyncio
+import contextlib
 import sys
-from typing import Annotated, Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
-from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store
-from mainspring.cluster.report import node_report, oldest_first, report
+from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, remote
 from mainspring.config import Config
-from mainspring.store import members
-from mainspring.store.members import Holding, View
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
@@ -40,37 +39,57 @@ def status(
 
 
 async def _status(config: Config, *, watch: bool, json: bool) -> bool:
-    async with opened_store(config) as store:
+    async with _looking(config) as look:
         while True:
-            view, holdings = await members.look(store)
+            told = await look()
             if json:
-                print(msgspec.json.encode(report(view, holdings)).decode(), flush=True)
+                print(msgspec.json.encode(told).decode(), flush=True)
             else:
-                print((_CLEAR if watch and sys.stdout.isatty() else "") + _table(view, holdings), flush=True)
+                print((_CLEAR if watch and sys.stdout.isatty() else "") + _table(told), flush=True)
             if not watch:
-                return all(one.owner for one in holdings)
+                return not told["without_owner"]
             await asyncio.sleep(EVERY_S)
+
+
+@contextlib.asynccontextmanager
+async def _looking(config: Config) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
+    """What reports on the cluster: the server itself, or a node's API."""
+    if config.api_url is not None:
+        with contextlib.closing(remote(config)) as api:
+
+            async def ask() -> dict[str, Any]:
+                return dict(api.get("/v1/cluster"))
+
+            yield ask
+        return
+    from mainspring.cluster.report import report
+    from mainspring.store import members
+
+    async with opened_store(config) as store:
+
+        async def look() -> dict[str, Any]:
+            return report(*await members.look(store))
+
+        yield look
 
 
 _COLUMNS: Final = ("NODE", "HOST", "PID", "PARTITIONS", "PLANNED", "LOOK-AHEAD", "IN FLIGHT", "LAG MS", "DELIVERED")
 
 
-def _table(view: View, holdings: list[Holding]) -> str:
+def _table(told: dict[str, Any]) -> str:
     rows = [_COLUMNS]
-    for member in oldest_first(view):
-        node = node_report(member, view, holdings)
-        name = member.id + (" (leader)" if node["leader"] else "") + (" (leaving)" if member.leaving else "")
+    for node in told["nodes"]:
+        name = node["id"] + (" (leader)" if node["leader"] else "") + (" (leaving)" if node["leaving"] else "")
         counts = (len(node["partitions"]), len(node["planned"]), *(node[name] for name in _COUNTS))
         rows.append((name, node["host"], str(node["pid"]), *map(str, counts)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    told = report(view, holdings)
     lines.append("")
-    lines.append(f"{told['partitions']} partitions, plan {view.version}, term {view.term}")
+    lines.append(f"{told['partitions']} partitions, plan {told['plan']}, term {told['term']}")
     for what, words in (("without_owner", "have no owner"), ("moving", "are not where the plan wants them")):
         if told[what]:
             lines.append(f"{len(told[what])} {words}: {_listed(told[what])}")
-    if not view.members:
+    if not told["nodes"]:
         lines.append("no node is running; start one: mainspring serve")
     return "\n".join(lines)
 

@@ -72,6 +72,8 @@ def shown(settings: Config, name: str) -> Any:
     value = settings.value_of(field)
     if name == "redis_url":
         return None if value is None else safe_url(value)
+    if name == "api_token":
+        return None if value is None else "***"
     if name in (*SECRETS, "queue") or callable(value):
         return repr(value) if value else None  # their own words, which mask what is secret
     if field.endswith("_s") and isinstance(value, float):

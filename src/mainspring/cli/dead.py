@@ -13,6 +13,7 @@ from mainspring.cli.task import At, In, print_json, when_of, with_client
 from mainspring.model.dead import DeadLetter, ReplaySummary
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
+from mainspring.model.outcome import Response
 from mainspring.model.times import When
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def show(
     if json:
         print_json(letter.as_dict(loaded.namespace))
     else:
-        print("\n".join(_lines(letter, loaded.namespace)))
+        print("\n".join(lines_of(letter, loaded.namespace)))
 
 
 @app.command()
@@ -225,7 +226,7 @@ def _not_replayed(summary: ReplaySummary) -> dict[str, int]:
     return {"in conflict": summary.conflict, "damaged": summary.damaged, "gone or unknown": summary.gone}
 
 
-def _lines(letter: DeadLetter, namespace: str) -> list[str]:
+def lines_of(letter: DeadLetter, namespace: str) -> list[str]:
     told = letter.as_dict(namespace)
     lines = [f"id          {letter.id}", f"reason      {letter.reason}"]
     lines.append(f"died        {letter.died_ms} ({moment(letter.died_ms)})")
@@ -237,9 +238,19 @@ def _lines(letter: DeadLetter, namespace: str) -> list[str]:
         lines.append(f"lane        {letter.lane}")
     first = letter.attempts - len(letter.errors) + 1
     lines += [f"error {number:<5} {error}" for number, error in enumerate(letter.errors, max(1, first))]
+    if letter.response is not None:
+        lines += _answer(letter.response)
     lines.append(f"key         {told['idempotency_key']}")
     payload = f"{letter.payload.hex()} (bytes, in hex)" if letter.raw else letter.payload.decode()
     return [*lines, f"payload     {payload}"]
+
+
+def _answer(response: Response) -> list[str]:
+    """What the target said to the last attempt."""
+    lines = [f"answer      HTTP {response.status} after {response.duration_ms} ms"]
+    lines += [f"  {name}: {value}" for name, value in response.headers]
+    body = response.body.decode(errors="replace")
+    return [*lines, *(f"  {line}" for line in body.splitlines())]
 
 
 class _Teller:

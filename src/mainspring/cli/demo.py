@@ -6,10 +6,10 @@ from typing import Annotated, TextIO
 
 import msgspec
 import typer
-import uvloop
 from rich.console import Console
 
 from mainspring.bench.show import in_rows, side_by_side
+from mainspring.cli.loop import run
 from mainspring.demo.plan import Plan, Via
 from mainspring.demo.run import Parts, Reconciliation, Second
 from mainspring.demo.run import ticks as run_ticks
@@ -57,7 +57,7 @@ def ticks(
     )
     stream = sys.stderr if json else sys.stdout
     print("starting schedulers and consumer, and what they need", file=sys.stderr, flush=True)
-    found = uvloop.run(run_ticks(plan, Where(kafka, redis_url), _tell_on(stream), started=_greet_on(stream)))
+    found = run(run_ticks(plan, Where(kafka, redis_url), _tell_on(stream), started=_greet_on(stream)))
     if json:
         typer.echo(msgspec.json.encode(found).decode())
     else:

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -26,9 +26,9 @@ from mainspring.model.audit import Change
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.times import check_horizon, delay_ms, instant_ms
-from mainspring.store import audit
-from mainspring.store.access import add_key, list_keys, new_key_id, revoke_key
-from mainspring.store.store import Store
+
+if TYPE_CHECKING:
+    from mainspring.store.store import Store
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 T = TypeVar("T")
@@ -52,7 +52,9 @@ def add(
     loaded = load(redis_url, data_dir, namespace, config)
     token = new_token()
 
-    async def work(store: Store) -> ApiKey:
+    async def work(store: "Store") -> ApiKey:
+        from mainspring.store.access import add_key, new_key_id
+
         made = ApiKey(
             new_key_id(),
             check_key_name(name or role),
@@ -82,7 +84,13 @@ def list_(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """List the keys, the oldest first; never their texts."""
-    keys = _with_store(load(redis_url, data_dir, namespace, config), list_keys)
+
+    async def work(store: "Store") -> list[ApiKey]:
+        from mainspring.store.access import list_keys
+
+        return await list_keys(store)
+
+    keys = _with_store(load(redis_url, data_dir, namespace, config), work)
     if json:
         print(msgspec.json.encode([_shown(one) for one in keys]).decode())
         return
@@ -105,7 +113,9 @@ def revoke(
     """Take keys away for good; nodes notice within two seconds. Exit code 1 if one of the ids is unknown."""
     loaded = load(redis_url, data_dir, namespace, config)
 
-    async def work(store: Store) -> list[str]:
+    async def work(store: "Store") -> list[str]:
+        from mainspring.store.access import revoke_key
+
         unknown = []
         for key_id in ids:
             gone = await revoke_key(store, key_id)
@@ -132,7 +142,7 @@ def generate() -> None:
 # -- inside ----------------------------------------------------------------------------------------------------
 
 
-def _with_store(config: Config, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+def _with_store(config: Config, work: "Callable[[Store], Coroutine[Any, Any, T]]") -> T:
     async def run() -> T:
         async with opened_store(config) as store:
             return await work(store)
@@ -140,7 +150,9 @@ def _with_store(config: Config, work: Callable[[Store], Coroutine[Any, Any, T]])
     return asyncio.run(run())
 
 
-async def _tell(store: Store, config: Config, what: str, name: str, **changed: dict[str, Any]) -> None:
+async def _tell(store: "Store", config: Config, what: str, name: str, **changed: dict[str, Any]) -> None:
+    from mainspring.store import audit
+
     who = f"{_user()} (command line)"
     change = Change(who, what, name, socket.gethostname(), "", changed.get("before"), changed.get("after"))
     await audit.record(store, change, kept=config.audit_entries)

@@ -4,17 +4,25 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mainspring.config import Config
+from mainspring.model.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mainspring.cli.remote import Api
     from mainspring.store.store import Store
 
-RedisUrl = Annotated[str | None, typer.Option(help="Server; without it, the embedded one of the data folder.")]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url", "--url", help="Server, or https://… of a node's API; default the embedded server of the folder."
+    ),
+]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded server.")]
 Namespace = Annotated[str | None, typer.Option(help="Tenant boundary; default main.")]
 Settings = Annotated[Path | None, typer.Option("--config", help="Settings; default ./mainspring.toml.")]
@@ -22,13 +30,30 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, file: Path | None) -> Config:
+    """The settings; `api_url` is set where a node's API is meant, and only there."""
     flags = {"redis_url": redis_url, "data_dir": data_dir, "namespace": namespace, "config": file}
-    return Config.load(flags, os.environ)
+    if redis_url is not None and redis_url.startswith(("http://", "https://")):
+        return Config.load({**flags, "redis_url": None, "api_url": redis_url}, os.environ)
+    loaded = Config.load(flags, os.environ)
+    # A server or a folder that was named here is meant, whatever the environment says of an API.
+    return loaded if redis_url is None and data_dir is None else replace(loaded, api_url=None)
+
+
+def remote(config: Config) -> "Api":
+    """The API that the settings name."""
+    from mainspring.cli.remote import Api
+
+    assert config.api_url is not None
+    return Api(config.api_url, namespace=config.namespace, token=config.api_token)
 
 
 @contextlib.asynccontextmanager
 async def server_url(config: Config) -> AsyncIterator[str]:
     """Of the given server, or of the embedded one: that of a running node, else one just for this command."""
+    if config.api_url is not None:
+        raise ConfigError(
+            f"this command looks at the server itself, not at an API ({config.api_url}): give --redis-url"
+        )
     if config.redis_url is not None:
         yield config.redis_url
         return

@@ -1,6 +1,7 @@
 """`mainspring schedule`: recurring work from the command line."""
 
 import json as json_text
+import os
 import sys
 import time
 from datetime import datetime
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from mainspring.cli import schedule_edit, schedule_files, schedule_read
+from mainspring.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.model.interval import Every
 from mainspring.model.lint import lint
@@ -33,7 +35,7 @@ def _schedule() -> None:
 @app.command()
 def preview(
     specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="'0 9 * * MON-FRI', '@daily', '@every 30s'.")],
-    tz: Annotated[str, typer.Option("--tz", help="IANA time zone.")] = "UTC",
+    tz: Annotated[str | None, typer.Option("--tz", help="IANA time zone; default that of the settings, UTC.")] = None,
     start: Annotated[
         str | None,
         typer.Option("--from", help="Runs after this ISO time (of the zone, if without offset); default now."),
@@ -48,16 +50,17 @@ def preview(
     """Show the next runs of a schedule; needs no server. With several specs, the runs of any of them."""
     if not 1 <= count <= _MAX_COUNT:
         raise InvalidInput(f"--count is {count}; it must lie between 1 and {_MAX_COUNT}")
-    from_ms = time.time_ns() // 1_000_000 if start is None else _instant(start, tz)
+    where = Config.load({}, os.environ).timezone if tz is None else tz
+    from_ms = time.time_ns() // 1_000_000 if start is None else _instant(start, where)
     chosen_gap: Gap = gap  # type: ignore[assignment]  # the recurrence checks both
     chosen_overlap: Overlap = overlap  # type: ignore[assignment]
     recurrence = Recurrence.parse(
         [_anchored(text, name, from_ms) for text in specs],
-        name=name, zone=tz, gap=chosen_gap, overlap=chosen_overlap, exclude=exclude or (),
+        name=name, zone=where, gap=chosen_gap, overlap=chosen_overlap, exclude=exclude or (),
     )  # fmt: skip
     for finding in lint(recurrence, from_ms):
         print(f"warning: {finding.message} [{finding.code}]", file=sys.stderr)
-    _show(_runs(recurrence, from_ms, count), tz, json)
+    _show(_runs(recurrence, from_ms, count), where, json)
 
 
 def _instant(text: str, tz: str) -> int:

@@ -2,15 +2,18 @@
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mainspring.cli import schedule_show as shown
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import InvalidInput
-from mainspring.model.foreign_schedules import Imported, read_celery, read_crontab, read_redbeat, to_toml
+from mainspring.model.foreign_celery import read_celery, read_redbeat
+from mainspring.model.foreign_schedules import Imported, read_crontab, to_toml
 from mainspring.model.schedule import Definition
 from mainspring.schedule_file import Step, carry_out, plan, read_file
 
@@ -33,12 +36,13 @@ def apply(
 ) -> None:  # fmt: skip
     """Make the server's schedules those of a file; shows what changes, and is safe to repeat."""
     whose = source or file.stem
-    wanted = read_file(file, whose)
+    loaded = load(redis_url, data_dir, namespace, config)
+    wanted = read_file(file, whose, timezone=loaded.timezone)
 
     async def work(client: "Client") -> list[Step]:
         return await _apply(client, wanted, whose, prune, dry_run)
 
-    _show_steps(with_client(load(redis_url, data_dir, namespace, config), work), dry_run, json)
+    _show_steps(with_client(loaded, work), dry_run, json)
 
 
 async def _apply(client: "Client", wanted: list[Definition], source: str, prune: bool, dry_run: bool) -> list[Step]:
@@ -53,9 +57,13 @@ def _show_steps(steps: list[Step], dry_run: bool, json: bool) -> None:
         rows = [{"name": one.name, "action": one.action, "changes": dict(one.changes)} for one in steps]
         print_json({"steps": rows, "applied": not dry_run})
         return
+    now_ms = time.time_ns() // 1_000_000
     for step in steps:
         if step.action != "same":
             print("\n".join(step.lines()))
+        if step.action in ("create", "change") and step.definition is not None:
+            print("\n".join(f"  {line}" for line in shown.next_lines(step.definition, now_ms)))
+            shown.warn(step.definition, now_ms)
     same = sum(step.action == "same" for step in steps)
     print(f"{len(steps) - same} {'to change' if dry_run else 'changed'}, {same} as they were", file=sys.stderr)
 
@@ -64,7 +72,7 @@ def _show_steps(steps: list[Step], dry_run: bool, json: bool) -> None:
 def import_(
     file: Annotated[Path | None, typer.Argument(help="The file; not for redbeat.")] = None,
     kind: Annotated[str, typer.Option("--format", help="crontab, celery or redbeat.")] = "crontab",
-    tz: Annotated[str, typer.Option("--tz", help="The zone its times mean.")] = "UTC",
+    tz: Annotated[str | None, typer.Option("--tz", help="The zone of its times; default the settings'.")] = None,
     system: Annotated[bool, typer.Option("--system", help="A crontab with users, as /etc/crontab.")] = False,
     url: Annotated[str, typer.Option("--from", help="Of redbeat: the server that has its keys.")] = "redis://localhost",
     prefix: Annotated[str, typer.Option(help="Of redbeat: how its keys begin.")] = "redbeat:",
@@ -74,7 +82,8 @@ def import_(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Take over schedules of cron, Celery beat or RedBeat; exit code 1 if some could not be."""
-    found = _read(kind, file, tz, system, url, prefix)
+    loaded = load(redis_url, data_dir, namespace, config)
+    found = _read(kind, file, tz or loaded.timezone, system, url, prefix)
     whose = source or (file.stem if file is not None else kind)
     for name, argv in found.commands.items():
         print(f"register the command {name}: [commands.{name}] argv = {argv!r}", file=sys.stderr)
@@ -87,10 +96,7 @@ def import_(
         import msgspec
 
         wanted = [msgspec.structs.replace(one, source=whose) for one in found.definitions]
-        steps = with_client(
-            load(redis_url, data_dir, namespace, config),
-            lambda client: _apply(client, wanted, whose, False, dry_run),
-        )
+        steps = with_client(loaded, lambda client: _apply(client, wanted, whose, False, dry_run))
         _show_steps(steps, dry_run, json)
     raise typer.Exit(1 if found.problems else 0)
 

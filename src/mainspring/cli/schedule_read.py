@@ -11,8 +11,9 @@ import typer
 from mainspring.cli import schedule_show as shown
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.task import print_json, with_client
+from mainspring.model.errors import NotFound
 from mainspring.model.schedule import Definition
-from mainspring.model.schedule_view import ScheduleView, written
+from mainspring.model.schedule_view import ScheduleView, revision_as_dict
 from mainspring.schedule_file import read_file
 
 if TYPE_CHECKING:
@@ -66,18 +67,14 @@ def history(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Show the revisions of a schedule, the present one first."""
+    """Show the revisions of a schedule, the present one first, and what each of them changed."""
     loaded = load(redis_url, data_dir, namespace, config)
     revisions = with_client(loaded, lambda client: client.schedules.history(name))
     if json:
-        rows = [
-            {"generation": one.generation, "at_ms": one.at_ms, "by": one.by, "note": one.note, **written(one)}
-            for one in revisions
-        ]
-        print_json({"name": name, "revisions": rows})
+        print_json({"name": name, "revisions": [revision_as_dict(one) for one in revisions]})
         return
-    for one in revisions:
-        print(shown.revision(one))
+    for one, former in zip(revisions, [*revisions[1:], None], strict=True):
+        print("\n".join(shown.revision(one, former)))
 
 
 @app.command()
@@ -97,10 +94,13 @@ def lint(
             return [view.definition for view in (await client.schedules.get_many(names)).values()]
         return [view.definition async for view in client.schedules.all()]
 
+    loaded = load(redis_url, data_dir, namespace, config)
     if file is not None:
-        definitions = [one for one in read_file(file) if not names or one.name in names]
+        definitions = [one for one in read_file(file, timezone=loaded.timezone) if not names or one.name in names]
     else:
-        definitions = with_client(load(redis_url, data_dir, namespace, config), work)
+        definitions = with_client(loaded, work)
+    if missing := set(names or ()) - {one.name for one in definitions}:
+        raise NotFound(f"there is no schedule {', '.join(map(repr, sorted(missing)))}")
     now_ms = time.time_ns() // 1_000_000
     found = {one.name: shown.findings_of(one, now_ms) for one in sorted(definitions, key=lambda one: one.name)}
     if json:

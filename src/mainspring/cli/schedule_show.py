@@ -4,12 +4,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from mainspring.cli.task import print_json
 from mainspring.model.chain import Run
-from mainspring.model.lint import lint
+from mainspring.model.lint import Finding, lint
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.schedule import Definition
-from mainspring.model.schedule_view import ScheduleView, span_text, written
+from mainspring.model.schedule_view import ScheduleView, span_text, told_changes, written
 from mainspring.model.zone import zone
 
 
@@ -35,6 +37,8 @@ def lines(view: ScheduleView) -> list[str]:
         shown.append(
             f"  {'paused':<12}since {at(definition, pause.at_ms)}{until} ({pause.mode}) {pause.reason}".rstrip()
         )
+    if definition.tz_version:
+        shown.append(f"  {'tz data':<12}{definition.tz_version}")
     shown += [f"  {'next':<12}{at(definition, ms)}" for ms in view.next_ms]
     shown += [f"  {'ran':<12}{_run(definition, run)}" for run in view.last_runs]
     if view.running_since_ms is not None:
@@ -48,45 +52,58 @@ def lines(view: ScheduleView) -> list[str]:
     return shown
 
 
+def next_lines(definition: Definition, now_ms: int, runs: int = 0) -> list[str]:
+    """The next three runs of a definition that is not stored, or was just now."""
+    if definition.anchor_ms is None:
+        definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)
+    return [f"  {'next':<12}{at(definition, ms)}" for ms in definition.next_runs(now_ms, runs=runs)]
+
+
 def _run(definition: Definition, run: Run) -> str:
     took = "" if run.ended_ms is None else f" in {span_text(run.ended_ms - run.began_ms)}"
     return f"{at(definition, run.planned_ms)}  {run.outcome}{took}"
 
 
 def _plain(value: Any) -> str:
-    return " | ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Cron lines side by side, payloads as the JSON they are."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) for one in value):
+        return " | ".join(value)
+    return msgspec.json.encode(value).decode()
 
 
-def revision(definition: Definition) -> str:
+def revision(definition: Definition, former: Definition | None) -> list[str]:
+    """A revision, and what it changed."""
     by = f" by {definition.by}" if definition.by else ""
     note = f": {definition.note}" if definition.note else ""
-    return f"{definition.generation:>4}  {at(definition, definition.at_ms)}{by}{note}"
+    head = f"{definition.generation:>4}  {at(definition, definition.at_ms)}{by}{note}"
+    if former is None:
+        return [head, f"      {' | '.join(definition.specs)} in {definition.zone}, {definition.target}"]
+    return [head, *(f"    {line}" for line in _changed(told_changes(former, definition)))]
 
 
-def warn(definition: Definition, now_ms: int) -> int:
-    """What is probably not meant, on standard error; how many findings there are."""
-    findings = findings_of(definition, now_ms)
-    for finding in findings:
+def _changed(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    return [f"  {field}: {_plain(old)} -> {_plain(new)}" for field, (old, new) in changes.items()]
+
+
+def warn(definition: Definition, now_ms: int) -> None:
+    """What is probably not meant, on standard error."""
+    for finding in findings_of(definition, now_ms):
         print(f"warning: {definition.name}: {finding.message} [{finding.code}]", file=sys.stderr)
-    return len(findings)
 
 
-def findings_of(definition: Definition, now_ms: int) -> list[Any]:
-    policy = None if definition.retry is None else RetryPolicy.parse(definition.retry)
-    worst_ms = None if policy is None else policy.worst_case_ms(definition.timeout_ms or 0)
+def findings_of(definition: Definition, now_ms: int) -> list[Finding]:
+    """Of a run without retries of its own its timeout is known: it may take so long at least."""
+    worst_ms = definition.timeout_ms
+    if definition.retry is not None:
+        worst_ms = RetryPolicy.parse(definition.retry).worst_case_ms(definition.timeout_ms or 0)
     return lint(definition.slots.recurrence, now_ms, worst_case_ms=worst_ms)
 
 
 def show_changes(changes: Mapping[str, tuple[Any, Any]], json: bool) -> None:
     """What an edit would change."""
     if json:
-        print_json({"changes": {field: list(map(_told, pair)) for field, pair in changes.items()}})
+        print_json({"changes": changes})
         return
-    for field, (old, new) in changes.items():
-        print(f"  {field}: {old!r} -> {new!r}")
-    if not changes:
-        print("nothing would change")
-
-
-def _told(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+    print("\n".join(_changed(changes)) or "nothing would change")

@@ -5,13 +5,14 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mainspring.cli.loop import keep_what_is_there, run
 from mainspring.config import Config
 
 if TYPE_CHECKING:
@@ -66,16 +67,7 @@ def serve(
     set_up(settings.log_format, settings.log_level)
     if settings.processes > 1:
         raise typer.Exit(asyncio.run(_supervise(settings)))
-    raise typer.Exit(_run(_serve(settings, listen_fd, parent_fd, metrics_socket)))
-
-
-def _run(main: Coroutine[Any, Any, int]) -> int:
-    try:
-        import uvloop
-    except ImportError:  # no wheel for this system: asyncio's own loop does the same, slower
-        return asyncio.run(main)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+    raise typer.Exit(run(_serve(settings, listen_fd, parent_fd, metrics_socket)))
 
 
 async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None, metrics_socket: Path | None) -> int:
@@ -87,13 +79,15 @@ async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None, m
     # A child of a supervisor is renewed by this signal, and a closed terminal sends it as well.
     node.reloads_on_hangup = config.schedules is not None and parent_fd is None and not os.isatty(0)
     server = ApiServer(node, None if listen_fd is None else inherit(listen_fd))
-    if parent_fd is None:
-        return await node.run_until_signal(server, started=lambda: _greet(config, server.url, node.where))
-    line = Lifeline(parent_fd, shutdown_timeout_s=config.shutdown_timeout_s)
+    line = None if parent_fd is None else Lifeline(parent_fd, shutdown_timeout_s=config.shutdown_timeout_s)
 
     def started() -> None:
-        server.open()
-        line.ready()
+        keep_what_is_there()
+        if line is None:
+            _greet(config, server.url, node.where)
+        else:
+            server.open()
+            line.ready()
 
     if metrics_socket is None:
         return await node.run_until_signal(server, started)

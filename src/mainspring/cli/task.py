@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import msgspec
 import typer
 
-from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, server_url
+from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, remote, server_url
 from mainspring.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
@@ -171,7 +171,15 @@ def with_client(config: Config, work: "Callable[[Client], Coroutine[Any, Any, T]
         async with _client(config) as client:
             return await work(client)
 
-    return asyncio.run(run())
+    return asyncio.run(run() if config.api_url is None else _over_http(config, work))
+
+
+async def _over_http(config: Config, work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
+    from mainspring.cli.remote_client import RemoteClient
+
+    with contextlib.closing(remote(config)) as api:
+        # It has what commands call, by the same names: a test compares them.
+        return await work(cast("Client", RemoteClient(api)))
 
 
 @contextlib.asynccontextmanager
@@ -181,7 +189,9 @@ async def _client(config: Config) -> "AsyncIterator[Client]":
     window = f"{config.dedupe_window_s}s"
     async with (
         server_url(config) as url,
-        Client(url, namespace=config.namespace, dedupe_window=window, options=config.links) as client,
+        Client(
+            url, namespace=config.namespace, dedupe_window=window, options=config.links, timezone=config.timezone
+        ) as client,
     ):
         yield client
 

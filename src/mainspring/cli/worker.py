@@ -1,6 +1,5 @@
 """`mainspring worker`: runs the handlers of a module, and commands, until a signal ends it."""
 
-import asyncio
 import logging
 import os
 import sys
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mainspring.cli.loop import keep_what_is_there, run
 from mainspring.config import Config
 from mainspring.model.errors import ConfigError
 
@@ -47,7 +47,7 @@ def worker(
     from mainspring.cli.logs import set_up
 
     set_up(settings.log_format, settings.log_level)
-    code = _run(_scheduler(module, settings))
+    code = run(_work(_scheduler(module, settings)))
     # Not typer.Exit: a handler that hangs in its thread must not keep a worker that has stopped.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -79,21 +79,13 @@ def _scheduler(spec: str | None, settings: Config) -> "Scheduler":
     return found
 
 
-def _run(scheduler: "Scheduler") -> int:
-    try:
-        import uvloop
-    except ImportError:  # no wheel for this system: asyncio's own loop does the same, slower
-        return asyncio.run(_work(scheduler))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_work(scheduler))
-
-
 async def _work(scheduler: "Scheduler") -> int:
     from mainspring.workplace import Workplace
 
     place = Workplace(scheduler)
 
     def greet() -> None:
+        keep_what_is_there()
         served = ", ".join(f"{name}:{weight}" for name, weight in place.queues.items())
         log.info("serving %s of namespace %s at %s", served, scheduler.config.namespace, place.where)
 

@@ -2,12 +2,13 @@
 
 Nothing here does I/O. The planner fetches what is missing and answers what cannot be known from memory."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from ..model.chain import NOBODY, Link, Run, State, after_begin
+from ..model.chain import NOBODY, Link, NotRun, Run, State, after_begin
 from ..model.occurrence import schedule_of
 from ..model.schedule import Definition
 from ..store.codec import SCHEDULED, decode
@@ -142,6 +143,8 @@ class Chains:
         """Runs whose end the server does not know yet."""
         self.asks = False
         """There is something for the planner to do."""
+        self.not_run: Counter[str] = Counter()
+        """Planned times that a begin left out, by reason; the planner adds them up."""
 
     def read(self, rows: Iterable[bytes]) -> None:
         """Occurrences have come near: their plans are made before they are due."""
@@ -235,10 +238,31 @@ class Chains:
             before = runs.pop(last, None) if last else None
             if not plan.skips and (all_left or idh in leaving):
                 runs[idh] = Ongoing(definition.name, old.planned_ms, plan.put_ms, link)
-            elif plan.skips and before is not None:
+                if link.state.not_run is not old.state.not_run:
+                    self._count(old.state, link.state)
+                continue
+            if not plan.skips:
+                link = self._cancelled(definition, old, link)
+            if before is not None:
                 before.link = link
                 runs[last] = before
         return near
+
+    def _cancelled(self, definition: Definition, old: Link, link: Link) -> Link:
+        """Somebody has cancelled it before its begin: the chain has moved on, but this one is no run."""
+        state = old.state.without(NotRun(old.planned_ms, old.planned_ms, 1, "cancelled"))
+        link = msgspec.structs.replace(link, state=state)
+        if definition.name in self.known:
+            self.known[definition.name] = (definition, link)
+        self.ended[definition.name] = Ongoing(definition.name, old.planned_ms, 0, link)
+        self.asks = True
+        self._count(old.state, state)
+        return link
+
+    def _count(self, before: State, after: State) -> None:
+        """What a begin left out: times in a pause that is over, times that found the buffer full."""
+        self.not_run.update(after.not_run)
+        self.not_run.subtract(before.not_run)
 
     # -- ends ------------------------------------------------------------------------------------------
 

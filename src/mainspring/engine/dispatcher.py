@@ -30,6 +30,9 @@ BITE_TASKS: Final = 4_096
 SPILL_TASKS: Final = 1_000
 """Tasks that a tick moves into hold slices at most: others would wait for the server to do more."""
 
+MOVE_S: Final = 0.01
+"""So long a step moves tasks into hold slices before it looks again at what is due."""
+
 COMMIT_WAIT_S: Final = 0.05
 """Commits ride with a begin after this long, or go alone when nothing is due: few calls, few repeats at a crash."""
 
@@ -101,7 +104,7 @@ class Dispatcher:
     # -- one tick ----------------------------------------------------------------------------------
 
     async def step(self) -> float:
-        failures = [await self._resend(), await self._commits.all()]
+        failures = [await self._resend(), await self._commits.all(MOVE_S)]
         fired = await self._tick()
         failures.append(await self._hand_offs.step())
         _raise_first(failures)  # only now: one server that is away must not keep the partitions of the others waiting
@@ -116,7 +119,7 @@ class Dispatcher:
             if one.has_outcomes:
                 wait_s = 0.0
             if not one.closing:
-                if one.lanes.stirred or one.chains.ready or one.held_work.aside.count:
+                if one.lanes.stirred or one.chains.ready or one.held_work.to_move:
                     wait_s = 0.0
                 soonest_ms = min(soonest_ms, one.soonest_ms)
             dirty_since = min(dirty_since, one.dirty_since)
@@ -133,7 +136,7 @@ class Dispatcher:
         for partition in self._in_turn(now_ms, now_s):
             limit = 0 if partition.closing else min(room, BITE_TASKS)
             # A partition with outcomes commits them in one step with their done bits, not here.
-            commit = now_s >= partition.dirty_since + COMMIT_WAIT_S and not partition.has_outcomes
+            commit = now_s >= partition.dirty_since + COMMIT_WAIT_S and not partition.must_commit
             if limit <= 0 and not commit:
                 continue
             aside = partition.held_work.aside.count
@@ -162,12 +165,12 @@ class Dispatcher:
 
     def _spill(self, now_ms: int) -> None:
         """What was held back is moved away a little at a time, by turns."""
-        some = [one for one in self._owned.values() if one.held_work.aside.count and not one.closing]
+        some = [one for one in self._owned.values() if one.held_work.to_move and not one.closing]
         most = SPILL_TASKS
         for partition in sorted(some, key=lambda one: (one.number <= self._last_spilled, one.number)):
             if most <= 0:
                 break
-            most -= partition.held_work.spill_aside(most, now_ms)
+            most -= partition.held_work.spill(most, now_ms)
             partition.survey()
             self._last_spilled = partition.number
 

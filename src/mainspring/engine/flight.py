@@ -1,7 +1,7 @@
 """A delivery together with the place of its entry, so that its outcome finds the way back."""
 
 from ..model.delivery import Delivery
-from ..store.codec import HEADER_BYTES
+from ..store.codec import HEADER_BYTES, forward_mark
 from ..store.keys import Address, r_of
 from .live import INDEX_MASK, LiveSlice
 
@@ -37,6 +37,11 @@ class Flight(Delivery, gc=False):
         return Address(self.live.partition, self.live.slice, r_of(self.live.g), self.index).pack()
 
     @property
+    def mark(self) -> bytes:
+        """What stays of its entry when it moves; nothing where it has an id, by which everybody asks the index."""
+        return forward_mark(self.row) if self.body.id is None else b""
+
+    @property
     def place_ms(self) -> int:
         """The time at which the entry stands: its due time, or later if it was overdue when it was put."""
         return self.live.from_ms + (self.key >> 32)
@@ -44,3 +49,11 @@ class Flight(Delivery, gc=False):
     @property
     def due_ms(self) -> int:
         return self.place_ms if self.body.due_ms is None else self.body.due_ms
+
+    @property
+    def original_due_ms(self) -> int:
+        body = self.body
+        if body.original_due_ms is not None:
+            return body.original_due_ms
+        # The same as `place_ms`, without the calls in between: this is asked for every message.
+        return body.due_ms if body.due_ms is not None else self.live.from_ms + (self.key >> 32)

@@ -90,14 +90,14 @@ class HandOffs:
     async def flush(self) -> StoreError | None:
         """Hand off all that is ready, as far as servers answer."""
         # A slice's done bits go whole: those of rows that are retried must not go before the retries.
-        failure = await self._commits.all() if any(one.has_outcomes for one in self.ready) else None
+        failure = await self._commits.all(0.0) if any(one.must_commit for one in self.ready) else None
         while True:
             sent = []
             for partition in list(self.ready):
                 if self._owned.get(partition.number) is not partition:
                     self._deliveries.in_flight -= len(partition.handed.ready)
                     del self.ready[partition]
-                elif partition.unanswered is None and not partition.has_outcomes:
+                elif partition.unanswered is None and not partition.must_commit:
                     work = self._load(partition)
                     if work.flights:
                         sent.append((partition, work))

@@ -1,5 +1,6 @@
 """Decides for one partition which tasks wait in hold slices, and when they come back."""
 
+from itertools import islice
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 FEW_BEHIND: Final = 32
 """So many tasks behind a failed head wait in memory; more are moved into a hold slice."""
+
+MOST_UNDER_WAY: Final = 2_000
+"""With so many on their way into hold slices the others wait where they stand: their turn comes."""
+
+SOME_LANES: Final = 128
+"""Holds that are looked at with every poll, whether they have ended: thousands would block the loop."""
 
 LONG_WAIT_MS: Final = 10_000
 """Behind a head that is not tried again for longer than this nobody waits in memory: slices could not be dropped."""
@@ -41,6 +48,7 @@ class HeldWork:
     def __init__(self, gates: Gates) -> None:
         self.gates = gates
         self.holds = Holds()
+        self._to_look_at: list[Hold] = []
         self.aside = Aside(gates)
 
     @property
@@ -49,6 +57,16 @@ class HeldWork:
 
     def take_moves(self, most: int) -> Taken:
         return self.holds.take_moves(most)
+
+    @property
+    def to_move(self) -> bool:
+        """Some who may not go out now stand in memory and may have to be moved."""
+        return bool(self.aside.count or self.lanes.crowded)
+
+    @property
+    def standing(self) -> int:
+        """How many are in memory only until they are moved. More are not read while these are many."""
+        return self.aside.count + self.holds.under_way + (self.lanes.behind if self.lanes.crowded else 0)
 
     def barrier_ms(self, lane: str) -> float:
         hold = self.holds.of_lane(lane)
@@ -90,7 +108,14 @@ class HeldWork:
             flight.live.put_back([flight.key])
         # Else it was let go when its hold closed, and stays where it is.
 
-    def spill_aside(self, most: int, now_ms: int) -> int:
+    def spill(self, most: int, now_ms: int) -> int:
+        """Let some of those that may not go out now be moved with the next commits; returns how many were looked at."""
+        if self.holds.under_way >= MOST_UNDER_WAY:
+            return 0
+        looked_at = self._spill_aside(most, now_ms) if self.aside.count else 0
+        return looked_at + self.spill_lanes(now_ms, most - looked_at)
+
+    def _spill_aside(self, most: int, now_ms: int) -> int:
         """Move some of those that stepped aside into hold slices, with the next commit."""
 
         def move(key: str, flights: list[Flight]) -> None:
@@ -135,13 +160,17 @@ class HeldWork:
             self.lanes.gate(lane, key)
         return key is None
 
-    def spill_lanes(self, now_ms: int) -> None:
-        """Move those away who wait in lanes that stand still, where they are many or it takes long."""
-        crowded, self.lanes.crowded = self.lanes.crowded, set()
-        for lane in crowded:
-            self.spill_lane(lane, now_ms)
+    def spill_lanes(self, now_ms: int, most: int = MOST_UNDER_WAY) -> int:
+        """Move those away who wait in lanes that stand still, where they are many or it takes long. Some at a time:
+        thousands of lanes may have come to stand still at once."""
+        before, looked_at = self.holds.under_way, 0
+        while self.lanes.crowded and before < MOST_UNDER_WAY and looked_at < most:
+            self._spill_lane(self.lanes.crowded.pop(), now_ms)
+            looked_at += 1 + self.holds.under_way - before
+            before = self.holds.under_way
+        return looked_at
 
-    def spill_lane(self, lane: str, now_ms: int) -> None:
+    def _spill_lane(self, lane: str, now_ms: int) -> None:
         hold = self.holds.of_lane(lane)
         if hold is not None and hold.closing:
             hold = None  # all that was in its slice is done
@@ -184,19 +213,31 @@ class HeldWork:
 
     # -- and back ------------------------------------------------------------------------------------------
 
-    def look_again(self) -> None:
-        """Some gates may have opened: what waits behind them comes back."""
-        for some in list(self.holds.waiting.values()):
-            for hold in list(some):
+    def look_again(self, lanes: int) -> bool:
+        """Some gates may have opened: what waits behind them comes back, of no more lanes than that. True when there
+        are others."""
+        more = False
+        for cause, some in list(self.holds.waiting.items()):
+            own = self.holds.by_key.get(cause)  # of the tasks without lanes: all of them in one hold
+            first = [own] if own is not None and own in some else []
+            for hold in (*first, *islice(some, max(0, lanes))):
                 if self._gate_lasts(hold):
                     break  # and so it does for the others
+                lanes -= hold is not own
                 self.holds.no_gate(hold)
                 self._end_if_over(hold)
+            else:
+                more = more or bool(some)
+        return more
 
-    def look_at_all(self) -> None:
-        """The same for every hold, whatever it waits for."""
-        for hold in self.holds:
-            if not hold.open and not self._gate_lasts(hold):
+    def look_at_some(self, most: int = SOME_LANES) -> None:
+        """The same for every hold, whatever it waits for: some at a time, over time all of them."""
+        if not self._to_look_at:
+            self._to_look_at = list(self.holds)
+        some, self._to_look_at = self._to_look_at[:most], self._to_look_at[most:]
+        for hold in some:
+            known = self.holds.by_place.get(hold.place) is hold
+            if known and not hold.open and not self._gate_lasts(hold):
                 self._end_if_over(hold)
 
     def lane_is_free(self, lane: str) -> None:
@@ -221,9 +262,10 @@ class HeldWork:
         if not waits or (hold.has_head and hold.record.cause != PARKED):
             self.holds.end(hold)
 
-    def to_find(self) -> list[Hold]:
-        """Holds that have ended and whose slices are not in memory."""
-        return [hold for hold in self.holds.to_find if not hold.pending]
+    def to_find(self, lanes: int) -> list[Hold]:
+        """Holds that have ended and whose slices are not in memory, of no more lanes than that."""
+        ended = [hold for hold in self.holds.to_find if not hold.pending]
+        return [hold for hold in ended if hold.lane is None] + [hold for hold in ended if hold.lane][: max(0, lanes)]
 
     def found(self, hold: Hold, live: LiveSlice | None) -> None:
         """Its slice; None when there is none: all that was to be moved there had been cancelled."""
@@ -282,4 +324,5 @@ class HeldWork:
                 hold.has_head = hold.lane in inherited.heads_inside
                 if self.gates.is_closed(hold.record.cause):
                     self.lanes.gate(hold.lane, hold.record.cause)
-        self.look_at_all()
+        self.look_again(SOME_LANES)
+        self.look_at_some()

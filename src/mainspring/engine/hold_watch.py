@@ -14,6 +14,13 @@ HEADS_ASKED: Final = 256
 """Failed heads of a partition that are asked for at once."""
 
 
+LANES_AT_ONCE: Final = 256
+"""Lanes of a partition whose held tasks come back at the same time; the others follow as these are done. A pause may
+have held thousands: each has a slice to find, to read, to go through with every tick and to drop."""
+
+LANES_SOON_S: Final = 0.02
+
+
 class HoldWatch:
     """Part of the look-ahead: asks the server, and lets go on what may."""
 
@@ -21,12 +28,14 @@ class HoldWatch:
         self._store = store
         self._owned = owned
         self._fire = fire
+        self.more = False
+        """Others may come back as soon as those before them are done."""
 
     async def free_lanes(self) -> StoreError | None:
         """A failed head that somebody has cancelled or given up holds up nobody any more."""
         asked = {}
         for partition in self._owned.values():
-            partition.held_work.look_at_all()
+            partition.held_work.look_at_some()
             if partition.quiet and (heads := partition.lanes.heads_to_ask(HEADS_ASKED)):
                 asked[partition] = heads
         if not asked:
@@ -46,11 +55,14 @@ class HoldWatch:
     async def open_ended(self) -> StoreError | None:
         """What was held back and may go out now is read like any slice."""
         wanted: dict[Partition, list[Hold]] = {}
+        self.more = False
         for partition in self._owned.values():
             if partition.held_work.holds.by_key:
-                partition.held_work.look_again()
-                if found := partition.held_work.to_find():
+                room = LANES_AT_ONCE - _coming_back(partition)
+                more = partition.held_work.look_again(room)
+                if found := partition.held_work.to_find(room):
                     wanted[partition] = found
+                self.more |= more or len(found) < len(partition.held_work.holds.to_find)
         if not wanted:
             return None
         places = {partition.number: [hold.place for hold in some] for partition, some in wanted.items()}
@@ -60,10 +72,17 @@ class HoldWatch:
             if isinstance(scores, StoreError):
                 failure = scores
                 continue
-            for hold, g in zip(some, scores, strict=True):
-                if hold.live is None and hold.open and not hold.pending:
-                    live = None if g is None else LiveSlice(partition.keys, hold.place, g)
-                    if live is not None:
-                        partition.add(live)
-                    partition.held_work.found(hold, live)
+            lives = {
+                hold: None if g is None else LiveSlice(partition.keys, hold.place, g)
+                for hold, g in zip(some, scores, strict=True)
+                if hold.live is None and hold.open and not hold.pending
+            }
+            partition.add(*(live for live in lives.values() if live is not None))
+            for hold, live in lives.items():
+                partition.held_work.found(hold, live)
         return failure
+
+
+def _coming_back(partition: Partition) -> int:
+    """Hold slices that are being read and worked off, or wait to be dropped."""
+    return sum(place.is_hold and not live.suspended for place, live in partition.slices.items())

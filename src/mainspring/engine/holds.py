@@ -5,6 +5,7 @@ that slice like any other. So cancel, get, takeovers and drops need nothing new.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -143,8 +144,8 @@ class Holds:
         """Holds that have ended and whose slices are not in memory."""
         self.ended: dict[str, int] = {}
         """Names of slices that are gone, and since when: their records are kept as long as the ids of their tasks."""
-        self._moves: list[tuple[LiveSlice, Hold, int, bytes]] = []
-        """Slice it leaves, hold, index there, entry for the hold slice."""
+        self._moves: list[tuple[LiveSlice, Hold, int, bytes, bytes]] = []
+        """Slice it leaves, hold, index there, mark that stays there, entry for the hold slice."""
         self._latest_ms = 0
         self.records: dict[str, bytes] = {}
         """To be written, by the names of their slices."""
@@ -155,6 +156,11 @@ class Holds:
     @property
     def has_outcomes(self) -> bool:
         return bool(self._moves or self.records)
+
+    @property
+    def under_way(self) -> int:
+        """Tasks on their way into hold slices that no commit has taken along yet."""
+        return len(self._moves)
 
     def of_lane(self, lane: str) -> Hold | None:
         return self.by_key.get(LANE + lane)
@@ -212,7 +218,7 @@ class Holds:
         """Into its slice, with the next commit. The row must not have been begun."""
         live, index = flight.live, flight.key & INDEX_MASK
         live.held.add(index)  # another pass over its list must not take it again
-        self._moves.append((live, hold, index, row_in(hold.place, hold.from_ms, flight)))
+        self._moves.append((live, hold, index, flight.mark, row_in(hold.place, hold.from_ms, flight)))
         hold.pending += 1
 
     def known(self, place: Slice) -> None:
@@ -223,22 +229,28 @@ class Holds:
         """Some of those on the way, settled in their slices; less those whose slice is read anew."""
         some, self._moves = self._moves[:most], self._moves[most:]
         groups: dict[tuple[LiveSlice, Hold], tuple[list[int], list[bytes | int]]] = {}
-        for live, hold, index, row in some:
+        for live, hold, index, mark, row in some:
             if live.forgotten:
                 hold.pending -= 1
                 continue
             indexes, rows = groups.setdefault((live, hold), ([], []))
             indexes.append(index)
-            rows += (index, row)
+            rows += (index, mark, row)
         moves = []
         for (live, hold), (indexes, rows) in groups.items():
             head = Address(live.partition, live.slice, r_of(live.g), 0).pack()[:-4]
             moves.append(Moves(live.keys, head, *live.move_out(indexes), hold.place, rows))
-        records, self.records = self.records, {}
         holds = {hold: 0 for _, hold in groups}
+        records = self._take_records({hold.place.name for hold in holds}, most)
         for (_, hold), (indexes, _) in groups.items():
             holds[hold] += len(indexes)
-        return Taken(moves, list(records.items()), holds, list(dict.fromkeys(live for live, _ in groups)))
+        return Taken(moves, records, holds, list(dict.fromkeys(live for live, _ in groups)))
+
+    def _take_records(self, needed: set[str], most: int) -> list[tuple[str, bytes]]:
+        """Those of slices that tasks are moved into now, and some more."""
+        names = [name for name in self.records if name in needed]
+        names += islice((name for name in self.records if name not in needed), max(0, most - len(names)))
+        return [(name, self.records.pop(name)) for name in names]
 
 
 class Taken(NamedTuple):

@@ -34,6 +34,8 @@ class Lanes:
         """Lanes in which somebody came to wait although nobody can leave soon."""
         self._to_ask: list[str] = []
         self._behind: dict[str, _Behind] = {}
+        self.behind = 0
+        """How many wait in memory, in all lanes."""
         self._count = 0
         self.stirred: set[str] = set()
         """Lanes in which somebody may leave now."""
@@ -61,6 +63,7 @@ class Lanes:
         at_ms = -1 if flight.live.to_redo(flight.index) else flight.place_ms
         item = (at_ms, flight.index, self._count, flight)
         heappush(self._behind.setdefault(lane, []), item)
+        self.behind += 1
         self.stirred.add(lane)
         if lane in self._retrying or lane in self.gated or self._barrier_of(lane) < inf:
             self.crowded.add(lane)
@@ -77,18 +80,26 @@ class Lanes:
             self.stirred.add(lane)
 
     def leaving(
-        self, barrier_ms: float = inf, now_ms: float = inf, may: Callable[[str, Flight], bool] | None = None
+        self,
+        barrier_ms: float = inf,
+        now_ms: float = inf,
+        may: Callable[[str, Flight], bool] | None = None,
+        *,
+        most: int | None = None,
     ) -> list[Flight]:
-        """Those whose turn it is, who are due, who stand before the barrier and who may."""
+        """Those whose turn it is, who are due, who stand before the barrier and who may; not more lanes than `most`
+        at once."""
         leaving = []
         stirred, self.stirred = self.stirred, set()
-        for lane in stirred:
+        for lane in list(stirred)[:most]:
+            stirred.discard(lane)
             flight = self._who_may(lane, min(barrier_ms, self._barrier_of(lane)), now_ms, may)
             if flight is not None:
                 self._head[lane] = flight.idh
                 self._out[lane] = flight
                 self._retrying.discard(lane)
                 leaving.append(flight)
+        self.stirred |= stirred
         return leaving
 
     def _who_may(
@@ -109,12 +120,14 @@ class Lanes:
         if head is None:
             while behind and behind[0][3].live.forgotten:
                 heappop(behind)
+                self.behind -= 1
             if not behind:
                 self._behind.pop(lane, None)
             elif behind[0][0] > now_ms:
                 # One task that is not due would make the server refuse all that is due with it.
                 self.early[lane] = behind[0][0]
             elif behind[0][0] < barrier_ms:
+                self.behind -= 1
                 return heappop(behind)[3]
             else:
                 self._barred.add(lane)
@@ -131,6 +144,7 @@ class Lanes:
                     self.early[lane] = item[0]
                     return None
                 del behind[i]
+                self.behind -= 1
                 behind.sort()  # a sorted list is a heap
                 return item[3]
         return None
@@ -208,7 +222,8 @@ class Lanes:
         head = None if lane in self.gated else self.waits_for(lane)
         stay: _Behind = []
         moved = []
-        for item in sorted(self._behind.pop(lane, [])):  # in turn: of those due at once the earlier put first
+        waited = self._behind.pop(lane, [])
+        for item in sorted(waited):  # in turn: of those due at once the earlier put first
             flight = item[3]
             if flight.live.forgotten:
                 continue
@@ -221,6 +236,7 @@ class Lanes:
                     stay.append(item)
             else:
                 moved.append(flight)
+        self.behind -= len(waited) - len(stay)
         if stay:
             heapify(stay)
             self._behind[lane] = stay

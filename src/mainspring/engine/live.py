@@ -4,7 +4,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, LANE, RESENT, SCHEDULED, TOMB, TOMB_BYTES, header
 from ..store.fire import WHOLE, Touch
@@ -25,6 +25,14 @@ _PLAIN: Final = frozenset(
 _OFFSET: Final = itemgetter(slice(4))
 
 
+class Due(NamedTuple):
+    """Rows that leave: their keys, and in the same order their places in the list and the rows themselves."""
+
+    keys: list[int]
+    indexes: Sequence[int]
+    rows: list[bytes | None]
+
+
 class LiveSlice:
     """Rows are kept only while they wait; a slice too large to hold is read in windows of its earliest rows.
 
@@ -35,8 +43,8 @@ class LiveSlice:
         "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished",
         "fired", "first", "first_of", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules", "held",
         "high", "inherited", "kept", "keys", "loose", "lost", "low", "name", "namespace", "occurrences", "out",
-        "pace", "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice", "suspended", "tail",
-        "tail_index", "tombs", "unread",
+        "pace", "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice", "straight", "suspended",
+        "tail", "tail_index", "tombs", "unread",
     )  # fmt: skip
 
     def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:
@@ -104,6 +112,8 @@ class LiveSlice:
         """`due` is not in order yet: sorting waits until the order matters."""
         self.first = _END
         """The smallest key while `due` is loose."""
+        self.straight = False
+        """`due` is in the order of the list."""
         self.at = 0
         self.first_of: dict[bytes, int] = {}
 
@@ -151,7 +161,7 @@ class LiveSlice:
             self.has_schedules = True
             held = map(self.rows.__getitem__, map(INDEX_MASK.__and__, keys))
             self.occurrences += [row for row in held if row is not None and len(row) > 4 and row[4] & SCHEDULED]
-        self._merge(keys)
+        self._merge(keys, straight=True)
         return len(self.due) - self.at - waiting
 
     def _sift(self, rows: list[bytes], offsets: Sequence[int], first: int) -> list[int]:
@@ -205,11 +215,13 @@ class LiveSlice:
                     self.rows[key & INDEX_MASK] = None
         return kept
 
-    def _merge(self, keys: list[int]) -> None:
+    def _merge(self, keys: list[int], *, straight: bool = False) -> None:
         if self.at:
             del self.due[: self.at]
             self.at = 0
+        self.straight = straight and (self.straight or not self.due)
         if len(keys) <= _FEW and self.due and not self.loose:
+            self.straight = False
             for key in keys:
                 insort(self.due, key)
         else:
@@ -222,7 +234,7 @@ class LiveSlice:
     def _put_in_order(self) -> None:
         if self.loose:
             self.due = sorted(self.due[self.at :])
-            self.at, self.loose = 0, False
+            self.at, self.loose, self.straight = 0, False, False
 
     def trim(self, keep: int) -> int:
         """Hold only the earliest rows; the others are read again in a later pass. Returns how many were let go."""
@@ -241,6 +253,8 @@ class LiveSlice:
 
     def trim_after(self, until_ms: int) -> None:
         """Hold only what is due before a time."""
+        if self.slice.end_ms <= until_ms:
+            return
         self._put_in_order()
         bound = max(0, until_ms - self.from_ms) << 32
         keep = bisect_left(self.due, bound, self.at) - self.at
@@ -326,35 +340,44 @@ class LiveSlice:
         first = self.first if self.loose else self.due[self.at]
         return self.from_ms + (first >> 32)
 
-    def take_due(self, now_ms: int, limit: int) -> list[int]:
-        """Keys of rows due by now, in due order; they no longer wait.
+    def take_due(self, now_ms: int, limit: int) -> Due:
+        """Rows due by now, in due order; they no longer wait.
 
         A large slice that is wholly overdue leaves as it came: its rows are late by more than their order says, and
         nothing has to be sorted. Lanes choose their order for themselves.
         """
         if self.slice.end_ms <= now_ms and _FEW < self.waiting <= limit and self.high == _END:
             taken = self.due[self.at :] if self.at else self.due
+            straight = self.straight
             self.due, self.at, self.loose = [], 0, False
-            return taken
+            return self._in_a_row(taken) if straight else self._one_by_one(taken)
         self._put_in_order()
         bound = (now_ms - self.from_ms + 1) << 32
         end = bisect_left(self.due, bound, self.at, min(len(self.due), self.at + limit))
         taken = self.due[self.at : end]
         self.at = end
-        return taken
+        return self._one_by_one(taken)
+
+    def _in_a_row(self, keys: list[int]) -> Due:
+        """Of keys in the order of the list: mostly neighbours, which are cut out in one piece."""
+        first, end = keys[0] & INDEX_MASK, (keys[-1] & INDEX_MASK) + 1
+        if end - first != len(keys):
+            return self._one_by_one(keys)
+        return Due(keys, range(first, end), self.rows[first:end])
+
+    def _one_by_one(self, keys: list[int]) -> Due:
+        indexes = list(map(INDEX_MASK.__and__, keys))
+        return Due(keys, indexes, list(map(self.rows.__getitem__, indexes)))
 
     def put_back(self, keys: list[int]) -> None:
         self._merge(keys)
 
-    def mark_fired(self, indexes: list[int]) -> tuple[int, bytes]:
+    def mark_fired(self, indexes: Sequence[int]) -> tuple[int, bytes]:
         """Set the fired bits; return the byte range that changed."""
         fired = self.fired
         self.out += len(indexes)
-        if len(indexes) == self.cursor:  # all there is, at once
-            whole, rest = divmod(self.cursor, 8)
-            fired[:whole] = b"\xff" * whole
-            if rest:
-                fired[whole] |= 0xFF00 >> rest & 0xFF
+        if isinstance(indexes, range):
+            _set_range(fired, indexes.start, indexes.stop)
         else:
             for i in indexes:
                 fired[i >> 3] |= _MASK[i & 7]
@@ -434,7 +457,7 @@ class LiveSlice:
             self.dirty_low = min(self.dirty_low, first * 8)
             self.dirty_high = max(self.dirty_high, (first + len(d)) * 8 - 1)
 
-    def touch(self, begun: list[int], *, commit: bool) -> Touch:
+    def touch(self, begun: Sequence[int], *, commit: bool) -> Touch:
         """Mark rows as fired and hand over what has to be written: those bits, and the done bits since last time.
 
         Rows that an answered call has proven need no proof again: had the server lost them since, it would have
@@ -463,6 +486,13 @@ class LiveSlice:
     def _bit(bits: bytearray, index: int) -> bool:
         byte = index >> 3
         return byte < len(bits) and bits[byte] & _MASK[index & 7] != 0
+
+
+def _set_range(bits: bytearray, first: int, end: int) -> None:
+    """Set the bits from `first` up to `end`."""
+    low, high = first >> 3, end + 7 >> 3
+    ones = (1 << end - first) - 1 << (high * 8 - end)
+    bits[low:high] = (int.from_bytes(bits[low:high], "big") | ones).to_bytes(high - low, "big")
 
 
 def is_set(bits: bytes, first_byte: int, index: int) -> bool:

@@ -12,7 +12,7 @@ from ..model.hold import CATCH_UP
 from ..store import read
 from ..store.codec import same_entry
 from ..store.store import Store
-from .hold_watch import HoldWatch
+from .hold_watch import LANES_SOON_S, HoldWatch
 from .live import LiveSlice
 from .partition import Partition
 
@@ -105,7 +105,7 @@ class LookAhead:
         if more or self._woken:
             return 0.0
         wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
-        return max(0.001, wait_ms / 1000)
+        return max(0.001, min(wait_ms / 1000, LANES_SOON_S) if self._holds.more else wait_ms / 1000)
 
     def _is_time_to_poll(self, now_ms: int) -> bool:
         # Further ahead than a poll ever is: the clock was set back since. To wait for it could take an hour.

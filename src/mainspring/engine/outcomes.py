@@ -10,7 +10,7 @@ from ..model.failure import Failure
 from ..model.ids import idh_of
 from ..model.lane_policy import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
-from ..model.outcome import DROPPED, EXPIRED, Dead, Retry
+from ..model.outcome import DROPPED, EXPIRED, Dead, Response, Retry
 from ..model.policies import Policies
 from ..model.retry import GiveUp, Wait, decide
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
@@ -30,6 +30,10 @@ UNTRIED_WAIT_MS: Final = 1_000
 def _failed_once_more(flight: Flight, reason: str) -> Body:
     errors = (*flight.body.errors, reason)[-MAX_ERRORS_KEPT:]
     return msgspec.structs.replace(flight.body, attempt=flight.body.attempt + 1, errors=errors)
+
+
+def _leaving(flight: Flight, place: Slice, row: bytes) -> NewPlace:
+    return NewPlace(flight.idh, place, row, flight.address, flight.live.name, flight.mark)
 
 
 def _kind(flight: Flight) -> str:
@@ -66,7 +70,7 @@ class Outcomes:
             case GiveUp(why):
                 reason = why[:MAX_ERROR_CHARS]
                 self._report(flight, outcome, reason, None)
-                self._bury(partition, flight, reason)
+                self._bury(partition, flight, reason, outcome.response)
         return True
 
     def carry_out(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
@@ -107,7 +111,7 @@ class Outcomes:
         hold = partition.held_work.park(lane, reason, now_ms)
         body = msgspec.structs.replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
         row = row_of(hold.place, flight, body)
-        partition.retries.append(NewPlace(flight.idh, hold.place, row, flight.address))
+        partition.retries.append(_leaving(flight, hold.place, row))
         self._hold_lane(partition, lane, flight.idh, now_ms, parked=True)
 
     def _report(self, flight: Flight, outcome: Retry | Dead, reason: str, next_at_ms: int | None) -> None:
@@ -142,7 +146,7 @@ class Outcomes:
         # A retry of a schedule's run is marked as well: its end is the end of the run.
         flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
-        partition.retries.append(NewPlace(flight.idh, place, row, flight.address))
+        partition.retries.append(_leaving(flight, place, row))
         if body.lane is not None and waits:
             self._hold_lane(partition, body.lane, flight.idh, due_ms)
 
@@ -155,11 +159,11 @@ class Outcomes:
         partition.holds.append((lane, head.pack()))
         partition.held_work.spill_lanes(now_ms)
 
-    def _bury(self, partition: Partition, flight: Flight, reason: str) -> None:
+    def _bury(self, partition: Partition, flight: Flight, reason: str, response: Response | None = None) -> None:
         now_ms = self._clock.now_ms()
         body, due_ms = flight.body, flight.original_due_ms
         letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address).with_error(reason)
-        partition.deaths.append(Death(flight.idh, letter.encode(), now_ms))
+        partition.deaths.append(Death(flight.idh, letter.answered(response).encode(), now_ms))
         self.meters.buried(_kind(flight), reason)
 
     def bury_damaged(self, partition: Partition, damaged: Damaged) -> None:

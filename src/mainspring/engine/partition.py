@@ -1,5 +1,6 @@
 """One owned partition: its slices, its lanes, its fencing token, and what has to be written next."""
 
+from collections.abc import Sequence
 from itertools import islice, repeat
 from math import inf
 from typing import Final, cast
@@ -15,16 +16,20 @@ from .handed import Handed, HandingOff
 from .held_work import HeldWork
 from .holds import Gates, Taken
 from .lanes import Lanes
-from .live import INDEX_MASK, LiveSlice, is_set
+from .live import INDEX_MASK, Due, LiveSlice, is_set
 
 MOST_SLICES: Final = 200
 """Slices that one tick touches at most in a partition."""
 
-MOST_MOVES: Final = 1_000
+MOST_MOVES: Final = 200
 """Tasks that one commit moves into hold slices at most: the server does nothing else meanwhile."""
 
 
+MOST_LANES: Final = 4_096
+"""Lanes that are asked in one tick who may leave: as many may go on at once as there are."""
+
 NOTHING_TAKEN: Final = Taken([], [], {}, [])
+NOTHING_DUE: Final = Due([], [], [])
 
 
 class Damaged:
@@ -104,15 +109,15 @@ class Partition:
                 soonest = min(soonest, live.next_due_ms() or inf)
         self.soonest_ms = min(soonest, *self.lanes.early.values()) if self.lanes.early else soonest
 
-    def add(self, live: LiveSlice) -> None:
+    def add(self, *lives: LiveSlice) -> None:
         last = next(reversed(self.slices.values()), None)
-        self.slices[live.slice] = live
-        if last is not None and last.from_ms > live.from_ms:
+        self.slices.update((live.slice, live) for live in lives)
+        if len(lives) > 1 or (last is not None and lives and last.from_ms > lives[0].from_ms):
             self.slices = dict(sorted(self.slices.items(), key=_by_start))
 
     @property
     def waiting(self) -> int:
-        return sum(live.waiting for live in self.slices.values()) + self.held_work.aside.count
+        return sum(live.waiting for live in self.slices.values()) + self.held_work.standing
 
     @property
     def closing(self) -> bool:
@@ -126,8 +131,14 @@ class Partition:
         return sum(live.out for live in self.slices.values()) == self.handed.out
 
     @property
+    def must_commit(self) -> bool:
+        """There is something without which the done bits of its rows must not be written."""
+        return bool(self.retries or self.deaths or self.holds or self.lost)
+
+    @property
     def has_outcomes(self) -> bool:
-        return bool(self.retries or self.deaths or self.holds or self.lost or self.held_work.has_outcomes)
+        """Also tasks on their way into hold slices: these are not done before they are taken along."""
+        return self.must_commit or self.held_work.has_outcomes
 
     def settled(self, live: LiveSlice, now_s: float) -> None:
         """Rows of this slice were settled: they have to be committed soon."""
@@ -140,28 +151,22 @@ class Partition:
     def begin(self, now_ms: int, limit: int, *, commit: bool) -> Begun | None:
         """Everything due by now (up to the limit) and, with `commit`, everything settled since the last one."""
         flights, by_live, max_due, limit = self._take_due(now_ms, limit)
-        if self.chains.ready and (limit > 0 or flights):
-            for flight in self._occurrences_leaving(now_ms):
-                max_due = max(max_due, flight.place_ms)
-                flights.append(flight)
-                by_live.setdefault(flight.live, []).append(flight.index)
         if self.lanes.early:
             self.lanes.stir_due(now_ms)
         # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
-        stirred = self.lanes.stirred and (limit > 0 or flights)
-        for flight in self._lanes_leaving(now_ms) if stirred else ():
-            max_due = max(max_due, flight.place_ms)
-            flights.append(flight)
-            by_live.setdefault(flight.live, []).append(flight.index)
-        if self.lanes.crowded:
-            self.held_work.spill_lanes(now_ms)
+        if (self.chains.ready or self.lanes.stirred) and (limit > 0 or flights):
+            apart = [*self._occurrences_leaving(now_ms), *self._lanes_leaving(now_ms)]
+            max_due = max([max_due, *(flight.place_ms for flight in apart)])
+            flights += apart
+            for live, places in _places(apart).items():
+                by_live[live] = [*by_live.get(live, ()), *places]
         self.survey()
         return self._section(flights, by_live, max_due, commit, now_ms)
 
-    def _take_due(self, now_ms: int, limit: int) -> tuple[list[Flight], dict[LiveSlice, list[int]], int, int]:
+    def _take_due(self, now_ms: int, limit: int) -> tuple[list[Flight], dict[LiveSlice, Sequence[int]], int, int]:
         """Flights, their places by slice, the latest due time among them, and how much room is left."""
         flights: list[Flight] = []
-        by_live: dict[LiveSlice, list[int]] = {}
+        by_live: dict[LiveSlice, Sequence[int]] = {}
         max_due = -1
         for live in self.slices.values():
             if live.from_ms > now_ms or limit <= 0 or len(by_live) >= MOST_SLICES:
@@ -171,17 +176,17 @@ class Partition:
             if flights and live.waiting > limit:
                 break  # a slice that leaves whole costs less than one that leaves in two parts
             most = limit if live.pace is None else self._room_of(live, limit)
-            keys = live.take_due(now_ms, most) if most else []
-            if keys:
-                limit -= len(keys)
-                leaving = self._flights(live, keys, now_ms)
+            due = live.take_due(now_ms, most) if most else NOTHING_DUE
+            if due.keys:
+                limit -= len(due.keys)
+                leaving = self._flights(live, due, now_ms)
                 if leaving and (live.pace is not None or self.gates.closed):
                     leaving = self.held_work.sort_out(leaving, now_ms)
                 if leaving:
-                    max_due = max(max_due, live.from_ms + (max(keys) >> 32))
+                    max_due = max(max_due, live.from_ms + (max(due.keys) >> 32))
                     flights += leaving
-                    left = keys if len(leaving) == len(keys) else [flight.key for flight in leaving]
-                    by_live[live] = list(map(INDEX_MASK.__and__, left))
+                    all_leave = len(leaving) == len(due.keys)
+                    by_live[live] = due.indexes if all_leave else [flight.index for flight in leaving]
         return flights, by_live, max_due, limit
 
     def _room_of(self, live: LiveSlice, most: int) -> int:
@@ -204,8 +209,8 @@ class Partition:
 
     def _lanes_leaving(self, now_ms: int) -> list[Flight]:
         if not self.gates.closed:
-            return self.lanes.leaving(self._barrier_ms(), now_ms)
-        return self.lanes.leaving(self._barrier_ms(), now_ms, self.held_work.may_leave)
+            return self.lanes.leaving(self._barrier_ms(), now_ms, most=MOST_LANES)
+        return self.lanes.leaving(self._barrier_ms(), now_ms, self.held_work.may_leave, most=MOST_LANES)
 
     def _barrier_ms(self) -> float:
         """No lane's task from here on may leave: earlier ones were let go for want of room, and are not held.
@@ -220,7 +225,7 @@ class Partition:
         return min(ends, default=inf)
 
     def _section(
-        self, flights: list[Flight], by_live: dict[LiveSlice, list[int]], max_due_ms: int, commit: bool, now_ms: int
+        self, flights: list[Flight], by_live: dict[LiveSlice, Sequence[int]], max_due_ms: int, commit: bool, now_ms: int
     ) -> Begun | None:
         dirty = dict.fromkeys(islice(self.dirty, MOST_SLICES)) if commit else {}
         touched = by_live | dirty
@@ -250,20 +255,17 @@ class Partition:
             if live.from_ms < limit and not live.slice.is_hold
         ]
 
-    def _flights(self, live: LiveSlice, keys: list[int], now_ms: int) -> list[Flight]:
-        held = list(map(live.rows.__getitem__, map(INDEX_MASK.__and__, keys)))
-        if live.damaged or None in held:
-            return self._flights_one_by_one(live, keys, now_ms)
-        rows = cast("list[bytes]", held)
-        if min(map(len, rows)) <= HEADER_BYTES:
-            return self._flights_one_by_one(live, keys, now_ms)
+    def _flights(self, live: LiveSlice, due: Due, now_ms: int) -> list[Flight]:
+        rows = cast("list[bytes]", due.rows)
         try:
+            if live.damaged or min(map(len, rows)) <= HEADER_BYTES:
+                return self._flights_one_by_one(live, due.keys, now_ms)
             bodies = decode_many(rows)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._flights_one_by_one(live, keys, now_ms)
+        except (TypeError, msgspec.DecodeError, UnicodeDecodeError):  # a row is gone, or a body damaged
+            return self._flights_one_by_one(live, due.keys, now_ms)
         if len(bodies) != len(rows):
-            return self._flights_one_by_one(live, keys, now_ms)
-        flights = list(map(Flight, bodies, rows, keys, repeat(live)))
+            return self._flights_one_by_one(live, due.keys, now_ms)
+        flights = list(map(Flight, bodies, rows, due.keys, repeat(live)))
         if live.has_schedules:
             flights = self.chains.cleared(flights, now_ms)
         return [flight for flight in flights if not self._waits_for_turn(flight)] if live.has_lanes else flights
@@ -453,6 +455,13 @@ class Partition:
 
 def _is_apart(flight: Flight) -> bool:
     return flight.body.lane is not None or flight.row[4] & SCHEDULED != 0
+
+
+def _places(flights: list[Flight]) -> dict[LiveSlice, list[int]]:
+    places: dict[LiveSlice, list[int]] = {}
+    for flight in flights:
+        places.setdefault(flight.live, []).append(flight.index)
+    return places
 
 
 def _second_end(ms: int) -> int:

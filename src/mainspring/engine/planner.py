@@ -76,6 +76,9 @@ class Planner:
 
     async def _serve(self, partition: Partition) -> float:
         chains = partition.chains
+        if chains.not_run:
+            self.not_run.update(chains.not_run)
+            chains.not_run.clear()
         news = chains.ended and steady_s() >= self._note_at
         if not (chains.asks or chains.wanted or chains.aside or news):
             await self._check_in_time(partition)
@@ -209,14 +212,15 @@ class Planner:
         some = dict(islice(chains.ended.items(), PLANS_AT_ONCE))
         links = []
         for name, ongoing in some.items():
+            link = ongoing.link
             if ongoing.over is not None:
-                link = msgspec.structs.replace(ongoing.link, state=ongoing.link.state.with_run(ongoing.over))
-                links.append((name, link))
+                link = msgspec.structs.replace(link, state=link.state.with_run(ongoing.over))
+            links.append((name, link))
         await schedules.note_ends(self._store, number, links)
         for name, ongoing in some.items():
             if chains.ended.get(name) is ongoing:
                 del chains.ended[name]
-                if name not in chains.known and ongoing.link.state.last:
+                if name not in chains.known and ongoing.over is not None and ongoing.link.state.last:
                     chains.runs.pop(ongoing.link.state.last, None)  # the server knows it now
         return bool(chains.ended)
 
@@ -253,6 +257,7 @@ class Planner:
         if written != "ok":
             return 0  # it moved on meanwhile, or the next check takes it
         self.replanted += 1
+        self.not_run[schedule_care.reason_of(state)] += 1
         log.warning("schedule %s: its next occurrence was not there (%s); planted anew", name, state)
         return 1
 

@@ -40,7 +40,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
     "last": "l", "last_ms": "p", "began_ms": "b", "runs": "n", "not_run": "m", "recent": "r", "history": "h",
-    "cuts": "c",
+    "cuts": "c", "rested_ms": "e",
 }):  # fmt: skip
     """What the chain remembers of itself."""
 
@@ -54,6 +54,8 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
     history: tuple[Run, ...] = ()
     cuts: tuple[tuple[int, int], ...] = ()
     """(after, until] of planned times that found the buffer full, and are left out when their turn comes."""
+    rested_ms: int = 0
+    """End of the last pause that ended by itself and whose planned times are counted."""
 
     @property
     def last_is_over(self) -> bool:
@@ -120,9 +122,8 @@ def link_to(definition: Definition, planned_ms: int | None, state: State) -> Lin
 
 def after_begin(definition: Definition, link: Link, now_ms: int, *, waited: bool = False) -> tuple[int | None, State]:
     """The occurrence runs: what is planned next. `waited`: it was kept back until the run before it was over."""
-    state = msgspec.structs.replace(
-        link.state, last=link.idh, last_ms=link.planned_ms, began_ms=now_ms, runs=link.state.runs + 1
-    )
+    state = _after_rest(definition, link)
+    state = msgspec.structs.replace(state, last=link.idh, last_ms=link.planned_ms, began_ms=now_ms, runs=state.runs + 1)
     next_ms = _uncut(definition, state, link.planned_ms)
     if waited and next_ms is not None and next_ms <= now_ms:
         next_ms, state = _after_wait(definition, state, next_ms, now_ms)
@@ -158,7 +159,7 @@ def _after_wait(definition: Definition, state: State, next_ms: int, now_ms: int)
 
 def after_overlap(definition: Definition, link: Link) -> tuple[int | None, State]:
     """The run before is not over: this one is left out."""
-    state = link.state.without(NotRun(link.planned_ms, link.planned_ms, 1, "overlap"))
+    state = _after_rest(definition, link).without(NotRun(link.planned_ms, link.planned_ms, 1, "overlap"))
     return definition.slots.after(link.planned_ms), state
 
 
@@ -175,13 +176,25 @@ def after_misfire(definition: Definition, link: Link, now_ms: int) -> tuple[int 
             return None
         until_ms = next_ms - 1
     missed = NotRun(planned_ms, until_ms, max(1, slots.count(planned_ms, until_ms)), "missed")
-    return next_ms, link.state.without(missed)
+    return next_ms, _after_rest(definition, link).without(missed)
 
 
 def after_loss(definition: Definition, link: Link, now_ms: int, reason: str) -> tuple[int | None, State]:
     """The planned occurrence is not there (any more): the chain goes on behind it."""
-    state = link.state.without(NotRun(link.planned_ms, link.planned_ms, 1, reason))
+    state = link.state if definition.paused_at(now_ms) else _after_rest(definition, link)
+    state = state.without(NotRun(link.planned_ms, link.planned_ms, 1, reason))
     return from_here(definition, link.planned_ms, now_ms, state)
+
+
+def _after_rest(definition: Definition, link: Link) -> State:
+    """A pause has ended by itself before this occurrence: what fell into it is counted, once."""
+    pause, state = definition.paused, link.state
+    if pause is None or pause.until_ms is None or pause.until_ms <= state.rested_ms:
+        return state
+    from_ms, to_ms = max(pause.at_ms, state.last_ms) + 1, min(pause.until_ms, link.planned_ms) - 1
+    count = definition.slots.count(from_ms, to_ms) if from_ms <= to_ms else 0
+    state = state.without(NotRun(from_ms, to_ms, count, _reason_of(pause)))
+    return msgspec.structs.replace(state, rested_ms=pause.until_ms)
 
 
 def from_here(definition: Definition, after_ms: int, now_ms: int, state: State) -> tuple[int | None, State]:
@@ -211,22 +224,41 @@ def first_of(
 ) -> tuple[int | None, State]:
     """The first occurrence of a new generation, and what it remembers of the one before."""
     state = State() if link is None else msgspec.structs.replace(link.state, cuts=())
+    if old is not None and link is not None and link.planned_ms and not old.paused_at(now_ms):
+        state = msgspec.structs.replace(_after_rest(old, link), cuts=())
     if definition.max_runs is not None and state.runs >= definition.max_runs:
         return None, state
     if definition.paused is not None and definition.paused_at(now_ms):
-        return _first_after_pause(definition, definition.paused, now_ms), state
-    if old is not None and old.paused is not None and definition.paused is None:
+        if old is not None and link is not None and not old.paused_at(now_ms):
+            state = _given_up(old, link, now_ms, _reason_of(definition.paused), state)
+        return _first_after_pause(definition, definition.paused), state
+    if old is not None and old.paused is not None and definition.paused is None and old.paused_at(now_ms):
         return _resumed(definition, old.paused, now_ms, state)
-    if old is not None and link is not None and 0 < link.planned_ms <= now_ms and old.slots is definition.slots:
-        return from_here(definition, link.planned_ms - 1, now_ms, state)  # overdue: nobody was up
+    if old is not None and link is not None and 0 < link.planned_ms <= now_ms:  # overdue: nobody was up
+        if old.slots is definition.slots:
+            return from_here(definition, link.planned_ms - 1, now_ms, state)
+        state = _given_up(old, link, now_ms, "missed", state)
     return definition.slots.after(now_ms), state
 
 
-def _first_after_pause(definition: Definition, pause: Pause, now_ms: int) -> int | None:
+def _given_up(old: Definition, link: Link, now_ms: int, reason: str, state: State) -> State:
+    """What was due and has not begun (it waited for the run before it, or nobody was up) does not run any more."""
+    if not 0 < link.planned_ms <= now_ms:
+        return state
+    return state.without(NotRun(link.planned_ms, now_ms, old.slots.count(link.planned_ms, now_ms), reason))
+
+
+def _reason_of(pause: Pause) -> str:
+    return "paused" if pause.mode == "drop" else "missed"
+
+
+def _first_after_pause(definition: Definition, pause: Pause) -> int | None:
+    """The misfire rule says which of those that were held back run at its end."""
     if pause.until_ms is None:
         return None
-    held = definition.slots.newest(max(pause.at_ms, now_ms), pause.until_ms) if pause.mode == "hold" else None
-    return held or definition.slots.after(pause.until_ms - 1)
+    if pause.mode == "hold":
+        return from_here(definition, pause.at_ms, pause.until_ms, State())[0]
+    return definition.slots.after(pause.until_ms - 1)
 
 
 def _resumed(definition: Definition, pause: Pause, now_ms: int, state: State) -> tuple[int | None, State]:

@@ -8,6 +8,7 @@ import msgspec
 from .delivery import Body
 from .ids import idempotency_key
 from .limits import MAX_ERRORS_KEPT
+from .outcome import Response
 
 ReplayOutcome = Literal["replayed", "conflict", "damaged", "gone", "unknown"]
 DropOutcome = Literal["dropped", "unknown"]
@@ -36,6 +37,8 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     """The task's own retry policy: a replay follows it too."""
     place: bytes = b""
     """Where its last attempt stood (a packed address): tells it from another task of the same id."""
+    response: Response | None = None
+    """What a webhook answered to the last attempt."""
 
     @classmethod
     def of(cls, body: Body, task_id: str, reason: str, died_ms: int, due_ms: int, place: bytes) -> "DeadLetter":
@@ -61,6 +64,9 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def with_error(self, error: str) -> "DeadLetter":
         return msgspec.structs.replace(self, errors=(*self.errors, error)[-MAX_ERRORS_KEPT:])
+
+    def answered(self, response: Response | None) -> "DeadLetter":
+        return self if response is None else msgspec.structs.replace(self, response=response)
 
     def encode(self) -> bytes:
         return _encode(self)
@@ -93,6 +99,8 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             "retry": self.retry,
             "idempotency_key": idempotency_key(namespace, self.id, self.due_ms),
         }
+        if self.response is not None:
+            told["response"] = self.response.as_dict()
         if self.raw:
             return told | {"payload_base64": base64.b64encode(self.payload).decode()}
         return told | {"payload": msgspec.Raw(self.payload)}

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote
 
@@ -11,6 +12,7 @@ from .limits import MAX_NAME_BYTES
 IDH_BYTES: Final = 16
 GENERATED: Final = re.compile(r"([0-9a-f]{32})(?:~([0-9a-z]+(?:\.[0-9a-z]+){4}))?")
 """Form of generated ids: 32 hex digits, then `~` and the address where the task was put."""
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.~-]")
 
 
 def idh_of(task_id: str) -> bytes:
@@ -43,4 +45,14 @@ def check_id(value: object) -> str:
 
 def idempotency_key(namespace: str, task_id: str, original_due_ms: int) -> str:
     """The same for every attempt at one task; safe in a header whatever the id contains."""
-    return f"{namespace}/{quote(task_id, safe='')}/{original_due_ms}"
+    return f"{namespace}/{_UNSAFE.sub(_percent, task_id)}/{original_due_ms}"
+
+
+@lru_cache(maxsize=1024)
+def _percent_of(character: str) -> str:
+    return quote(character, safe="")
+
+
+def _percent(found: re.Match[str]) -> str:
+    # Most ids have one such character or none: to look at each of all, as `quote` does, takes three times as long.
+    return _percent_of(found[0])

@@ -3,8 +3,9 @@
 Handlers may return or raise `Retry` and `Dead`: that is why the two are exceptions. Nothing of ours raises them.
 """
 
+import base64
 from dataclasses import InitVar, dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +20,21 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     body: bytes = b""
     """Its first bytes."""
     duration_ms: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the body as text, or in base64 where it is none."""
+        told: dict[str, Any] = {"status": self.status, "headers": self.headers, "duration_ms": self.duration_ms}
+        try:
+            return told | {"body": self.body.decode()}
+        except UnicodeDecodeError:
+            return told | {"body_base64": base64.b64encode(self.body).decode()}
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> "Response":
+        packed = told.get("body_base64")
+        body = told.get("body", "").encode() if packed is None else base64.b64decode(packed)
+        headers = tuple((name, value) for name, value in told["headers"])
+        return cls(told["status"], headers, body, told["duration_ms"])
 
 
 @dataclass(frozen=True, slots=True)

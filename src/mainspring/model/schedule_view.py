@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from .chain import Link, NotRun, Run, State
-from .schedule import Definition
+from .schedule import Definition, changes
 from .zone import zone
 
 
@@ -40,7 +40,6 @@ class ScheduleView(msgspec.Struct, frozen=True):
     def as_dict(self) -> dict[str, Any]:
         """For programs: times as ISO 8601 in the schedule's zone."""
         at = partial(_iso, self.definition.zone)
-        pause = self.definition.paused
         shown: dict[str, Any] = {
             "name": self.name,
             "state": self.state,
@@ -60,11 +59,8 @@ class ScheduleView(msgspec.Struct, frozen=True):
         }
         if self.due_ms is not None and self.next_ms and self.due_ms != self.next_ms[0]:
             shown["starts"] = at(self.due_ms)
-        if self.state == "paused" and pause is not None:
-            until = None if pause.until_ms is None else at(pause.until_ms)
-            shown["paused"] = {
-                "since": at(pause.at_ms), "until": until, "mode": pause.mode, "reason": pause.reason, "by": pause.by,
-            }  # fmt: skip
+        if self.state == "paused":
+            shown["paused"] = _rest(self.definition)
         return shown
 
 
@@ -85,28 +81,61 @@ def _run_as_dict(run: Run, at: Callable[[int], str]) -> dict[str, Any]:
 
 def written(definition: Definition) -> dict[str, Any]:
     """A definition as people write it; what has its default is left out."""
-    at = partial(_iso, definition.zone)
-    plain = Definition(name=definition.name, specs=(), target="")
-    said: dict[str, Any] = {"specs": list(definition.specs), "timezone": definition.zone, "target": definition.target}
-    said["payload"] = repr(definition.payload) if definition.raw else msgspec.json.decode(definition.payload)
-    for field, ours in (("start", "start_ms"), ("end", "end_ms")):
-        if (value := getattr(definition, ours)) is not None:
-            said[field] = at(value)
-    for field, ours in (
-        ("timeout", "timeout_ms"),
-        ("grace", "grace_ms"),
-        ("jitter", "jitter_ms"),
-        ("spread", "spread_ms"),
-    ):
-        if (value := getattr(definition, ours)) != getattr(plain, ours):
-            said[field] = span_text(value)
-    if definition.exclude:
-        said["exclude"] = list(definition.exclude)
-    names = {"gap": "dst_gap"}
-    for field in ("max_runs", "gap", "dst_overlap", "lane", "retry", "misfire", "overlap", "source"):
-        if (value := getattr(definition, field)) != getattr(plain, field):
-            said[names.get(field, field)] = value
-    return said
+    said = _in_words(definition, definition.zone)
+    return {word: said[word] for word in said if word in _ALWAYS or said[word] != _DEFAULTS[word]}
+
+
+def revision_as_dict(definition: Definition) -> dict[str, Any]:
+    """One revision, for programs: who wrote it, when and why, and what it says."""
+    about = {field: getattr(definition, field) for field in ("generation", "at_ms", "by", "note", "tz_version")}
+    rest = _rest(definition)
+    return {**about, **written(definition), **({} if rest is None else {"paused": rest})}
+
+
+def told_changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
+    """What an edit changes, in the words in which it is written: field -> (before, after)."""
+    was = {**_in_words(old, new.zone), "timezone": old.zone, "paused": _rest(old)}
+    now = {**_in_words(new, new.zone), "paused": _rest(new)}
+    words = dict.fromkeys(_WORDS.get(field, field) for field in changes(old, new))
+    return {word: (was[word], now[word]) for word in words}
+
+
+def _rest(definition: Definition) -> dict[str, Any] | None:
+    pause, at = definition.paused, partial(_iso, definition.zone)
+    if pause is None:
+        return None
+    until = None if pause.until_ms is None else at(pause.until_ms)
+    return {"since": at(pause.at_ms), "until": until, "mode": pause.mode, "reason": pause.reason, "by": pause.by}
+
+
+def _in_words(definition: Definition, zone_name: str) -> dict[str, Any]:
+    """All of it, instants as times of this zone."""
+
+    def at(ms: int | None) -> str | None:
+        return None if ms is None else _iso(zone_name, ms)
+
+    timeout_ms = definition.timeout_ms
+    return {
+        "specs": list(definition.specs),
+        "timezone": zone_name,
+        "target": definition.target,
+        "payload": repr(definition.payload) if definition.raw else msgspec.json.decode(definition.payload),
+        "start": at(definition.start_ms),
+        "end": at(definition.end_ms),
+        "timeout": None if timeout_ms is None else span_text(timeout_ms),
+        "grace": span_text(definition.grace_ms),
+        "jitter": span_text(definition.jitter_ms),
+        "spread": span_text(definition.spread_ms),
+        "exclude": list(definition.exclude),
+        "max_runs": definition.max_runs,
+        "dst_gap": definition.gap,
+        "dst_overlap": definition.dst_overlap,
+        "lane": definition.lane,
+        "retry": definition.retry,
+        "misfire": definition.misfire,
+        "overlap": definition.overlap,
+        "source": definition.source,
+    }
 
 
 def span_text(ms: int) -> str:
@@ -115,6 +144,14 @@ def span_text(ms: int) -> str:
         if ms and ms % size == 0:
             return f"{ms // size}{unit}"
     return f"{ms}ms"
+
+
+_WORDS: Final = {
+    "zone": "timezone", "gap": "dst_gap", "raw": "payload", "start_ms": "start", "end_ms": "end",
+    "timeout_ms": "timeout", "grace_ms": "grace", "jitter_ms": "jitter", "spread_ms": "spread",
+}  # fmt: skip
+_ALWAYS: Final = ("specs", "timezone", "target", "payload")
+_DEFAULTS: Final = _in_words(Definition(name="", specs=(), target=""), "UTC")
 
 
 def view_of(definition: Definition, link: Link | None, now_ms: int) -> ScheduleView:

@@ -77,6 +77,11 @@ def is_tomb(row: bytes) -> bool:
     return len(row) == TOMB_BYTES or (len(row) >= HEADER_BYTES and row[4] & TOMB != 0)
 
 
+def forward_mark(row: bytes) -> bytes:
+    """What stays of an entry whose task moves away; its new address follows. `bury` in `_copies.lua` does the same."""
+    return b"%b%c%b" % (row[:4], row[4] & (INDEXED | LANE | RESENT) | TOMB | FORWARD, row[5:HEADER_BYTES])
+
+
 def header(row: bytes) -> bytes:
     """What proves that an entry is still the one that was read: offset and idh, not the flags."""
     return row if len(row) == TOMB_BYTES else row[:4] + row[5:HEADER_BYTES]

@@ -19,7 +19,8 @@ from .query import Found, look_at
 from .queue_state import Queued, cancel_queued, find_queued, read_record
 from .store import Store
 
-_MOVES_FOLLOWED = 8
+_MOVES_FOLLOWED = 64
+"""From mark to mark. The index is asked first, so that this takes few steps where the task is not over."""
 _PORTION = 8_192
 """Tasks looked up and cancelled before the next ones: what the server has just looked up is still in its caches."""
 
@@ -110,17 +111,15 @@ class Finder:
             if address is None:
                 return None
             [entry] = await look_at(self._store, [(address, reference.idh)])
-            if entry.moved_to is not None:
-                address = entry.moved_to
-                continue
-            if not indexed and entry.state in ("finished", "done"):
-                # A retry stands somewhere else and registered its place.
+            following = entry.moved_to
+            if not indexed and (following is not None or entry.state in ("finished", "done")):
+                # Whoever stands somewhere else has registered that place, unless it was cancelled there.
                 indexed = True
                 [known] = await look_up(self._store, [(address.partition, reference.idh)])
-                if known is not None and known != address:
-                    address = known
-                    continue
-            return Located(address, indexed, entry)
+                following = known if known is not None and known != address else following
+            if following is None:
+                return Located(address, indexed, entry)
+            address = following
         return None
 
     async def _index_one(self, reference: Reference) -> Address | None:
@@ -170,15 +169,13 @@ class Finder:
         self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]
     ) -> list[tuple[int, Cancel]]:
         again: list[tuple[int, Cancel]] = []
-        missed: list[tuple[int, Cancel, CancelStatus]] = []
+        missed: list[tuple[int, Cancel, CancelStatus | Address]] = []
         answers = await cancel(self._store, [one for _, one in todo])
         for (i, one), answer in zip(todo, answers, strict=True):
             if answer == "cancelled":
                 outcomes[i] = "cancelled"
             elif isinstance(answer, StoreError):
                 raise answer
-            elif isinstance(answer, Address):
-                again.append((i, Cancel(one.partition, answer.pack(), one.idh, True)))
             else:
                 missed.append((i, one, answer))
         known = await look_up_packed(self._store, [(one.partition, one.idh) for _, one, _ in missed])
@@ -186,6 +183,8 @@ class Finder:
         for (i, one, answer), raw in zip(missed, known, strict=True):
             if raw is not None and raw != one.at:
                 again.append((i, Cancel(one.partition, raw, one.idh, True)))  # its retry, or its slice was written anew
+            elif isinstance(answer, Address):
+                again.append((i, Cancel(one.partition, answer.pack(), one.idh, True)))  # cancelled there, or over
             else:
                 outcomes[i] = "too late" if answer == "too late" or raw is not None else "unknown"
                 over.append((i, one))

@@ -232,6 +232,9 @@ class NewPlace(NamedTuple):
     slice: Slice
     row: bytes
     old: bytes
+    left: str = ""
+    """Name of the slice it leaves a mark in; none for a task that nobody knows by its place."""
+    mark: bytes = b""
 
 
 class Moves(NamedTuple):
@@ -245,7 +248,7 @@ class Moves(NamedTuple):
     """The fired bits of the slice, theirs among them; f_at is WHOLE when it is all of the bitmap."""
     slice: Slice
     rows: list[bytes | int]
-    """Index there and entry for the hold slice, in turn."""
+    """Index there, mark that stays there (or nothing) and entry for the hold slice, in turn."""
 
 
 class Death(NamedTuple):
@@ -288,8 +291,9 @@ async def commit(store: Store, work: Commit) -> Status:
     for place in places:
         keys.append(names.entries(place.name))
         args += (place.name, fresh_score(place))
-    for idh, place, row, old in work.retries:
-        args += (places[place], idh, address_prefix(place), row, old)
+    touched = {touch.name: number for number, touch in enumerate(work.touches, 1)}
+    for idh, place, row, old, left, mark in work.retries:
+        args += (places[place], idh, address_prefix(place), row, old, touched.get(left, 0) if mark else 0, mark)
     for death in work.deaths:
         args += death
     for hold in work.holds:
@@ -303,9 +307,9 @@ async def commit(store: Store, work: Commit) -> Status:
 
 
 def _lay_out_moves(all_moves: Sequence[Moves], places: dict[Slice, int], keys: list[str], args: list[Any]) -> None:
-    for (_, f, _, x), head, f_at, bits, place, rows in all_moves:
-        keys += (f, x)
-        args += (places[place], address_prefix(place), head, f_at, bits, len(rows) // 2, *rows)
+    for (s, f, _, x), head, f_at, bits, place, rows in all_moves:
+        keys += (s, f, x)
+        args += (places[place], address_prefix(place), head, f_at, bits, len(rows) // 3, *rows)
 
 
 class Finished(NamedTuple):

@@ -10,7 +10,11 @@ of this.
 import os
 import random
 from binascii import crc_hqx
+from collections import Counter
 from collections.abc import Sequence
+from functools import cache
+from itertools import chain, repeat
+from operator import xor
 from typing import Final
 
 from ..model.ids import IDH_BYTES
@@ -27,6 +31,7 @@ ENOUGH: Final = 8
 _CHOSEN: Final = 2
 _FREE: Final = IDH_BYTES - _CHOSEN
 _POLYNOMIAL: Final = 0x1021
+_MOST_NUMBERS: Final = 1 << 8 * _CHOSEN
 
 
 class GeneratedIds:
@@ -47,24 +52,33 @@ class GeneratedIds:
         return b"".join(self._steered(block[at : at + length]) for at in range(0, len(block), length))
 
     def draw_by_second(self, dues_ms: Sequence[int]) -> bytes:
-        """For a large call, ids that lead what is due in one second into one partition, at most SHARE at a time."""
+        """For a large call, ids that lead what is due in one second into one partition, at most SHARE at a time.
+
+        Those of one call differ in a number: of what differs the crc16 is known beforehand.
+        """
         seconds = (max(dues_ms) - min(dues_ms)) // 1000 + 1 if dues_ms else 0
-        if len(dues_ms) < STRETCH * self._partitions or len(dues_ms) > ENOUGH * self._partitions * seconds:
-            return self.draw(len(dues_ms))
-        block = os.urandom(IDH_BYTES * len(dues_ms))
-        turn = random.randrange(self._partitions)
-        stretches: dict[int, list[int]] = {}
-        ids: list[bytes] = []
-        for at, due_ms in zip(range(0, len(block), IDH_BYTES), dues_ms, strict=True):
-            second = due_ms // 1000
-            stretch = stretches.get(second)
-            if stretch is None or not stretch[0]:
-                number = 0 if stretch is None else stretch[2] + 1
-                stretch = stretches[second] = [SHARE, self._state_for(second + turn + number), number]
-            stretch[0] -= 1
-            free = block[at : at + _FREE]
-            ids += (free, (crc_hqx(free, 0) ^ stretch[1]).to_bytes(_CHOSEN, "big"))
-        return b"".join(ids)
+        count = len(dues_ms)
+        if not STRETCH * self._partitions <= count <= min(ENOUGH * self._partitions * seconds, _MOST_NUMBERS):
+            return self.draw(count)
+        numbers, crcs = _numbers()
+        base = os.urandom(_FREE - _CHOSEN)
+        crc = crc_hqx(base + bytes(_CHOSEN), 0)
+        chosen = map(numbers.__getitem__, map(xor, crcs, self._states_of(dues_ms, crc)))
+        return b"".join(chain.from_iterable(zip(repeat(base), numbers, chosen)))
+
+    def _states_of(self, dues_ms: Sequence[int], crc: int) -> list[int]:
+        """For each task what leads it into the partition of its second, mixed with a crc16."""
+        turn, partitions = random.randrange(self._partitions), self._partitions
+        states = [self._state_for(turn + number) ^ crc for number in range(partitions)]
+        seconds = [due_ms // 1000 for due_ms in dues_ms]
+        if max(Counter(seconds).values()) <= SHARE:
+            return [states[second % partitions] for second in seconds]
+        seen: Counter[int] = Counter()
+        found = []
+        for second in seconds:
+            found.append(states[(second + seen[second] // SHARE) % partitions])
+            seen[second] += 1
+        return found
 
     def _state_for(self, turn: int) -> int:
         """Of some crc16 that belongs to the partition whose turn it is."""
@@ -84,6 +98,13 @@ class GeneratedIds:
             free = block[at : at + _FREE]
             ids += (free, (crc_hqx(free, 0) ^ state).to_bytes(_CHOSEN, "big"))
         return b"".join(ids)
+
+
+@cache
+def _numbers() -> tuple[list[bytes], list[int]]:
+    """All numbers of two bytes, and the crc16 of each: behind other bytes it is the same, mixed with theirs."""
+    numbers = [number.to_bytes(_CHOSEN, "big") for number in range(_MOST_NUMBERS)]
+    return numbers, [crc_hqx(number, 0) for number in numbers]
 
 
 def _state_before(crc: int) -> int:

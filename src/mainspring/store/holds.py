@@ -99,6 +99,11 @@ async def gone_heads(store: Store, wanted: Mapping[int, Sequence[bytes]]) -> dic
     }
 
 
-async def forget_records(store: Store, partition: int, names: Sequence[str]) -> None:
+async def forget_records(
+    store: Store, partition: int, ended: Sequence[tuple[str, int]], *, window_ms: int
+) -> Sequence[tuple[str, int]]:
+    """Of hold slices that are gone, with the times when they went, those whose records are forgotten now."""
+    oldest = sorted(ended, key=lambda one: one[1])
+    args = [value for one in oldest for value in one]
     keys = store.keys.partitions[partition]
-    await store.run_one(keys.slot, [("HDEL", keys.holds, *names)])
+    return oldest[: await store.call(partition, "forget_holds", [keys.holds], [window_ms, *args])]

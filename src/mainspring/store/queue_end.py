@@ -87,6 +87,7 @@ class _Args:
         self.cancels: list[Any] = []
         self.results: list[Any] = []
         self.x_retries: list[str] = []
+        self.s_retries: list[str] = []
         self.x_lanes: list[str] = []
         self.x_cancels: list[str] = []
         self.result_keys: list[str] = []
@@ -105,14 +106,14 @@ def _group(store: Store, by: By, ends: Sequence[End], now_ms: int) -> Group:
             parts.results += (position, KEPT_MS, end.run_end)
         if end.job.body.lane is not None:
             parts.lanes += (position, encode_ack(end.outcome))
-            parts.x_lanes.append(_x_of(names, end.job))
+            parts.x_lanes.append(_keys_of(names, end.job)[3])
             parts.wakes = True
         elif end.outcome is not DONE:
             _add(parts, names, position, end, now_ms)
     keys = [names.n, names.slices, names.ids, names.queued, names.acks, names.dead, names.dead_times]
     keys += map(names.queue, by.queues)
     keys += [names.entries(place.name) for place in parts.places]
-    keys += (*parts.x_retries, *parts.x_lanes, *parts.x_cancels, *parts.result_keys)
+    keys += (*parts.x_retries, *parts.x_lanes, *parts.x_cancels, *parts.result_keys, *parts.s_retries)
     jobs = by.jobs
     args: list[Any] = [
         len(by.queues), len(parts.places), len(ends), len(parts.x_retries), len(parts.deaths) // 3,
@@ -136,19 +137,22 @@ def _add(parts: _Args, names: PartitionKeys, position: int, end: End, now_ms: in
             place, row = _next_attempt(job, outcome, due_ms)
             if place not in parts.places:
                 parts.places.append(place)
-            parts.retries += (position, parts.places.index(place) + 1, address_prefix(place), row)
-            parts.x_retries.append(_x_of(names, job))
+            known_by_place = int(job.body.id is None)
+            parts.retries += (position, parts.places.index(place) + 1, address_prefix(place), row, known_by_place)
+            s, _, _, x = _keys_of(names, job)
+            parts.x_retries.append(x)
+            parts.s_retries.append(s)
             parts.wakes = parts.wakes or due_ms < now_ms + WAKE_MS
         case Dead() as outcome:
             parts.deaths += (position, _letter(job, outcome.reason, now_ms).encode(), now_ms)
         case Cancelled():
             parts.cancels.append(position)
-            parts.x_cancels.append(_x_of(names, job))
+            parts.x_cancels.append(_keys_of(names, job)[3])
 
 
-def _x_of(names: PartitionKeys, job: Job) -> str:
-    """The bits of what is cancelled, of the slice it came from."""
-    return names.slice_keys(Address.unpack(job.partition, job.claim).slice.name)[3]
+def _keys_of(names: PartitionKeys, job: Job) -> tuple[str, str, str, str]:
+    """Entries, fired, done and cancelled of the slice it came from."""
+    return names.slice_keys(Address.unpack(job.partition, job.claim).slice.name)
 
 
 def _next_attempt(job: Job, outcome: Retry, due_ms: int) -> tuple[Slice, bytes]:

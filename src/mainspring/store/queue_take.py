@@ -162,7 +162,8 @@ async def beat(store: Store, jobs: Sequence[Job]) -> Beaten:
 
 
 async def give_back(store: Store, jobs: Sequence[Job]) -> None:
-    """Put back what was taken and not begun: others get it at once, and it does not count as taken."""
+    """Put back what was taken and not begun: it does not count as taken. Others get it at once; what workers have died
+    with before, when they next look for work of the dead."""
     every = by_partition(jobs)
     groups: list[Group] = []
     for by in every:

@@ -14,8 +14,23 @@ from .wire import Command
 MANY: Final = 32
 """From so many entries on a transaction costs less than handing all of them to a script."""
 
+SHARES_AT_ONCE: Final = 32
+"""Partitions of one such script at most: the server does nothing else meanwhile."""
+
 By = dict[Slice, list[int]]
 """The numbers of rows by slice: that is the order in which they are sent."""
+
+
+class _Share:
+    """Rows of one partition in one call."""
+
+    __slots__ = ("first", "keys", "order", "rows")
+
+    def __init__(self, keys: PartitionKeys, first: int, rows: Sequence[IdRow]) -> None:
+        self.keys, self.first, self.rows = keys, first, rows
+        self.order: By = {}
+        for i, row in enumerate(rows):
+            self.order.setdefault(row.slice, []).append(i)
 
 
 async def put_ids(
@@ -30,45 +45,61 @@ async def put_ids(
 
     The ids of a partition must be distinct within one call.
     """
-    calls = [
-        (p, first, rows[first : first + MOST_AT_ONCE])
+    shares = [
+        _Share(store.keys.partitions[p], first, rows[first : first + MOST_AT_ONCE])
         for p, rows in by_partition.items()
         for first in range(0, len(rows), MOST_AT_ONCE)
     ]
-    groups: list[Group] = []
-    orders: list[By] = []
-    for p, _, rows in calls:
-        keys = store.keys.partitions[p]
-        order: By = {}
-        for i, row in enumerate(rows):
-            order.setdefault(row.slice, []).append(i)
-        commands = _many(store, keys, rows, order) if len(rows) >= MANY else [_few(store, keys, rows, order)]
-        if min(row.due_ms for row in rows) < now_ms + WAKE_MS:
-            commands.append(("SPUBLISH", keys.wake, "1"))
-        if durability.confirm is not None:
-            # Where every id was known nothing was written, and WAIT would confirm nothing at once.
-            commands.append(("HINCRBY", keys.n, "accepted", 0))
-        groups.append((keys.slot, commands))
-        orders.append(order)
+    calls = _calls(shares, together=not store.links.cluster)
+    groups = [_group(store, call, now_ms, durability) for call in calls]
     answers: dict[int, dict[int, Address] | StoreError] = {p: {} for p in by_partition}
-    results = await store.run(groups, durability)
-    for (p, first, rows), order, result in zip(calls, orders, results, strict=True):
-        so_far = answers[p]
-        if isinstance(result, StoreError) or isinstance(so_far, StoreError):
-            answers[p] = result if isinstance(result, StoreError) else so_far
-        else:
-            reply = result[_EXEC + len(order)][-1] if len(rows) >= MANY else result[0]
-            so_far.update(_known(p, first, order, reply, widths))
+    for call, result in zip(calls, await store.run(groups, durability), strict=True):
+        for at, share in enumerate(call):
+            p = share.keys.number
+            so_far = answers[p]
+            if isinstance(result, StoreError) or isinstance(so_far, StoreError):
+                answers[p] = result if isinstance(result, StoreError) else so_far
+            else:
+                many = len(share.rows) >= MANY
+                so_far.update(_known(share, result[_EXEC + len(share.order)][-1] if many else result[0][at], widths))
     return answers
 
 
-def _few(store: Store, keys: PartitionKeys, rows: Sequence[IdRow], order: By) -> Command:
+def _calls(shares: list[_Share], *, together: bool) -> list[list[_Share]]:
+    """Those with few rows share calls where one server takes all slots: such a call costs more than its rows."""
+    if not together:
+        return [[share] for share in shares]
+    few = [share for share in shares if len(share.rows) < MANY]
+    return [[share] for share in shares if len(share.rows) >= MANY] + [
+        few[at : at + SHARES_AT_ONCE] for at in range(0, len(few), SHARES_AT_ONCE)
+    ]
+
+
+def _group(store: Store, call: list[_Share], now_ms: int, durability: Durability) -> Group:
+    many = len(call[0].rows) >= MANY
+    commands = _many(store, call[0]) if many else [_few(store, call)]
+    for share in call:
+        if min(row.due_ms for row in share.rows) < now_ms + WAKE_MS:
+            commands.append(("SPUBLISH", share.keys.wake, "1"))
+    if durability.confirm is not None:
+        # Where every id was known nothing was written, and WAIT would confirm nothing at once.
+        commands.append(("HINCRBY", call[0].keys.n, "accepted", 0))
+    return call[0].keys.slot, commands
+
+
+def _few(store: Store, call: list[_Share]) -> Command:
     """One script that gets everything."""
-    args: list[Any] = [len(order)]
-    for place, members in order.items():
-        args += (place.name, fresh_score(place), address_prefix(place), len(members))
-        args += [rows[i].row for i in members]
-    names = [keys.n, keys.slices, keys.ids, *(keys.entries(place.name) for place in order)]
+    args: list[Any] = [len(call)]
+    names: list[str] = []
+    for share in call:
+        keys, rows = share.keys, share.rows
+        names += (keys.n, keys.slices, keys.ids)
+        args.append(len(share.order))
+        for place, members in share.order.items():
+            name = place.name
+            names.append(keys.entries(name))
+            args += (name, fresh_score(place), address_prefix(place), len(members))
+            args += [rows[i].row for i in members]
     return store.scripts.call("put_ids", names, args)
 
 
@@ -76,14 +107,15 @@ _EXEC: Final = 3
 """Where the reply of EXEC stands, not counting the pushes: behind MULTI, ZADD and the script."""
 
 
-def _many(store: Store, keys: PartitionKeys, rows: Sequence[IdRow], order: By) -> list[Command]:
+def _many(store: Store, share: _Share) -> list[Command]:
     """Plain appends, and a script that gets the ids alone."""
+    keys, rows = share.keys, share.rows
     scores: list[Any] = []
     pushes: list[Command] = []
     names = [keys.n, keys.slices, keys.ids]
     idhs: list[bytes] = []
     args: list[Any] = []
-    for place, members in order.items():
+    for place, members in share.order.items():
         name = place.name
         s = keys.entries(name)
         scores += (fresh_score(place), name)
@@ -100,14 +132,15 @@ def _many(store: Store, keys: PartitionKeys, rows: Sequence[IdRow], order: By) -
     ]
 
 
-def _known(partition: int, first: int, order: By, reply: Any, widths: Widths) -> dict[int, Address]:
+def _known(share: _Share, reply: Any, widths: Widths) -> dict[int, Address]:
     put, taken = reply
-    for at, (place, members) in enumerate(order.items()):
+    partition = share.keys.number
+    for at, (place, members) in enumerate(share.order.items()):
         widths.saw(partition, place, put[at * 2 + 1] + len(members))
     if not taken:
         return {}
-    sent = [i for members in order.values() for i in members]
+    sent = [i for members in share.order.values() for i in members]
     return {
-        first + sent[position - 1]: Address.unpack(partition, raw)
+        share.first + sent[position - 1]: Address.unpack(partition, raw)
         for position, raw in zip(taken[::2], taken[1::2], strict=True)
     }

@@ -10,7 +10,7 @@ from ..model.ids import GENERATED
 from .dead import Kept
 from .index import look_up_packed
 from .intake import Intake
-from .keys import Address, Slice, address_prefix
+from .keys import ADDRESS_BYTES, Address, Slice, address_prefix
 from .named import Patience
 from .put import WAKE_MS, Widths, fresh_score
 from .query import look_at
@@ -158,10 +158,20 @@ def _doubt(attempts: list[_Attempt], failure: StoreError) -> None:
         attempt.unsure = attempt.unsure or (isinstance(failure, Unavailable) and failure.sent)
 
 
+def _handle_of(attempt: _Attempt) -> bytes:
+    """The address by which handles may know it: where it died, if it has no id of its caller's."""
+    letter = attempt.wish.kept.letter
+    if GENERATED.fullmatch(letter.id) is None:
+        return b""
+    return attempt.indexed or (letter.place if len(letter.place) == ADDRESS_BYTES else b"")
+
+
 def _call(store: Store, partition: int, attempts: list[_Attempt], now_ms: int) -> Group:
     keys = store.keys.partitions[partition]
     places = list(dict.fromkeys(attempt.wish.slice for attempt in attempts))
-    known = [Address.unpack(partition, one.indexed).slice if one.indexed else None for one in attempts]
+    handles = [_handle_of(attempt) for attempt in attempts]
+    stood = [attempt.indexed or handle for attempt, handle in zip(attempts, handles, strict=True)]
+    known = [Address.unpack(partition, address).slice if address else None for address in stood]
     olds = list(dict.fromkeys(place for place in known if place is not None))
     names = [keys.n, keys.slices, keys.ids, keys.dead, keys.dead_times, *(keys.entries(one.name) for one in places)]
     for old in olds:
@@ -171,11 +181,11 @@ def _call(store: Store, partition: int, attempts: list[_Attempt], now_ms: int) -
     for place in places:
         args += (place.name, fresh_score(place), address_prefix(place))
     args += (old.name for old in olds)
-    for attempt, old_place in zip(attempts, known, strict=True):
+    for attempt, handle, old_place in zip(attempts, handles, known, strict=True):
         wish = attempt.wish
         died_ms, _, idh = wish.kept.place
         number = 0 if old_place is None else olds.index(old_place) + 1
-        args += (idh, died_ms, places.index(wish.slice) + 1, wish.row, attempt.indexed, number)
+        args += (idh, died_ms, places.index(wish.slice) + 1, wish.row, attempt.indexed, number, handle)
     commands: list[Command] = [store.scripts.call("dead_replay", names, args)]
     if any(attempt.wish.due_ms < now_ms + WAKE_MS for attempt in attempts):
         commands.append(("SPUBLISH", keys.wake, "1"))

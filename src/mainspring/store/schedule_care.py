@@ -47,6 +47,11 @@ async def still_planned(store: Store, partition: int, links: Sequence[Link]) -> 
     return [(state == "pending", state) for state in states]
 
 
+def reason_of(state: str) -> str:
+    """Why a planned occurrence did not run that is found in this state."""
+    return "cancelled" if state == "cancelled" else "lost"
+
+
 async def plant_anew(store: Store, partition: int, name: str, claim: bytes | None, why: str) -> Written:
     """Put the next occurrence of a chain that stands at this claim (None: has no state at all) and lacks it."""
     [seen] = await see_at(store, [(partition, name)])
@@ -57,7 +62,7 @@ async def plant_anew(store: Store, partition: int, name: str, claim: bytes | Non
     if seen.link is None:
         next_ms, memory = from_here(definition, definition.at_ms, now_ms, State())
     else:
-        next_ms, memory = after_loss(definition, seen.link, now_ms, "cancelled" if why == "cancelled" else "lost")
+        next_ms, memory = after_loss(definition, seen.link, now_ms, reason_of(why))
     for _ in range(_TRIES):
         new = link_to(definition, next_ms, memory)
         written = await _write(store, Change(name, seen, definition, new, row_of(definition, new, now_ms), True))

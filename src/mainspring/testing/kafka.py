@@ -154,7 +154,7 @@ def brokers(count: int, *, extra: Mapping[str, str] | None = None, jvm: str = QU
         raise EmbeddedError(reason)
     ports = [(free_port(), free_port()) for _ in range(count)]
     voters = ",".join(f"{number}@127.0.0.1:{controller}" for number, (_, controller) in enumerate(ports, 1))
-    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    cluster_id = _new_cluster_id()
     with contextlib.ExitStack() as stack:
         made = []
         for number, (port, controller) in enumerate(ports, 1):
@@ -179,6 +179,11 @@ def broker(*, extra: Mapping[str, str] | None = None, jvm: str = QUICK) -> Itera
     """One running broker."""
     with brokers(1, extra=extra, jvm=jvm) as made:
         yield made[0]
+
+
+def _new_cluster_id() -> str:
+    """A UUID the way Kafka writes it, but never with a dash in front: its tool would take that for an option."""
+    return "k" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
 
 
 def _settings(one: Broker, number: int, controller: int, count: int) -> dict[str, str]:

@@ -20,5 +20,5 @@ def belongs_to(key: bytes, namespace: str) -> bool:
 
 
 def delete_namespace(server: Server, namespace: str) -> None:
-    for key in {key for key in all_keys(server) if belongs_to(key, namespace)}:
-        server.call("UNLINK", key)
+    # One by one: in a cluster keys of several slots cannot go in one command.
+    server.calls([("UNLINK", key) for key in {key for key in all_keys(server) if belongs_to(key, namespace)}])

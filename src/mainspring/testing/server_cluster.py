@@ -144,9 +144,11 @@ def cluster(
         made = Cluster(servers, masters)
         _assign_slots(made.masters)
         _introduce(servers)
-        made.wait_ok()
+        # A new master refuses work for two seconds: time in which replicas can copy it.
         for number, replica in enumerate(made.replicas):
             _follow(replica, made.masters[number % masters])
+        made.wait_ok()
+        wait_until(lambda: all(map(_has_copied, made.replicas)), "the replicas follow")
         stack.pop_all()
     return made
 
@@ -180,8 +182,13 @@ def _introduce(servers: Sequence[Server]) -> None:
 
 
 def _follow(replica: Server, master: Server) -> None:
-    ok(replica.call("CLUSTER", "REPLICATE", _id_of(master)))
-    wait_until(lambda: replica.info("replication").get("master_link_status") == "up", "the replica follows")
+    """Asked again until the replica has heard of its master."""
+    ask = ("CLUSTER", "REPLICATE", _id_of(master))
+    wait_until(lambda: replica.call(*ask) == b"OK", "the replica knows its master")
+
+
+def _has_copied(replica: Server) -> bool:
+    return replica.info("replication").get("master_link_status") == "up"
 
 
 def _id_of(server: Server) -> str:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -186,14 +186,15 @@ class Server:
 
     def call(self, *command: Arg) -> Any:
         """One command, blocking, outside of the client under test. Error replies are values."""
+        return self.calls([command])[0]
+
+    def calls(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
+        """Several commands, one after the other on one connection; their replies."""
+        login = [("AUTH", self.password)] if self.password else []
         with socket.socket(socket.AF_UNIX) as channel:
             channel.settimeout(_START_S)
             channel.connect(str(self.socket_path))
-            login = [("AUTH", self.password)] if self.password else []
-            reply: Any = None
-            for each in (*login, command):
-                reply = _exchange(channel, each)
-            return reply
+            return [_exchange(channel, each) for each in (*login, *commands)][len(login) :]
 
     def info(self, section: str = "everything") -> dict[str, str]:
         rows = (line.partition(":") for line in self.call("INFO", section).decode().splitlines())

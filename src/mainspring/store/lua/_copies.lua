@@ -10,6 +10,23 @@ local function first_copy(s, row, index)
   return math.min(redis.call('LPOS', s, original) or resent, resent)
 end
 
+-- Where the task went whose copy this is, if it was moved away: of the first copy a mark is left then, which tells the id
+-- and the new address (see bury). Asked only where something was fired, for those that were moved are marked as fired.
+local moved_away = {}
+local function mark_of(s, idh)
+  local marks = moved_away[s]
+  if not marks then
+    marks = {}
+    for first = 0, redis.call('LLEN', s) - 1, 1000 do
+      for _, row in ipairs(redis.call('LRANGE', s, first, first + 999)) do
+        if #row == 35 and math.floor(string.byte(row, 5) / 8) % 4 == 3 then marks[string.sub(row, 6, 21)] = row end
+      end
+    end
+    moved_away[s] = marks
+  end
+  return marks[idh]
+end
+
 -- What is left of a task that stood at `first`. A tomb of a resent task keeps its header: the original may still arrive.
 local function bury(s, row, index, first, marks, rest)
   local tomb = string.sub(row, 1, 4) .. string.char(string.byte(row, 5) % 8 + marks) .. string.sub(row, 6, 21) .. rest

@@ -40,6 +40,8 @@ local function cancel_one(s, x, fired, index, idh)
   if refused then return refused end
   local first = first_copy(s, row, index)
   if is_set(fired, first) then return 'too late' end
+  local mark = fired ~= '' and is_resent(row) and mark_of(s, idh)
+  if mark then return string.sub(mark, 22, 35) end
   if is_resent(row) then bury(s, row, index, first, 8, '')
   else redis.call('LSET', s, index, string.sub(idh, 1, 4)) end
   redis.call('SETBIT', x, first, 1)

@@ -2,20 +2,23 @@
 -- work that may not go out now into hold slices.
 --
 -- KEYS  fence, n, slices, dead, dead:t, held, ids, holds; s, d of each touched slice; s of each place for retries and
---       moves; f, x of each slice that something is moved from
+--       moves; s, f, x of each slice that something is moved from
 -- ARGV  token, seq, finished, replaced, touched, places, retries, deaths, holds, moves, records, then
 --         per touched slice: name, g, m (-1 = proven before), header at m, d offset (-1 = all of d), d bytes
 --         per place: name, score
---         per retry: place (counted from 1), idh, address prefix, entry, address it comes from
+--         per retry: place (counted from 1), idh, address prefix, entry, address it comes from, touched slice it leaves
+--           (counted from 1, 0 = leave no mark), what stays of its entry there
 --         per death: idh, record, time in ms
 --         per hold: lane, idh of the head it waits for and since when ('' = free again)
 --         per slice that something is moved from: place (counted from 1), address prefix, what the addresses of its entries
---           begin with, f offset (-1 = all of f), f bytes, count, then count times: index, entry for the place
+--           begin with, f offset (-1 = all of f), f bytes, count, then count times: index, what stays of its entry there
+--           ('' = leave no mark), entry for the place
 --         per record of a hold: name of its slice, record ('' = forget it)
 -- returns {time in us, status}; status: ok | fenced | rolledback | stale
 -- keeps: a task leaves its slice only together with its retry, its dead letter or its place in a hold slice. What is moved
 --   was not begun, so it may have been cancelled: then it stays so, and is not moved. Its fired bit goes with its done bit:
---   a cancel by its old address is told to ask the index.
+--   a cancel by its old address is told to ask the index. Where handles may know the old place a mark leads to the new one:
+--   else a task that is cancelled there would look done here.
 local now = now_us()
 local fence, n, slices, dead, dead_times, held, ids = unpack(KEYS, 1, 7)
 local finished, replaced = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -49,6 +52,9 @@ local function opened(place)
   return incarnation[place]
 end
 
+-- Without its list the mark has nobody to lead: that must not stop the commit half way.
+local function leave_mark(s, index, mark, address) redis.pcall('LSET', s, index, mark .. address) end
+
 local superseded, retried = {}, retries
 for _ = 1, retries do
   local place, idh = tonumber(ARGV[a + 1]), ARGV[a + 2]
@@ -60,9 +66,11 @@ for _ = 1, retries do
   else
     local r = opened(place)
     local length = redis.call('RPUSH', KEYS[place_key + place], ARGV[a + 4])
-    redis.call('HSET', ids, idh, ARGV[a + 3] .. struct.pack('>I3I4', r, length - 1))
+    local address, left = ARGV[a + 3] .. struct.pack('>I3I4', r, length - 1), tonumber(ARGV[a + 6])
+    redis.call('HSET', ids, idh, address)
+    if left > 0 then leave_mark(KEYS[7 + left * 2], struct.unpack('>I4', ARGV[a + 5], 11), ARGV[a + 7], address) end
   end
-  a = a + 5
+  a = a + 7
 end
 for _ = 1, deaths do
   redis.call('HSET', dead, ARGV[a + 1], ARGV[a + 2])
@@ -88,35 +96,40 @@ local function is_set(bits, index)
 end
 
 -- Many at a time: a call out of the script costs more than what it does.
-local function move(arg, x, place, prefix, head, count)
-  local gone, idhs, rows, pairs_ = redis.call('GET', x) or '', {}, {}, {}
-  for i = 1, count do idhs[i] = string.sub(ARGV[arg + i * 2], 6, 21) end
+local function move(arg, s, x, place, prefix, head, count)
+  local gone, idhs, rows, pairs_, from = redis.call('GET', x) or '', {}, {}, {}, {}
+  for i = 1, count do idhs[i] = string.sub(ARGV[arg + i * 3], 6, 21) end
   local known = redis.call('HMGET', ids, unpack(idhs))
   for i = 1, count do
-    local index = tonumber(ARGV[arg + i * 2 - 1])
+    local index = tonumber(ARGV[arg + i * 3 - 2])
     if not is_set(gone, index) then
       if known[i] and known[i] ~= head .. struct.pack('>I4', index) then replaced = replaced + 1
       else
-        rows[#rows + 1] = ARGV[arg + i * 2]
+        rows[#rows + 1] = ARGV[arg + i * 3]
         pairs_[#rows * 2 - 1] = idhs[i]
+        from[#rows] = arg + i * 3 - 2
       end
     end
   end
   if #rows == 0 then return end
   local where = prefix .. struct.pack('>I3', opened(place))
   local first = redis.call('RPUSH', KEYS[place_key + place], unpack(rows)) - #rows
-  for i = 1, #rows do pairs_[i * 2] = where .. struct.pack('>I4', first + i - 1) end
+  for i = 1, #rows do
+    pairs_[i * 2] = where .. struct.pack('>I4', first + i - 1)
+    local mark = ARGV[from[i] + 1]
+    if mark ~= '' then leave_mark(s, ARGV[from[i]], mark, pairs_[i * 2]) end
+  end
   redis.call('HSET', ids, unpack(pairs_))
   spilled = spilled + #rows
 end
 
 for i = 1, moves do
-  local f, x = KEYS[from_key + i * 2 - 1], KEYS[from_key + i * 2]
+  local s, f, x = unpack(KEYS, from_key + i * 3 - 2, from_key + i * 3)
   local count = tonumber(ARGV[a + 6])
-  move(a + 6, x, tonumber(ARGV[a + 1]), ARGV[a + 2], ARGV[a + 3], count)
+  move(a + 6, s, x, tonumber(ARGV[a + 1]), ARGV[a + 2], ARGV[a + 3], count)
   if ARGV[a + 4] == '-1' then redis.call('SET', f, ARGV[a + 5])
   else redis.call('SETRANGE', f, ARGV[a + 4], ARGV[a + 5]) end
-  a = a + 6 + count * 2
+  a = a + 6 + count * 3
 end
 for _ = 1, records do
   if ARGV[a + 2] ~= '' then redis.call('HSET', KEYS[8], ARGV[a + 1], ARGV[a + 2])

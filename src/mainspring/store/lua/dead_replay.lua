@@ -1,11 +1,12 @@
 -- Give dead letters of one partition another life: each is a task again in the step in which its letter goes.
 --
--- KEYS  n, slices, ids, dead, dead:t; s of each new place; s, d, x of each place the index led to
+-- KEYS  n, slices, ids, dead, dead:t; s of each new place; s, d, x of each place the index led to, or where they died
 -- ARGV  places, old places, letters, then
 --         per place: name, score, address prefix
 --         per old place: name
 --         per letter: idh, time of its death in ms, place (counted from 1), entry,
---           address the index held ('' = none), its old place (counted from 1, 0 = none)
+--           address the index held ('' = none), its old place (counted from 1, 0 = none), address that handles may know it by
+--           ('' = none)
 -- returns {status, index | address the index holds} per letter
 --   status: ok | gone (the letter is not there, or is of a later death) | changed (the index holds another address)
 --     | live (a task with this id is pending or under way)
@@ -30,26 +31,36 @@ local function status_of(idh, died, expected, old)
   local current = redis.call('HGET', ids, idh) or ''
   if not time or tonumber(time) ~= died or redis.call('HEXISTS', dead, idh) == 0 then return 'gone', current end
   if current ~= expected then return 'changed', current end
-  if old > 0 and is_live(idh, expected, old) then return 'live', current end
+  if expected ~= '' and is_live(idh, expected, old) then return 'live', current end
   return 'ok', 0
+end
+
+-- From where it died a mark leads on: else it would look done there after a cancel.
+local function leave_mark(idh, from, old, address)
+  local name, g, index = place_of(from)
+  local s = KEYS[first_old_key + old * 3 - 2]
+  local row = same_incarnation(slices, name, g) and redis.call('LINDEX', s, index)
+  if row and #row >= 21 and string.sub(row, 6, 21) == idh then bury(s, row, index, index, 24, address) end
 end
 
 -- All that is read is read first: a hash that is emptied on the way is gone, and cannot be asked while its slot is on its
 -- way to another server.
 local out, incarnation = {}, {}
 for i = 1, letters do
-  local at = a + (i - 1) * 6
+  local at = a + (i - 1) * 7
   out[i * 2 - 1], out[i * 2] = status_of(ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 5], tonumber(ARGV[at + 6]))
 end
 for i = 1, letters do
   if out[i * 2 - 1] == 'ok' then
-    local at = a + (i - 1) * 6
+    local at = a + (i - 1) * 7
     local idh, place = ARGV[at + 1], tonumber(ARGV[at + 3])
     local where = 3 + (place - 1) * 3
     -- Not before: a slice that is opened for a task which is not written would stand there empty.
     incarnation[place] = incarnation[place] or open_slice(slices, ARGV[where + 1], ARGV[where + 2])
     local index = redis.call('RPUSH', KEYS[5 + place], ARGV[at + 4]) - 1
-    redis.call('HSET', ids, idh, ARGV[where + 3] .. struct.pack('>I3I4', incarnation[place], index))
+    local address = ARGV[where + 3] .. struct.pack('>I3I4', incarnation[place], index)
+    redis.call('HSET', ids, idh, address)
+    if ARGV[at + 7] ~= '' then leave_mark(idh, ARGV[at + 7], tonumber(ARGV[at + 6]), address) end
     redis.call('HINCRBY', n, 'accepted', 1)
     redis.call('HDEL', dead, idh)
     redis.call('ZREM', dead_times, idh)

@@ -15,7 +15,8 @@ if math.floor(string.byte(row, 5) / 8) % 2 == 1 or redis.call('GETBIT', x, index
 if redis.call('GETBIT', f, index) == 1 then return 'too late' end
 redis.call('HSET', dead, idh, ARGV[5])
 redis.call('ZADD', dead_times, ARGV[6], idh)
-redis.call('LSET', s, index, string.sub(idh, 1, 4))
+-- The header stays: a replay leaves its mark there.
+redis.call('LSET', s, index, string.sub(row, 1, 4) .. string.char(string.byte(row, 5) % 8 + 8) .. idh)
 redis.call('SETBIT', x, index, 1)
 redis.call('HDEL', ids, idh)
 redis.call('HINCRBY', n, 'dead', 1)

@@ -20,6 +20,7 @@ if found[1] and in_lane(found[1][2][2]) then
 else
   redis.call('HINCRBY', n, 'queued', -1)
 end
+redis.call('XACK', stream, 'w', id)
 redis.call('XDEL', stream, id)
 redis.call('HINCRBY', n, 'cancelled', 1)
 call_off(slices, ids, {{idh, address, x}})

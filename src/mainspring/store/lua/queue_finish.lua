@@ -1,12 +1,12 @@
 -- End runs of one partition: each leaves its stream together with its result, its retry, its dead letter or its ack.
 --
 -- KEYS  n, slices, ids, queued, acks, dead, dead:t; the stream of each queue; s of each place for retries; x of the slice
---       of each retry, each task of a lane and each that was cancelled; a key for each result
+--       of each retry, each task of a lane and each that was cancelled; a key for each result; s of the slice of each retry
 -- ARGV  queues, places, ends, retries, deaths, of lanes, cancelled, results, then
 --         per queue: how many of the ends
 --         of all ends, queue by queue: idhs; then their places in `queued` with the claims; then their stream ids
 --         per place: name, score
---         per retry: end, place, address prefix, entry      (ends and places counted from 1)
+--         per retry: end, place, address prefix, entry, 1 if handles may know its old place (ends, places counted from 1)
 --         per death: end, record, time in ms
 --         per task of a lane: end, outcome (see below)
 --         per cancelled one: end
@@ -37,7 +37,16 @@ end
 local a, place_key, x_key = id_at + ends, 7 + streams, 7 + streams + places
 local first_place, incarnation = a, {}
 a = a + places * 2
-for _ = 1, retries do
+
+-- A handle may know the place it comes from, and the slice may still be there: a mark leads on from there. Else a task that
+-- is cancelled in its new place would look done in the old one.
+local function leave_mark(s, from, idh, address)
+  local name, g, index = place_of(from)
+  local row = same_incarnation(slices, name, g) and redis.call('LINDEX', s, index)
+  if row and #row > 21 and string.sub(row, 6, 21) == idh then bury(s, row, index, index, 24, address) end
+end
+
+for k = 1, retries do
   local i, place = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
   x_key = x_key + 1
   if not lost[i] then
@@ -54,12 +63,14 @@ for _ = 1, retries do
         local at = first_place + place * 2
         incarnation[place] = incarnation[place] or open_slice(slices, ARGV[at - 1], ARGV[at])
         local length = redis.call('RPUSH', KEYS[place_key + place], ARGV[a + 4])
-        redis.call('HSET', ids, idh, ARGV[a + 3] .. struct.pack('>I3I4', incarnation[place], length - 1))
+        local address = ARGV[a + 3] .. struct.pack('>I3I4', incarnation[place], length - 1)
+        redis.call('HSET', ids, idh, address)
+        if ARGV[a + 5] == '1' then leave_mark(KEYS[#KEYS - retries + k], from, idh, address) end
         retried = retried + 1
       end
     end
   end
-  a = a + 4
+  a = a + 5
 end
 for _ = 1, deaths do
   local i = tonumber(ARGV[a + 1])

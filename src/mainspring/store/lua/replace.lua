@@ -22,6 +22,7 @@ if mode == 'move' then
   if math.floor(string.byte(old, 5) / 8) % 2 == 1 then return {#old == 21 and 'cancelled' or 'gone'} end
   first = first_copy(KEYS[5], old, old_index)
   if redis.call('GETBIT', KEYS[6], first) == 1 then return {'too late'} end
+  if is_resent(old) and redis.call('EXISTS', KEYS[6]) == 1 and mark_of(KEYS[5], idh) then return {'gone'} end
 end
 local incarnation = open_slice(slices, ARGV[4], ARGV[5])
 local index = redis.call('RPUSH', new_s, ARGV[7]) - 1

@@ -1,0 +1,50 @@
+"""Which of several test processes gets what, and when: a file stays together, the long ones go first."""
+
+from collections import Counter
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+
+ON_ONE_BROKER = ("test_kafka_sink.py", "test_demo.py", "test_sink_contract.py", "test_bench_e2e.py")
+"""Files that share a Kafka broker, so one process runs them all: a broker takes longer to start than to be used."""
+
+LONG = (
+    "test_chaos.py", *ON_ONE_BROKER, "test_state_machine.py", "test_bench_peers.py", "test_bench.py", "test_engine.py",
+    "test_leader_and_followers.py", "test_cron_oracle.py", "test_failover.py", "test_links.py", "test_kafka_brokers.py",
+    "test_api_serve.py", "test_commands.py", "test_planted_bugs.py", "test_examples.py",
+)  # fmt: skip
+"""Few tests that take long, the longest first: one of them at the very end would keep the others waiting for it."""
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.split("::", 1)[0].rpartition("/")[2]
+
+
+class LongestFirst(LoadFileScheduling):
+    """Hands out files in the order of the collection."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "kafka" if _file_of(nodeid) in ON_ONE_BROKER else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # it would go by the number of tests alone
+    return LongestFirst(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not hasattr(config, "workerinput"):
+        return
+    tests = Counter(item.nodeid.split("::", 1)[0] for item in items)
+    rank = {name: number for number, name in enumerate(LONG)}
+
+    def place(item: pytest.Item) -> tuple[int, int, str]:
+        path = item.nodeid.split("::", 1)[0]
+        return rank.get(_file_of(path), len(rank)), -tests[path], path
+
+    items.sort(key=place)

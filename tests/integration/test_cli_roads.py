@@ -1,0 +1,295 @@
+"""Commands against a server and against a node's API: the same words, the same answers, the same exit codes."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mainspring.cli import app
+from mainspring.config import Config
+from mainspring.model.access import new_token
+from mainspring.model.delivery import Delivery
+from mainspring.model.errors import Conflict, MainspringError, Unavailable
+from mainspring.model.outcome import DONE, Dead, Outcome, Retry
+from mainspring.sinks.null import NullSink
+from mainspring.testing.servers import Server, standalone
+
+from .calling import Api, serving_api
+
+Say = Callable[..., Awaitable[Result]]
+
+
+class MoodySink:
+    """Does what a payload asks for."""
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        ends: dict[object, Outcome] = {"die": Dead("the receiver said no"), "fail": Retry("try later", 3_600_000)}
+        return [ends.get(one.value(), DONE) for one in batch]
+
+    async def aclose(self) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with standalone() as started:
+        yield started
+
+
+@pytest.fixture
+async def api(server: Server) -> AsyncIterator[Api]:
+    server.call("FLUSHALL")
+    config = Config(redis_url=server.url, port=0, partitions=4)
+    async with serving_api(config, {"log": MoodySink(), "null": NullSink()}) as made:
+        yield made
+
+
+@pytest.fixture(params=["server", "api"])
+async def say(request: pytest.FixtureRequest, server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Runs one command line, with the URL of the road at its end."""
+    monkeypatch.chdir(request.getfixturevalue("tmp_path"))
+    url = server.url if request.param == "server" else api.url
+
+    async def run(*words: str, code: int = 0) -> Result:
+        result = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--url", url])
+        assert result.exit_code == code or isinstance(result.exception, MainspringError), result.output
+        return result
+
+    return run
+
+
+async def told(say: Say, *words: str, code: int = 0) -> Any:
+    return json.loads((await say(*words, "--json", code=code)).stdout)
+
+
+async def until(look: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(600):
+        if await look():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("it did not come to pass within a minute")
+
+
+# -- tasks -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_from_put_to_cancel(say: Say) -> None:
+    put = ("task", "put", '{"n": 1.50}', "--in", "2h", "--id", "a/b ü?", "--lane", "l 1", "--retry", "3 base=200ms")
+    made = await told(say, *put, "--expires", "2031-01-01T00:00:00Z")
+    assert (made["id"], made["outcome"]) == ("a/b ü?", "created")
+    assert (await told(say, *put))["outcome"] == "kept"
+    found = await told(say, "task", "get", "a/b ü?", "--lane", "l 1")
+    assert (found["state"], found["payload"], found["lane"]) == ("pending", {"n": 1.5}, "l 1")
+    assert found["expires_ms"] == 1_924_992_000_000
+    assert "not due yet" in (await say("task", "explain", "a/b ü?", "--lane", "l 1")).stdout
+    moved = await told(say, "task", "reschedule", "a/b ü?", "--at", "2030-01-01T09:00:00Z", "--lane", "l 1")
+    assert moved["due_ms"] == 1_893_488_400_000
+    listed = await told(say, "task", "list", "--after", "2029-12-31T00:00:00+02:00", "--before", "1893490000000")
+    assert [(one["id"], one["due_ms"]) for one in listed["tasks"]] == [("a/b ü?", moved["due_ms"])]
+    assert (await told(say, "task", "count"))["pending"] == 1
+    assert (await told(say, "task", "count", "--before", "2029-01-01T00:00:00Z"))["pending"] == 0
+    ended = await told(say, "task", "cancel", "a/b ü?", "nobody", "--lane", "l 1", code=1)
+    assert [one["outcome"] for one in ended] == ["cancelled", "unknown"]
+    assert (await told(say, "task", "get", "nobody", code=1))["state"] == "unknown"
+    assert (await told(say, "task", "explain", "nobody", code=1))["code"] == "unknown"
+
+
+async def test_pages_of_tasks_go_on_where_they_ended(say: Say) -> None:
+    for n in range(3):
+        await say("task", "put", str(n), "--in", f"{n + 1}h")
+    first = await told(say, "task", "list", "--limit", "2")
+    rest = await told(say, "task", "list", "--limit", "2", "--cursor", first["next"])
+    assert [one["payload"] for one in (*first["tasks"], *rest["tasks"])] == [0, 1, 2]
+    assert rest["next"] is None
+
+
+async def test_what_is_wrong_is_an_error_in_the_same_words(say: Say) -> None:
+    assert isinstance((await say("task", "put", "--in", "1 parsec")).exception, ValueError)
+    assert "no known scheme" in str((await say("task", "put", "--target", "nowhere:")).exception)
+    await say("task", "put", "--id", "one", "--in", "1h")
+    taken = await say("task", "put", "--id", "one", "--in", "1h", "--on-conflict", "reject")
+    assert isinstance(taken.exception, Conflict)
+
+
+# -- what failed -----------------------------------------------------------------------------------------------
+
+
+async def test_dead_letters_are_listed_replayed_exported_and_dropped(say: Say, tmp_path: Path) -> None:
+    for n in range(3):
+        await say("task", "put", '"die"', "--id", f"d{n}")
+
+    async def all_died() -> bool:
+        return len((await told(say, "dead", "list"))["letters"]) == 3
+
+    await until(all_died)
+    letter = await told(say, "dead", "show", "d0")
+    assert (letter["reason"], letter["payload"], letter["attempts"]) == ("the receiver said no", "die", 1)
+    assert letter["idempotency_key"].startswith("main/d0/")
+    assert "no dead letter" in (await say("dead", "show", "d9", code=1)).stderr
+    file = tmp_path / "letters.ndjson"
+    await say("dead", "export", "-o", str(file))
+    exported = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted(one["id"] for one in exported) == ["d0", "d1", "d2"]
+    assert [one["died_ms"] for one in exported] == sorted(one["died_ms"] for one in exported)
+    assert letter in exported
+    assert (await told(say, "dead", "replay", "--all", "--dry-run"))["replayed"] == 3
+    assert (await told(say, "dead", "replay", "d0", "d9", "--in", "1h", code=1))["gone"] == 1
+    assert (await told(say, "task", "get", "d0"))["state"] == "pending"
+    assert (await told(say, "dead", "replay", "--target", "log:", "--in", "1h"))["replayed"] == 2
+    assert (await told(say, "dead", "drop", "--all", "--yes"))["dropped"] == 0
+    assert "no dead letter" in (await say("dead", "drop", "d1", "--yes", code=1)).stderr
+
+
+async def test_a_lane_behind_its_head(say: Say) -> None:
+    await say("task", "put", '"fail"', "--id", "head", "--lane", "l")
+
+    async def stands() -> bool:
+        lanes = await told(say, "lane", "list")
+        return bool(lanes) and lanes[0]["head_id"] == "head"
+
+    await until(stands)
+    assert (await told(say, "lane", "show", "l"))["state"] == "retrying"
+    assert (await told(say, "lane", "skip-head", "l", "--reason", "enough"))["answer"] == "ok"
+    again = await say("lane", "retry-head", "l", code=1)
+    assert again.exit_code == 1 or isinstance(again.exception, Conflict)
+
+
+async def test_a_pause_is_made_listed_and_ended(say: Say) -> None:
+    made = await told(say, "pause", "--target", "kafka:*", "--reason", "upgrade", "--for", "1h")
+    assert (made["scope"], made["reason"], made["until_ms"] - made["since_ms"]) == (
+        "target kafka:*",
+        "upgrade",
+        3_600_000,
+    )
+    assert await told(say, "pauses") == [made]
+    assert (await told(say, "resume", "--target", "kafka:*"))["resumed"] is True
+    assert (await told(say, "resume", "--target", "kafka:*", code=1))["resumed"] is False
+    await say("pause", "--all")
+    assert (await told(say, "resume", "--all"))["scope"] == "all"
+
+
+# -- schedules -------------------------------------------------------------------------------------------------
+
+
+async def test_a_schedule_from_add_to_remove(say: Say) -> None:
+    options = ("--cron", "30 2 * * *", "--every", "36h", "--tz", "Europe/Paris", "--payload", '{"a": 1}')
+    more = (
+        "--grace",
+        "5m",
+        "--exclude",
+        "2030-12-25",
+        "--overlap",
+        "buffer_all(3)",
+        "--retry",
+        "2 base=1s",
+        "--note",
+        "x",
+    )
+    made = await told(say, "schedule", "add", "s", *options, "--target", "log:", *more)
+    assert (made["specs"], made["timezone"], made["payload"]) == (
+        ["30 2 * * *", "@every 36h"],
+        "Europe/Paris",
+        {"a": 1},
+    )
+    assert (made["grace"], made["overlap"], made["generation"], len(made["next"])) == ("5m", "buffer_all(3)", 1, 3)
+    assert await told(say, "schedule", "show", "s") == made
+    assert isinstance((await say("schedule", "add", "s", *options, "--target", "log:")).exception, Conflict)
+    changes = await told(say, "schedule", "diff", "s", "--grace", "6m")
+    assert changes == {"changes": {"grace": ["5m", "6m"]}}
+    edited = await told(say, "schedule", "edit", "s", "--cron", "0 4 * * *", "--generation", "1")
+    assert (edited["generation"], edited["grace"]) == (2, "5m")
+    assert isinstance((await say("schedule", "edit", "s", "--grace", "1m", "--generation", "1")).exception, Conflict)
+    paused = await told(say, "schedule", "pause", "s", "--until", "2h", "--reason", "why", "--hold")
+    assert (paused["state"], paused["paused"]["mode"], paused["paused"]["reason"]) == ("paused", "hold", "why")
+    assert (await told(say, "schedule", "resume", "s"))["state"] == "active"
+    revisions = (await told(say, "schedule", "history", "s"))["revisions"]
+    assert [one["generation"] for one in revisions] == [4, 3, 2, 1]
+    assert revisions[-1]["note"] == "x"
+    assert (await told(say, "schedule", "rollback", "s", "1"))["specs"] == made["specs"]
+    assert (await told(say, "schedule", "trigger", "s"))["id"].startswith("s@")
+    past = ("--from", "2026-01-01T00:00:00Z", "--to", "2026-01-03T00:00:00Z")
+    assert (await told(say, "schedule", "backfill", "s", *past, "--dry-run"))["planned"] == 2
+    assert (await told(say, "schedule", "list"))["count"] == 1
+    assert (await told(say, "schedule", "remove", "s"))["removed"] is True
+    assert (await told(say, "schedule", "remove", "s", code=1))["removed"] is False
+
+
+async def test_a_file_of_schedules_applied_twice_changes_nothing(say: Say, tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text('[schedules.a]\ncron = "7 * * * *"\ntarget = "log:"\npayload = {x = [1, 2]}\ntimeout = "5s"\n'
+                    '[schedules.b]\nevery = "30m"\nafter_end = "5m"\ntarget = "log:"\nlane = "l"\n')  # fmt: skip
+    steps = (await told(say, "schedule", "apply", "-f", str(file)))["steps"]
+    assert [(one["name"], one["action"]) for one in steps] == [("a", "create"), ("b", "create")]
+    again = (await told(say, "schedule", "apply", "-f", str(file)))["steps"]
+    assert [one["action"] for one in again] == ["same", "same"]
+    file.write_text('[schedules.a]\ncron = "8 * * * *"\ntarget = "log:"\n')
+    last = (await told(say, "schedule", "apply", "-f", str(file), "--prune"))["steps"]
+    assert [(one["name"], one["action"]) for one in last] == [("a", "change"), ("b", "remove")]
+    assert [one["name"] for one in (await told(say, "schedule", "list"))["schedules"]] == ["a"]
+
+
+# -- the rest --------------------------------------------------------------------------------------------------
+
+
+async def test_the_cluster_and_the_trail(say: Say, api: Api) -> None:
+    await api.post("/v1/pauses", {"all": True, "reason": "trail"})
+    assert (await told(say, "audit"))["changes"][0]["change"]["what"] == "pause.add"
+    assert "pause.add" in (await say("audit", "--limit", "1")).stdout
+    report = await told(say, "cluster", "status")
+    assert (report["partitions"], report["without_owner"], len(report["nodes"])) == (4, [], 1)
+    assert "(leader)" in (await say("cluster", "status")).stdout
+
+
+async def test_a_key_goes_with_every_call(api: Api, server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(new_token())
+    config = Config(redis_url=server.url, namespace="closed", port=0, access="keys", api_key_file=file)
+    async with serving_api(config) as closed:
+
+        async def get(**environ: str) -> Result:
+            line = ["task", "list", "--url", closed.url, "--namespace", "closed"]
+            return await asyncio.to_thread(lambda: CliRunner(env=environ).invoke(app, line))
+
+        assert "an API key is needed" in str((await get()).exception)
+        assert "unknown, expired or revoked" in str((await get(MAINSPRING_API_TOKEN=new_token())).exception)
+        assert (await get(MAINSPRING_API_TOKEN=file.read_text())).exit_code == 0
+        assert (await get(MAINSPRING_API_TOKEN_FILE=str(file))).exit_code == 0
+
+
+async def test_an_api_that_is_not_there_or_is_none(api: Api, server: Server) -> None:
+    async def get(url: str) -> BaseException | None:
+        line = ["task", "get", "x", "--url", url]
+        return (await asyncio.to_thread(lambda: CliRunner().invoke(app, line))).exception
+
+    assert isinstance(await get("http://127.0.0.1:1"), Unavailable)
+    assert "write https://host" in str(await get(f"http://me:secret@{api.url.removeprefix('http://')}"))
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as other:
+        port = other.sockets[0].getsockname()[1]
+        assert "does not answer as Mainspring's API" in str(await get(f"http://127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize("line", ["doctor", "verify", "key list"])
+async def test_a_command_that_needs_the_server_itself_says_so(api: Api, line: str) -> None:
+    result = await asyncio.to_thread(CliRunner().invoke, app, [*line.split(), "--url", api.url])
+    assert "looks at the server itself" in str(result.exception)
+
+
+async def test_the_environment_names_an_api_and_a_flag_a_server(api: Api, server: Server) -> None:
+    await api.client.put("log:", id="known", after="1h")
+
+    async def get(*flags: str, **environ: str) -> Result:
+        line = ["task", "get", "known", *flags]
+        return await asyncio.to_thread(lambda: CliRunner(env=environ).invoke(app, line))
+
+    assert (await get(MAINSPRING_API_URL=api.url, MAINSPRING_REDIS_URL="redis://127.0.0.1:1")).exit_code == 0
+    assert (await get("--redis-url", server.url, MAINSPRING_API_URL="http://127.0.0.1:1")).exit_code == 0
