@@ -1,5 +1,6 @@
 """What a program declares before it starts: handlers, commands, and schedules for them."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,19 +15,34 @@ from .model.command import Command
 from .model.command_table import read_command
 from .model.errors import InvalidInput
 from .model.retry import RetryPolicy
-from .model.schedule import Definition, check_definition
+from .model.schedule import Definition, check_definition, shortest_interval_ms
 from .model.schedule_input import define
 from .model.times import Delay, When, instant_ms
+from .model.worst_case import check_against
 from .timetable import SOURCE, Timetable
 from .worker.arguments import Codec
 from .worker.command import CommandWork
 from .worker.handler import Handler
 from .worker.registry import Registry
 
+log = logging.getLogger("mainspring.scheduler")
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Target = Function[..., Any] | Callable[..., Any] | str
 """A handler, a function that becomes one, or a target such as `https://…`."""
+
+
+def _warn_of_long_runs(definition: Definition, handler: Handler, now_ms: int) -> None:
+    """A handler's own rules may make a run last until after the next one is due, which would be left out then."""
+    interval_ms = shortest_interval_ms(definition, now_ms)
+    timeout_ms = definition.timeout_ms or round((handler.timeout_s or 0) * 1000)
+    if interval_ms is None or definition.slots.recurrence.waits_for_end:
+        return
+    try:
+        check_against(handler.retry or RetryPolicy(max_attempts=1), interval_ms, timeout_ms)
+    except InvalidInput as error:
+        log.warning("schedule %r of handler %s: %s", definition.name, handler.target, error)
 
 
 class Declarations(Connections):
@@ -129,7 +145,7 @@ class Declarations(Connections):
         if is_new and not isinstance(target, Function):
             self.registry.add(known)  # a plain function: it becomes a handler by this
         try:
-            return self._declare(definition)
+            return self._declare(definition, known)
         except InvalidInput:
             if is_new and not isinstance(target, Function):
                 self.registry.remove(known)
@@ -148,13 +164,15 @@ class Declarations(Connections):
     def _with_zone(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"timezone": self.config.timezone, **fields}
 
-    def _declare(self, definition: Definition) -> Definition:
+    def _declare(self, definition: Definition, handler: Handler | None = None) -> Definition:
         definition = msgspec.structs.replace(definition, source=definition.source or SOURCE)
         now_ms = time.time_ns() // 1_000_000
         # A mistake is told here and not at the start. One that is over is none: a program may outlive its schedules.
         if definition.end_ms is None or definition.end_ms > now_ms:
             check_definition(definition, now_ms)
         self.timetable.add(definition)
+        if handler is not None and definition.retry is None and definition.overlap == "skip":
+            _warn_of_long_runs(definition, handler, now_ms)
         return definition
 
     def unregister(self, name: str | Callable[..., Any]) -> None:

@@ -161,8 +161,11 @@ class Schedules:
         return name in await self._writer.write({name: nothing}, missing_ok=True)
 
     async def rollback(self, name: str, generation: int | None = None, *, by: str = "") -> ScheduleView:
-        """Make a former revision the present one again: the last before this, or the one with this generation."""
-        former = (await self.history(name))[1:]
+        """Make a former revision the present one again: the last before this, or the one with this generation.
+
+        A removed schedule comes back as it was.
+        """
+        _, former = await self._revisions(name)
         chosen = next((one for one in former if generation in (None, one.generation)), None)
         if chosen is None:
             raise NotFound(
@@ -196,11 +199,15 @@ class Schedules:
 
     async def history(self, name: str) -> list[Definition]:
         """Revisions, the newest (present) first; of a removed schedule the last ones it had."""
+        present, former = await self._revisions(name)
+        return former if present is None else [present, *former]
+
+    async def _revisions(self, name: str) -> tuple[Definition | None, "list[Definition]"]:
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         former = await kept.revisions(self._store, seen.partition, name)
         if seen.definition is None and not former:
             raise NotFound(f"there is no schedule {name!r}")
-        return ([seen.definition] if seen.definition is not None else []) + former
+        return seen.definition, former
 
     async def diff(self, name: str, **fields: Unpack[ScheduleFields]) -> dict[str, tuple[Any, Any]]:
         """What an edit would change: field -> (before, after). Nothing is written."""
@@ -228,16 +235,19 @@ class Schedules:
 
         The runs have the ids of those planned times: a second call finds them and puts nothing.
         """
-        if rate is not None and rate <= 0:
+        if rate is not None and not rate > 0:
             raise InvalidInput(f"rate is {rate}; give more than 0 runs a second")
+        start_ms, end_ms = instant_ms(start, field="start"), instant_ms(end, field="end")
+        if end_ms < start_ms:
+            raise InvalidInput("the end of the range lies before its start")
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         definition = self._current(name, seen)
         now_ms = self._store.clock.now_ms()
         # What the chain has before it is its own.
-        until_ms = min(instant_ms(end, field="end"), now_ms + 1)
+        until_ms = min(end_ms, now_ms + 1)
         if seen.link is not None and seen.link.planned_ms:
             until_ms = min(until_ms, seen.link.planned_ms)
-        slots = definition.slots.recurrence.between(instant_ms(start, field="start"), until_ms, BACKFILL_AT_MOST + 1)
+        slots = definition.slots.recurrence.between(start_ms, until_ms, BACKFILL_AT_MOST + 1)
         if len(slots) > BACKFILL_AT_MOST:
             raise InvalidInput(f"more than {BACKFILL_AT_MOST} runs lie in this range; give a shorter one")
         edges = (slots[0], slots[-1]) if slots else (None, None)

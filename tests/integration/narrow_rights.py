@@ -13,7 +13,9 @@ USER: Final = "narrow"
 SECRET: Final = "narrow-secret"
 
 
-TESTS_OWN: Final = ("memory|usage", "rpop", "pttl", "hkeys")
+TESTS_OWN: Final = (
+    "memory|usage", "rpop", "pttl", "hkeys", "rename", "keys", "dump", "restore", "zincrby", "config|set",
+)  # fmt: skip
 """What some tests themselves ask through a store; nothing of ours sends these."""
 
 

@@ -9,7 +9,7 @@ import pytest
 from mainspring.store.store import Store
 from mainspring.testing.servers import Cluster, Kind, Server, missing, standalone, wait_until
 
-from .narrow_rights import ON, SECRET, USER, sign_in
+from .narrow_rights import ON, SECRET, TESTS_OWN, USER, rules, sign_in
 from .serving import in_seconds, run, serving
 
 
@@ -31,6 +31,7 @@ async def test_the_tests_of_the_data_path_run_as_that_user(fleet: Server | Clust
     users = {client["user"] for client in clients if client["addr"].startswith("127.0.0.1:")}
     assert users == {"default" if isinstance(fleet, Cluster) else USER}
     assert isinstance(fleet, Cluster) or fleet.kind in ON
+    assert not {f"+{command}" for command in TESTS_OWN} & set(rules("t*")), "what we need is not granted by the tests"
 
 
 def test_what_is_printed_can_be_fed_to_a_server_and_a_node_runs_on_it(server: Server, tmp_path: Path) -> None:

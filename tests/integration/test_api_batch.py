@@ -228,3 +228,13 @@ async def test_a_line_longer_than_a_portion_is_read_where_the_limits_allow_it(se
         told = (await api.batch([long, line(1), long])).lines
         assert [one.get("outcome") for one in told[:-1]] == ["created"] * 3
     server.call("FLUSHALL")
+
+
+@pytest.mark.parametrize(("levels", "failed"), [(63, 0), (64, 0), (65, 1), (500, 1)])
+async def test_a_line_that_is_nested_too_deep_fails_alone(api: Api, levels: int, failed: int) -> None:
+    deep: Any = 1
+    for _ in range(levels):
+        deep = [deep]
+    answer = await api.batch([line(0), line(1, payload=deep), line(2)])
+    assert answer.lines[-1]["summary"]["failed"] == failed
+    assert await pending(api) == 3 - failed

@@ -225,6 +225,24 @@ async def test_a_bound_key_sees_and_writes_only_schedules_of_its_targets(api: Ap
     assert (await api.call("PATCH", "/v1/schedules/mine", {"target": "null:"})).status == 403
 
 
+async def test_a_bound_key_neither_sees_nor_brings_back_a_revision_that_went_elsewhere(api: Api) -> None:
+    await add(api, name="mine", payload="theirs")
+    await api.call("PATCH", "/v1/schedules/mine", {"target": "log:", "payload": "ours"})
+    api.token = await api.key("operator", targets=("log:",))
+    assert [one["payload"] for one in (await api.get("/v1/schedules/mine/history")).json["revisions"]] == ["ours"]
+    for body in ({}, {"generation": 1}):
+        assert (await api.post("/v1/schedules/mine/rollback", body)).status == 403
+    assert (await api.get("/v1/schedules/mine")).json["generation"] == 2
+
+
+async def test_a_removed_schedule_comes_back_by_a_rollback(api: Api) -> None:
+    await add(api)
+    await api.delete("/v1/schedules/nightly")
+    back = await api.post("/v1/schedules/nightly/rollback")
+    assert (back.status, back.json["payload"], back.json["generation"]) == (200, {"job": "backup"}, 2)
+    assert (await whats(api))[-2:] == ["schedule.remove", "schedule.rollback"]
+
+
 # -- pauses, lanes, queues -------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server, standalone
 
 from .calling import LATER, Answer, Api, serving_api
+from .queueing import TARGET, HandWorker
 
 
 @pytest.fixture(scope="module")
@@ -346,3 +347,28 @@ async def test_a_request_whose_answer_was_lost_is_answered_as_the_first_time(
     assert (await api.client.count()).pending == 1
     third = await api.post("/v1/tasks", body, idempotency_key="k")
     assert (third.body, third.headers["idempotency-replayed"]) == (again.body, "true")
+
+
+async def test_pending_tasks_are_counted(api: Api) -> None:
+    for n in range(3):
+        await api.client.put("log:", at=LATER + n * 1_000)
+    assert (await api.get("/v1/tasks:count")).json == {"pending": 3, "exact": True}
+    hours = LATER // 3_600_000 * 3_600_000
+    found = (await api.get(f"/v1/tasks:count?due_after={hours}&due_before={hours + 7_200_000}")).json
+    assert found == {"pending": 3, "exact": True}
+    assert (await api.get("/v1/tasks:count?due_before=2029-01-01T00:00:00Z")).json["pending"] == 0
+    assert (await api.get("/v1/tasks:count?due_after=soon")).problem == "invalid"
+    api.token = await api.key("reader", targets=("log:",))
+    assert (await api.get("/v1/tasks:count")).problem == "forbidden"
+
+
+async def test_a_task_that_a_worker_runs_is_not_called_cancelled(api: Api) -> None:
+    """Its worker is told to stop it, and may be done before: that is another answer."""
+    await api.client.put(TARGET, 1, id="runs")
+    worker = HandWorker(api.client.store)
+    for _ in range(600):
+        if await worker.take():
+            break
+        await asyncio.sleep(0.05)
+    ended = await api.delete("/v1/tasks/runs")
+    assert (ended.status, ended.json) == (202, {"id": "runs", "outcome": "cancelling"})

@@ -107,6 +107,25 @@ async def test_pages_of_tasks_go_on_where_they_ended(say: Say) -> None:
     assert rest["next"] is None
 
 
+async def test_tasks_are_listed_by_state_target_and_lane(say: Say) -> None:
+    await say("task", "put", "1", "--in", "1h", "--target", "kafka:a", "--lane", "x")
+    await say("task", "put", "2", "--in", "1h", "--target", "kafka:b", "--lane", "y")
+    await say("task", "put", "3", "--target", "queue:mail/send")
+
+    async def listed(*words: str) -> list[int]:
+        return [one["payload"] for one in (await told(say, "task", "list", *words))["tasks"]]
+
+    assert await listed("--target", "kafka:b") == [2]
+    assert await listed("--lane", "x") == [1]
+    assert sorted(await listed("--target", "kafka:*")) == [1, 2]
+
+    async def is_queued() -> bool:
+        return await listed("--state", "queued") == [3]
+
+    await until(is_queued)
+    assert "pending, fired, queued" in str((await say("task", "list", "--state", "lost")).exception)
+
+
 async def test_what_is_wrong_is_an_error_in_the_same_words(say: Say) -> None:
     assert isinstance((await say("task", "put", "--in", "1 parsec")).exception, ValueError)
     assert "no known scheme" in str((await say("task", "put", "--target", "nowhere:")).exception)

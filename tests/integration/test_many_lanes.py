@@ -1,16 +1,22 @@
 """Thousands of lanes that come to stand still, or go on, at once: nobody else waits for that."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from msgspec import json
 
-from mainspring.engine import dispatcher, hold_watch, partition
+from mainspring.engine import dispatcher, hold_watch, lanes, partition
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.lookahead import Reach
+from mainspring.engine.held_work import FEW_BEHIND
+from mainspring.engine.lookahead import LANE_WINDOW, Reach
+from mainspring.model.outcome import Retry
 from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
+
+from .queueing import TARGET, HandWorker
 
 Tickers = Callable[..., Awaitable[Ticker]]
 
@@ -21,7 +27,7 @@ EACH = 3
 @pytest.fixture
 def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes in proportion to a test's: one commit of ten moves a step, four lanes of a partition back at a time."""
-    monkeypatch.setattr(dispatcher, "MOVE_S", 0.0)
+    monkeypatch.setattr(dispatcher, "OUTCOMES_S", 0.0)
     monkeypatch.setattr(partition, "MOST_MOVES", 10)
     monkeypatch.setattr(hold_watch, "LANES_AT_ONCE", 4)
 
@@ -45,10 +51,10 @@ def standing(ticker: Ticker) -> int:
 
 def arrived(ticker: Ticker) -> dict[int, list[int]]:
     """By lane, what was delivered, in this order."""
-    lanes: dict[int, list[int]] = {}
+    by_lane: dict[int, list[int]] = {}
     for lane, n in (one.value() for one in ticker.deliveries if one.value() != "free"):
-        lanes.setdefault(lane, []).append(n)
-    return lanes
+        by_lane.setdefault(lane, []).append(n)
+    return by_lane
 
 
 async def test_the_others_leave_while_lanes_are_moved_aside(paused: Ticker) -> None:
@@ -98,3 +104,58 @@ async def test_a_new_owner_lets_many_lanes_go_on(paused: Ticker, tickers: Ticker
             break
     assert all(some == list(range(EACH)) for some in arrived(second).values())
     assert (await balance(store)).pending == 0
+
+
+async def test_many_failures_at_once_are_written_while_others_leave(
+    tickers: Tickers, store: Store, few_at_a_time: None
+) -> None:
+    """A step writes the ends of one partition; those of the others wait, and what is due leaves in between."""
+    ticker = await tickers(handlers={"kafka": lambda _: Retry("broken", after_ms=60_000)})
+    engine = ticker.engine
+    await ticker.client.put_many(Task("kafka:broken", n, id=f"b{n}", after="1s") for n in range(64))
+    await ticker.client.put_many(Task("log:", "free", id=f"f{n}", after="1200ms") for n in range(8))
+    await ticker.turn()
+    ticker.clock.advance(seconds=1)
+    await engine.dispatcher.step()
+    while engine.deliveries.in_flight:  # noqa: ASYNC110 - deliveries tell nothing
+        await asyncio.sleep(0)
+    failed = [one for one in engine.owned.values() if one.must_commit]
+    assert len(failed) > 2, "failures in several partitions"
+    ticker.clock.advance(ms=200)
+    await engine.dispatcher.step()
+    assert 0 < sum(one.must_commit for one in failed) < len(failed), "some are written, not all"
+    begun = sum(one.value() == "free" for one in ticker.deliveries) + engine.deliveries.in_flight
+    assert begun == 8, "nobody waits for that"
+    await engine.dispatcher.drain()
+    books = await balance(store)
+    assert (books.pending, books.retried, books.done) == (64, 64, 8)
+
+
+async def test_behind_a_head_that_runs_for_long_memory_stays_bounded_and_the_order_is_kept(
+    tickers: Tickers, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "MOST_BEHIND", 50)
+    ticker = await tickers(workers=True, options=EngineOptions(reach=Reach(tasks=640)))
+    worker = HandWorker(ticker.store)
+    await ticker.client.put(TARGET, "head", id="head", lane="a")
+    await ticker.turn()
+    running = await worker.take_one()
+    await ticker.client.put_many(Task(TARGET, n, id=f"n{n}", lane="a", after=f"{1_000 + n}ms") for n in range(400))
+    await ticker.advance(seconds=2)
+    for _ in range(10):
+        await ticker.advance(seconds=1)
+        behind = sum(one.lanes.behind for one in ticker.engine.owned.values())
+        assert behind + ticker.engine.lookahead.held <= LANE_WINDOW + FEW_BEHIND
+    assert (await balance(store)).spilled > 300
+    told = await ticker.client.explain("n350", lane="a")
+    assert (told.code, told.head_id) == ("behind-head", "head")
+    ran: list[object] = []
+    while True:
+        assert await worker.end(running) == ["ok"]
+        ran.append(json.decode(running.body.payload))
+        await ticker.turn()
+        if len(ran) > 400:
+            break
+        running = await worker.take_one()
+    assert ran == ["head", *range(400)]
+    assert (await balance(store)).done == 401

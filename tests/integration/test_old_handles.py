@@ -240,3 +240,17 @@ async def test_a_copy_that_comes_after_the_task_has_moved_is_not_cancelled_in_it
     await ticker.client.resume()
     assert await ticker.advance(minutes=2) == []
     assert (await balance(store)).cancelled == 1
+
+
+async def test_a_failed_head_that_is_cancelled_by_its_new_handle_frees_its_lane(tickers: Tickers, store: Store) -> None:
+    """Nobody reads the place of its next attempt for an hour: the owner learns of the cancel from the index."""
+    slow = RetryPolicy(max_attempts=9, base_ms=3_600_000, cap_ms=3_600_000, jitter="none")
+    again = {"log": lambda one: Retry("no") if one.value() == "head" else None}
+    ticker = await tickers(options=EngineOptions(retry=slow), handlers=again)
+    for name in ("head", "next"):
+        await ticker.client.put("log:", name, after="1s", lane="a")
+    assert [one.value() for one in await ticker.advance(seconds=3)] == ["head"]
+    [head] = [one.id for one in (await ticker.client.list()).tasks if one.payload == "head"]
+    assert await ticker.client.cancel(head) == "cancelled"
+    assert [one.value() for one in await ticker.advance(seconds=2)] == ["next"]
+    await balance(store)

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from mainspring.client import Client
-from mainspring.model.clock import ManualClock
+from mainspring.model.clock import ManualClock, steady_s
 from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
 from mainspring.store.verify import verify
@@ -46,6 +46,28 @@ async def test_a_new_owner_looks_at_once(ticker: Ticker, client: Client) -> None
     await client.schedules.add("job", every="10s", target="log:")
     await lose_the_next_run(client)
     assert [one.id for one in await ticker.advance(seconds=20)] == ["job@2027-01-15T08:00:20Z"]
+
+
+async def test_an_owner_looks_again_every_minute(
+    ticker: Ticker, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.schedules.add("job", cron="0 12 * * *", target="log:")
+    await ticker.turn()  # the look at the takeover is over
+    assert await client.cancel("job@2027-01-15T12:00:00Z") == "cancelled"
+    planner = ticker.engine.planner
+    now_s = steady_s()
+    monkeypatch.setattr("mainspring.engine.planner.steady_s", lambda: now_s)
+    await planner.step()
+    assert planner.replanted == 0
+    now_s += 61
+    with caplog.at_level(logging.WARNING, logger="mainspring.engine"):
+        await planner.step()
+    assert planner.replanted == 1
+    assert "schedule job: its next occurrence was not there" in caplog.text
+    view = await client.schedules.get("job")
+    assert view is not None
+    assert view.next_ms[0] == START_MS + 28 * 3_600_000, "the day after"
+    assert sum(planner.not_run.values()) == 1
 
 
 async def test_a_run_that_was_read_and_cancelled_still_puts_the_next(ticker: Ticker, client: Client) -> None:

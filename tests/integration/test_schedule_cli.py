@@ -176,6 +176,13 @@ def test_what_is_wrong_is_said_and_nothing_is_written(server: Server, client: Sy
     assert "3,100 ms" in str(too_long.exception)
 
 
+def test_the_worst_case_of_a_schedules_retries_is_shown_as_a_sum(server: Server, client: SyncClient) -> None:
+    policy = "4 base=200ms factor=2 jitter=500ms"
+    client.schedules.add("hook", every="1h", target="https://example.com/", retry=policy, timeout="1s")
+    shown = call(server, "show", "hook").stdout
+    assert "4 x 1,000 ms + 200 ms + 400 ms + 800 ms + 3 x 500 ms = 6,900 ms" in shown
+
+
 def test_lint_speaks_of_clock_changes_and_midnight(server: Server, client: SyncClient, tmp_path: Path) -> None:
     client.schedules.add("night", cron="30 2 * * *", timezone="Europe/Paris", target="log:")
     client.schedules.add("midnight", cron="0 0 * * *", target="log:")

@@ -98,6 +98,16 @@ async def test_a_long_outage_of_a_quick_schedule_is_counted_and_not_walked(
     assert (await view_of(client, "tick")).not_run == {"missed": 30 * 86_400 - 1}
 
 
+async def test_a_long_outage_of_a_quick_cron_line_is_counted_to_the_last_slot(
+    tickers: Tickers, client: Client, clock: ManualClock
+) -> None:
+    await client.schedules.add("tick", cron="* * * * * *", target="log:", timezone="Europe/Paris", misfire="all(3)")
+    ticker = await outage(tickers, clock, 60 * 24 * 30)
+    await ticker.turn()
+    view = await view_of(client, "tick")
+    assert (view.runs, view.not_run) == (3, {"missed": 30 * 86_400 - 3})
+
+
 # -- the run before is not over ---------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -549,6 +550,19 @@ def test_declarations_that_cannot_work_are_refused_where_they_are_made() -> None
             scheduler.register("n", nothing, every="1m")  # type: ignore[arg-type]
 
 
+def test_a_handler_whose_runs_may_last_longer_than_the_interval_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid"))
+
+    @scheduler.handler(retries=2, timeout="5s")
+    def slow() -> None: ...
+
+    for span, said in (("1h", 0), ("10s", 1)):
+        scheduler.every(span, slow, name=span)
+        assert caplog.text.count("one run may take 3 x 5,000 ms") == said
+    scheduler.every("10s", slow, name="beside", overlap="allow")
+    assert len(caplog.records) == 1
+
+
 def test_one_plain_function_may_have_several_schedules() -> None:
     scheduler = Scheduler(Config(redis_url="redis://nobody.invalid"))
 
@@ -571,6 +585,15 @@ def test_one_plain_function_may_have_several_schedules() -> None:
         scheduler.unregister(plain)
     scheduler.unregister(other)
     assert (scheduler.entries(), len(scheduler.registry)) == ([], 0)
+
+
+def test_schedules_that_a_program_adds_by_hand_have_the_zone_of_its_settings(config: Config) -> None:
+    scheduler = Scheduler(replace(config, timezone="Asia/Tokyo"))
+    try:
+        view = scheduler.sync_client().schedules.add("by-hand", cron="0 9 * * *", target="log:")
+        assert view.definition.zone == "Asia/Tokyo"
+    finally:
+        scheduler.close()
 
 
 # -- as the whole of a program ---------------------------------------------------------------------------------

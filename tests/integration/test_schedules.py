@@ -117,6 +117,10 @@ async def test_rollback_brings_a_former_revision_back(ticker: Ticker, client: Cl
     assert (await client.schedules.rollback("job", 1)).payload == 1
     assert [one.value() for one in await ticker.advance(seconds=10)] == [1]
     assert [one.generation for one in await client.schedules.history("job")] == [5, 4, 3, 2, 1]
+    await client.schedules.edit("job", payload=6)
+    assert await client.schedules.remove("job")
+    assert (await client.schedules.rollback("job")).payload == 6, "a removed one comes back as it was"
+    assert [one.value() for one in await ticker.advance(seconds=10)] == [6]
 
 
 async def test_a_name_is_taken_once(client: Client) -> None:
@@ -256,6 +260,9 @@ async def test_a_backfill_runs_what_was_planned_and_twice_is_once(ticker: Ticker
     again = await client.schedules.backfill("job", start=start, end=end)
     assert (again.created, again.kept) == (0, 6)
     assert [one.id for one in await ticker.advance(hours=1)] == ["job@2027-01-15T09:00:00Z"], "the chain goes on"
+    for wrong in ({"start": end, "end": start}, {"start": start, "end": end, "rate": float("nan")}):
+        with pytest.raises(InvalidInput):
+            await client.schedules.backfill("job", **wrong)
 
 
 async def test_a_run_is_found_by_its_id(ticker: Ticker, client: Client) -> None:

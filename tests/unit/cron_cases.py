@@ -29,7 +29,7 @@ class Case(NamedTuple):
 
 
 def changes_of(name: str, first: datetime, last: datetime) -> tuple[tuple[int, int, int], ...]:
-    """(instant, offset before, offset after) of each change, by zoneinfo alone: day by day, then to the minute."""
+    """(instant, offset before, offset after) of each change, by zoneinfo alone: by day, by hour, to the minute."""
     info, found = zone(name).info, []
     low, high = int(first.timestamp()), int(last.timestamp())
 
@@ -40,8 +40,8 @@ def changes_of(name: str, first: datetime, last: datetime) -> tuple[tuple[int, i
     for day in range(low, high, 86_400):
         after = offset(day + 86_400)
         if after != before:
-            changed = [offset(minute) == after for minute in range(day, day + 86_401, 60)]
-            at_s = day + 60 * changed.index(True)
+            hour = next(hour for hour in range(day, day + 86_401, 3_600) if offset(hour) == after)
+            at_s = next(minute for minute in range(hour - 3_600, hour + 1, 60) if offset(minute) == after)
             found.append((at_s, seconds(before), seconds(after)))
             before = after
     return tuple(found)

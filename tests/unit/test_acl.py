@@ -36,7 +36,7 @@ def sent() -> set[str]:
     return found
 
 
-OPTIONS = {"COUNT", "GROUP", "JUSTID", "MKSTREAM", "STREAMS", "WITHSCORES"}
+OPTIONS = {"COUNT", "GROUP", "IDLE", "JUSTID", "MKSTREAM", "RETRYCOUNT", "STREAMS", "WITHSCORES"}
 """Words of the scripts that stand behind a command."""
 
 

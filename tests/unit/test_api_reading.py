@@ -12,6 +12,8 @@ from mainspring.api.new_task import NewTask, check_payload, task_of
 from mainspring.api.problems import PROBLEMS, Problem
 from mainspring.api.reading import check_depth, read_json, read_query, when
 from mainspring.api.routes import Route, Router
+from mainspring.api.standstills import NewPause
+from mainspring.api.tasks import ListTasks
 from mainspring.model.access import ApiKey
 from mainspring.model.errors import InvalidInput
 
@@ -218,3 +220,10 @@ def test_two_routes_for_one_place_are_a_mistake() -> None:
 def test_a_problem_can_always_be_written(slug: str) -> None:
     told = json.loads(Problem(slug, "a lone \ud800 and \x00").body())
     assert told["status"] == PROBLEMS[slug][0]
+
+
+def test_a_word_that_is_none_of_the_choices_is_answered_with_the_choices() -> None:
+    with pytest.raises(Problem, match=r"'lost'.*; use one of pending, fired, queued, running"):
+        read_query(ListTasks, b"state=lost")
+    with pytest.raises(Problem, match="use one of hold, drop"):
+        read_json(NewPause, b'{"all": true, "mode": "slow"}', 64)

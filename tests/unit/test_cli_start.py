@@ -108,3 +108,10 @@ def test_a_wrong_value_is_told_in_the_words_of_the_library(line: str, words: str
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert told.returncode == 2
     assert words in told.stderr
+
+
+@pytest.mark.parametrize(
+    "line", ["task --help", "lane --help", "dead --help", "cluster --help", "key --help", "audit -h"]
+)
+def test_who_asks_for_help_needs_no_settings(line: str) -> None:
+    assert _modules(*line.split()).isdisjoint({"mainspring.config", "mainspring.settings", "mainspring.sources"})

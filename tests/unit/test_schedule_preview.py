@@ -50,6 +50,7 @@ def test_an_interval_counts_from_the_beginning_of_the_preview() -> None:
         "2026-01-01T00:07:10+00:00",
         "2026-01-01T00:14:10+00:00",
     ]
+    assert runs("@after-end 7m", "--from", "2026-01-01T00:00:10Z", "--count", "1") == ["2026-01-01T00:07:10+00:00"]
 
 
 def test_several_specs_and_exclusions() -> None:

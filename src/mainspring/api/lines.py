@@ -63,12 +63,13 @@ class Lines:
     def _take_all(self, first: int, decoded: list[NewTask], now_ms: int, *, simple: bool) -> Portion:
         found = Portion(first, range(first, first + len(decoded)), [], {})
         targets, depth, last_ms = self._targets, self._depth, now_ms + _AHEAD_MS
+        shallow = 2 * depth  # a shorter text has not enough brackets to be too deep
         for new in decoded:
-            payload = bytes(new.payload)
+            payload = new.payload
             at = new.at
             # A known target, a plain time near by, a short id or none: nothing is left to check.
             if (
-                (simple or is_simple(payload))
+                (simple or is_simple(bytes(payload)))
                 and type(at) is int
                 and now_ms <= at < last_ms
                 and new.target in targets
@@ -76,11 +77,10 @@ class Lines:
                 and new.lane is None
                 and new.expires is None
                 and new.retry is None
-                and len(payload) <= MAX_PAYLOAD_BYTES
-                and payload.count(b"[") + payload.count(b"{") < depth
+                and (len(payload) < shallow or _is_small(bytes(payload), depth))
                 and (new.id is None or 0 < len(new.id) < _SHORT)
             ):
-                found.tasks.append(Task(new.target, new.payload, at, None, new.id))
+                found.tasks.append(Task(new.target, payload, at, None, new.id))
             else:
                 self._take_slowly(found, first + len(found.tasks) + len(found.wrong), new, now_ms)
         if found.wrong:
@@ -121,6 +121,10 @@ class Lines:
         if len(self._targets) < _MOST_TARGETS:
             self._targets.add(task.target)
         return task
+
+
+def _is_small(payload: bytes, depth: int) -> bool:
+    return len(payload) <= MAX_PAYLOAD_BYTES and payload.count(b"[") + payload.count(b"{") < depth
 
 
 def _decode(raw: bytes, depth: int) -> NewTask:

@@ -2,7 +2,7 @@
 
 import re
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -14,6 +14,7 @@ from .problems import Problem
 
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _BRACKETS: Final = re.compile(rb"[\[{\]}]")
+_WRONG_WORD: Final = re.compile(r"Invalid enum value .* - at `\$\.(\w+)`")
 _LATEST_MS: Final = 1 << 45
 MAX_PARAMETERS: Final = 32
 
@@ -42,7 +43,7 @@ def read_query(kind: type | None, query: bytes) -> Any:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Problem("invalid", f"parameters: {error}") from None
+        raise Problem("invalid", f"parameters: {error}{_choices(kind, str(error))}") from None
 
 
 def read_json(kind: Any, body: bytes, depth: int) -> Any:
@@ -52,9 +53,17 @@ def read_json(kind: Any, body: bytes, depth: int) -> Any:
     try:
         return _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        raise Problem("invalid", str(error)) from None
+        raise Problem("invalid", f"{error}{_choices(kind, str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem("malformed", str(error)) from None
+
+
+def _choices(kind: Any, error: str) -> str:
+    """Which words there are, where another was given."""
+    named = _WRONG_WORD.search(error)
+    hint = None if named is None or not isinstance(kind, type) else get_type_hints(kind).get(named[1])
+    words = [str(word) for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]
+    return f"; use one of {', '.join(dict.fromkeys(words))}" if words else ""
 
 
 @cache

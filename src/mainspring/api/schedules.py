@@ -66,7 +66,7 @@ async def schedule_history(call: Call) -> Answer:
     name = call.params["name"]
     revisions = await call.client.schedules.history(name)
     call.check_seen(revisions[0].target, "schedule", name)
-    return answer(History([revision_as_dict(one) for one in revisions]))
+    return answer(History([revision_as_dict(one) for one in revisions if call.key.sees(one.target)]))
 
 
 async def preview_schedule(call: Call) -> Answer:
@@ -193,9 +193,15 @@ async def backfill_schedule(call: Call) -> Answer:
 
 async def rollback_schedule(call: Call) -> Answer:
     wanted: Rollback = call.body
-    before = await _known(call)
-    view = await call.client.schedules.rollback(before.name, wanted.generation, by=call.who)
-    await _audit(call, "schedule.rollback", before.name, before, view)
+    name = call.params["name"]
+    revisions = await call.client.schedules.history(name)
+    call.check_seen(revisions[0].target, "schedule", name)
+    for one in revisions[:2] if wanted.generation is None else revisions:
+        if wanted.generation in (None, one.generation):
+            call.check_target(one.target)  # a former one may have gone elsewhere
+    before = await call.client.schedules.get(name)  # None: it was removed, and comes back
+    view = await call.client.schedules.rollback(name, wanted.generation, by=call.who)
+    await _audit(call, "schedule.rollback", name, before, view)
     return answer(view.as_dict())
 
 

@@ -8,6 +8,7 @@ import typer
 import typer.core
 import typer.main
 
+from mainspring.cli.examples import with_examples
 from mainspring.cli.quick import quick, quicken
 
 _COMMANDS: Final = {
@@ -42,7 +43,7 @@ class _LazyGroup(typer.core.TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if name in _COMMANDS:
             module, summary = _COMMANDS[name]
-            command = quicken(typer.main.get_command(import_module(module).app))
+            command = with_examples(quicken(typer.main.get_command(import_module(module).app)), name)
             command.help = command.help or summary
         return name, command, rest
 

@@ -14,14 +14,9 @@ from mainspring.store.acl import acl_rules
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 _USER = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_EXAMPLES = """Examples:
-\b
-  mainspring acl --namespace shop --password-file secret | redis-cli -u redis://admin@server
-  mainspring acl --file >> users.acl
-"""
 
 
-@app.command(epilog=_EXAMPLES)
+@app.command()
 def acl(
     user: Annotated[str, typer.Option(help="Name of the user.")] = "mainspring",
     namespace: Namespace = None,

@@ -3,15 +3,17 @@
 import asyncio
 import contextlib
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, remote
-from mainspring.config import Config
 from mainspring.model.audit import AuditPage, Change
 from mainspring.model.explain import moment
+
+if TYPE_CHECKING:
+    from mainspring.config import Config
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -36,7 +38,7 @@ def audit(
         print(f"more: --cursor {page.next}", file=sys.stderr)
 
 
-async def _page(config: Config, limit: int, cursor: str | None) -> AuditPage:
+async def _page(config: "Config", limit: int, cursor: str | None) -> AuditPage:
     if config.api_url is not None:
         with contextlib.closing(remote(config)) as api:
             return msgspec.convert(api.get("/v1/audit", limit=limit, cursor=cursor), AuditPage)

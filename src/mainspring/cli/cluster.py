@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, remote
-from mainspring.config import Config
+
+if TYPE_CHECKING:
+    from mainspring.config import Config
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
@@ -38,7 +40,7 @@ def status(
         raise typer.Exit(1)
 
 
-async def _status(config: Config, *, watch: bool, json: bool) -> bool:
+async def _status(config: "Config", *, watch: bool, json: bool) -> bool:
     async with _looking(config) as look:
         while True:
             told = await look()
@@ -52,7 +54,7 @@ async def _status(config: Config, *, watch: bool, json: bool) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _looking(config: Config) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
+async def _looking(config: "Config") -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
     """What reports on the cluster: the server itself, or a node's API."""
     if config.api_url is not None:
         with contextlib.closing(remote(config)) as api:

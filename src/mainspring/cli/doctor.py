@@ -12,17 +12,8 @@ from mainspring.config import Config
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-_EXAMPLES = """Examples:
-\b
-  mainspring doctor --redis-url redis://server:6379
-  mainspring doctor --strict --json
-\b
-Exit codes: 0 it can be used, 1 something must be set right first (with --strict: also at a warning),
-2 the settings are wrong.
-"""
 
-
-@app.command(epilog=_EXAMPLES)
+@app.command()
 def doctor(
     redis_url: RedisUrl = None,
     data_dir: DataDir = None,
@@ -31,7 +22,11 @@ def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 at a warning as well.")] = False,
     json: Json = False,
 ) -> None:
-    """Check the whole set-up: servers, rights, speed, clocks, data, nodes, Kafka, this machine."""
+    """Check the whole set-up: servers, rights, speed, clocks, data, nodes, Kafka, this machine.
+
+    Exit codes: 0 it can be used, 1 something must be set right first (with --strict: also at a warning), 2 the settings
+    are wrong.
+    """
     found = asyncio.run(_examine(load(redis_url, data_dir, namespace, config)))
     if json:
         rows = [{"server": one.where} | msgspec.to_builtins(one.check) for one in found]

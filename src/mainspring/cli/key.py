@@ -12,7 +12,6 @@ import msgspec
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store
-from mainspring.config import Config
 from mainspring.model.access import (
     ApiKey,
     check_key_name,
@@ -28,6 +27,7 @@ from mainspring.model.explain import moment
 from mainspring.model.times import check_horizon, delay_ms, instant_ms
 
 if TYPE_CHECKING:
+    from mainspring.config import Config
     from mainspring.store.store import Store
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
@@ -45,10 +45,7 @@ def add(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Make a key and print its text, this one time.
-
-    Example: mainspring key add shop --role submit-only --target 'kafka:orders*' --expires 90d
-    """
+    """Make a key and print its text, this one time."""
     loaded = load(redis_url, data_dir, namespace, config)
     token = new_token()
 
@@ -142,7 +139,7 @@ def generate() -> None:
 # -- inside ----------------------------------------------------------------------------------------------------
 
 
-def _with_store(config: Config, work: "Callable[[Store], Coroutine[Any, Any, T]]") -> T:
+def _with_store(config: "Config", work: "Callable[[Store], Coroutine[Any, Any, T]]") -> T:
     async def run() -> T:
         async with opened_store(config) as store:
             return await work(store)
@@ -150,7 +147,7 @@ def _with_store(config: Config, work: "Callable[[Store], Coroutine[Any, Any, T]]
     return asyncio.run(run())
 
 
-async def _tell(store: "Store", config: Config, what: str, name: str, **changed: dict[str, Any]) -> None:
+async def _tell(store: "Store", config: "Config", what: str, name: str, **changed: dict[str, Any]) -> None:
     from mainspring.store import audit
 
     who = f"{_user()} (command line)"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
+_CHECKED: Final = ("parser", "exists", "writable", "resolve_path", "path_type")
 _READ: Final[dict[Any, Callable[[str], Any]]] = {str: str, int: int, float: float, Path: Path}
 
 
@@ -22,9 +23,17 @@ def quicken(command: Any) -> Any:
 def quick(parameters: list[Any]) -> list[Any]:
     for one in parameters:
         if not isinstance(one.process_value, _Reader):
-            kind = getattr(getattr(one, "type_descriptor", None), "annotation", None)
-            one.process_value = _Reader(one, kind, one.process_value)
+            one.process_value = _Reader(one, _plain_kind(one), one.process_value)
     return parameters
+
+
+def _plain_kind(parameter: Any) -> Any:
+    """What its texts are read as; None where there is more to check than that."""
+    descriptor = getattr(parameter, "type_descriptor", None)
+    about = getattr(descriptor, "parameter_info", None)
+    if about is None or any(getattr(about, name, None) for name in _CHECKED) or (about.min, about.max) != (None, None):
+        return None
+    return descriptor.annotation
 
 
 class _Reader:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mainspring.config import Config
 from mainspring.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from mainspring.cli.remote import Api
+    from mainspring.config import Config
     from mainspring.store.store import Store
 
 RedisUrl = Annotated[
@@ -29,8 +29,10 @@ Settings = Annotated[Path | None, typer.Option("--config", help="Settings; defau
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, file: Path | None) -> Config:
+def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, file: Path | None) -> "Config":
     """The settings; `api_url` is set where a node's API is meant, and only there."""
+    from mainspring.config import Config  # here: whoever asks for help needs no settings
+
     flags = {"redis_url": redis_url, "data_dir": data_dir, "namespace": namespace, "config": file}
     if redis_url is not None and redis_url.startswith(("http://", "https://")):
         return Config.load({**flags, "redis_url": None, "api_url": redis_url}, os.environ)
@@ -39,7 +41,7 @@ def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, fi
     return loaded if redis_url is None and data_dir is None else replace(loaded, api_url=None)
 
 
-def remote(config: Config) -> "Api":
+def remote(config: "Config") -> "Api":
     """The API that the settings name."""
     from mainspring.cli.remote import Api
 
@@ -48,7 +50,7 @@ def remote(config: Config) -> "Api":
 
 
 @contextlib.asynccontextmanager
-async def server_url(config: Config) -> AsyncIterator[str]:
+async def server_url(config: "Config") -> AsyncIterator[str]:
     """Of the given server, or of the embedded one: that of a running node, else one just for this command."""
     if config.api_url is not None:
         raise ConfigError(
@@ -67,7 +69,7 @@ async def server_url(config: Config) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def opened_store(config: Config) -> "AsyncIterator[Store]":
+async def opened_store(config: "Config") -> "AsyncIterator[Store]":
     from mainspring.store.store import Store
 
     async with (

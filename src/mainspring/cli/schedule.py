@@ -12,9 +12,9 @@ import typer
 from mainspring.cli import schedule_edit, schedule_files, schedule_read
 from mainspring.config import Config
 from mainspring.model.errors import InvalidInput
-from mainspring.model.interval import Every
 from mainspring.model.lint import lint
-from mainspring.model.recurrence import Recurrence, spec
+from mainspring.model.recurrence import Recurrence
+from mainspring.model.slots import read_spec
 from mainspring.model.times import instant_ms
 from mainspring.model.zone import zone
 from mainspring.model.zoned_cron import Gap, Overlap
@@ -55,7 +55,7 @@ def preview(
     chosen_gap: Gap = gap  # type: ignore[assignment]  # the recurrence checks both
     chosen_overlap: Overlap = overlap  # type: ignore[assignment]
     recurrence = Recurrence.parse(
-        [_anchored(text, name, from_ms) for text in specs],
+        [read_spec(text, name, from_ms) for text in specs],  # an interval counts from the beginning of the preview
         name=name, zone=where, gap=chosen_gap, overlap=chosen_overlap, exclude=exclude or (),
     )  # fmt: skip
     for finding in lint(recurrence, from_ms):
@@ -72,12 +72,6 @@ def _instant(text: str, tz: str) -> int:
     except ValueError:
         return instant_ms(text, field="--from")
     return instant_ms(when if when.tzinfo else when.replace(tzinfo=zone(tz).info), field="--from")
-
-
-def _anchored(text: str, name: str, from_ms: int) -> str | Every:
-    """A preview counts an interval from its first instant, as a schedule does from its start."""
-    read = spec(text, name)
-    return Every(read.interval_ms, from_ms) if isinstance(read, Every) else text
 
 
 def _runs(recurrence: Recurrence, from_ms: int, count: int) -> list[int]:

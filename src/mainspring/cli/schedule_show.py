@@ -12,6 +12,7 @@ from mainspring.model.lint import Finding, lint
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.schedule import Definition
 from mainspring.model.schedule_view import ScheduleView, span_text, told_changes, written
+from mainspring.model.worst_case import worst_case
 from mainspring.model.zone import zone
 
 
@@ -31,6 +32,9 @@ def lines(view: ScheduleView) -> list[str]:
     definition = view.definition
     shown = [f"{view.name}  ({view.state}, generation {view.generation})"]
     shown += [f"  {field:<12}{_plain(value)}" for field, value in written(definition).items()]
+    if definition.retry is not None:
+        worst = worst_case(RetryPolicy.parse(definition.retry), definition.timeout_ms or 0)
+        shown.append(f"  {'worst case':<12}{worst.text}")
     pause = definition.paused
     if view.state == "paused" and pause is not None:
         until = "" if pause.until_ms is None else f" until {at(definition, pause.until_ms)}"

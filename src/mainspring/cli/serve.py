@@ -32,6 +32,7 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port of the API, 0 for any; default 8000.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the embedded server.")] = None,
     schedules: Annotated[Path | None, typer.Option(help="A file of schedules, applied whenever it changes.")] = None,
+    timezone: Annotated[str | None, typer.Option(help="Time zone of schedules that name none; UTC.")] = None,
     tick_target: Annotated[str | None, typer.Option(help="Where ticks go; kafka:ticks, else log:.")] = None,
     lease: Annotated[str | None, typer.Option(help="How long partitions outlive a dead owner; 5s.")] = None,
     look_ahead: Annotated[int | None, typer.Option(help="Tasks held in memory at most; 200000.")] = None,

@@ -10,7 +10,6 @@ import msgspec
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, remote, server_url
-from mainspring.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.task import Handle, OnConflict
@@ -18,6 +17,7 @@ from mainspring.model.times import When
 
 if TYPE_CHECKING:
     from mainspring.client import Client
+    from mainspring.config import Config
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 T = TypeVar("T")
@@ -95,14 +95,21 @@ def list_(
     cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
     after: Annotated[str | None, typer.Option(help="Only tasks due from this time on.")] = None,
     before: Annotated[str | None, typer.Option(help="Only tasks due before this time.")] = None,
+    state: Annotated[str, typer.Option(help="pending, fired, queued or running.")] = "pending",
+    target: Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")] = None,
+    lane: Annotated[str | None, typer.Option(help="Only this lane.")] = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """List pending tasks, the earliest first."""
+    """List tasks, the earliest first: those that are pending, or in another state."""
+    wanted: Any = state  # the client checks it
     page = with_client(
         load(redis_url, data_dir, namespace, config),
-        lambda client: client.list(after=when_of(after), before=when_of(before), limit=limit, cursor=cursor),
-    )
+        lambda client: client.list(
+            after=when_of(after), before=when_of(before), state=wanted, target=target, lane=lane, limit=limit,
+            cursor=cursor,
+        ),
+    )  # fmt: skip
     if json:
         print_json(page)
         return
@@ -166,7 +173,7 @@ def reschedule(
 # -- inside ----------------------------------------------------------------------------------------------------
 
 
-def with_client(config: Config, work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
+def with_client(config: "Config", work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
     async def run() -> T:
         async with _client(config) as client:
             return await work(client)
@@ -174,7 +181,7 @@ def with_client(config: Config, work: "Callable[[Client], Coroutine[Any, Any, T]
     return asyncio.run(run() if config.api_url is None else _over_http(config, work))
 
 
-async def _over_http(config: Config, work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
+async def _over_http(config: "Config", work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
     from mainspring.cli.remote_client import RemoteClient
 
     with contextlib.closing(remote(config)) as api:
@@ -183,7 +190,7 @@ async def _over_http(config: Config, work: "Callable[[Client], Coroutine[Any, An
 
 
 @contextlib.asynccontextmanager
-async def _client(config: Config) -> "AsyncIterator[Client]":
+async def _client(config: "Config") -> "AsyncIterator[Client]":
     from mainspring.client import Client
 
     window = f"{config.dedupe_window_s}s"

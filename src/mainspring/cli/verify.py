@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from mainspring.cli.progress import Bar
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, server_url
 from mainspring.config import Config
 from mainspring.model.errors import InvalidInput
@@ -43,7 +44,8 @@ async def _verify(config: Config, *, repair: bool) -> Report:
         await _check_there(url, config)
         opened = await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
         async with contextlib.aclosing(opened) as store:
-            return await verify(store, repair=repair)
+            with Bar("partitions") as bar:
+                return await verify(store, repair=repair, progress=bar)
 
 
 async def _check_there(url: str, config: Config) -> None:

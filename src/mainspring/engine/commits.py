@@ -26,27 +26,24 @@ class Commits:
         self._read_again = read_again
         self.moved = 0
         """Tasks moved into hold slices."""
-        self._last_moved = -1
+        self._last = -1
 
-    async def all(self, move_s: float = inf) -> StoreError | None:
-        """How deliveries ended, all of it; and into hold slices what can be moved in so many seconds."""
-        failure = None
-        for partition in list(self._owned.values()):
-            while partition.must_commit and partition.unanswered is None:
-                failure = await self.try_one(partition, partition.commit()) or failure
-        return await self._move(time.monotonic() + move_s) or failure
-
-    async def _move(self, until_s: float) -> StoreError | None:
-        """By turns: whoever has much to move must not keep the others waiting, nor those who may go out now."""
-        failure = None
-        some = [one for one in self._owned.values() if one.has_outcomes]
-        for partition in sorted(some, key=lambda one: (one.number <= self._last_moved, one.number)):
+    async def all(self, seconds: float = inf) -> StoreError | None:
+        """First how deliveries ended, then moves into hold slices; what takes longer than this is left for the next
+        time. A target that died may leave thousands of both at once, and others are due meanwhile."""
+        failure, until_s = None, time.monotonic() + seconds
+        for partition in self._in_turn():
             while partition.has_outcomes and partition.unanswered is None:
-                self._last_moved = partition.number
+                self._last = partition.number
                 failure = await self.try_one(partition, partition.commit()) or failure
                 if time.monotonic() >= until_s:
                     return failure
         return failure
+
+    def _in_turn(self) -> list[Partition]:
+        """Those with ends of deliveries before those that only move, and no partition twice before another once."""
+        some = [one for one in self._owned.values() if one.has_outcomes]
+        return sorted(some, key=lambda one: (not one.must_commit, one.number <= self._last, one.number))
 
     async def try_one(self, partition: Partition, work: fire.Commit) -> StoreError | None:
         try:

@@ -30,8 +30,8 @@ BITE_TASKS: Final = 4_096
 SPILL_TASKS: Final = 1_000
 """Tasks that a tick moves into hold slices at most: others would wait for the server to do more."""
 
-MOVE_S: Final = 0.01
-"""So long a step moves tasks into hold slices before it looks again at what is due."""
+OUTCOMES_S: Final = 0.01
+"""So long a step writes retries and moves tasks into hold slices before it looks again at what is due."""
 
 COMMIT_WAIT_S: Final = 0.05
 """Commits ride with a begin after this long, or go alone when nothing is due: few calls, few repeats at a crash."""
@@ -104,7 +104,7 @@ class Dispatcher:
     # -- one tick ----------------------------------------------------------------------------------
 
     async def step(self) -> float:
-        failures = [await self._resend(), await self._commits.all(MOVE_S)]
+        failures = [await self._resend(), await self._commits.all(OUTCOMES_S)]
         fired = await self._tick()
         failures.append(await self._hand_offs.step())
         _raise_first(failures)  # only now: one server that is away must not keep the partitions of the others waiting

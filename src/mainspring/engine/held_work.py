@@ -176,13 +176,19 @@ class HeldWork:
             hold = None  # all that was in its slice is done
         behind = self.lanes.number_behind(lane, None if hold is None else hold.live)
         if not self.lanes.is_closed(lane):
-            if hold is not None and behind > FEW_BEHIND:
+            if behind > FEW_BEHIND and (hold is not None or self.lanes.is_full):
                 # They come faster than those before them leave. There they keep their order.
-                self._move_behind(lane, hold)
+                self._move_behind(lane, hold or self._open_hold(lane, now_ms))
             return
         long = self.lanes.until.get(lane, 0) - now_ms > LONG_WAIT_MS
         if hold is not None or lane in self.lanes.gated or behind > FEW_BEHIND or (long and behind):
             self._move_behind(lane, self.holds.make(self._record(lane, now_ms), now_ms))
+
+    def _open_hold(self, lane: str, now_ms: int) -> Hold:
+        """For those behind a head that is under way: they are read again, a window at a time."""
+        hold = self.holds.make(self._record(lane, now_ms), now_ms)
+        self.holds.end(hold)
+        return hold
 
     def _move_behind(self, lane: str, hold: Hold) -> None:
         head = self.lanes.waits_for(lane)
@@ -266,6 +272,24 @@ class HeldWork:
         """Holds that have ended and whose slices are not in memory, of no more lanes than that."""
         ended = [hold for hold in self.holds.to_find if not hold.pending]
         return [hold for hold in ended if hold.lane is None] + [hold for hold in ended if hold.lane][: max(0, lanes)]
+
+    def has_plenty(self, live: LiveSlice) -> bool:
+        """Enough that may leave of this hold slice waits in its lane: its head may be under way for hours."""
+        hold = self.holds.by_place.get(live.slice)
+        if hold is None or hold.lane is None:
+            return False
+        barrier_ms = hold.barrier_ms()
+        return sum(place_ms < barrier_ms for place_ms in self.lanes.places_of(hold.lane, live)) > live.kept // 4
+
+    def trim(self, live: LiveSlice, most: int) -> None:
+        """Of a lane's hold slice that was just read keep no more than this in memory, with what waits in the lane."""
+        hold = self.holds.by_place.get(live.slice)
+        waiting = [] if hold is None or hold.lane is None else self.lanes.places_of(hold.lane, live)
+        room = max(0, most - len(waiting))
+        if live.waiting > room:
+            # Of those that come before all that wait some must stay, whatever the room: one of them is the next.
+            first = not waiting or (live.next_due_ms() or 0) <= min(waiting)
+            live.trim(most // 2 + 1 if first else room)
 
     def found(self, hold: Hold, live: LiveSlice | None) -> None:
         """Its slice; None when there is none: all that was to be moved there had been cancelled."""

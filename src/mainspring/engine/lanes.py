@@ -3,9 +3,14 @@
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import Final
 
 from .flight import Flight
 from .live import LiveSlice
+
+MOST_BEHIND: Final = 5_000
+"""So many wait in memory behind heads that are under way; more are moved into hold slices. A worker may run a head for
+hours, and slices in which something waits cannot be dropped."""
 
 _Behind = list[tuple[int, int, int, Flight]]
 
@@ -65,8 +70,13 @@ class Lanes:
         heappush(self._behind.setdefault(lane, []), item)
         self.behind += 1
         self.stirred.add(lane)
-        if lane in self._retrying or lane in self.gated or self._barrier_of(lane) < inf:
+        if self.is_full or lane in self._retrying or lane in self.gated or self._barrier_of(lane) < inf:
             self.crowded.add(lane)
+
+    @property
+    def is_full(self) -> bool:
+        """Too many wait in memory, whatever they wait for."""
+        return self.behind > MOST_BEHIND
 
     def stir(self) -> None:
         """Rows were read: the barrier may have moved."""
@@ -212,6 +222,10 @@ class Lanes:
     def number_behind(self, lane: str, own: LiveSlice | None) -> int:
         """How many wait in memory, those that stand in the lane's hold slice apart."""
         return sum(1 for item in self._behind.get(lane, ()) if item[3].live is not own and not item[3].live.forgotten)
+
+    def places_of(self, lane: str, own: LiveSlice) -> list[int]:
+        """The places in time of those that are of this slice."""
+        return [item[0] for item in self._behind.get(lane, ()) if item[3].live is own]
 
     def take_behind(self, lane: str, own: LiveSlice | None) -> list[Flight]:
         """Those that can wait in the lane's hold slice. Those that stand there already are let go, if it is suspended:

@@ -200,8 +200,7 @@ class LookAhead:
             for live in partition.slices.values():
                 if live.suspended:
                     continue
-                if live.needs_next_window(now_ms, self._reach.horizon_ms) and partition.unanswered is None:
-                    live.next_window(until_ms)
+                paced |= self._has_enough_of(live, partition, now_ms)
                 if not live.unread:
                     continue
                 enough = live.pace in waiting and waiting[live.pace] >= PACED_ROWS
@@ -226,6 +225,15 @@ class LookAhead:
             return False
         await self._read_chunks(chunks, until_ms, full=held >= self._reach.tasks)
         return True
+
+    def _has_enough_of(self, live: LiveSlice, partition: Partition, now_ms: int) -> bool:
+        """Of a slice that is read in windows begin the next one, unless enough of the last stands in its lane."""
+        if partition.unanswered is not None or not live.needs_next_window(now_ms, self._reach.horizon_ms):
+            return False
+        if partition.held_work.has_plenty(live):
+            return True
+        live.next_window(now_ms + self._window_ms)
+        return False
 
     def _paced_rows(self, partition: Partition) -> dict[str | None, int]:
         """Of what leaves little by little: how much waits in memory, by the key of its hold."""
@@ -307,10 +315,11 @@ class LookAhead:
         most = max(self._reach.tasks // 2, 1)
         if full:
             most = min(most, max(CHUNK_ROWS, self._reach.tasks // 8))
-        if live.slice.is_hold and live.has_lanes:
+        partition = self._owned.get(live.partition)
+        if live.slice.is_hold and live.has_lanes and partition is not None:
             # Tasks of one lane: they leave one at a time, and many lanes may be about to go on.
-            most = max(self._reach.tasks // 64, LANE_WINDOW)
-        if live.waiting > most:
+            partition.held_work.trim(live, max(self._reach.tasks // 64, LANE_WINDOW))
+        elif live.waiting > most:
             live.trim(most // 2 + 1)
-        if live.partition in self._owned:
-            self._owned[live.partition].took(live, time.monotonic())
+        if partition is not None:
+            partition.took(live, time.monotonic())

@@ -34,6 +34,7 @@ LOOK_AGAIN_S: Final = 0.5
 NOTE_S: Final = 0.5
 """How often the ends of runs are written."""
 PLANS_AT_ONCE: Final = 500
+SETTLED_AT_ONCE: Final = 50
 IDLE_S: Final = 5.0
 
 
@@ -139,8 +140,10 @@ class Planner:
                 (ready if chains.is_free(plan) else doubts).append((flight, plan))
         if doubts:
             ready += await self._ask_for_ends(number, chains, doubts)
-        for flight, plan in ready:
+        for done, (flight, plan) in enumerate(ready, 1):
             self._settle(chains, flight, plan)
+            if done % SETTLED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # after an outage there are many, and leases are renewed on the same loop
 
     async def _ask_for_ends(
         self, number: int, chains: Chains, doubts: list[tuple[Flight, Plan]]

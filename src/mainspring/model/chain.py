@@ -167,7 +167,9 @@ def after_misfire(definition: Definition, link: Link, now_ms: int) -> tuple[int 
     """Nobody was up when it was due. None: it runs all the same; else what is planned instead."""
     slots, rule, planned_ms = definition.slots, definition.misfire_rule, link.planned_ms
     if rule.word == "skip":
-        next_ms = slots.after(max(planned_ms, now_ms - definition.grace_ms - 1))
+        next_ms = slots.after(max(planned_ms, now_ms - definition.grace_ms) - 1)
+        if next_ms == planned_ms:
+            return None  # it is not late
         until_ms = now_ms if next_ms is None else min(now_ms, next_ms - 1)
     else:
         kept = 1 if rule.word == "coalesce" else rule.most

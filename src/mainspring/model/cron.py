@@ -78,6 +78,39 @@ class Cron:
         found = (month_start + days_from + _lowest(left) - 1 - _EPOCH_DAY) * DAY_S + self._first_in_day
         return found if found < end_s else None
 
+    def count_local(self, from_s: int, end_s: int) -> int:
+        """How many local seconds in [from_s, end_s) match: months and bits are counted, nothing is walked."""
+        first, from_clock = divmod(from_s, DAY_S)
+        last, end_clock = divmod(end_s, DAY_S)
+        count = self._matching_days(first, last) * self._before(DAY_S)
+        count -= self._matching_days(first, first + 1) * self._before(from_clock)
+        return count + self._matching_days(last, last + 1) * self._before(end_clock)
+
+    def _matching_days(self, first: int, end: int) -> int:
+        """How many of the days in [first, end) match, counted from 1970."""
+        day = date.fromordinal(first + _EPOCH_DAY)
+        year, month, month_start = day.year, day.month, first + _EPOCH_DAY - day.day + 1
+        skipped, count = day.day, 0
+        while month_start < end + _EPOCH_DAY:
+            bits = self._days_of(year, month, month_start) >> skipped << skipped
+            count += (bits & (2 << max(0, end + _EPOCH_DAY - month_start)) - 1).bit_count()
+            month_start += month_length(year, month)
+            year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+            skipped = 0
+        return count
+
+    def _before(self, clock: int) -> int:
+        """Matching seconds of a day that matches, up to `clock`."""
+        hour, rest = divmod(clock, 3600)
+        minute, second = divmod(rest, 60)
+        in_minute = self.seconds.bit_count()
+        count = _below(self.hours, hour) * self.minutes.bit_count() * in_minute
+        if self.hours >> hour & 1:
+            count += _below(self.minutes, minute) * in_minute
+            if self.minutes >> minute & 1:
+                count += _below(self.seconds, second)
+        return count
+
     def _days_of(self, year: int, month: int, month_start: int) -> int:
         # Ordinals count from a Monday: the remainder by seven is the weekday, Sunday 0.
         return self.days.in_month(year, month, month_start % 7) if self.months >> month & 1 else 0
@@ -147,6 +180,10 @@ def _never(month: FieldText, day: FieldText, weekday: FieldText) -> str:
             " change the day of month or the month"
         )
     return f"it would never run: no day of {months} is both day of month {day.text} and day of week {weekday.text}"
+
+
+def _below(bits: int, number: int) -> int:
+    return (bits & ((1 << number) - 1)).bit_count()
 
 
 def _lowest(bits: int) -> int:

@@ -3,9 +3,12 @@
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from .cron import Cron
 from .interval import AfterEnd, Every
 from .recurrence import Recurrence, Spec, spec
 from .times import delay_ms
+from .zone import zone
+from .zoned_cron import count_in_zone
 
 if TYPE_CHECKING:
     from .schedule import Definition
@@ -60,22 +63,28 @@ class Slots:
 
     def last(self, count: int, from_ms: int, until_ms: int) -> int | None:
         """The first of the last `count` planned times in [from_ms, until_ms]."""
-        kept: list[int] = []
-        at_ms = self.recurrence.next_after(from_ms - 1)
-        while at_ms is not None and at_ms <= until_ms:
-            kept.append(at_ms)
-            if len(kept) > count:
-                del kept[0]
-            at_ms = self.recurrence.next_after(at_ms)
-        return kept[0] if kept else None
+        step_ms = _FIRST_STEP_MS
+        while True:  # from the end, for there may be a great many
+            start_ms = max(from_ms, until_ms - step_ms)
+            found = self.recurrence.between(start_ms, until_ms + 1, COUNTED_AT_MOST)
+            if len(found) >= count or start_ms <= from_ms:
+                return found[-count:][0] if found else None
+            step_ms *= 4
 
     def count(self, from_ms: int, until_ms: int) -> int:
-        """How many planned times lie in [from_ms, until_ms]; no more than COUNTED_AT_MOST are counted."""
+        """How many planned times lie in [from_ms, until_ms]: of one spec without exclusions by arithmetic.
+
+        Of others one by one, and no more than COUNTED_AT_MOST."""
         recurrence = self.recurrence
-        if len(recurrence.specs) == 1 and isinstance(recurrence.specs[0], Every) and not recurrence.exclude:
+        only = recurrence.specs[0] if len(recurrence.specs) == 1 and not recurrence.exclude else None
+        last_ms = until_ms if recurrence.end_ms is None else min(until_ms, recurrence.end_ms)
+        if isinstance(only, Every):
             first = recurrence.next_after(from_ms - 1)
-            last_ms = until_ms if recurrence.end_ms is None else min(until_ms, recurrence.end_ms)
-            return 0 if first is None or first > last_ms else (last_ms - first) // recurrence.specs[0].interval_ms + 1
+            return 0 if first is None or first > last_ms else (last_ms - first) // only.interval_ms + 1
+        if isinstance(only, Cron):
+            first_ms = from_ms if recurrence.start_ms is None else max(from_ms, recurrence.start_ms)
+            from_s, end_s = -(-first_ms // 1000), last_ms // 1000 + 1
+            return count_in_zone(only, zone(recurrence.zone), from_s, end_s, recurrence.gap, recurrence.overlap)
         counted = 0
         at_ms = recurrence.next_after(from_ms - 1)
         while at_ms is not None and at_ms <= until_ms and counted < COUNTED_AT_MOST:

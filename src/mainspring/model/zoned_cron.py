@@ -42,6 +42,25 @@ def next_in_zone(cron: Cron, zone: Zone, after_s: int, gap: Gap = "shift", overl
     return None
 
 
+def count_in_zone(
+    cron: Cron, zone: Zone, from_s: int, end_s: int, gap: Gap = "shift", overlap: Overlap = "first"
+) -> int:
+    """How many runs lie in [from_s, end_s): those that `next_in_zone` finds one after the other."""
+    at_s, count = max(from_s, 0), 0
+    while at_s < end_s:
+        segment = zone.segment(at_s)
+        low_s, high_s = at_s + segment.offset_s, segment.end_s + segment.offset_s
+        if not cron.absolute:
+            low_s, high_s = _window(segment, at_s, overlap)
+            if gap == "shift" and at_s == segment.start_s and planned_in_gap(cron, segment) is not None:
+                low_s, count = low_s + 1, count + 1  # one that is planned for this very second is the same run
+        high_s = min(high_s, end_s + segment.offset_s)
+        if low_s < high_s:
+            count += cron.count_local(low_s, high_s)
+        at_s = segment.end_s
+    return count
+
+
 def _window(segment: Segment, at_s: int, overlap: Overlap) -> tuple[int, int]:
     """The local seconds of a segment from `at_s` on, without those of an overlap that belong to its neighbour."""
     from_s, end_s = at_s + segment.offset_s, segment.end_s + segment.offset_s

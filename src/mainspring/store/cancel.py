@@ -153,7 +153,7 @@ def _refused(one: Cancel, word: bytes) -> CancelStatus | Address:
 
 
 def _cancel_call(store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], slices: list[Members]) -> Command:
-    args: list[Any] = [len(slices), int(any(cancels[i].indexed for members in slices for i in members))]
+    args: list[Any] = [len(slices)]
     names = [keys.n, keys.slices, keys.ids]
     for members in slices:
         first = cancels[members[0]]

@@ -5,6 +5,7 @@ traffic is never mistaken for damage; each step looks at a bounded number of sli
 again, in the same step in which it writes, and never removes an entry.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from .keys import PartitionKeys
@@ -23,13 +24,16 @@ from .verify_slices import check_slices
 
 __all__ = ["CHECKS", "Books", "Finding", "Repair", "Report", "verify"]
 
+Progress = Callable[[int, int], None]
+"""Called with how many partitions were looked through, and how many there are."""
+
 CHECKS: Final = (check_index, check_lanes, check_holds, check_dead_letters, check_queues, check_schedules)
 """What is looked at in each partition once its slices are in order. To find something new, write such a function, add
 it here, and name what it finds in `verify_report.KINDS`; a new key belongs into `verify_keys`."""
 
 
-async def verify(store: Store, *, repair: bool = False) -> Report:
-    """Look through a whole namespace; with `repair`, set right what can be."""
+async def verify(store: Store, *, repair: bool = False, progress: Progress | None = None) -> Report:
+    """Look through a whole namespace; with `repair`, set right what can be. `progress` is told of each partition."""
     report = Report(store.keys.namespace, len(store.keys), repair=repair)
     unreadable: set[int] = set()
     async for finding in check_types(store):
@@ -42,6 +46,8 @@ async def verify(store: Store, *, repair: bool = False) -> Report:
     for keys in store.keys.partitions:
         if keys.number not in unreadable:
             await _verify_partition(store, keys, report, repair=repair)
+        if progress is not None:
+            progress(keys.number + 1, len(store.keys))
     return report
 
 

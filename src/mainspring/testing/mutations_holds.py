@@ -15,7 +15,7 @@ CommitCall = Callable[[Store, fire.Commit], Awaitable[fire.Status]]
 async def _put_moves(store: Store, work: fire.Commit) -> None:
     keys = store.keys.partitions[work.partition]
     for moves in work.moves:
-        rows = [row for row in moves.rows if isinstance(row, bytes)]
+        rows = [row for row in moves.rows[2::3] if isinstance(row, bytes)]  # index, mark, entry in turn
         await store.run_one(keys.slot, [("MULTI",), *put.commands_for(keys, {moves.slice: rows}), ("EXEC",)])
         await store.run_one(keys.slot, [("HINCRBY", keys.n, "accepted", -len(rows))])
 
@@ -58,7 +58,10 @@ HOLDS: Final = (
     Mutation(
         "move-without-a-mark",
         "nothing shows at its old place that a task was moved: a cancel there is believed",
-        (Rewrite("commit", "  if ARGV[a + 4] == '-1' then redis.call('SET', f, ARGV[a + 5])\n", "  if f then\n"),),
+        (
+            Rewrite("commit", "redis.pcall('LSET', s, index, mark .. address)", ""),
+            Rewrite("commit", "  if ARGV[a + 4] == '-1' then redis.call('SET', f, ARGV[a + 5])\n", "  if f then\n"),
+        ),
     ),
     Mutation(
         "moved-after-the-commit",

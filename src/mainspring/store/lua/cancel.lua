@@ -1,16 +1,17 @@
 -- Cancel tasks of one partition by address.
 --
 -- KEYS  n, slices, ids; s, f, x of each slice
--- ARGV  slices, 1 if the tasks may have a place in the index, then
---         per slice: name, g, count, then count times: index, idh (sorted by index)
+-- ARGV  slices, then per slice: name, g, count, then count times: index, idh (sorted by index)
 -- returns {position, answer ...} of those that were not cancelled just now, positions counted from 1; answer:
 --   cancelled (before) | too late | gone | the address (14 bytes) it was moved to
 -- keeps: after 'cancelled' the task never fires; after its begin the answer is 'too late'.
+-- Ids of entries that say they may be in the index leave it: by that the owner knows that a lane need not wait.
 -- The entry shrinks to four bytes of its idh: memory comes back at once, and begin can still recognise it. One that
 -- was sent again keeps its header, so that its other copies are still known for what they are.
 local n, slices, ids = KEYS[1], KEYS[2], KEYS[3]
-local groups, indexed = tonumber(ARGV[1]), ARGV[2] == '1'
-local a, at, out, gone, cancelled = 2, 0, {}, {}, 0
+local groups = tonumber(ARGV[1])
+local a, at, out, cancelled = 1, 0, {}, 0
+local gone, forgotten = {}, 0  -- ids that leave the index, and how many
 
 local function has_mark(row, mark) return math.floor(string.byte(row, 5) / mark) % 2 == 1 end
 
@@ -46,7 +47,7 @@ local function cancel_one(s, x, fired, index, idh)
   else redis.call('LSET', s, index, string.sub(idh, 1, 4)) end
   redis.call('SETBIT', x, first, 1)
   cancelled = cancelled + 1
-  gone[cancelled] = idh
+  if has_mark(row, 1) then gone[forgotten + 1], forgotten = idh, forgotten + 1 end
   return nil
 end
 
@@ -56,13 +57,13 @@ local function cancel_many(s, x, fired, arg, count)
   local length = redis.call('LLEN', s)
   if count < 16 or count * 4 < length then return false end
   local rows, bits, bytes = redis.call('LRANGE', s, 0, -1), redis.call('GET', x) or '', {}
-  local sub, byte_of, first_gone, refused = string.sub, string.byte, cancelled, {}
+  local sub, byte_of, before, known, refused = string.sub, string.byte, cancelled, forgotten, {}
   for i = 0, count - 1 do
     local index, idh = tonumber(ARGV[arg + i * 2]), ARGV[arg + i * 2 + 1]
     local row = rows[index + 1]
     local flags = row and byte_of(row, 5) or 0
     if row and #row > 20 and math.floor(flags / 4) % 2 == 1 then
-      cancelled = first_gone
+      cancelled, forgotten = before, known
       return false
     end
     if row and #row > 20 and flags % 32 < 4 and sub(row, 6, 21) == idh and (fired == '' or not is_set(fired, index)) then
@@ -70,13 +71,13 @@ local function cancel_many(s, x, fired, arg, count)
       local byte = (index - index % 8) / 8 + 1
       bytes[byte] = (bytes[byte] or byte_of(bits, byte) or 0) + 2 ^ (7 - index % 8)
       cancelled = cancelled + 1
-      gone[cancelled] = idh
+      if flags % 2 == 1 then gone[forgotten + 1], forgotten = idh, forgotten + 1 end
     else
       refused[#refused + 1], refused[#refused + 2] = at + i + 1, refusal(row, idh) or 'too late'
     end
   end
   for i = 1, #refused, 2 do answer(refused[i], refused[i + 1]) end
-  if cancelled == first_gone then return true end
+  if cancelled == before then return true end
   -- The new rows behind the old, then the old ones off. Not DEL first: while its slot is on its way to another server, a
   -- key that is gone cannot be made again here, and the script would end with the list lost.
   for first = 1, length, 4000 do redis.call('RPUSH', s, unpack(rows, first, math.min(first + 3999, length))) end
@@ -105,10 +106,6 @@ for group = 1, groups do
   end
   a, at = a + 3 + count * 2, at + count
 end
-if indexed then
-  for first = 1, cancelled, 1000 do
-    redis.call('HDEL', ids, unpack(gone, first, math.min(first + 999, cancelled)))
-  end
-end
+for first = 1, forgotten, 1000 do redis.call('HDEL', ids, unpack(gone, first, math.min(first + 999, forgotten))) end
 if cancelled > 0 then redis.call('HINCRBY', n, 'cancelled', cancelled) end
 return out

@@ -52,7 +52,7 @@ local function opened(place)
   return incarnation[place]
 end
 
--- Without its list the mark has nobody to lead: that must not stop the commit half way.
+-- A list that somebody has deleted takes no mark. That must not stop the commit half way.
 local function leave_mark(s, index, mark, address) redis.pcall('LSET', s, index, mark .. address) end
 
 local superseded, retried = {}, retries

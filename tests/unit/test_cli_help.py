@@ -1,0 +1,87 @@
+"""The help of every command has examples that work, and a bar is drawn for people only."""
+
+import io
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+
+from mainspring.cli import _COMMANDS, app
+from mainspring.cli.examples import EXAMPLES
+from mainspring.cli.progress import Bar
+
+ROOT = typer.main.get_command(app)
+PROMISED = (
+    "serve", "worker", "verify", "doctor", "config show", "acl", "audit", "demo ticks",
+    *(f"task {name}" for name in ("put", "get", "list", "cancel", "reschedule", "explain")),
+    *(f"schedule {name}" for name in ("add", "list", "show", "edit", "pause", "resume", "trigger", "backfill")),
+    *(f"schedule {name}" for name in ("preview", "remove", "import", "apply")),
+    *(f"lane {name}" for name in ("list", "show", "retry-head", "skip-head", "resume")),
+    *(f"dead {name}" for name in ("list", "show", "replay", "drop")),
+    *(f"key {name}" for name in ("add", "list", "revoke")),
+    "cluster status",
+)  # fmt: skip
+"""The commands whose names are promised to people."""
+
+
+def find(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that a line stands for, and the words behind its name."""
+    context = ROOT.make_context("mainspring", ["--help-is-not-asked"], resilient_parsing=True)
+    _, command, rest = ROOT.resolve_command(context, words)  # type: ignore[attr-defined]
+    while hasattr(command, "commands") and rest:
+        command, rest = command.commands[rest[0]], rest[1:]
+    return command, rest
+
+
+def leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if not hasattr(command, "commands"):
+        yield name, command
+    for below, one in getattr(command, "commands", {}).items():
+        yield from leaves(one, f"{name} {below}")
+
+
+def lines() -> list[tuple[str, str]]:
+    return [(name, line) for name, some in EXAMPLES.items() for line in some]
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_promised_command_has_examples(name: str) -> None:
+    command, rest = find(name.split())
+    assert not rest
+    assert "Examples:" in command.get_help(command.make_context(name, [], resilient_parsing=True))
+
+
+@pytest.mark.parametrize("name", [name for name in _COMMANDS if name != "bench"])
+def test_every_command_says_what_it_does(name: str) -> None:
+    for full, command in leaves(find([name])[0], name):
+        assert command.help, full
+
+
+@pytest.mark.parametrize(("name", "line"), lines(), ids=[line for _, line in lines()])
+def test_an_example_is_a_line_that_can_be_typed(name: str, line: str) -> None:
+    typed = next(part for part in line.split("|") if "mainspring" in part).partition(">")[0]
+    words = shlex.split(typed)
+    assert words[0] == "mainspring"
+    command, rest = find(words[1:])
+    assert words[1 : len(words) - len(rest)] == name.split()
+    given = command.make_context(name, list(rest)).params  # raises for an unknown option or a missing argument
+    assert given or not rest
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        with Bar("partitions", stream) as bar:
+            for done in range(33):
+                bar(done, 32)
+    assert "32 of 32 partitions" in terminal.getvalue()
+    assert "[" + "#" * 30 + "]" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    assert file.getvalue() == ""
