@@ -10,9 +10,11 @@ ON_ONE_BROKER = ("test_kafka_sink.py", "test_demo.py", "test_sink_contract.py", 
 """Files that share a Kafka broker, so one process runs them all: a broker takes longer to start than to be used."""
 
 LONG = (
-    "test_chaos.py", *ON_ONE_BROKER, "test_state_machine.py", "test_bench_peers.py", "test_bench.py", "test_engine.py",
-    "test_leader_and_followers.py", "test_cron_oracle.py", "test_failover.py", "test_links.py", "test_kafka_brokers.py",
-    "test_api_serve.py", "test_commands.py", "test_planted_bugs.py", "test_examples.py",
+    "test_chaos.py", *ON_ONE_BROKER, "test_state_machine.py", "test_bench.py", "test_serve.py", "test_spill.py",
+    "test_supervisor.py", "test_engine.py", "test_bench_peers.py", "test_cron_oracle.py", "test_valves.py",
+    "test_api_serve.py", "test_planted_bugs.py", "test_links.py", "test_failover.py", "test_leader_and_followers.py",
+    "test_worker_process.py", "test_verify_live.py", "test_held_list.py", "test_commands.py", "test_doctor.py",
+    "test_cluster.py", "test_examples.py", "test_bench_queue.py", "test_hand_over_on_a_bad_road.py",
 )  # fmt: skip
 """Few tests that take long, the longest first: one of them at the very end would keep the others waiting for it."""
 
@@ -21,7 +23,7 @@ def _file_of(nodeid: str) -> str:
     return nodeid.split("::", 1)[0].rpartition("/")[2]
 
 
-class LongestFirst(LoadFileScheduling):
+class LongestFirst(LoadFileScheduling):  # type: ignore[misc]  # its package brings no types
     """Hands out files in the order of the collection."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from .kafka_table import read_kafka, write_kafka
+from .model.api_address import read_api_url
 from .model.breaker import BreakerPolicy
 from .model.command import Commands
 from .model.command_table import read_commands, write_commands
@@ -54,6 +55,10 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a text, not {value!r}")
     return value
+
+
+def _api_url(value: object) -> str:
+    return read_api_url(_text(value)).geturl()
 
 
 def _whole(value: object) -> int:
@@ -125,7 +130,7 @@ RETRY_SETTINGS: Final = {
 
 SETTINGS: Final = {
     "redis_url": Setting("redis_url", _text),
-    "api_url": Setting("api_url", _text),
+    "api_url": Setting("api_url", _api_url),
     "api_token": Setting("api_token", _text),
     "credentials": Setting("credentials", _text),
     "namespace": Setting("namespace", _text),
@@ -182,6 +187,7 @@ SETTINGS: Final = {
 
 _KINDS: Final[dict[Callable[[object], Any], tuple[type, ...]]] = {
     _text: (str,),
+    _api_url: (),
     _whole: (int,),
     _number: (int, float),
     _seconds: (int, float),

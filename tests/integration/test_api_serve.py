@@ -3,6 +3,7 @@
 import http.client
 import json
 import ssl
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import trustme
 from mainspring.testing.servers import wait_until
 
 from .calling import LATER
-from .serving import Serve, run, serving
+from .serving import ENVIRON, MAIN, Serve, run, serving
 
 NOWHERE = "http://127.0.0.1:9/hook?token="
 
@@ -103,6 +104,8 @@ def test_keys_are_made_listed_and_revoked_and_the_trail_tells_of_it(
     assert call(node.url, token, "/v1/tasks")[0] == 403
     assert run("key", "revoke", shown["id"], *where, cwd=tmp_path).returncode == 0
     wait_until(lambda: call(node.url, token, "/ticks", {"item": "a", "at": LATER})[0] == 401, "the key is gone")
+    told = run("key", "revoke", shown["id"], "--json", *where, cwd=tmp_path)
+    assert json.loads(told.stdout) == [{"id": shown["id"], "outcome": "unknown"}]
     again = run("key", "revoke", shown["id"], *where, cwd=tmp_path)
     assert (again.returncode, again.stdout) == (1, "")
     trail = run("audit", *where, "--json", cwd=tmp_path)
@@ -148,8 +151,16 @@ def test_the_api_speaks_tls_where_it_has_a_certificate(serve: Callable[..., Serv
     authority.configure_trust(trusting)
     secure = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=trusting)
     secure.request("GET", "/readyz")
-    assert secure.getresponse().status == 200
+    answer = secure.getresponse()
+    assert answer.status == 200
+    assert answer.headers["strict-transport-security"].startswith("max-age=")
     secure.close()
+    # A command with the same authority, over the same TLS.
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    trusts = {"SSL_CERT_FILE": str(tmp_path / "ca.pem"), "MAINSPRING_API_URL": f"https://127.0.0.1:{port}"}
+    for environ, code in ((trusts, 0), (trusts | {"SSL_CERT_FILE": ""}, 1)):
+        told = subprocess.run([*MAIN, "task", "count"], env=ENVIRON | environ, cwd=tmp_path, check=False, timeout=60)
+        assert told.returncode == code
     strangers = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=ssl.create_default_context())
     with pytest.raises(ssl.SSLCertVerificationError):
         strangers.request("GET", "/readyz")

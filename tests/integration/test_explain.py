@@ -12,7 +12,7 @@ from mainspring.model.explain import span
 from mainspring.model.outcome import Dead, Outcome, Retry
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
-from mainspring.store import members
+from mainspring.store import cancelled_ids, members
 from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
 from mainspring.testing.owner import HandOwner, address_of
@@ -172,6 +172,30 @@ async def test_what_is_over_tells_how_it_ended(ticker: Ticker) -> None:
     assert (await client.explain("done")).code == "done", "a mark in the index is only left by what was delivered"
     assert (await client.explain(plain.id)).code == "finished"
     assert (await client.explain("nobody")).code == "unknown"
+
+
+async def test_a_cancelled_id_of_the_callers_is_told_as_such_until_it_is_used_again(
+    ticker: Ticker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = ticker.client
+    await client.put("log:", 1, id="order-42", after="30s")
+    await client.put("log:", 1, id="other", lane="l", after="30s")
+    assert await client.cancel_many(["order-42", "nobody"]) == ["cancelled", "unknown"]
+    assert await client.cancel("other", lane="l") == "cancelled"
+    assert (await client.explain("order-42")).code == "cancelled"
+    assert (await client.explain("other", lane="l")).code == (await client.explain("other")).code == "cancelled"
+    assert (await client.explain("nobody")).code == "unknown"
+    await client.put("log:", 2, id="order-42", after="30s")
+    assert (await client.explain("order-42")).code == "not-due"
+    await ticker.advance(seconds=31)
+    assert await client.cancel("order-42") == "too late"
+    assert (await client.explain("order-42")).code == "done"
+    monkeypatch.setattr(cancelled_ids, "KEPT", 2)
+    await client.put_many(Task("log:", n, id=f"n{n}", lane="l", after="30s") for n in range(4))
+    for n in range(4):
+        await client.cancel(f"n{n}", lane="l")
+    codes = [(await client.explain(f"n{n}", lane="l")).code for n in range(4)]
+    assert codes == ["unknown", "unknown", "cancelled", "cancelled"], "what is kept is bounded"
 
 
 async def test_a_dead_task_is_explained_for_as_long_as_its_letter_is_kept(ticker: Ticker) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec import json
 
-from mainspring.engine import dispatcher, hold_watch, lanes, partition
+from mainspring.engine import dispatcher, hold_watch, lookahead, partition
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.held_work import FEW_BEHIND
 from mainspring.engine.lookahead import LANE_WINDOW, Reach
@@ -49,6 +49,10 @@ def standing(ticker: Ticker) -> int:
     return sum(one.held_work.standing for one in ticker.engine.owned.values())
 
 
+def in_memory(ticker: Ticker) -> int:
+    return standing(ticker) + sum(one.lanes.behind for one in ticker.engine.owned.values())
+
+
 def arrived(ticker: Ticker) -> dict[int, list[int]]:
     """By lane, what was delivered, in this order."""
     by_lane: dict[int, list[int]] = {}
@@ -65,15 +69,20 @@ async def test_the_others_leave_while_lanes_are_moved_aside(paused: Ticker) -> N
         steps += 1
         assert steps < 10, "they wait for tasks that are moved"
     assert engine.commits.moved <= steps * partition.MOST_MOVES, "one commit a step"
-    assert standing(paused) >= LANES * EACH - steps * partition.MOST_MOVES
+    assert in_memory(paused) >= LANES * EACH - steps * partition.MOST_MOVES
 
 
-async def test_what_waits_to_be_moved_counts_as_what_is_in_memory(paused: Ticker) -> None:
+async def test_what_waits_to_be_moved_counts_as_what_is_in_memory(
+    paused: Ticker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(3):
         await paused.engine.dispatcher.step()
     moved = paused.engine.commits.moved
     assert 0 < moved < LANES * EACH
-    assert paused.engine.lookahead.held == standing(paused) == LANES * EACH - moved
+    assert in_memory(paused) == LANES * EACH - moved
+    assert paused.engine.lookahead.held == standing(paused), "lanes have their own bound"
+    monkeypatch.setattr(lookahead, "MOST_IN_LANES", 0)
+    assert paused.engine.lookahead.held == LANES * EACH - moved, "and beyond it nothing more is read"
 
 
 async def test_lanes_come_back_a_few_at_a_time_and_in_their_order(paused: Ticker, store: Store) -> None:
@@ -132,10 +141,9 @@ async def test_many_failures_at_once_are_written_while_others_leave(
 
 
 async def test_behind_a_head_that_runs_for_long_memory_stays_bounded_and_the_order_is_kept(
-    tickers: Tickers, store: Store, monkeypatch: pytest.MonkeyPatch
+    tickers: Tickers, store: Store
 ) -> None:
-    monkeypatch.setattr(lanes, "MOST_BEHIND", 50)
-    ticker = await tickers(workers=True, options=EngineOptions(reach=Reach(tasks=640)))
+    ticker = await tickers(workers=True, options=EngineOptions(reach=Reach(tasks=128)))
     worker = HandWorker(ticker.store)
     await ticker.client.put(TARGET, "head", id="head", lane="a")
     await ticker.turn()
@@ -145,8 +153,8 @@ async def test_behind_a_head_that_runs_for_long_memory_stays_bounded_and_the_ord
     for _ in range(10):
         await ticker.advance(seconds=1)
         behind = sum(one.lanes.behind for one in ticker.engine.owned.values())
-        assert behind + ticker.engine.lookahead.held <= LANE_WINDOW + FEW_BEHIND
-    assert (await balance(store)).spilled > 300
+        assert behind + ticker.engine.lookahead.held <= 128 + LANE_WINDOW + FEW_BEHIND
+    assert (await balance(store)).spilled > 200
     told = await ticker.client.explain("n350", lane="a")
     assert (told.code, told.head_id) == ("behind-head", "head")
     ran: list[object] = []

@@ -69,6 +69,7 @@ async def test_the_worker_of_a_running_task_is_told(
     await ticker.turn()
     books = await balance(ticker.store)
     assert (books.cancelled, books.done, books.fired, books.queued) == (1, 0, 0, 0)
+    assert (await ticker.client.explain(found, lane=lane)).code == "cancelled"
 
 
 @WAYS

@@ -224,6 +224,7 @@ def test_a_file_is_applied_and_a_second_time_changes_nothing(
     file.write_text(
         FILE.replace('"0 2 * * *"', '"0 4 * * *"').replace("[schedules.ping]", "[schedules.pong]"), encoding="utf-8"
     )
+    assert steps("--dry-run") == {"nightly": "change", "pong": "create"}, "what is gone stays without --prune"
     assert steps("--prune") == {"nightly": "change", "pong": "create", "ping": "remove"}
     assert sorted(view.name for view in client.schedules.all()) == ["by-hand", "nightly", "pong"]
 

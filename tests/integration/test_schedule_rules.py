@@ -173,10 +173,16 @@ async def test_a_pause_records_the_run_that_waited_for_the_one_before_it(
     slow = Slow(ticker)
     await client.schedules.add("job", every="1m", target="log:", overlap="buffer_one")
     await steps(ticker, clock, 3)
-    paused = await client.schedules.pause("job")
-    assert (slow.begun, paused.not_run) == ([1], {"paused": 2})
+    await client.schedules.pause("job", reason="2 waits, and 3 would be left out")
+    resumed = await client.schedules.resume("job")
+    assert (slow.begun, resumed.not_run) == ([1], {"paused": 2})
+    await steps(ticker, clock, 4)
+    await client.schedules.pause("job", mode="hold")
     slow.end(1)
-    await ticker.turn()
+    await client.schedules.resume("job")
+    slow.end(4)
+    await steps(ticker, clock, 4.1)
+    assert slow.begun == [1, 4], "what was held runs when the pause is over"
 
 
 async def test_allow_lets_runs_overlap(ticker: Ticker, client: Client, clock: ManualClock) -> None:

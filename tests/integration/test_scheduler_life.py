@@ -241,6 +241,27 @@ def test_a_stop_lets_active_work_finish_and_breaks_off_what_takes_too_long(serve
         assert client.get("endless").state in ("queued", "running"), "what was broken off runs again"
 
 
+def test_a_stop_waits_for_what_ends_in_time(server: Server) -> None:
+    scheduler = Scheduler(Config(redis_url=server.url, namespace="wait", partitions=4, shutdown_timeout_s=PATIENCE_S))
+    begun, go_on = threading.Event(), threading.Event()
+
+    @scheduler.handler()
+    async def patient() -> None:
+        begun.set()
+        await asyncio.to_thread(go_on.wait, PATIENCE_S)
+
+    scheduler.start()
+    patient.now(id="patient").put()
+    assert begun.wait(PATIENCE_S)
+    stopping = threading.Thread(target=scheduler.stop)
+    stopping.start()
+    wait_until(lambda: scheduler.state == "stopping", "it begins to stop")
+    go_on.set()
+    stopping.join(PATIENCE_S)
+    with SyncClient(server.url, namespace="wait") as client:
+        assert client.get("patient").state == "done"
+
+
 def test_what_cannot_start_says_why_and_leaves_nothing_behind(server: Server) -> None:
     scheduler = Scheduler(Config(redis_url="redis://127.0.0.1:1"))
     with pytest.raises(Unavailable, match="cannot connect"):

@@ -10,7 +10,11 @@ from mainspring.model.clock import ManualClock
 from mainspring.model.errors import Conflict, InvalidInput, NotFound
 from mainspring.model.schedule_input import define
 from mainspring.model.schedule_view import ScheduleView
+from mainspring.store.index import IdRow
 from mainspring.store.keys import partition_of
+from mainspring.store.put import Widths
+from mainspring.store.register import put_ids
+from mainspring.store.schedule_rows import sketch_apart
 from mainspring.store.store import Store
 from mainspring.store.verify import verify
 from mainspring.testing.faults import bad_road, calls
@@ -263,6 +267,19 @@ async def test_a_backfill_runs_what_was_planned_and_twice_is_once(ticker: Ticker
     for wrong in ({"start": end, "end": start}, {"start": start, "end": end, "rate": float("nan")}):
         with pytest.raises(InvalidInput):
             await client.schedules.backfill("job", **wrong)
+
+
+async def test_an_occurrence_that_is_there_already_is_not_put_a_second_time(
+    ticker: Ticker, client: Client, store: Store
+) -> None:
+    await client.schedules.add("job", every="10s", target="log:")
+    number, second = partition_of("job", len(store.keys)), "job@2027-01-15T08:00:20Z"
+    definition = (await view_of(client, "job")).definition
+    made = sketch_apart(definition, second, at(20)[0], at(20)[0])
+    place, row = made.put(START_MS)
+    await put_ids(store, {number: [IdRow(made.idh, place, row, at(20)[0])]}, Widths(), now_ms=START_MS)
+    came = [one.id for one in await ticker.advance(seconds=25)]
+    assert came == ["job@2027-01-15T08:00:10Z", second]
 
 
 async def test_a_run_is_found_by_its_id(ticker: Ticker, client: Client) -> None:

@@ -147,3 +147,13 @@ def test_texts_and_tables_given_in_code_are_read_like_those_of_a_file() -> None:
     assert (config.retry.max_attempts, config.retry.base_ms, config.http_allow) == (3, 2000, ("10.0.0.0/8",))
     assert config.commands["backup"].argv == ("backup",)
     assert "hunter2" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://u:pw@host", "https://host/?token=pw", "ftp://host", "https://", "https://h:0"]
+)
+def test_an_api_url_is_an_address_and_no_more(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Config(api_url=url)
+    assert "https://host[:port][/path]" in str(refused.value)
+    assert "pw" not in str(refused.value)

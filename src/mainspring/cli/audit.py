@@ -25,7 +25,7 @@ def audit(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """List the changes made through the API and by `mainspring key`, the newest first."""
+    """List the changes made through the API and by commands, the newest first."""
     page = asyncio.run(_page(load(redis_url, data_dir, namespace, config), limit, cursor))
     if json:
         print(msgspec.json.encode(page).decode())

@@ -1,8 +1,6 @@
 """`mainspring key`: API keys of a namespace. The text of a key is shown once, when it is made."""
 
 import asyncio
-import getpass
-import os
 import socket
 import sys
 from collections.abc import Callable, Coroutine
@@ -12,6 +10,7 @@ import msgspec
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store
+from mainspring.cli.witness import user
 from mainspring.model.access import (
     ApiKey,
     check_key_name,
@@ -105,7 +104,7 @@ def list_(
 def revoke(
     ids: Annotated[list[str], typer.Argument(help="Ids as `key list` shows them.")],
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None,
+    config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Take keys away for good; nodes notice within two seconds. Exit code 1 if one of the ids is unknown."""
     loaded = load(redis_url, data_dir, namespace, config)
@@ -120,10 +119,14 @@ def revoke(
                 unknown.append(key_id)
             else:
                 await _tell(store, loaded, "key.revoke", key_id, before=_shown(gone))
-                print(f"{key_id} ({gone.name}): revoked")
+                if not json:
+                    print(f"{key_id} ({gone.name}): revoked")
         return unknown
 
     unknown = _with_store(loaded, work)
+    if json:
+        outcomes = [{"id": key_id, "outcome": "unknown" if key_id in unknown else "revoked"} for key_id in ids]
+        print(msgspec.json.encode(outcomes).decode())
     for key_id in unknown:
         print(f"{key_id}: there is no key with this id", file=sys.stderr)
     if unknown:
@@ -150,16 +153,9 @@ def _with_store(config: "Config", work: "Callable[[Store], Coroutine[Any, Any, T
 async def _tell(store: "Store", config: "Config", what: str, name: str, **changed: dict[str, Any]) -> None:
     from mainspring.store import audit
 
-    who = f"{_user()} (command line)"
+    who = f"{user()} (command line)"
     change = Change(who, what, name, socket.gethostname(), "", changed.get("before"), changed.get("after"))
     await audit.record(store, change, kept=config.audit_entries)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a user of that number
-        return f"uid {os.getuid()}"
 
 
 def _shown(key: ApiKey) -> dict[str, Any]:

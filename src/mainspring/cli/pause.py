@@ -1,13 +1,12 @@
 """`mainspring pause`: let everything, a target, a queue or a lane stand still."""
 
-import getpass
-import os
 from typing import Annotated
 
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.task import print_json, when_of, with_client
+from mainspring.cli.witness import user
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.pause import Mode, Pause
@@ -38,7 +37,7 @@ def pause(
         load(redis_url, data_dir, namespace, config),
         lambda client: client.pause(
             target=target, queue=queue, lane=lane, mode=mode, reason=reason,
-            who=_user() if who is None else who, until=when_of(until), for_=for_,
+            who=user() if who is None else who, until=when_of(until), for_=for_,
         ),
     )  # fmt: skip
     if json:
@@ -51,13 +50,6 @@ def check_scope(everything: bool, target: str | None, queue: str | None, lane: s
     given = sum((everything, target is not None, queue is not None, lane is not None))
     if given != 1:
         raise InvalidInput("say what: --all, --target, --queue or --lane")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a user of that number
-        return f"uid {os.getuid()}"
 
 
 def line_of(one: Pause) -> str:

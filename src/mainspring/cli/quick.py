@@ -29,7 +29,7 @@ def quick(parameters: list[Any]) -> list[Any]:
 
 def _plain_kind(parameter: Any) -> Any:
     """What its texts are read as; None where there is more to check than that."""
-    descriptor = getattr(parameter, "type_descriptor", None)
+    descriptor: Any = getattr(parameter, "type_descriptor", None)
     about = getattr(descriptor, "parameter_info", None)
     if about is None or any(getattr(about, name, None) for name in _CHECKED) or (about.min, about.max) != (None, None):
         return None

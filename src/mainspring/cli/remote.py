@@ -4,10 +4,12 @@ import http.client
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 
+from mainspring.model.access import is_token
+from mainspring.model.api_address import read_api_url
 from mainspring.model.errors import (
     ConfigError,
     Conflict,
@@ -42,23 +44,22 @@ _ERRORS: Final[dict[str, Callable[[str], MainspringError]]] = {
 }
 
 
-def is_api(url: str | None) -> bool:
-    return url is not None and url.startswith(("http://", "https://"))
-
-
 class Api:
     """Calls one API. Nothing is sent twice: a request whose answer was lost may have been done."""
 
     def __init__(self, url: str, *, namespace: str, token: str | None = None) -> None:
-        parts = urlsplit(url)
-        if not parts.hostname or parts.query or parts.fragment or parts.username:
-            raise ConfigError(f"api_url {parts.hostname or url[:80]!r}: write https://host[:port][/path] and no more")
+        try:
+            parts = read_api_url(url)
+        except InvalidInput as error:
+            raise ConfigError(f"api_url: {error}") from None
         self.where = f"{parts.scheme}://{parts.netloc}"
         self._path = parts.path.rstrip("/")
         self._headers = {"accept": "application/json", "mainspring-namespace": namespace}
         if token is not None:
+            if not is_token(token):
+                raise ConfigError("api_token is no API key; they begin with msk_")
             self._headers["authorization"] = f"Bearer {token}"
-        self._road = _road(parts.scheme, parts.hostname, parts.port)
+        self._road = _road(parts.scheme, parts.hostname or "", parts.port)
 
     def close(self) -> None:
         self._road.close()

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, remote, server_url
+from mainspring.cli.witness import Witness
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.task import Handle, OnConflict
@@ -176,7 +177,7 @@ def reschedule(
 def with_client(config: "Config", work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
     async def run() -> T:
         async with _client(config) as client:
-            return await work(client)
+            return await work(cast("Client", Witness.of(client, config.audit_entries)))
 
     return asyncio.run(run() if config.api_url is None else _over_http(config, work))
 

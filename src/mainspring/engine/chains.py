@@ -218,35 +218,38 @@ class Chains:
         """The server has moved their chains on. True when some of the following occurrences are near."""
         all_left = flights is left
         leaving = set() if all_left else {flight.idh for flight in left}
-        plans, runs, near = self.plans, self.runs, False
+        near = False
         for flight in flights:
             plan = flight.plan
-            if not isinstance(plan, Plan):
-                continue
-            idh = flight.row[5:21]
-            plans.pop(flight.row, None)
-            definition, old, link = plan.definition, plan.link, plan.following
-            if definition is None or old is None or link is None:
-                continue
-            if plan.sketch is not None:
-                near = near or plan.sketch.due_ms < plan.put_ms + NEAR_MS
-                if link.planned_ms - old.planned_ms < SHORT_MS:
-                    self.known[definition.name] = (definition, link)
-                elif self.known:
-                    self.known.pop(definition.name, None)
-            last = old.state.last
-            before = runs.pop(last, None) if last else None
-            if not plan.skips and (all_left or idh in leaving):
-                runs[idh] = Ongoing(definition.name, old.planned_ms, plan.put_ms, link)
-                if link.state.not_run is not old.state.not_run:
-                    self._count(old.state, link.state)
-                continue
+            if isinstance(plan, Plan):
+                self.plans.pop(flight.row, None)
+                idh = flight.row[5:21]
+                near = self._moved_on(plan, idh, ran=not plan.skips and (all_left or idh in leaving)) or near
+        return near
+
+    def _moved_on(self, plan: Plan, idh: bytes, *, ran: bool) -> bool:
+        """True when the following occurrence is near."""
+        definition, old, link = plan.definition, plan.link, plan.following
+        if definition is None or old is None or link is None:
+            return False
+        if plan.sketch is not None:
+            if link.planned_ms - old.planned_ms < SHORT_MS:
+                self.known[definition.name] = (definition, link)
+            elif self.known:
+                self.known.pop(definition.name, None)
+        last = old.state.last
+        before = self.runs.pop(last, None) if last else None
+        if ran:
+            self.runs[idh] = Ongoing(definition.name, old.planned_ms, plan.put_ms, link)
+            if link.state.not_run is not old.state.not_run:
+                self._count(old.state, link.state)
+        else:
             if not plan.skips:
                 link = self._cancelled(definition, old, link)
             if before is not None:
                 before.link = link
-                runs[last] = before
-        return near
+                self.runs[last] = before
+        return plan.sketch is not None and plan.sketch.due_ms < plan.put_ms + NEAR_MS
 
     def _cancelled(self, definition: Definition, old: Link, link: Link) -> Link:
         """Somebody has cancelled it before its begin: the chain has moved on, but this one is no run."""

@@ -66,7 +66,7 @@ class HeldWork:
     @property
     def standing(self) -> int:
         """How many are in memory only until they are moved. More are not read while these are many."""
-        return self.aside.count + self.holds.under_way + (self.lanes.behind if self.lanes.crowded else 0)
+        return self.aside.count + self.holds.under_way
 
     def barrier_ms(self, lane: str) -> float:
         hold = self.holds.of_lane(lane)
@@ -272,24 +272,6 @@ class HeldWork:
         """Holds that have ended and whose slices are not in memory, of no more lanes than that."""
         ended = [hold for hold in self.holds.to_find if not hold.pending]
         return [hold for hold in ended if hold.lane is None] + [hold for hold in ended if hold.lane][: max(0, lanes)]
-
-    def has_plenty(self, live: LiveSlice) -> bool:
-        """Enough that may leave of this hold slice waits in its lane: its head may be under way for hours."""
-        hold = self.holds.by_place.get(live.slice)
-        if hold is None or hold.lane is None:
-            return False
-        barrier_ms = hold.barrier_ms()
-        return sum(place_ms < barrier_ms for place_ms in self.lanes.places_of(hold.lane, live)) > live.kept // 4
-
-    def trim(self, live: LiveSlice, most: int) -> None:
-        """Of a lane's hold slice that was just read keep no more than this in memory, with what waits in the lane."""
-        hold = self.holds.by_place.get(live.slice)
-        waiting = [] if hold is None or hold.lane is None else self.lanes.places_of(hold.lane, live)
-        room = max(0, most - len(waiting))
-        if live.waiting > room:
-            # Of those that come before all that wait some must stay, whatever the room: one of them is the next.
-            first = not waiting or (live.next_due_ms() or 0) <= min(waiting)
-            live.trim(most // 2 + 1 if first else room)
 
     def found(self, hold: Hold, live: LiveSlice | None) -> None:
         """Its slice; None when there is none: all that was to be moved there had been cancelled."""

@@ -3,14 +3,9 @@
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Final
 
 from .flight import Flight
 from .live import LiveSlice
-
-MOST_BEHIND: Final = 5_000
-"""So many wait in memory behind heads that are under way; more are moved into hold slices. A worker may run a head for
-hours, and slices in which something waits cannot be dropped."""
 
 _Behind = list[tuple[int, int, int, Flight]]
 
@@ -41,6 +36,8 @@ class Lanes:
         self._behind: dict[str, _Behind] = {}
         self.behind = 0
         """How many wait in memory, in all lanes."""
+        self.is_full = False
+        """Too many wait in memory, on this node: also those behind heads that are under way have to be moved."""
         self._count = 0
         self.stirred: set[str] = set()
         """Lanes in which somebody may leave now."""
@@ -72,11 +69,6 @@ class Lanes:
         self.stirred.add(lane)
         if self.is_full or lane in self._retrying or lane in self.gated or self._barrier_of(lane) < inf:
             self.crowded.add(lane)
-
-    @property
-    def is_full(self) -> bool:
-        """Too many wait in memory, whatever they wait for."""
-        return self.behind > MOST_BEHIND
 
     def stir(self) -> None:
         """Rows were read: the barrier may have moved."""
@@ -222,6 +214,12 @@ class Lanes:
     def number_behind(self, lane: str, own: LiveSlice | None) -> int:
         """How many wait in memory, those that stand in the lane's hold slice apart."""
         return sum(1 for item in self._behind.get(lane, ()) if item[3].live is not own and not item[3].live.forgotten)
+
+    def fill(self, *, full: bool) -> None:
+        """A worker may run a head for hours, and slices in which something waits cannot be dropped."""
+        if full and not self.is_full:
+            self.crowded.update(self._behind)
+        self.is_full = full
 
     def places_of(self, lane: str, own: LiveSlice) -> list[int]:
         """The places in time of those that are of this slice."""

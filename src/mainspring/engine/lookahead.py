@@ -12,6 +12,7 @@ from ..model.hold import CATCH_UP
 from ..store import read
 from ..store.codec import same_entry
 from ..store.store import Store
+from . import lane_window
 from .hold_watch import LANES_SOON_S, HoldWatch
 from .live import LiveSlice
 from .partition import Partition
@@ -27,6 +28,9 @@ CHUNKS_AT_ONCE: Final = (32, 512)
 SLICES_LISTED: Final = 256
 LANE_WINDOW: Final = 64
 """Of the tasks that were held back in a lane at least so many are in memory when it goes on."""
+
+MOST_IN_LANES: Final = 2
+"""So many times as many as may be read ahead may wait in lanes besides, while the rest of them is moved away."""
 
 PACED_ROWS: Final = 512
 """Of tasks that leave little by little so many wait in memory, and so many more are read at a time."""
@@ -82,7 +86,11 @@ class LookAhead:
 
     @property
     def held(self) -> int:
-        return sum(partition.waiting for partition in self._owned.values())
+        """What counts as read ahead. Who waits for a turn in a lane does not, unless these are very many: they are
+        moved away, but perhaps not as fast as others come."""
+        behind = sum(partition.lanes.behind for partition in self._owned.values())
+        waiting = sum(partition.waiting for partition in self._owned.values())
+        return waiting + max(0, behind - MOST_IN_LANES * self._reach.tasks)
 
     def woken(self, partition: int) -> None:
         """A put with a near due time went to this partition."""
@@ -95,6 +103,7 @@ class LookAhead:
     async def step(self) -> float:
         """One round: find out what came, list slices, read. Returns the seconds until the next is needed."""
         now_ms = self._store.clock.now_ms()
+        self._look_at_lanes()
         failure = await self._holds.free_lanes() if self._is_time_to_poll(now_ms) or self._woken else None
         failure = await self._holds.open_ended() or failure
         failure = await self._poll(now_ms) or failure
@@ -106,6 +115,12 @@ class LookAhead:
             return 0.0
         wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
         return max(0.001, min(wait_ms / 1000, LANES_SOON_S) if self._holds.more else wait_ms / 1000)
+
+    def _look_at_lanes(self) -> None:
+        """Those that wait for their turn in lanes do not count as what was read ahead, but have a bound too."""
+        full = sum(partition.lanes.behind for partition in self._owned.values()) > self._reach.tasks
+        for partition in self._owned.values():
+            partition.lanes.fill(full=full)
 
     def _is_time_to_poll(self, now_ms: int) -> bool:
         # Further ahead than a poll ever is: the clock was set back since. To wait for it could take an hour.
@@ -230,7 +245,7 @@ class LookAhead:
         """Of a slice that is read in windows begin the next one, unless enough of the last stands in its lane."""
         if partition.unanswered is not None or not live.needs_next_window(now_ms, self._reach.horizon_ms):
             return False
-        if partition.held_work.has_plenty(live):
+        if lane_window.has_plenty(partition, live):
             return True
         live.next_window(now_ms + self._window_ms)
         return False
@@ -318,7 +333,7 @@ class LookAhead:
         partition = self._owned.get(live.partition)
         if live.slice.is_hold and live.has_lanes and partition is not None:
             # Tasks of one lane: they leave one at a time, and many lanes may be about to go on.
-            partition.held_work.trim(live, max(self._reach.tasks // 64, LANE_WINDOW))
+            lane_window.trim(partition, live, max(self._reach.tasks // 64, LANE_WINDOW))
         elif live.waiting > most:
             live.trim(most // 2 + 1)
         if partition is not None:

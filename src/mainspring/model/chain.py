@@ -193,9 +193,9 @@ def _after_rest(definition: Definition, link: Link) -> State:
     pause, state = definition.paused, link.state
     if pause is None or pause.until_ms is None or pause.until_ms <= state.rested_ms:
         return state
-    from_ms, to_ms = max(pause.at_ms, state.last_ms) + 1, min(pause.until_ms, link.planned_ms) - 1
+    from_ms, to_ms = max(pause.first_ms, state.last_ms + 1), min(pause.until_ms, link.planned_ms) - 1
     count = definition.slots.count(from_ms, to_ms) if from_ms <= to_ms else 0
-    state = state.without(NotRun(from_ms, to_ms, count, _reason_of(pause)))
+    state = state.without(NotRun(from_ms, to_ms, count, "paused" if pause.mode == "drop" else "missed"))
     return msgspec.structs.replace(state, rested_ms=pause.until_ms)
 
 
@@ -231,27 +231,14 @@ def first_of(
     if definition.max_runs is not None and state.runs >= definition.max_runs:
         return None, state
     if definition.paused is not None and definition.paused_at(now_ms):
-        if old is not None and link is not None and not old.paused_at(now_ms):
-            state = _given_up(old, link, now_ms, _reason_of(definition.paused), state)
         return _first_after_pause(definition, definition.paused), state
     if old is not None and old.paused is not None and definition.paused is None and old.paused_at(now_ms):
         return _resumed(definition, old.paused, now_ms, state)
     if old is not None and link is not None and 0 < link.planned_ms <= now_ms:  # overdue: nobody was up
         if old.slots is definition.slots:
             return from_here(definition, link.planned_ms - 1, now_ms, state)
-        state = _given_up(old, link, now_ms, "missed", state)
+        state = state.without(NotRun(link.planned_ms, now_ms, old.slots.count(link.planned_ms, now_ms), "missed"))
     return definition.slots.after(now_ms), state
-
-
-def _given_up(old: Definition, link: Link, now_ms: int, reason: str, state: State) -> State:
-    """What was due and has not begun (it waited for the run before it, or nobody was up) does not run any more."""
-    if not 0 < link.planned_ms <= now_ms:
-        return state
-    return state.without(NotRun(link.planned_ms, now_ms, old.slots.count(link.planned_ms, now_ms), reason))
-
-
-def _reason_of(pause: Pause) -> str:
-    return "paused" if pause.mode == "drop" else "missed"
 
 
 def _first_after_pause(definition: Definition, pause: Pause) -> int | None:
@@ -259,13 +246,13 @@ def _first_after_pause(definition: Definition, pause: Pause) -> int | None:
     if pause.until_ms is None:
         return None
     if pause.mode == "hold":
-        return from_here(definition, pause.at_ms, pause.until_ms, State())[0]
+        return from_here(definition, pause.first_ms - 1, pause.until_ms, State())[0]
     return definition.slots.after(pause.until_ms - 1)
 
 
 def _resumed(definition: Definition, pause: Pause, now_ms: int, state: State) -> tuple[int | None, State]:
     until_ms = now_ms if pause.until_ms is None else min(now_ms, pause.until_ms)
     if pause.mode == "hold":
-        return from_here(definition, pause.at_ms, now_ms, state)
-    rested = NotRun(pause.at_ms + 1, until_ms, definition.slots.count(pause.at_ms + 1, until_ms), "paused")
+        return from_here(definition, pause.first_ms - 1, now_ms, state)
+    rested = NotRun(pause.first_ms, until_ms, definition.slots.count(pause.first_ms, until_ms), "paused")
     return definition.slots.after(now_ms), state.without(rested)

@@ -54,6 +54,13 @@ class Pause(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     until_ms: int | None = None
     reason: str = ""
     by: str = ""
+    due_ms: int | None = None
+    """The first planned time that falls into it, where that is earlier: it was due, and had not begun."""
+
+    @property
+    def first_ms(self) -> int:
+        """Planned times from here on fall into it."""
+        return self.at_ms + 1 if self.due_ms is None else self.due_ms
 
 
 class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):

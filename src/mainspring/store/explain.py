@@ -9,6 +9,7 @@ from ..model.explain import Code, Explanation, moment, span
 from ..model.hold import PARKED, HoldRecord
 from ..model.occurrence import schedule_of
 from ..model.pause import Pause, Pauses
+from .cancelled_ids import was_cancelled
 from .dead import Kept, find_letter
 from .find import Finder, Located, Reference
 from .holds import record_of
@@ -301,6 +302,9 @@ async def _over(store: Store, task_id: str, reference: Reference, located: Locat
         # Its old places were followed as far as that is done.
         [entry] = await look_at(store, [(reference.address, reference.idh)])
         state = entry.state
+    if located is None and reference.address is None:
+        partitions = range(len(store.keys)) if reference.elsewhere else [reference.home]
+        state = "cancelled" if await was_cancelled(store, reference.idh, partitions) else state
     body = None if located is None else located.entry.body
     code, text = _ENDS.get(state, _ENDS["unknown"])
     if state == "finished" and reference.address is None:

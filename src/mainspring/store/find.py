@@ -11,6 +11,7 @@ from ..model.errors import Conflict, InvalidInput, StoreError
 from ..model.ids import GENERATED, IDH_BYTES, idh_of
 from ..model.task import CancelOutcome, State
 from .cancel import Cancel, CancelStatus, cancel
+from .cancelled_ids import note
 from .codec import decode
 from .index import IdRow, look_up, look_up_packed, replace
 from .intake import Intake
@@ -157,6 +158,7 @@ class Finder:
                 if at is not None
             ]
             await self._cancel_placed(known, outcomes)
+            await note(self._store, [(one.partition, one.idh) for i, one in known if outcomes[i] == "cancelled"])
         return outcomes
 
     async def _cancel_placed(self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]) -> None:

@@ -199,12 +199,13 @@ class PartitionKeys:
     holds: str
     sched: str
     next: str
+    off: str
 
     @classmethod
     def make(cls, namespace: str, number: int, tag: str) -> "PartitionKeys":
         names = (
             "slices", "own", "fence", "n", "dead", "dead:t", "held", "ids", "wake",
-            "queued", "acks", "queues", "work", "holds", "sched", "next",
+            "queued", "acks", "queues", "work", "holds", "sched", "next", "off",
         )  # fmt: skip
         return cls(namespace, number, tag, slot_of(tag), *(f"{{{tag}}}:{name}" for name in names))
 

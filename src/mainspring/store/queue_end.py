@@ -10,6 +10,7 @@ from ..model.errors import StoreError
 from ..model.job import Cancelled, End, Job
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.outcome import DONE, Dead, Done, Retry
+from .cancelled_ids import note
 from .codec import INDEXED, SCHEDULED, entry
 from .keys import ADDRESS_BYTES, SECOND_MS, Address, PartitionKeys, Slice, address_prefix
 from .put import WAKE_MS, fresh_score
@@ -73,7 +74,17 @@ async def finish(store: Store, ends: Sequence[End]) -> list[Answer]:
             continue
         for position in result[0]:
             answers[numbers[by.numbers[position - 1]]] = "lost"
+    await note(store, _cancelled(ends, answers))
     return answers
+
+
+def _cancelled(ends: Sequence[End], answers: Sequence[Answer]) -> list[tuple[int, bytes]]:
+    """Callers' ids whose runs were stopped: the index forgets them."""
+    return [
+        (end.job.partition, end.job.idh)
+        for end, answer in zip(ends, answers, strict=True)
+        if isinstance(end.outcome, Cancelled) and answer == "ok" and end.job.body.id is not None
+    ]
 
 
 class _Args:

@@ -31,6 +31,7 @@ _PARTITION_TYPES: Final = {
     "holds": b"hash",
     "sched": b"hash",
     "next": b"hash",
+    "off": b"list",
 }
 _NAMESPACE_TYPES: Final = {
     "meta": b"hash",
