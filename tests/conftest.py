@@ -1,5 +1,6 @@
 """Which of several test processes gets what, and when: a file stays together, the long ones go first."""
 
+import signal
 from collections import Counter
 
 import pytest
@@ -17,6 +18,10 @@ LONG = (
     "test_cluster.py", "test_examples.py", "test_bench_queue.py", "test_hand_over_on_a_bad_road.py",
 )  # fmt: skip
 """Few tests that take long, the longest first: one of them at the very end would keep the others waiting for it."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that runs the tests in the background has Ctrl-C ignored, also by the processes that tests send it to.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _file_of(nodeid: str) -> str:
