@@ -158,6 +158,11 @@ class Client(Letters, Results, Standstills):
         level = check_durability(durability)
         tally = _Tally(level, handles)
         report = progress or _silent
+        if isinstance(tasks, list) and len(tasks) <= BATCH:
+            if tasks:
+                await self._prepare(_checked(tasks), on_conflict, tally)()
+            report(tally.accepted)
+            return tally.summary()
         writing: asyncio.Task[None] | None = None
         try:
             async for some in _batches(tasks):

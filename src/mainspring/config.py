@@ -60,7 +60,7 @@ class Config:
     lease_s: float = 5.0
     look_ahead: int = 200_000
     """Tasks held in memory at most."""
-    horizon_s: float = 3.0
+    horizon_s: float = 5.0
     """How long before its due time a task is read."""
     shutdown_timeout_s: float = 25.0
     data_dir: Path | None = None

@@ -13,9 +13,9 @@ log = logging.getLogger("mainspring.api")
 MOST: Final = 4096
 """Tasks of one write."""
 
-CROWD: Final = 8
-GATHER_S: Final = 0.001
-"""After a crowd the next write waits a moment: those just answered come back, and a large write is cheaper."""
+AT_ONCE: Final = 2
+CROWD: Final = 32
+"""While a write is on its way, so many that wait begin another: their requests are read while the server works."""
 
 Write = Callable[[Sequence[Task]], Awaitable[Sequence[Handle]]]
 _Waiting = tuple[Task, "asyncio.Future[Handle]"]
@@ -27,14 +27,18 @@ class Collector:
     def __init__(self, write: Write) -> None:
         self._write = write
         self._waiting: list[_Waiting] = []
-        self._writer: asyncio.Task[None] | None = None
+        self._writing = 0
+        self._writers: set[asyncio.Task[None]] = set()
 
     def put(self, task: Task) -> "asyncio.Future[Handle]":
         """The task's handle, or the error of the write it travelled with."""
         answer: asyncio.Future[Handle] = asyncio.get_running_loop().create_future()
         self._waiting.append((task, answer))
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._run(), name="mainspring-collector")
+        if not self._writing or (self._writing < AT_ONCE and len(self._waiting) >= CROWD):
+            self._writing += 1
+            writer = asyncio.create_task(self._run(), name="mainspring-collector")
+            self._writers.add(writer)
+            writer.add_done_callback(self._writers.discard)
         return answer
 
     async def _run(self) -> None:
@@ -42,10 +46,8 @@ class Collector:
             while self._waiting:
                 batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
                 await self._commit(batch)
-                if len(batch) >= CROWD:
-                    await asyncio.sleep(GATHER_S)
         finally:
-            self._writer = None
+            self._writing -= 1  # in the same step in which it saw that nobody waits: the next one begins another
 
     async def _commit(self, batch: list[_Waiting]) -> None:
         try:

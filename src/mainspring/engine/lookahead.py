@@ -44,7 +44,7 @@ class Reach:
     """How far ahead an owner reads."""
 
     tasks: int = 200_000
-    horizon_ms: int = 3_000
+    horizon_ms: int = 5_000
     poll_ms: int = 250
     idle_poll_ms: int = 1_000
 

@@ -6,6 +6,11 @@ end
 
 -- Open a slice for appending: the first writer's score becomes its incarnation. Returns that incarnation.
 local function open_slice(slices, name, score)
-  redis.call('ZADD', slices, 'NX', score, name)
-  return incarnation_of(slices, name)
+  local g = redis.call('ZSCORE', slices, name)
+  if not g then
+    redis.call('ZADD', slices, score, name)
+    g = score
+  end
+  g = tonumber(g)
+  return (g - math.floor(g)) * 1048576
 end
