@@ -9,7 +9,7 @@ from typing import Final
 from ..model.errors import StoreError
 from .store import Group, Store
 
-KEPT: Final = 1_000
+KEPT: Final = 256
 """Of a partition; 16 bytes each."""
 
 
