@@ -1,28 +1,16 @@
 """Lists and counts over held tasks: all of them once, and never all of them at once."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from mainspring.client import Client
-from mainspring.model.task import Task, TaskInfo
+from mainspring.model.task import Task
 from mainspring.store import held_rows
 from mainspring.store.store import Store
 from mainspring.testing.faults import bad_road
 from mainspring.testing.ticker import Ticker
 
-
-async def pages(client: Client, **options: Any) -> AsyncIterator[list[TaskInfo]]:
-    page = await client.list(**options)
-    yield page.tasks
-    while page.next is not None:
-        page = await client.list(**options, cursor=page.next)
-        yield page.tasks
-
-
-async def payloads(client: Client, **options: Any) -> list[Any]:
-    return [task.payload async for some in pages(client, **options) for task in some]
+from .paging import pages, payloads
 
 
 async def held(ticker: Ticker, count: int, *, targets: str = "ab", a_ms: int = 1) -> int:
@@ -52,7 +40,7 @@ async def test_pages_show_every_held_task_once_and_before_all_others(ticker: Tic
     assert shown[count:] == [f"later {n}" for n in range(10)]
 
 
-async def test_what_left_meanwhile_is_not_listed(ticker: Ticker) -> None:
+async def test_what_left_meanwhile_is_not_payloads(ticker: Ticker) -> None:
     await held(ticker, 200, a_ms=10)
     ids = [
         task.id async for some in pages(ticker.client, limit=50) for task in some if task.payload in (0, 63, 64, 199)

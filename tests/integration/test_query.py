@@ -1,9 +1,7 @@
 """Pages in due order and counts by time, in few round trips, exact or saying that they are not."""
 
 import random
-from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
@@ -11,25 +9,15 @@ from mainspring.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.errors import InvalidInput
 from mainspring.model.outcome import Retry
-from mainspring.model.task import Task, TaskInfo
+from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.testing.faults import bad_road
 from mainspring.testing.owner import HandOwner, address_of
 from mainspring.testing.ticker import Ticker
 
+from .paging import pages, payloads
+
 HOUR_MS = 3_600_000
-
-
-async def pages(client: Client, **options: Any) -> AsyncIterator[list[TaskInfo]]:
-    page = await client.list(**options)
-    yield page.tasks
-    while page.next is not None:
-        page = await client.list(**options, cursor=page.next)
-        yield page.tasks
-
-
-async def listed(client: Client, **options: Any) -> list[object]:
-    return [task.payload async for tasks in pages(client, **options) for task in tasks]
 
 
 async def test_an_empty_namespace_has_an_empty_page(client: Client) -> None:
@@ -46,7 +34,7 @@ async def test_pages_show_every_task_once_in_due_order(client: Client, limit: in
     count = 60 if limit == 1 else 400
     due = [now_ms + seed.randrange(spread_s * 1000) for _ in range(count)]
     await client.put_many(Task("log:", n, at=at_ms) for n, at_ms in enumerate(due))
-    shown = [int(str(n)) for n in await listed(client, limit=limit)]
+    shown = [int(str(n)) for n in await payloads(client, limit=limit)]
     assert sorted(shown) == list(range(count))
     assert [due[n] for n in shown] == sorted(due)
 
@@ -54,9 +42,9 @@ async def test_pages_show_every_task_once_in_due_order(client: Client, limit: in
 async def test_ties_are_in_a_fixed_order_and_none_is_skipped_at_the_edge_of_a_page(client: Client) -> None:
     due_ms = client.store.clock.now_ms() + 5_000
     await client.put_many(Task("log:", n, at=due_ms) for n in range(100))
-    first = await listed(client, limit=9)
+    first = await payloads(client, limit=9)
     assert len(first) == len(set(map(str, first))) == 100
-    assert await listed(client, limit=33) == first
+    assert await payloads(client, limit=33) == first
 
 
 async def test_mixed_widths_are_merged_in_due_order(client: Client, clock: ManualClock) -> None:
@@ -69,8 +57,8 @@ async def test_mixed_widths_are_merged_in_due_order(client: Client, clock: Manua
     handles = summary.handles or []
     await client.cancel_many(handle.id for handle in handles[:250])
     expected = [*(f"s{n:02}" for n in range(250, 300)), *(f"h{n:02}" for n in range(60))]
-    assert await listed(client, limit=10) == expected
-    assert await listed(client, limit=50) == expected
+    assert await payloads(client, limit=10) == expected
+    assert await payloads(client, limit=50) == expected
 
 
 async def test_a_page_that_starts_within_an_hour_slice_ends(client: Client, clock: ManualClock) -> None:
@@ -88,8 +76,8 @@ async def test_a_page_after_many_slices_of_the_past_hour_ends(client: Client, cl
     """Slices before the range are not walked through, and never make the search go in circles."""
     now_ms = clock.now_ms()
     await client.put_many(Task("log:", n, at=now_ms + n * 1000) for n in range(3_000))
-    assert await listed(client, after=now_ms + 2_990_000, limit=4) == list(range(2_990, 3_000))
-    assert await listed(client, after=now_ms + 5_000, before=now_ms + 8_000) == [5, 6, 7]
+    assert await payloads(client, after=now_ms + 2_990_000, limit=4) == list(range(2_990, 3_000))
+    assert await payloads(client, after=now_ms + 5_000, before=now_ms + 8_000) == [5, 6, 7]
 
 
 @pytest.mark.parametrize("spread_s", [1, 10, 3_500, 3_000_000])
@@ -116,7 +104,7 @@ async def test_a_page_does_not_read_more_slices_than_it_needs(client: Client, st
     assert len(reads) <= 3 * len(store.keys)
 
 
-async def test_only_pending_tasks_are_listed(ticker: Ticker, store: Store) -> None:
+async def test_only_pending_tasks_are_payloads(ticker: Ticker, store: Store) -> None:
     ticker.answer("log", lambda one: Retry("no", after_ms=5_000) if one.value() == "retry" else None)
     put = ticker.client.put
     await put("log:", "done", after="1s")
@@ -126,17 +114,17 @@ async def test_only_pending_tasks_are_listed(ticker: Ticker, store: Store) -> No
     await put("log:", "pending", after="3s")
     await ticker.client.cancel(gone.id)
     await ticker.client.reschedule(moved.id, after="4s")
-    assert await listed(ticker.client) == ["done", "retry", "pending", "moved"] or await listed(ticker.client) == [
+    assert await payloads(ticker.client) == ["done", "retry", "pending", "moved"] or await payloads(ticker.client) == [
         "retry", "done", "pending", "moved",
     ]  # fmt: skip
     await ticker.advance(seconds=1)
-    assert await listed(ticker.client) == ["pending", "moved", "retry"]
+    assert await payloads(ticker.client) == ["pending", "moved", "retry"]
     begun = address_of((await put("log:", "fired")).id)
     other = ticker.engine.owned[begun.partition]
     owner = HandOwner(store, begun.partition, other.token)
     owner.seq = other.seq
     await owner.begin(begun.slice, [begun.index])
-    assert "fired" not in await listed(ticker.client)
+    assert "fired" not in await payloads(ticker.client)
 
 
 async def test_a_listed_id_finds_its_task(client: Client) -> None:

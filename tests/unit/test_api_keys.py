@@ -5,7 +5,7 @@ import pytest
 from mainspring.api.gate import Gate
 from mainspring.api.problems import Problem
 from mainspring.api.rates import MOST_CLIENTS, Rates
-from mainspring.api.targets import bare, masked
+from mainspring.api.targets import masked
 from mainspring.config import Config
 from mainspring.model.access import (
     RIGHTS,
@@ -17,6 +17,7 @@ from mainspring.model.access import (
     is_token,
     new_token,
 )
+from mainspring.model.audit_views import bare
 from mainspring.model.errors import ConfigError, InvalidInput
 
 

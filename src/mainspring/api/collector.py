@@ -27,15 +27,13 @@ class Collector:
     def __init__(self, write: Write) -> None:
         self._write = write
         self._waiting: list[_Waiting] = []
-        self._writing = 0
         self._writers: set[asyncio.Task[None]] = set()
 
     def put(self, task: Task) -> "asyncio.Future[Handle]":
         """The task's handle, or the error of the write it travelled with."""
         answer: asyncio.Future[Handle] = asyncio.get_running_loop().create_future()
         self._waiting.append((task, answer))
-        if not self._writing or (self._writing < AT_ONCE and len(self._waiting) >= CROWD):
-            self._writing += 1
+        if not self._writers or (len(self._writers) < AT_ONCE and len(self._waiting) >= CROWD):
             writer = asyncio.create_task(self._run(), name="mainspring-collector")
             self._writers.add(writer)
             writer.add_done_callback(self._writers.discard)
@@ -47,7 +45,8 @@ class Collector:
                 batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
                 await self._commit(batch)
         finally:
-            self._writing -= 1  # in the same step in which it saw that nobody waits: the next one begins another
+            # In the same step in which it saw that nobody waits: who comes next must begin another.
+            self._writers -= {asyncio.current_task()}
 
     async def _commit(self, batch: list[_Waiting]) -> None:
         try:

@@ -5,6 +5,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from ..model.audit_views import bare
 from ..model.choice import pattern_fits
 from ..model.dead import DeadLetter, Replayed, ReplaySummary
 from .asgi import Answer, answer
@@ -13,7 +14,6 @@ from .new_task import Moment, due_ms_of
 from .problems import Problem
 from .reading import when
 from .routes import Route
-from .targets import bare
 from .tasks import OneTask
 
 MANY_S: Final = 30.0

@@ -4,8 +4,9 @@ from typing import Any, Final
 
 import msgspec
 
+from ..model.audit_views import changes, of_schedule
 from ..model.lint import lint
-from ..model.schedule_view import Backfilled, ScheduleView, revision_as_dict, written
+from ..model.schedule_view import Backfilled, ScheduleView, revision_as_dict
 from ..model.zone import zone
 from ..schedules import OnExisting
 from .asgi import Answer, answer
@@ -32,7 +33,6 @@ from .schedule_body import (
     given,
     instant,
 )
-from .targets import bare
 
 MOST_RUNS: Final = 1_000
 
@@ -206,22 +206,7 @@ async def rollback_schedule(call: Call) -> Answer:
 
 
 async def _audit(call: Call, what: str, name: str, before: ScheduleView | None, after: ScheduleView | None) -> None:
-    """What differs, and never the payload."""
-    was, now = _shown(before), _shown(after)
-    names = [one for one in dict.fromkeys((*was, *now)) if was.get(one) != now.get(one)]
-    await call.audit(
-        what,
-        name,
-        {one: was[one] for one in names if one in was} if before is not None else None,
-        {one: now[one] for one in names if one in now} if after is not None else None,
-    )
-
-
-def _shown(view: ScheduleView | None) -> dict[str, Any]:
-    if view is None:
-        return {}
-    told = written(view.definition) | {"state": view.state, "generation": view.generation}
-    return {name: value for name, value in told.items() if name != "payload"} | {"target": bare(view.definition.target)}
+    await call.audit(what, name, *changes(of_schedule(before), of_schedule(after)))
 
 
 _NAME: Final = "/v1/schedules/{name}"

@@ -1,10 +1,10 @@
 """`/v1/targets`: the named targets this node knows. Their secrets are never told."""
 
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from ..model.audit_views import MASK, bare
 from .asgi import Answer, answer
 from .call import Call, no_such
 from .routes import Route
@@ -13,8 +13,6 @@ _TOLD: Final = frozenset({
     "address", "ca_file", "concurrency", "gone_disables", "method", "rate", "response_bytes", "retry", "timeout", "url",
 })  # fmt: skip
 """Settings of a target that hold no secret; everything else is masked, whatever it may be."""
-
-MASK: Final = "***"
 
 
 class TargetList(msgspec.Struct):
@@ -52,15 +50,6 @@ def _shown(name: str, value: Any) -> Any:
     if isinstance(value, dict):
         return dict.fromkeys(value, MASK)
     return MASK
-
-
-def bare(address: str) -> str:
-    """User, password and parameters of an address are often secrets."""
-    if not address.startswith(("http://", "https://")):
-        return address
-    parts = urlsplit(address)
-    host = f"{MASK}@{parts.netloc.rpartition('@')[2]}" if "@" in parts.netloc else parts.netloc
-    return urlunsplit((parts.scheme, host, parts.path, MASK if parts.query else "", ""))
 
 
 ROUTES: Final = (

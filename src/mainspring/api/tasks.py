@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from ..model.audit_views import of_task
 from ..model.choice import ListedState, QueueState
 from ..model.explain import Explanation
 from ..model.task import Count, Handle, OnConflict, Task, TaskInfo
@@ -17,7 +18,6 @@ from .new_task import Moment, PostedTask, Put, due_ms_of, task_of
 from .problems import Problem
 from .reading import when
 from .routes import Route
-from .targets import bare
 
 
 class OneTask(msgspec.Struct, frozen=True):
@@ -165,7 +165,7 @@ async def cancel_task(call: Call) -> Answer:
         raise no_such("task", task_id)
     if outcome == "too late":
         raise Problem("too-late", f"the task {task_id[:300]!r} has begun, or is over: {before.state}")
-    await call.audit("task.cancel", task_id, _shown(before), {"state": outcome})
+    await call.audit("task.cancel", task_id, of_task(before), {"state": outcome})
     return answer(Cancelled(task_id, outcome), 202 if outcome == "cancelling" else 200)
 
 
@@ -180,14 +180,8 @@ async def reschedule_task(call: Call) -> Answer:
     except OverflowError:
         raise Problem("invalid", "the time lies outside of the calendar") from None
     handle = await call.client.reschedule(task_id, at=due_ms, lane=call.query.lane)
-    await call.audit("task.reschedule", task_id, _shown(before), {"id": handle.id, "due_ms": handle.due_ms})
+    await call.audit("task.reschedule", task_id, of_task(before), {"id": handle.id, "due_ms": handle.due_ms})
     return answer(Put.of(handle))
-
-
-def _shown(info: TaskInfo) -> dict[str, Any]:
-    """What the audit trail keeps of a task: never its payload."""
-    target = None if info.target is None else bare(info.target)
-    return {"state": info.state, "target": target, "due_ms": info.due_ms, "lane": info.lane}
 
 
 _ID: Final = "/v1/tasks/{id}"

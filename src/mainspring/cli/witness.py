@@ -2,7 +2,6 @@
 
 import getpass
 import os
-import re
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,10 +9,10 @@ from functools import partial
 from typing import Any, Final
 
 from mainspring.model.audit import Change
+from mainspring.model.audit_views import View, bare, changes, of_schedule, of_task
 from mainspring.model.errors import StoreError
 from mainspring.model.pause import Scope
 
-Told = dict[str, Any] | None
 CHANGES: Final = {
     "cancel_many": "task.cancel",
     "reschedule": "task.reschedule",
@@ -32,8 +31,6 @@ CHANGES: Final = {
 SCHEDULES: Final = ("add", "edit", "pause", "resume", "remove", "rollback", "trigger", "backfill")
 _LEFT: Final = (False, 0, "unknown", "too late", "no head", "gone")
 """Answers after which everything is as it was."""
-
-_SECRET: Final = re.compile(r"(?<=//)[^/@]*@|\?.*$")
 
 
 def user() -> str:
@@ -74,20 +71,20 @@ class Witness:
                     await self._tell(what, one, was, now)
         return answer
 
-    async def _look(self, what: str, name: str, options: Mapping[str, Any]) -> Told:
+    async def _look(self, what: str, name: str, options: Mapping[str, Any]) -> View:
         if what.startswith("task."):
-            return _task(await self._client.get(name, lane=options.get("lane")))
+            return of_task(await self._client.get(name, lane=options.get("lane")))
         if what.startswith("schedule."):
-            return _schedule(await self._client.get(name))
+            return of_schedule(await self._client.get(name))
         return None
 
-    async def _after(self, what: str, name: str, said: Any, options: Mapping[str, Any]) -> Told:
+    async def _after(self, what: str, name: str, said: Any, options: Mapping[str, Any]) -> View:
         if what.startswith("schedule.") and what not in ("schedule.trigger", "schedule.backfill"):
-            return None if what == "schedule.remove" else _schedule(await self._client.get(name))
+            return None if what == "schedule.remove" else of_schedule(await self._client.get(name))
         if isinstance(said, str):
             return {"outcome": said}
         chosen = {field: str(value) for field, value in options.items() if value is not None and field != "progress"}
-        return {field: _bare(value) for field, value in chosen.items()}
+        return {field: bare(value) for field, value in chosen.items()}
 
 
 def _objects(name: str, given: tuple[Any, ...], options: Mapping[str, Any]) -> list[str]:
@@ -100,32 +97,10 @@ def _objects(name: str, given: tuple[Any, ...], options: Mapping[str, Any]) -> l
     return [Scope.of(options.get("target"), options.get("queue"), options.get("lane")).text]
 
 
-def _bare(target: str | None) -> str | None:
-    """User, password and parameters of an address are often secrets."""
-    return None if target is None else _SECRET.sub("***", target)
-
-
-def _task(info: Any) -> Told:
-    """Never its payload."""
-    return {"state": info.state, "target": _bare(info.target), "due_ms": info.due_ms, "lane": info.lane}
-
-
-def _schedule(view: Any) -> Told:
-    from mainspring.model.schedule_view import written
-
-    if view is None:
-        return None
-    told = written(view.definition) | {"state": view.state, "generation": view.generation}
-    return {name: _bare(value) if name == "target" else value for name, value in told.items() if name != "payload"}
-
-
-async def _record(client: Any, kept: int, what: str, name: str, before: Told, after: Told) -> None:
+async def _record(client: Any, kept: int, what: str, name: str, before: View, after: View) -> None:
     from mainspring.store import audit
 
-    both = (before or {}).keys() & (after or {}).keys()
-    same = {field for field in both if before and after and before[field] == after[field]}
-    was, now = (side and {name: value for name, value in side.items() if name not in same} for side in (before, after))
-    change = Change(f"{user()} (command line)", what, name, socket.gethostname(), "", was, now)
+    change = Change(f"{user()} (command line)", what, name, socket.gethostname(), "", *changes(before, after))
     try:
         await audit.record(client.store, change, kept=kept)
     except StoreError as error:

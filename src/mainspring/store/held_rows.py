@@ -105,16 +105,20 @@ async def _read(
         going_on = (p, place.start_ms) == at[1:3]
         first = (at[3] + 1) // 8 * 8 if going_on else 0
         firsts.append(first)
-        keys = store.keys.partitions[p]
-        s, *maps = keys.slice_keys(place.name)
-        bits: list[Command] = [("GETRANGE", key, first // 8, (first + chunk) // 8 - 1) for key in maps]
-        groups.append((keys.slot, [("LRANGE", s, first, first + chunk - 1), *bits]))
+        groups.append(_window(store.keys.partitions[p], place, first, first + chunk - 1))
     read = []
     for one, first, result in zip(slices, firsts, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
         read.append((one, first, result[0], result[1:]))
     return read
+
+
+def _window(keys: PartitionKeys, place: Slice, first: int, last: int) -> Group:
+    """Reads entries of a slice and their bits; `first` begins a byte of the bitmaps."""
+    s, *maps = keys.slice_keys(place.name)
+    bits: list[Command] = [("GETRANGE", key, first // 8, last // 8) for key in maps]
+    return keys.slot, [("LRANGE", s, first, last), *bits]
 
 
 # -- counting --------------------------------------------------------------------------------------------------
@@ -158,11 +162,8 @@ async def _count(store: Store, looks: list[_Look], from_ms: int, to_ms: int) -> 
     """Tasks that are pending and were due in the range; where samples are taken, what is to be expected."""
     groups: list[Group] = []
     wanted = [(look, window) for look in looks for window in look.windows]
-    for look, (first, last) in wanted:
-        keys = store.keys.partitions[look.at[0]]
-        s, *maps = keys.slice_keys(look.at[1].name)
-        bits: list[Command] = [("GETRANGE", key, first // 8, (last - 1) // 8) for key in maps]
-        groups.append((keys.slot, [("LRANGE", s, first, last - 1), *bits]))
+    for look, (first, end) in wanted:
+        groups.append(_window(store.keys.partitions[look.at[0]], look.at[1], first, end - 1))
     total = 0.0
     for (look, (first, _)), result in zip(wanted, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
