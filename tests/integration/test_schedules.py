@@ -7,7 +7,7 @@ import pytest
 
 from mainspring.client import Client
 from mainspring.model.clock import ManualClock
-from mainspring.model.errors import Conflict, InvalidInput, NotFound
+from mainspring.model.errors import Conflict, InvalidInput, NotFound, Unavailable
 from mainspring.model.schedule_input import define
 from mainspring.model.schedule_view import ScheduleView
 from mainspring.store.index import IdRow
@@ -322,6 +322,26 @@ async def test_a_thousand_schedules_over_all_partitions(ticker: Ticker, client: 
     assert sorted(one.id for one in came) == sorted(
         f"{name}@2027-01-15T08:00:{second}Z" for name in names for second in (10, 20)
     )
+
+
+async def test_calls_of_one_tick_that_get_lost_are_repeated_and_the_others_stand(
+    ticker: Ticker, client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mainspring.engine.dispatcher.PLANTS_A_CALL", 20)
+    names = [f"job-{n}" for n in range(400)]
+    await client.schedules.add_many([define(name, every="10s", target="log:") for name in names])
+    assert await ticker.advance(seconds=9) == []
+    ticker.clock.advance(seconds=1)
+    with bad_road(ticker.engine.store) as road:
+        road.next("lose reply", "never sent", only=calls("tick"))
+        with pytest.raises(Unavailable):
+            await ticker.engine.dispatcher.step()
+        assert sum(calls("tick")(commands) for _, commands in road.trips) >= 3
+    await ticker.advance(seconds=10)
+    assert sorted(one.id for one in ticker.deliveries) == sorted(
+        f"{name}@2027-01-15T08:00:{second}Z" for name in names for second in (10, 20)
+    )
+    assert (await verify(store)).left == 0
 
 
 async def test_an_idle_owner_asks_no_more_of_the_server_for_many_schedules_than_for_few(

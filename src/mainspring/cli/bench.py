@@ -175,7 +175,7 @@ def lateness(
 def growth(
     most: Annotated[int, typer.Option("--max", min=1, help="Most tasks pending.")] = 5_000_000,
     tasks: Tasks = 100_000,
-    rounds: Rounds = 3,
+    rounds: Rounds = 9,
     redis_url: RedisUrl = None,
     server: Server = "valkey",
     json: AsJson = False,

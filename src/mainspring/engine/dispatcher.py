@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from math import inf
-from typing import Final
+from typing import Final, Self
 
 from ..model.clock import steady_s
 from ..model.errors import StoreError
@@ -32,6 +33,9 @@ SPILL_TASKS: Final = 1_000
 
 OUTCOMES_S: Final = 0.01
 """So long a step writes retries and moves tasks into hold slices before it looks again at what is due."""
+
+PLANTS_A_CALL: Final = 1_000
+"""Begins of schedules after which a call is sent while the next is made."""
 
 COMMIT_WAIT_S: Final = 0.05
 """Commits ride with a begin after this long, or go alone when nothing is due: few calls, few repeats at a crash."""
@@ -68,6 +72,55 @@ class Pace:
 
 _GAPS_S: Final = ((2_000.0, 0.001), (30_000.0, 0.002), (150_000.0, 0.005), (inf, 0.010))
 """Up to so many tasks a second, a tick at most every so many seconds."""
+
+
+_Work = list[tuple[Partition, Begun]]
+_Answers = list[fire.Answer | StoreError]
+
+
+class _Calls:
+    """The begins of a tick. As a rule one call; where many schedules begin, several, each sent as soon as it is made:
+    the server plants the following occurrences of some while the node makes the call for the next ones."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open: _Work = []
+        self._plants = 0
+        self._under_way: deque[tuple[_Work, asyncio.Task[_Answers]]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        # Only when the loop is stopped: what was not answered is repeated before the end.
+        for _, call in self._under_way:
+            call.cancel()
+
+    async def add(self, partition: Partition, begun: Begun) -> None:
+        self._open.append((partition, begun))
+        self._plants += len(begun.section.plants)
+        if self._plants >= PLANTS_A_CALL:
+            self._under_way.append((self._open, asyncio.create_task(self._call())))
+            self._open, self._plants = [], 0
+            await asyncio.sleep(0)  # the bytes leave now, not when the next call is made
+
+    async def answered(self) -> tuple[_Work, _Answers] | None:
+        """The next call and what the server says to it; None when all were answered."""
+        if self._open and self._under_way:
+            self._under_way.append((self._open, asyncio.create_task(self._call())))
+            self._open = []
+        if self._under_way:
+            work, call = self._under_way[0]
+            answers = await call
+            self._under_way.popleft()
+            return work, answers
+        work = self._open
+        answers = await self._call() if work else []
+        self._open = []
+        return (work, answers) if work else None
+
+    def _call(self) -> Coroutine[None, None, _Answers]:
+        return fire.tick(self._store, [begun.section for _, begun in self._open])
 
 
 class Dispatcher:
@@ -132,8 +185,30 @@ class Dispatcher:
         now_ms, now_s = self._store.clock.now_ms(), time.monotonic()
         self._valves.tick()
         room = min(TICK_TASKS, self._valves.free(self._deliveries.in_flight))
-        all_begun: list[tuple[Partition, Begun]] = []
+        with _Calls(self._store) as calls:
+            await self._begin(calls, room, now_ms, now_s)
+            self._spill(now_ms)
+            fired: int | None = None
+            failures = []
+            while (answered := await calls.answered()) is not None:
+                try:
+                    flights = self._take_answers(*answered)
+                except StoreError as error:
+                    failures.append(error)
+                else:
+                    self._deliveries.start(flights)
+                    fired = (fired or 0) + len(flights)
+        _raise_first(failures)
+        if fired is None:
+            return 0
+        self.pace.ticked(fired, now_s)
+        self._room_made()
+        return fired
+
+    async def _begin(self, calls: _Calls, room: int, now_ms: int, now_s: float) -> None:
         for partition in self._in_turn(now_ms, now_s):
+            if self._owned.get(partition.number) is not partition:
+                continue  # lost since the tick began: others had the loop while the first calls were sent
             limit = 0 if partition.closing else min(room, BITE_TASKS)
             # A partition with outcomes commits them in one step with their done bits, not here.
             commit = now_s >= partition.dirty_since + COMMIT_WAIT_S and not partition.must_commit
@@ -149,19 +224,10 @@ class Dispatcher:
                 self.ask_planner()
             if begun is not None:
                 partition.unanswered = begun
-                all_begun.append((partition, begun))
                 if begun.flights:
                     room -= len(begun.flights)
                     self._last_served = partition.number
-        self._spill(now_ms)
-        if not all_begun:
-            return 0
-        answers = await fire.tick(self._store, [begun.section for _, begun in all_begun])
-        flights = self._take_answers(all_begun, answers)
-        self.pace.ticked(len(flights), now_s)
-        self._deliveries.start(flights)
-        self._room_made()
-        return len(flights)
+                await calls.add(partition, begun)
 
     def _spill(self, now_ms: int) -> None:
         """What was held back is moved away a little at a time, by turns."""

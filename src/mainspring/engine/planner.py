@@ -29,10 +29,14 @@ log = logging.getLogger("mainspring.engine")
 CHECK_S: Final = 60.0
 OVERDUE_MS: Final = 15_000
 """An occurrence that is overdue for longer is looked at closer: it may be waiting, or lost."""
+OVERDUE_AT_ALL_MS: Final = 100
+"""What is overdue for longer stands in a crowd."""
 LOOK_AGAIN_S: Final = 0.5
 """How often the end of a run is asked for that others wait for."""
 NOTE_S: Final = 0.5
 """How often the ends of runs are written."""
+NOTE_LATEST_S: Final = 5.0
+"""So long they wait for what is due, in a second in which very many are."""
 PLANS_AT_ONCE: Final = 500
 SETTLED_AT_ONCE: Final = 50
 IDLE_S: Final = 5.0
@@ -53,6 +57,7 @@ class Planner:
         """Partition -> the token under which it was checked, and when."""
         self._note_at = 0.0
         """Not at once: what is due goes before the news of what is over."""
+        self._note_latest = 0.0
         self.replanted = 0
         self.decisions = 0
         """Plans made and cases decided: as long as it grows, something may begin."""
@@ -62,6 +67,8 @@ class Planner:
     async def step(self) -> float:
         failure: StoreError | None = None
         wait_s = IDLE_S
+        if self._note_at <= steady_s() < self._note_latest and self._much_is_due():
+            self._note_at = steady_s() + NOTE_S
         for partition in list(self._owned.values()):
             try:
                 wait_s = min(wait_s, await self._serve(partition))
@@ -69,11 +76,16 @@ class Planner:
                 failure = error
         if steady_s() >= self._note_at:
             self._note_at = steady_s() + NOTE_S
+            self._note_latest = steady_s() + NOTE_LATEST_S
         if any(one.chains.ended for one in self._owned.values()):
             wait_s = min(wait_s, max(0.01, self._note_at - steady_s()))
         if failure is not None:
             raise failure  # only now: one server that is away must not keep the others waiting
         return wait_s
+
+    def _much_is_due(self) -> bool:
+        now_ms = self._clock.now_ms()
+        return any(one.soonest_ms < now_ms - OVERDUE_AT_ALL_MS for one in self._owned.values())
 
     async def _serve(self, partition: Partition) -> float:
         chains = partition.chains

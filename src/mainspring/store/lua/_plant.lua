@@ -21,28 +21,35 @@ local function plant(count, key, arg)
     local values = redis.call('HMGET', next_key, unpack(names, low, high))
     for i = low, high do claims[i] = string.sub(values[i - low + 1] or '', 1, 12) end
   end)
-  local moved, rows, idhs, all = {}, {}, {}, {}
+  local moved, rows, idhs = {}, {}, {}
+  local wanted, wanted_rows, wanted_places, w = {}, {}, {}, 0
   for place = 1, places do rows[place], idhs[place] = {}, {} end
+  local where, place, x, index
   for i = 1, count do
     local at = first + (i - 1) * PLANT_ARGS
-    local place, x, index = struct.unpack('>I2I2I4', ARGV[at + 5])
+    if ARGV[at + 5] ~= where then -- that of the one before, as a rule
+      where = ARGV[at + 5]
+      place, x, index = struct.unpack('>I2I2I4', where)
+    end
     if claims[i] == ARGV[at + 2] then
       moved[#moved + 1], moved[#moved + 2] = names[i], ARGV[at + 3]
-      if place > 0 then all[#all + 1] = {place, string.sub(ARGV[at + 4], 6, 21), ARGV[at + 4]} end
+      if place > 0 then
+        w = w + 1
+        wanted[w], wanted_rows[w], wanted_places[w] = string.sub(ARGV[at + 4], 6, 21), ARGV[at + 4], place
+      end
     end
     if x > 0 then
       skipped = skipped + 1 - redis.call('SETBIT', KEYS[key + 4 + places + x], index, 1)
     end
   end
   -- An id that is in use ran already, or waits: it is not put a second time.
-  in_parts(all, function(low, high)
-    local wanted = {}
-    for i = low, high do wanted[#wanted + 1] = all[i][2] end
-    local known = redis.call('HMGET', ids, unpack(wanted))
+  in_parts(wanted, function(low, high)
+    local known = redis.call('HMGET', ids, unpack(wanted, low, high))
     for i = low, high do
-      local place = all[i][1]
       if not known[i - low + 1] then
-        rows[place][#rows[place] + 1], idhs[place][#idhs[place] + 1] = all[i][3], all[i][2]
+        local at = wanted_places[i]
+        local there = rows[at]
+        there[#there + 1], idhs[at][#there + 1] = wanted_rows[i], wanted[i]
       end
     end
   end)
