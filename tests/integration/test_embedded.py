@@ -317,37 +317,24 @@ def test_a_program_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: p
         embedded.find_binary()
 
 
-def test_the_server_keeps_its_tasks_in_large_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_keeps_lists_in_small_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What makes a put cost the same with millions pending: see the decision on what grows."""
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     with embedded.start(folder) as server, connect(server.url) as client:
-        assert client.config_get("disable-thp") == {"disable-thp": "no"}
+        assert client.config_get("list-max-listpack-size") == {"list-max-listpack-size": "12"}
         if sys.platform == "linux":
             # Of the one that started it, for the server writes its title over its own.
             status = Path(f"/proc/{client.info()['process_id']}/status").read_text()
             [watcher] = [line.split()[1] for line in status.splitlines() if line.startswith("PPid:")]
             settings = Path(f"/proc/{watcher}/environ").read_text().split("\0")
-            # The loader ends the text at the first colon, after it has read all of it.
-            assert "GLIBC_TUNABLES=glibc.malloc.tcache_count=8000" in settings
-
-
-def test_another_program_keeps_its_own_pages() -> None:
-    assert embedded_memory.settings("/usr/bin/redis-server") == {}
-    assert embedded_memory.settings(embedded.find_binary()) == {"disable-thp": "no"}
+            assert "GLIBC_TUNABLES=glibc.malloc.tcache_count=60000" in settings
 
 
 @pytest.mark.parametrize(
     ("users", "servers"),
     [
-        (
-            "glibc.malloc.arena_max=1",
-            "glibc.malloc.arena_max=1:glibc.malloc.tcache_count=8000:glibc.malloc.hugetlb=1",
-        ),
-        ("glibc.malloc.tcache_count=1", "glibc.malloc.tcache_count=1:glibc.malloc.hugetlb=1"),
-        (
-            "glibc.malloc.hugetlb=0:glibc.malloc.tcache_count=7",
-            "glibc.malloc.hugetlb=0:glibc.malloc.tcache_count=7",
-        ),
+        ("glibc.malloc.arena_max=1", "glibc.malloc.arena_max=1:glibc.malloc.tcache_count=60000"),
+        ("glibc.malloc.tcache_count=1", "glibc.malloc.tcache_count=1"),
     ],
 )
 def test_what_the_user_says_of_malloc_stands(monkeypatch: pytest.MonkeyPatch, users: str, servers: str) -> None:

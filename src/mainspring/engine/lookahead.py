@@ -1,5 +1,6 @@
 """Reads slices shortly before they come due, the earliest first, never more than fits."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -22,6 +23,10 @@ log = logging.getLogger("mainspring.engine")
 CHUNK_ROWS: Final = 1_000
 """Rows a reply brings at most: parsing them blocks the loop for about a millisecond."""
 
+ROWS_AT_ONCE: Final = 2_000
+"""Where a round brings more, the next asks fewer slices: a tick may stand behind it on the same connection."""
+ROWS_IN_A_ROW: Final = 1_000
+"""So many are taken in before what is due has its turn on the loop."""
 CHUNKS_AT_ONCE: Final = (32, 512)
 """Slices read at once: few where they are full, many where they hold little."""
 
@@ -292,12 +297,17 @@ class LookAhead:
         answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
         rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
         few, many = CHUNKS_AT_ONCE
-        self._at_once = max(few, self._at_once // 2) if rows > few * CHUNK_ROWS // 4 else min(many, self._at_once * 2)
-        failure = None
+        self._at_once = max(few, self._at_once // 2) if rows > ROWS_AT_ONCE else min(many, self._at_once * 2)
+        failure, taken = None, 0
         for (live, chunk), answer in zip(chunks, answers, strict=True):
             if isinstance(answer, StoreError):
                 failure = answer
-            elif not live.forgotten and live.cursor == chunk.first:
+                continue
+            taken += len(answer.rows)
+            if taken > ROWS_IN_A_ROW:
+                await asyncio.sleep(0)
+                taken = len(answer.rows)
+            if not live.forgotten and live.cursor == chunk.first:
                 if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
                     self._read_anew(live, gone=not answer.before)
                 else:

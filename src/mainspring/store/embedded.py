@@ -124,7 +124,7 @@ def _own(
     program = check_binary(binary) if binary else find_binary()
     path = folder.socket_path()
     path.unlink(missing_ok=True)  # left by a killed server; the lock says that nobody listens there
-    folder.write_conf(path, {**embedded_memory.settings(program), **extra})
+    folder.write_conf(path, extra)
     folder.turn_log()
     watcher = Watcher([program, str(folder.conf)], lock_fd=lock_fd, log=folder.log, environ=embedded_memory.environ())
     try:

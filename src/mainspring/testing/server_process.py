@@ -138,8 +138,8 @@ class Server:
         self.kind = kind
         self.folder = Path(tempfile.mkdtemp(prefix="mainspring-"))
         # Valkey as it is embedded, Redis as it is installed.
-        memory = embedded_memory.settings(binary_of(kind)) if not mode else {}
-        self._config = {"bind": "127.0.0.1", "port": str(free_port()), "save": '""', **memory, **config}
+        lists = embedded_memory.LISTS if kind == "valkey" and not mode else {}
+        self._config = {"bind": "127.0.0.1", "port": str(free_port()), "save": '""', **lists, **config}
         self.port = int(self._config.get("tls-port", self._config["port"]))
         self.password = password
         secret = f":{quote(self.password, safe='')}@" if self.password else ""
