@@ -19,6 +19,7 @@ from .model.queue_rules import QueueRules
 from .model.rate import Rate
 from .model.retry import RetryPolicy
 from .model.targets import check_target
+from .model.webhook import MAX_RESULT_TTL_S
 from .model.weights import parse_queues
 from .settings import RETRY_SETTINGS, SETTINGS
 from .sinks.kafka_options import Properties, parse_servers
@@ -101,6 +102,8 @@ class Config:
     http_timeout_s: float = 15.0
     http_concurrency: int = 64
     """Requests to one host at one time."""
+    http_result_ttl_s: float = 3600.0
+    """How long the answers to successful webhooks are kept with their runs; 0 keeps none."""
     kafka_url: str | None = None
     """Where `kafka:` targets are: kafka://host:9092, several with commas."""
     kafka: Properties = field(default_factory=Properties)
@@ -281,6 +284,7 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("kafka_topic_replication", 1, 100),
     ("http_timeout_s", 0.001, 600),
     ("http_concurrency", 1, 10_000),
+    ("http_result_ttl_s", 0, MAX_RESULT_TTL_S),
     ("api_body_bytes", 1024, 64 * 1024 * 1024),
     ("api_json_depth", 1, 500),
     ("api_batch_lines", 1, 10_000_000),

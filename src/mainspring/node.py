@@ -279,7 +279,13 @@ def all_sinks(config: Config) -> Mapping[str, Sink]:
 def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> Mapping[str, Sink]:
     """Every kind of target we have. What a sink needs, it opens at its first delivery."""
     http = HttpSink(
-        HttpOptions(config.http_timeout_s, config.http_concurrency, config.http_reach, room=config.concurrency)
+        HttpOptions(
+            config.http_timeout_s,
+            config.http_concurrency,
+            config.http_reach,
+            room=config.concurrency,
+            result_ttl_s=config.http_result_ttl_s,
+        )
     )
     sinks: dict[str, Sink] = {**(others or {}), "log": LogSink(), "null": NullSink(), "http": http, "https": http}
     sinks["kafka"] = kafka_sink(kafka_options(config))

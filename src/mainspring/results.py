@@ -5,7 +5,7 @@ from abc import abstractmethod
 from typing import Any, Final
 
 from .model.dead import DeadLetter
-from .model.errors import InvalidInput, MainspringError, TaskFailed
+from .model.errors import InvalidInput, MainspringError, NotFound, TaskFailed
 from .model.result import Result
 from .model.task import TaskInfo
 from .model.times import Delay, delay_ms
@@ -44,8 +44,9 @@ class Results:
         lane: str | None = None,
         timeout: float | Delay | None = None,  # noqa: ASYNC109  # as everybody expects of a result
     ) -> Any:
-        """What the handler returned, when it is done; waits for it, seconds as a number or a text such as "30s".
+        """What the handler returned, the command printed or the webhook was answered, when it is done.
 
+        Waits for it, seconds as a number or a text such as "30s".
         TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time.
         """
         result = await self.run_result(id, lane=lane, timeout=timeout)
@@ -53,7 +54,7 @@ class Results:
             raise TaskFailed(id, result)
         if result.reason:
             raise MainspringError(f"task {id!r} is done, but {result.reason}")
-        return result.output if result.output is not None else result.value
+        return next((one for one in (result.output, result.response) if one is not None), result.value)
 
     async def run_result(
         self,
@@ -62,13 +63,22 @@ class Results:
         lane: str | None = None,
         timeout: float | Delay | None = None,  # noqa: ASYNC109
     ) -> Result:
-        """How the task ended: its value, log lines, a command's output. Waits like `result`; any ending will do."""
+        """How the task ended: its value, log lines, a command's output, a webhook's answer.
+
+        Waits like `result`; any ending will do. NotFound where nothing is kept of it.
+        """
         reference = self._reference(id, lane)
         try:
             async with asyncio.timeout(_seconds(timeout)):
                 return await self._wait(id, lane, reference)
         except TimeoutError:
             raise TimeoutError(f"task {id!r} is not over after {timeout}") from None
+
+    async def find_result(self, id: str, *, lane: str | None = None) -> Result | None:
+        """What `run_result` would give, without waiting: None while the task is not over."""
+        reference = self._reference(id, lane)
+        found = await read_result(self.store, reference)
+        return found if found is not None else await self._over(id, lane, reference)
 
     async def _wait(self, id: str, lane: str | None, reference: Reference) -> Result:
         pause_s, asked = FIRST_PAUSE_S, 0
@@ -90,11 +100,14 @@ class Results:
             return found
         letter = await self.dead_get(id, lane=lane)
         if letter is not None:
-            return Result("dead", reason=letter.reason, attempt=letter.attempts)
+            return Result("dead", reason=letter.reason, attempt=letter.attempts, response=letter.response)
         if info.state == "cancelled":
             return Result("cancelled", reason="cancelled before it ran")
-        raise MainspringError(
-            f"task {id!r} is {info.state} and left no result: its handler keeps none (set result_ttl), or it is past"
+        if info.state == "unknown":
+            raise NotFound(f"there is no task {id!r}")
+        raise NotFound(
+            f"task {id!r} is {info.state} and left no result: its handler or target keeps none (set result_ttl), or "
+            "it is past"
         )
 
 

@@ -86,6 +86,7 @@ class SyncClient:
     count = _waiting(Client.count)
     result = _waiting(Client.result)
     run_result = _waiting(Client.run_result)
+    find_result = _waiting(Client.find_result)
     dead_list = _waiting(Client.dead_list)
     dead_get = _waiting(Client.dead_get)
     dead_replay = _waiting(Client.dead_replay)

@@ -25,6 +25,7 @@ RULES: dict[str, Right | None] = {
     "GET /v1/tasks:count": "read",
     "GET /v1/tasks/{id}": "read",
     "GET /v1/tasks/{id}/explain": "read",
+    "GET /v1/tasks/{id}/result": "read",
     "DELETE /v1/tasks/{id}": "operate",
     "POST /v1/tasks/{id}/reschedule": "operate",
     "GET /v1/dead": "read",
@@ -274,6 +275,7 @@ async def test_what_goes_elsewhere_is_not_there_for_a_bound_key(bound: Api) -> N
     for method, path in (
         ("GET", "/v1/tasks/theirs"),
         ("GET", "/v1/tasks/theirs/explain"),
+        ("GET", "/v1/tasks/theirs/result"),
         ("DELETE", "/v1/tasks/theirs"),
         ("POST", "/v1/tasks/theirs/reschedule"),
     ):

@@ -217,6 +217,7 @@ async def test_nobody_knows_an_unknown_id(api: Api) -> None:
         ("GET", "/v1/tasks/nobody"),
         ("DELETE", "/v1/tasks/nobody"),
         ("GET", "/v1/tasks/nobody/explain"),
+        ("GET", "/v1/tasks/nobody/result"),
         ("POST", "/v1/tasks/nobody/reschedule"),
         ("GET", "/v1/tasks/" + "0" * 32),
         ("GET", "/v1/dead/nobody"),

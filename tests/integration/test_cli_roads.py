@@ -15,10 +15,12 @@ from mainspring.model.access import new_token
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Conflict, Unavailable
 from mainspring.model.outcome import DONE, Dead, Outcome, Retry
+from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.null import NullSink
 from mainspring.testing.servers import Server, standalone
 
 from .calling import Api, serving_api
+from .web_receiver import Answer, receiving
 
 Say = Callable[..., Awaitable[Result]]
 
@@ -44,7 +46,8 @@ def server() -> Iterator[Server]:
 async def api(server: Server) -> AsyncIterator[Api]:
     server.call("FLUSHALL")
     config = Config(redis_url=server.url, port=0, partitions=4)
-    async with serving_api(config, {"log": MoodySink(), "null": NullSink()}) as made:
+    http = HttpSink(HttpOptions(allow=("127.0.0.0/8",)))
+    async with serving_api(config, {"log": MoodySink(), "null": NullSink(), "http": http}) as made:
         yield made
 
 
@@ -96,6 +99,20 @@ async def test_a_task_from_put_to_cancel(say: Say) -> None:
     assert [one["outcome"] for one in ended] == ["cancelled", "unknown"]
     assert (await told(say, "task", "get", "nobody", code=1))["state"] == "unknown"
     assert (await told(say, "task", "explain", "nobody", code=1))["code"] == "unknown"
+
+
+async def test_how_a_task_ended_is_shown_while_that_is_kept(say: Say) -> None:
+    with receiving(lambda _: Answer(200, {"X-Order": "42"}, b"stored")) as receiver:
+        await say("task", "put", "1", "--in", "1s", "--id", "order 42", "--target", receiver.url)
+        shown = (await say("task", "result", "order 42", "--wait", "30s")).stdout
+        result = await told(say, "task", "result", "order 42")
+    assert "answer      HTTP 200" in shown
+    assert "  X-Order: 42\n" in shown
+    assert "  stored\n" in shown
+    assert (result["ending"], result["response"]["body"], result["output"]) == ("done", "stored", None)
+    await say("task", "put", "--in", "1h", "--id", "later")
+    assert "later is not over" in (await say("task", "result", "later", code=1)).stderr
+    assert "there is no task 'nobody'" in str((await say("task", "result", "nobody", code=1)).exception)
 
 
 async def test_pages_of_tasks_go_on_where_they_ended(say: Say) -> None:

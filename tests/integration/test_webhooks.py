@@ -6,13 +6,18 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+import msgspec
 import pytest
 
 from mainspring.cli.dead import lines_of
+from mainspring.cli.result_lines import lines_of as result_lines
 from mainspring.config import Config
 from mainspring.model.delivery import Delivery
+from mainspring.model.errors import NotFound
+from mainspring.model.ids import idh_of
 from mainspring.model.named import Plain, Targets
 from mainspring.model.outcome import DONE, Outcome, Response, Retry
+from mainspring.model.result import Result
 from mainspring.model.task import Task
 from mainspring.model.webhook import Webhook
 from mainspring.node import Node
@@ -20,10 +25,11 @@ from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.log import LogSink
 from mainspring.sinks.named import NamedSink
 from mainspring.store.dead import list_dead
+from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
 from mainspring.testing.ticker import Ticker
 
-from .conftest import Fleet
+from .conftest import Fleet, masters_of
 from .web_receiver import Answer, delivery, receiving
 
 Tickers = Callable[..., Awaitable[Ticker]]
@@ -92,6 +98,76 @@ async def test_an_answer_that_is_no_text_is_kept_as_it_came(tickers: Tickers, st
     [letter] = await list_dead(store)
     told = letter.as_dict("main")["response"]
     assert (told["body_base64"], Response.from_dict(told).body) == ("/wA=", b"\xff\x00")
+
+
+async def test_the_answer_to_a_call_that_succeeded_is_kept_with_the_run(
+    tickers: Tickers, store: Store, sink: HttpSink
+) -> None:
+    ticker = await tickers(sinks={"http": sink})
+    answers = iter([Answer(503, {}, b"busy"), Answer(201, {"X-Order": "42"}, b"stored \x1b[2J")])
+    with receiving(lambda _: next(answers)) as receiver:
+        await ticker.client.put(receiver.url, 1, after="1s", id="order/42")
+        assert await ticker.client.find_result("order/42") is None
+        await ticker.advance(seconds=1)
+        assert await ticker.client.find_result("order/42") is None  # it failed, and is tried again
+        await ticker.advance(minutes=5)
+    result = await ticker.client.run_result("order/42", timeout=5)
+    assert (result.ending, result.attempt, result.worker) == ("done", 2, ticker.engine.options.node)
+    answer = result.response
+    assert answer is not None
+    assert (answer.status, answer.body, dict(answer.headers)["X-Order"]) == (201, b"stored \x1b[2J", "42")
+    assert result.ended_ms - result.started_ms == answer.duration_ms
+    assert await ticker.client.result("order/42") == answer
+    assert Result.from_dict(msgspec.json.decode(msgspec.json.encode(result.as_dict()))) == result
+    shown = result_lines(result)
+    assert "  X-Order: 42" in shown
+    assert "  stored \ufffd[2J" in shown  # it cannot clear the screen of who reads it
+    keys = store.keys.partitions[partition_of("order/42", len(store.keys))]
+    [left_ms] = await store.run_one(keys.slot, [("PTTL", keys.result(idh_of("order/42")))])
+    assert 3_500_000 < left_ms <= 3_600_000
+
+
+async def test_a_dead_call_is_told_with_its_last_answer(tickers: Tickers, sink: HttpSink) -> None:
+    ticker = await tickers(sinks={"http": sink})
+    with receiving(lambda _: Answer(404, {}, b"sold")) as receiver:
+        await ticker.client.put(receiver.url, 1, after="1s", id="a")
+        await ticker.advance(seconds=2)
+    result = await ticker.client.run_result("a", timeout=5)
+    assert (result.ending, result.response is not None and result.response.body) == ("dead", b"sold")
+
+
+async def test_a_target_says_for_how_long_its_answers_are_kept(tickers: Tickers, sink: HttpSink) -> None:
+    with receiving(lambda _: Answer(200, {}, b"fine")) as receiver:
+        targets = Targets({"kept": Webhook(receiver.url), "not": Webhook(receiver.url, result_ttl_s=0)})
+        ticker = await tickers(sinks={"target": NamedSink(targets, {"http": sink})})
+        await ticker.client.put("target:kept", 1, after="1s", id="a")
+        await ticker.client.put("target:not", 1, after="1s", id="b")
+        await ticker.advance(seconds=1)
+        kept = await ticker.client.find_result("a")
+        assert kept is not None
+        assert kept.response is not None
+        with pytest.raises(NotFound, match="'b' is done and left no result"):
+            await ticker.client.find_result("b")
+        with pytest.raises(NotFound, match="there is no task 'nobody'"):
+            await ticker.client.find_result("nobody")
+
+
+async def test_an_answer_that_cannot_be_kept_costs_the_answer_and_not_the_task(
+    tickers: Tickers, sink: HttpSink, fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticker = await tickers(sinks={"http": sink})
+    with receiving(lambda _: Answer(200, {}, b"fine")) as receiver:
+        await ticker.client.put_many(Task(receiver.url, n, ticker.clock.now_ms() + 1_000, id=str(n)) for n in range(99))
+        for server in masters_of(fleet):
+            server.call("CONFIG", "SET", "maxmemory", "1")
+        try:
+            await ticker.advance(seconds=1)
+        finally:
+            for server in masters_of(fleet):
+                server.call("CONFIG", "SET", "maxmemory", "0")
+        assert {(await ticker.client.get(str(n))).state for n in range(99)} == {"done"}
+        assert len(receiver.requests) == 99
+    assert sum("answers of webhooks are not kept" in record.message for record in caplog.records) == 1
 
 
 async def test_what_was_put_off_has_lost_no_attempt_and_its_key_stays(tickers: Tickers, store: Store) -> None:

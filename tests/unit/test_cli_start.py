@@ -68,7 +68,7 @@ def test_what_is_piped_has_no_colours(line: str) -> None:
     assert "\x1b" not in told.stdout + told.stderr
 
 
-@pytest.mark.parametrize(("words", "found"), [("mainspring ta", "task"), ("mainspring task res", "reschedule")])
+@pytest.mark.parametrize(("words", "found"), [("mainspring ta", "task"), ("mainspring task resc", "reschedule")])
 def test_the_shell_can_complete_commands(words: str, found: str) -> None:
     environ = {"_MAINSPRING_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     code = "from mainspring.cli import main; main()"

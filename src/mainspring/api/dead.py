@@ -13,6 +13,7 @@ from .call import Call, no_such
 from .new_task import Moment, due_ms_of
 from .problems import Problem
 from .reading import when
+from .results import Answered
 from .routes import Route
 from .tasks import OneTask
 
@@ -30,16 +31,6 @@ class ListDead(msgspec.Struct, frozen=True):
     died_before: str | None = None
     limit: int = 50
     cursor: str | None = None
-
-
-class Answered(msgspec.Struct):
-    """An answer, cut to what its target keeps; the body in base64 where it is no text."""
-
-    status: int
-    headers: list[tuple[str, str]]
-    duration_ms: int
-    body: str | None = None
-    body_base64: str | None = None
 
 
 class Letter(msgspec.Struct):

@@ -17,6 +17,7 @@ from .idempotency import once
 from .new_task import Moment, PostedTask, Put, due_ms_of, task_of
 from .problems import Problem
 from .reading import when
+from .results import Ended, NotOver
 from .routes import Route
 
 
@@ -154,6 +155,15 @@ async def explain_task(call: Call) -> Answer:
     return answer(found)
 
 
+async def result_of_task(call: Call) -> Answer:
+    if not call.may_reach_all:
+        await _known(call)
+    result = await call.client.find_result(call.params["id"], lane=call.query.lane)
+    if result is None:
+        return answer(NotOver(call.params["id"], (await _known(call)).state), 202)
+    return answer(result.as_dict())
+
+
 # -- change ----------------------------------------------------------------------------------------------------
 
 
@@ -210,5 +220,9 @@ ROUTES: Final = (
     Route(
         "GET", f"{_ID}/explain", explain_task, "read", "Say why a task has not run.", query=OneTask,
         answers={200: Explanation}, problems=("not-found",),
+    ),
+    Route(
+        "GET", f"{_ID}/result", result_of_task, "read", "Say how a task ended, as long as that is kept.", query=OneTask,
+        answers={200: Ended, 202: NotOver}, problems=("not-found",),
     ),
 )  # fmt: skip

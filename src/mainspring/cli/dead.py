@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.result_lines import answer_lines
 from mainspring.cli.task import At, In, print_json, when_of, with_client
 from mainspring.model.dead import DeadLetter, ReplaySummary
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
-from mainspring.model.outcome import Response
 from mainspring.model.times import When
 
 if TYPE_CHECKING:
@@ -239,18 +239,10 @@ def lines_of(letter: DeadLetter, namespace: str) -> list[str]:
     first = letter.attempts - len(letter.errors) + 1
     lines += [f"error {number:<5} {error}" for number, error in enumerate(letter.errors, max(1, first))]
     if letter.response is not None:
-        lines += _answer(letter.response)
+        lines += answer_lines(letter.response)
     lines.append(f"key         {told['idempotency_key']}")
     payload = f"{letter.payload.hex()} (bytes, in hex)" if letter.raw else letter.payload.decode()
     return [*lines, f"payload     {payload}"]
-
-
-def _answer(response: Response) -> list[str]:
-    """What the target said to the last attempt."""
-    lines = [f"answer      HTTP {response.status} after {response.duration_ms} ms"]
-    lines += [f"  {name}: {value}" for name, value in response.headers]
-    body = response.body.decode(errors="replace")
-    return [*lines, *(f"  {line}" for line in body.splitlines())]
 
 
 class _Teller:

@@ -29,6 +29,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "task cancel": ("mainspring task cancel order-42 order-43",),
     "task reschedule": ("mainspring task reschedule order-42 --in 1h",),
     "task explain": ("mainspring task explain order-42",),
+    "task result": (
+        "mainspring task result order-42",
+        "mainspring task result order-42 --wait 10m --json",
+    ),
     "schedule add": (
         "mainspring schedule add nightly --cron '0 2 * * *' --tz Europe/Paris --target command:backup",
         "mainspring schedule add poll --every 30s --target https://example.com/poll --overlap skip",

@@ -14,6 +14,7 @@ from mainspring.model.errors import NotFound
 from mainspring.model.explain import Explanation
 from mainspring.model.lane import LaneAnswer, LaneInfo
 from mainspring.model.pause import Mode, Pause, Scope
+from mainspring.model.result import Result
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.retry_text import retry_line
 from mainspring.model.task import CancelOutcome, Count, Handle, OnConflict, Page, TaskInfo
@@ -64,6 +65,10 @@ class RemoteClient(RemoteLetters):
             return msgspec.convert(self.api.get(_TASKS, id, "explain", lane=lane), Explanation)
         except NotFound as error:
             return Explanation(id=id, code="unknown", text=str(error), state="unknown", now_ms=0)
+
+    async def find_result(self, id: str, *, lane: str | None = None) -> Result | None:
+        told = self.api.get(_TASKS, id, "result", lane=lane)
+        return Result.from_dict(told) if "ending" in told else None
 
     async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[CancelOutcome]:
         return [self._cancel(id, lane) for id in ids]

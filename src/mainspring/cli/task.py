@@ -3,18 +3,21 @@
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, remote, server_url
+from mainspring.cli.result_lines import lines_of
 from mainspring.cli.witness import Witness
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
+from mainspring.model.result import Result
 from mainspring.model.task import Handle, OnConflict
-from mainspring.model.times import When
+from mainspring.model.times import When, delay_ms
 
 if TYPE_CHECKING:
     from mainspring.client import Client
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 T = TypeVar("T")
+POLL_S: Final = 0.2
 
 Lane = Annotated[str | None, typer.Option(help="The lane the task was put with.")]
 At = Annotated[str | None, typer.Option(help="2030-01-01T09:00:00Z, or epoch milliseconds.")]
@@ -88,6 +92,39 @@ def explain(
         print(f"{found.id}: {found.text}")
     if found.code == "unknown":
         raise typer.Exit(1)
+
+
+@app.command()
+def result(
+    id: str, lane: Lane = None,
+    wait: Annotated[str, typer.Option(help="How long to wait for its end, e.g. 30s.")] = "0s",
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Show how a task ended: what a webhook was answered, a command printed, a handler returned.
+
+    Exit code 1 while it is not over, or if nothing is kept of it.
+    """
+    wait_ms = delay_ms(wait, field="wait")
+    found = with_client(
+        load(redis_url, data_dir, namespace, config), lambda client: _ended(client, id, lane, wait_ms / 1000)
+    )
+    if found is None:
+        print(f"{id} is not over", file=sys.stderr)
+        raise typer.Exit(1)
+    if json:
+        print_json(found.as_dict())
+    else:
+        print("\n".join(lines_of(found)))
+
+
+async def _ended(client: "Client", id: str, lane: str | None, wait_s: float) -> Result | None:
+    until = time.monotonic() + wait_s
+    found = await client.find_result(id, lane=lane)
+    while found is None and (left_s := until - time.monotonic()) > 0:
+        await asyncio.sleep(min(POLL_S, left_s))
+        found = await client.find_result(id, lane=lane)
+    return found
 
 
 @app.command("list")

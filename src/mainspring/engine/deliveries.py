@@ -12,6 +12,7 @@ from ..model.job import Cancelled
 from ..model.outcome import DONE, EXPIRED, Dead, Done, Outcome, Retry
 from ..model.queues import HANDED_OFF
 from ..sinks.base import Sink
+from .answers import Answers
 from .flight import Flight
 from .live import INDEX_MASK, LiveSlice
 from .outcomes import Outcomes
@@ -49,10 +50,12 @@ class Deliveries:
         wake: Callable[[], None],
         lost: Callable[[Partition, str], None],
         valves: Valves,
+        answers: Answers,
     ) -> None:
         self._owned = owned
         self._sinks = sinks
         self._valves = valves
+        self._answers = answers
         self._outcomes = outcomes
         self._clock = clock
         self._wake = wake
@@ -103,7 +106,9 @@ class Deliveries:
             self.meters.began_late(kind, live, list(run), began_ms)
 
     def _hand_over(self, sink: Sink, group: list[Flight], began_ms: int) -> None:
-        task: asyncio.Task[Sequence[Outcome]] = asyncio.ensure_future(sink.deliver(group))
+        kept = getattr(sink, "keeps_answers", False)
+        delivery = self._answers.deliver(sink, group) if kept else sink.deliver(group)
+        task: asyncio.Task[Sequence[Outcome]] = asyncio.ensure_future(delivery)
         self.running.add(task)
         self._valves.left(group[0].body.target, len(group))
         task.add_done_callback(lambda task: self._delivered(task, group, began_ms))

@@ -15,6 +15,7 @@ from ..model.retry import RetryPolicy
 from ..sinks.base import Sink
 from ..store.links import Subscription
 from ..store.store import Store
+from .answers import Answers
 from .commits import Commits
 from .deliveries import Deliveries
 from .dispatcher import Dispatcher
@@ -98,7 +99,14 @@ class Engine:
         self.valves = Valves(options.flow, store.clock, self)
         self.gates.all.append(self.valves)
         self.deliveries = Deliveries(
-            self.owned, sinks, outcomes, store.clock, self._something_to_fire, self.keeper.lose, self.valves
+            self.owned,
+            sinks,
+            outcomes,
+            store.clock,
+            self._something_to_fire,
+            self.keeper.lose,
+            self.valves,
+            Answers(store, options.node),
         )
         self.permits = Permits(store, self.valves, node=options.node, lease_s=options.lease_s, changed=self.flow)
         self.commits = Commits(store, self.owned, self.keeper.lose, self._something_to_read)

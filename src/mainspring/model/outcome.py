@@ -4,12 +4,27 @@ Handlers may return or raise `Retry` and `Dead`: that is why the two are excepti
 """
 
 import base64
+from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from .times import Delay, delay_ms
+
+
+def told_bytes(name: str, value: bytes) -> dict[str, str]:
+    """For JSON: as text, or in base64, under a name that says so, where it is none."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
+
+
+def given_bytes(name: str, told: Mapping[str, Any]) -> bytes:
+    """What `told_bytes` was given."""
+    packed = told.get(f"{name}_base64")
+    return str(told.get(name, "")).encode() if packed is None else base64.b64decode(packed)
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
@@ -22,19 +37,14 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     duration_ms: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the body as text, or in base64 where it is none."""
+        """For JSON."""
         told: dict[str, Any] = {"status": self.status, "headers": self.headers, "duration_ms": self.duration_ms}
-        try:
-            return told | {"body": self.body.decode()}
-        except UnicodeDecodeError:
-            return told | {"body_base64": base64.b64encode(self.body).decode()}
+        return told | told_bytes("body", self.body)
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> "Response":
-        packed = told.get("body_base64")
-        body = told.get("body", "").encode() if packed is None else base64.b64decode(packed)
         headers = tuple((name, value) for name, value in told["headers"])
-        return cls(told["status"], headers, body, told["duration_ms"])
+        return cls(told["status"], headers, given_bytes("body", told), told["duration_ms"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,8 @@ class Done:
 
     # Not compared: a delivery that kept an answer is as done as one without, and who counts DONE counts it too.
     response: Response | None = field(default=None, compare=False)
+    keep_ms: int = field(default=0, compare=False)
+    """So long the response is kept with the run, by sinks that have `keeps_answers`."""
 
 
 # Not frozen: Python itself sets the traceback of what is raised.

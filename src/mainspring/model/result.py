@@ -6,6 +6,7 @@ import msgspec
 
 from .errors import InvalidInput
 from .limits import MAX_PAYLOAD_BYTES
+from .outcome import Response, given_bytes, told_bytes
 
 Ending = Literal["done", "dead", "cancelled"]
 
@@ -21,6 +22,18 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that was written, also what was not kept."""
     stderr_bytes: int = 0
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        told: dict[str, Any] = {"exit_code": self.exit_code}
+        for name in ("stdout", "stderr"):
+            told |= told_bytes(name, getattr(self, name)) | {f"{name}_bytes": getattr(self, f"{name}_bytes")}
+        return told
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> "Output":
+        out, err = given_bytes("stdout", told), given_bytes("stderr", told)
+        return cls(told["exit_code"], out, err, told["stdout_bytes"], told["stderr_bytes"])
+
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     """The end of a task: what its last run came to."""
@@ -31,10 +44,13 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why it is dead, or why the value could not be kept."""
     attempt: int = 1
     worker: str = ""
+    """Or the node that delivered it."""
     started_ms: int = 0
     ended_ms: int = 0
     log: tuple[str, ...] = ()
     output: Output | None = None
+    response: Response | None = None
+    """What a webhook was answered."""
 
     def encode(self) -> bytes:
         """Never fails: a value that cannot be kept is left out, with the reason in its place."""
@@ -45,6 +61,25 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
         if len(data) > MAX_RESULT_BYTES and self.value is not None:
             return self._without(f"the handler's answer is too large to be kept: {len(data)} bytes")
         return data
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; what a run of this kind does not have is null."""
+        told = msgspec.structs.asdict(self)
+        told["output"] = None if self.output is None else self.output.as_dict()
+        told["response"] = None if self.response is None else self.response.as_dict()
+        return told
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> "Result":
+        output, response = told["output"], told["response"]
+        return cls(
+            **told
+            | {
+                "log": tuple(told["log"]),
+                "output": None if output is None else Output.from_dict(output),
+                "response": None if response is None else Response.from_dict(response),
+            }
+        )
 
     def _without(self, reason: str) -> bytes:
         return _encode(msgspec.structs.replace(self, value=None, reason=reason))

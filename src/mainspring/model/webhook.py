@@ -18,6 +18,7 @@ BODILESS: Final = frozenset({"GET", "HEAD"})
 SECRET_PREFIX: Final = "whsec_"
 RESPONSE_BYTES: Final = 4 * 1024
 MAX_RESPONSE_BYTES: Final = 64 * 1024
+MAX_RESULT_TTL_S: Final = 366 * 86_400
 MAX_TIMEOUT_S: Final = 600.0
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
@@ -81,6 +82,8 @@ class Webhook:
     """Each signs; give the new one beside the old one while receivers change over."""
     response_bytes: int = RESPONSE_BYTES
     """How much of an answer's body is kept."""
+    result_ttl_s: float | None = None
+    """How long the answer to a successful call is kept with the run."""
     gone_disables: bool = False
     """410 Gone: nothing more is sent there until the node starts again."""
     concurrency: int | None = None
@@ -103,6 +106,7 @@ class Webhook:
         for name, value, low, high in (
             ("timeout", self.timeout_s, 0.001, MAX_TIMEOUT_S),
             ("response_bytes", self.response_bytes, 0, MAX_RESPONSE_BYTES),
+            ("result_ttl", self.result_ttl_s, 0, MAX_RESULT_TTL_S),
             ("concurrency", self.concurrency, 1, 10_000),
             ("rate", self.rate, 0.00001, 1_000_000),
         ):

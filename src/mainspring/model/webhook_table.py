@@ -35,6 +35,8 @@ def webhook_table(hook: Webhook) -> dict[str, Any]:
         table["secrets"] = list(hook.secrets)
     if hook.response_bytes != RESPONSE_BYTES:
         table["response_bytes"] = hook.response_bytes
+    if hook.result_ttl_s is not None:
+        table["result_ttl"] = f"{round(hook.result_ttl_s * 1000)}ms"
     rest = {"ca_file": hook.ca_file, "concurrency": hook.concurrency, "rate": hook.rate}
     return table | {name: value for name, value in rest.items() if value is not None}
 
@@ -104,6 +106,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "ca_file": ("ca_file", _text),
     "secrets": ("secrets", _secrets),
     "response_bytes": ("response_bytes", _whole),
+    "result_ttl": ("result_ttl_s", _seconds),
     "gone_disables": ("gone_disables", _flag),
     "concurrency": ("concurrency", _whole),
     "rate": ("rate", _rate),

@@ -11,7 +11,8 @@ class Sink(Protocol):
     """Delivers to one kind of target.
 
     A sink whose deliveries end one by one has a number `batch_tasks`, the most tasks it wants in one batch: what
-    was delivered is then soon marked done, and does not wait for the slowest of thousands.
+    was delivered is then soon marked done, and does not wait for the slowest of thousands. One with `keeps_answers`
+    has the answers kept with the runs: those of its `Done(response, keep_ms)`.
     """
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:

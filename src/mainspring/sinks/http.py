@@ -40,6 +40,8 @@ class HttpOptions:
     """Networks, addresses and names to be reached although they are not public."""
     room: int = 100_000
     """Tasks that may wait for their hosts, all together."""
+    result_ttl_s: float = 3600.0
+    """How long the answers to successful calls are kept with their runs."""
 
 
 class HttpSink:
@@ -47,6 +49,7 @@ class HttpSink:
 
     batch_tasks = 64
     """Small batches, so that what was sent is soon marked done: a crash repeats little."""
+    keeps_answers = True
 
     def __init__(self, options: HttpOptions = HttpOptions(), lookup: Lookup | None = None) -> None:  # noqa: B008
         self._options = options
@@ -103,7 +106,8 @@ class HttpSink:
             if self._session is None:
                 self._session = open_session(self._guard)
                 self._hosts = Hosts(room=self._options.room, connections=most_connections())
-            caller = self._callers[hook] = Caller(self._session, hook, self._options.timeout_s)
+            ttl_s = self._options.result_ttl_s if hook.result_ttl_s is None else hook.result_ttl_s
+            caller = self._callers[hook] = Caller(self._session, hook, self._options.timeout_s, round(ttl_s * 1000))
             if len(self._callers) > _CALLERS:
                 self._callers.popitem(last=False)
         return caller

@@ -25,11 +25,11 @@ MAX_HEADERS: Final = 50
 MAX_HEADER_CHARS: Final = 500
 
 
-def outcome_of(response: Response, now_s: float) -> Outcome:
-    """Judge an answer by its status."""
+def outcome_of(response: Response, now_s: float, keep_ms: int = 0) -> Outcome:
+    """Judge an answer by its status. Of a success it is kept for `keep_ms`."""
     status = response.status
     if 200 <= status < 300:
-        return Done(response)
+        return Done(response, keep_ms)
     reason = _reason(response)
     if status in _AGAIN or not 300 <= status < 500 or (300 <= status < 400 and status not in _MOVED):
         return Retry(reason, retry_after_ms(header(response, "retry-after"), now_s), response=response)

@@ -29,8 +29,9 @@ BYTES: Final = "application/octet-stream"
 class Caller:
     """Sends deliveries to one webhook. What is the same for all of them is made once."""
 
-    def __init__(self, session: aiohttp.ClientSession, hook: Webhook, timeout_s: float) -> None:
+    def __init__(self, session: aiohttp.ClientSession, hook: Webhook, timeout_s: float, keep_ms: int) -> None:
         self._session = session
+        self._keep_ms = keep_ms
         self._hook = hook
         self._url = url_for(hook.parsed)
         self._timeout_s = hook.timeout_s or timeout_s
@@ -83,7 +84,7 @@ class Caller:
         except (aiohttp.ClientError, OSError) as error:
             outcome = Retry(failure_text(error), error=error.with_traceback(None))
         else:
-            outcome = outcome_of(response, time.time())
+            outcome = outcome_of(response, time.time(), self._keep_ms)
         if log.isEnabledFor(logging.DEBUG):
             self._tell(delivery, outcome, time.monotonic() - began)
         return outcome

@@ -27,6 +27,7 @@ class NamedSink:
     """Knows the names; the sinks do the work."""
 
     batch_tasks = 256
+    keeps_answers = True
 
     def __init__(self, targets: Targets, sinks: Mapping[str, Sink]) -> None:
         self._targets = targets
