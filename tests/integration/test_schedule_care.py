@@ -39,6 +39,17 @@ async def test_an_owner_plants_what_is_missing_and_says_so(
     assert [one.id for one in await ticker.advance(seconds=20)] == ["job@2027-01-15T08:00:20Z"]
     view = await client.schedules.get("job")
     assert view is not None
+    assert view.not_run == {"cancelled": 1}
+
+
+async def test_a_run_that_nobody_cancelled_is_lost(ticker: Ticker, client: Client, store: Store) -> None:
+    await client.schedules.add("job", every="10s", target="log:")
+    await lose_the_next_run(client)
+    keys = store.keys.partitions[partition_of("job", len(store.keys))]
+    await store.run_one(keys.slot, [("DEL", keys.off)])  # as if it had vanished by itself
+    await ticker.advance(seconds=20)
+    view = await client.schedules.get("job")
+    assert view is not None
     assert view.not_run == {"lost": 1}
 
 

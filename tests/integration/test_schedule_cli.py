@@ -200,6 +200,14 @@ def test_lint_speaks_of_clock_changes_and_midnight(server: Server, client: SyncC
     assert CliRunner().invoke(schedule.app, ["lint", "-f", str(file)]).exit_code == 1
 
 
+def test_lint_knows_the_retries_of_named_targets(server: Server, client: SyncClient, tmp_path: Path) -> None:
+    client.schedules.add("job", every="10s", target="target:orders")
+    assert call(server, "lint").exit_code == 0
+    settings = tmp_path / "mainspring.toml"
+    settings.write_text('[targets.orders]\nurl = "https://example.com/"\nretry = "5 base=10s"\n', encoding="utf-8")
+    assert "[too-long]" in call(server, "lint", "--config", str(settings)).stdout
+
+
 def test_a_file_is_applied_and_a_second_time_changes_nothing(
     server: Server, client: SyncClient, tmp_path: Path
 ) -> None:

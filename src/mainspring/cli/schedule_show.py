@@ -9,6 +9,7 @@ import msgspec
 from mainspring.cli.task import print_json
 from mainspring.model.chain import Run
 from mainspring.model.lint import Finding, lint
+from mainspring.model.named import Targets
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.schedule import Definition
 from mainspring.model.schedule_view import ScheduleView, span_text, told_changes, written
@@ -91,17 +92,18 @@ def _changed(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
     return [f"  {field}: {_plain(old)} -> {_plain(new)}" for field, (old, new) in changes.items()]
 
 
-def warn(definition: Definition, now_ms: int) -> None:
+def warn(definition: Definition, now_ms: int, targets: Targets) -> None:
     """What is probably not meant, on standard error."""
-    for finding in findings_of(definition, now_ms):
+    for finding in findings_of(definition, now_ms, targets):
         print(f"warning: {definition.name}: {finding.message} [{finding.code}]", file=sys.stderr)
 
 
-def findings_of(definition: Definition, now_ms: int) -> list[Finding]:
-    """Of a run without retries of its own its timeout is known: it may take so long at least."""
+def findings_of(definition: Definition, now_ms: int, targets: Targets) -> list[Finding]:
+    """Of a run without retries of its own or of its named target its timeout is known: it may take so long at least."""
     worst_ms = definition.timeout_ms
-    if definition.retry is not None:
-        worst_ms = RetryPolicy.parse(definition.retry).worst_case_ms(definition.timeout_ms or 0)
+    own = None if definition.retry is None else RetryPolicy.parse(definition.retry)
+    if (policy := own or targets.retries().get(definition.target)) is not None:
+        worst_ms = policy.worst_case_ms(definition.timeout_ms or 0)
     return lint(definition.slots.recurrence, now_ms, worst_case_ms=worst_ms)
 
 

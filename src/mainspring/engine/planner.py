@@ -273,7 +273,8 @@ class Planner:
             return 0  # it moved on meanwhile, or the next check takes it
         self.replanted += 1
         self.not_run[schedule_care.reason_of(state)] += 1
-        log.warning("schedule %s: its next occurrence was not there (%s); planted anew", name, state)
+        log.warning("schedule %s: its next occurrence was not there (%s); planted anew", name,
+                    schedule_care.reason_of(state), extra={"schedule": name})  # fmt: skip
         return 1
 
 

@@ -28,9 +28,14 @@ async def note(store: Store, cancelled: Iterable[tuple[int, bytes]]) -> None:
 
 async def was_cancelled(store: Store, idh: bytes, partitions: Iterable[int]) -> bool:
     """Is the id among them, in one of these partitions?"""
+    return idh in await last_cancelled(store, partitions)
+
+
+async def last_cancelled(store: Store, partitions: Iterable[int]) -> set[bytes]:
+    """The hashes of the ids that were cancelled last in these partitions."""
     groups: list[Group] = []
     for partition in partitions:
         keys = store.keys.partitions[partition]
         groups.append((keys.slot, [("LRANGE", keys.off, 0, -1)]))
     results = await store.run(groups)
-    return any(idh in result[0] for result in results if not isinstance(result, StoreError))
+    return {idh for result in results if not isinstance(result, StoreError) for idh in result[0]}

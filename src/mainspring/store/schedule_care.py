@@ -7,6 +7,7 @@ import msgspec
 
 from ..model.chain import Link, State, after_loss, from_here, link_to
 from ..model.errors import StoreError
+from .cancelled_ids import last_cancelled
 from .index import look_up
 from .query import look_at
 from .schedule_rows import row_of
@@ -44,6 +45,10 @@ async def still_planned(store: Store, partition: int, links: Sequence[Link]) -> 
     there = [(at, link.idh) for at, link in zip(addresses, links, strict=True) if at is not None]
     found = iter(await look_at(store, there) if there else ())
     states = [next(found).state if address is not None else "unknown" for address in addresses]
+    if "unknown" in states:  # the index forgets a cancelled id at once
+        cancelled = await last_cancelled(store, [partition])
+        gone = [state == "unknown" and link.idh in cancelled for state, link in zip(states, links, strict=True)]
+        states = ["cancelled" if is_gone else state for is_gone, state in zip(gone, states, strict=True)]
     return [(state == "pending", state) for state in states]
 
 
