@@ -74,10 +74,11 @@ class Writer:
             if seen.definition.lane != definition.lane:
                 raise InvalidInput(f"schedule {name!r}: its lane cannot be changed; remove it, and add it anew")
             return seen
-        wanted = b"" if definition.lane is None else kept.point_to(definition.lane)
+        home = partition_of(definition.lane or name, len(self._store.keys))
+        elsewhere = home != partition_of(name, len(self._store.keys))
+        wanted = kept.point_to(definition.lane) if definition.lane is not None and elsewhere else b""
         if wanted != seen.pointed and not await kept.point(self._store, name, seen.pointed, wanted):
             return seen  # somebody else did: the write will find that out
-        home = partition_of(definition.lane or name, len(self._store.keys))
         [there] = await kept.see_at(self._store, [(home, name)])
         return there._replace(pointed=wanted)
 

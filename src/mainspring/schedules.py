@@ -197,7 +197,9 @@ class Schedules(RunsBeside):
 
     async def _revisions(self, name: str) -> tuple[Definition | None, "list[Definition]"]:
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
-        former = await kept.revisions(self._store, seen.partition, name)
+        # A removed one with a lane lived in the partition of that, and nothing points there any more.
+        where = range(len(self._store.keys)) if seen.definition is None else [seen.partition]
+        former = await kept.revisions(self._store, where, name)
         if seen.definition is None and not former:
             raise NotFound(f"there is no schedule {name!r}")
         return seen.definition, former

@@ -154,6 +154,32 @@ async def test_edits_at_the_same_time_come_one_after_the_other(client: Client, t
         await client.schedules.edit("job", generation=3, payload=0)
 
 
+async def test_a_schedule_may_live_in_any_partition(ticker: Ticker, client: Client, store: Store) -> None:
+    """Also where the partition of its lane is that of its name."""
+    homes = {partition_of(f"user-{number}", len(store.keys)): f"user-{number}" for number in range(50)}
+    assert len(homes) == len(store.keys)
+    for lane in homes.values():
+        await client.schedules.add("job", every="10s", target="log:", lane=lane)
+        assert [one.lane for one in await ticker.advance(seconds=10)] == [lane]
+        assert (await client.schedules.edit("job", payload=1)).generation > 1
+        assert await client.schedules.remove("job")
+    assert await ticker.advance(seconds=30) == []
+
+
+async def test_a_removed_schedule_of_a_lane_is_found_in_its_history_and_comes_back(
+    client: Client, clock: ManualClock
+) -> None:
+    for lane in ("user-1", "user-2", "user-3"):
+        await client.schedules.add("job", every="10s", target="log:", lane=lane, payload=1)
+        await client.schedules.edit("job", payload=2)
+        await client.schedules.remove("job")
+        clock.advance(seconds=1)
+    revisions = [(one.lane, one.payload) for one in await client.schedules.history("job")]
+    assert revisions == [(f"user-{n}", payload) for n in (3, 2, 1) for payload in (b"2", b"1")]
+    back = await client.schedules.rollback("job")
+    assert (back.definition.lane, back.payload) == ("user-3", 2)
+
+
 async def test_a_removed_schedule_runs_no_more_and_its_name_counts_on(ticker: Ticker, client: Client) -> None:
     await client.schedules.add("job", every="10s", target="log:")
     await ticker.advance(seconds=10)

@@ -118,11 +118,18 @@ async def point(store: Store, name: str, seen: bytes, new: bytes) -> bool:
     return bool(await store.call(keys.number, "schedule_point", [keys.sched], [name, seen, new]))
 
 
-async def revisions(store: Store, partition: int, name: str) -> list[Definition]:
-    """Former definitions, the newest first."""
-    keys = store.keys.partitions[partition]
-    [raws] = await store.run_one(keys.slot, [("LRANGE", keys.revisions(name), 0, REVISIONS_KEPT - 1)])
-    return [unpack_definition(raw) for raw in raws]
+async def revisions(store: Store, partitions: Iterable[int], name: str) -> list[Definition]:
+    """Former definitions that these partitions keep, the newest first."""
+    groups: list[Group] = []
+    for partition in partitions:
+        keys = store.keys.partitions[partition]
+        groups.append((keys.slot, [("LRANGE", keys.revisions(name), 0, REVISIONS_KEPT - 1)]))
+    found = []
+    for result in await store.run(groups):
+        if isinstance(result, StoreError):
+            raise result
+        found += [unpack_definition(raw) for raw in result[0]]
+    return sorted(found, key=lambda one: one.at_ms, reverse=True)
 
 
 async def page(store: Store, partition: int, cursor: int, count: int = 200) -> tuple[int, list[Seen]]:
