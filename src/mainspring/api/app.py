@@ -8,11 +8,11 @@ from ..model.audit import Change
 from ..model.errors import MainspringError
 from ..node import Node
 from . import surface
-from .asgi import JSON, Answer, HungUp, Receive, Scope, Send, read_body, refusal
+from .asgi import JSON, Answer, HungUp, Receive, Scope, Send, answer_to_error, read_body
 from .batch import Batches
 from .call import NO_PARAMETERS, Call
 from .gate import OPEN, Gate, check_right
-from .problems import Problem, problem_of
+from .problems import Problem
 from .reading import check_content_type, read_json, read_query
 from .routes import Route, Router
 from .spaces import Space, Spaces, no_such_namespace
@@ -37,15 +37,13 @@ class App:
             return
         try:
             found = await self._answer(scope, receive)
-        except Problem as problem:
-            found = refusal(problem)
-        except MainspringError as error:
-            found = refusal(problem_of(error))
         except HungUp:
             return
-        except Exception:
+        except (Problem, MainspringError) as error:
+            found = answer_to_error(error)
+        except Exception as error:
             log.exception("a request failed in an unexpected way")
-            found = refusal(Problem("bug", "an error in Mainspring itself; its log says more"))
+            found = answer_to_error(error)
         await found.send(send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from .problems import Problem
+from ..model.errors import MainspringError
+from .problems import Problem, problem_of
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -55,6 +56,15 @@ class Answer(msgspec.Struct, frozen=True):
 def answer(value: Any, status: int = 200, *headers: Header) -> Answer:
     """A value as JSON."""
     return Answer(status, encode(value), headers=headers)
+
+
+def answer_to_error(error: Exception) -> Answer:
+    """What the caller hears of it. Anything but a Problem or an error of ours is a bug; who caught it logs it."""
+    if isinstance(error, Problem):
+        return refusal(error)
+    if isinstance(error, MainspringError):
+        return refusal(problem_of(error))
+    return refusal(Problem("bug", "an error in Mainspring itself; its log says more"))
 
 
 def refusal(problem: Problem) -> Answer:

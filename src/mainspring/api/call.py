@@ -13,6 +13,7 @@ from ..model.errors import Conflict, OutOfMemory
 from ..node import Node
 from ..store import audit
 from .asgi import Headers, Receive
+from .gate import check_target
 from .problems import Problem, not_ready
 from .spaces import Space
 
@@ -70,8 +71,7 @@ class Call(msgspec.Struct):
 
     def check_target(self, target: str) -> None:
         """Refuse to send anything where this key may not."""
-        if not self.key.sees(target):
-            raise Problem("forbidden", f"this key may not use the target {target[:200]!r}")
+        check_target(self.key, target)
 
     def check_seen(self, target: str | None, what: str, name: str) -> None:
         """What goes elsewhere than this key may reach is not there for it."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from ..model.errors import MainspringError, StoreError
 from ..model.task import Handle, Task
@@ -18,7 +18,21 @@ CROWD: Final = 32
 """While a write is on its way, so many that wait begin another: their requests are read while the server works."""
 
 Write = Callable[[Sequence[Task]], Awaitable[Sequence[Handle]]]
-_Waiting = tuple[Task, "asyncio.Future[Handle]"]
+
+
+class Waiter(Protocol):
+    """Who waits for a handle; a future is one."""
+
+    def done(self) -> bool:
+        """It has gone."""
+        ...
+
+    def set_result(self, handle: Handle, /) -> None: ...
+
+    def set_exception(self, error: Exception, /) -> None: ...
+
+
+_Waiting = tuple[Task, Waiter]
 
 
 class Collector:
@@ -32,12 +46,16 @@ class Collector:
     def put(self, task: Task) -> "asyncio.Future[Handle]":
         """The task's handle, or the error of the write it travelled with."""
         answer: asyncio.Future[Handle] = asyncio.get_running_loop().create_future()
-        self._waiting.append((task, answer))
+        self.add(task, answer)
+        return answer
+
+    def add(self, task: Task, waiter: Waiter) -> None:
+        """The same for who is told without a future."""
+        self._waiting.append((task, waiter))
         if not self._writers or (len(self._writers) < AT_ONCE and len(self._waiting) >= CROWD):
             writer = asyncio.create_task(self._run(), name="mainspring-collector")
             self._writers.add(writer)
             writer.add_done_callback(self._writers.discard)
-        return answer
 
     async def _run(self) -> None:
         try:

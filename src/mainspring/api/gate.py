@@ -4,6 +4,7 @@ from typing import Final
 
 from ..config import Config, is_loopback
 from ..model.access import ApiKey, Right, is_token
+from ..model.clock import Clock
 from ..model.errors import ConfigError
 from ..store.store import Store
 from .asgi import Headers
@@ -60,10 +61,23 @@ class Gate:
         self._count(key, address)
         return key
 
+    def key_at_hand(self, headers: Headers, clock: Clock) -> ApiKey | None:
+        """Who calls, where that can be said at once. Not let in yet."""
+        shown = headers.get(b"authorization")
+        if shown is None:
+            return OPEN
+        token = _bearer(shown)
+        return None if token is None else self.ring.at_hand(token, clock.now_ms())
+
+    def let_in(self, key: ApiKey, headers: Headers, address: str) -> None:
+        """The rest of `admit`, for a key that was at hand."""
+        if key is OPEN:
+            self.stranger(headers)
+        self._count(key, address)
+
     async def _judge(self, store: Store, shown: bytes, address: str) -> ApiKey:
-        scheme, _, token = shown.decode("latin-1").partition(" ")
-        token = token.strip()
-        if scheme.lower() == "bearer" and is_token(token):
+        token = _bearer(shown)
+        if token is not None:
             key = await self.ring.find(store, token)
             if key is not None:
                 return key
@@ -99,12 +113,24 @@ class Gate:
             raise Problem("forbidden", "a page of another site may not call this API; set access to keys")
 
 
+def _bearer(shown: bytes) -> str | None:
+    """The key in an Authorization header, if it is the text of one."""
+    scheme, _, token = shown.decode("latin-1").partition(" ")
+    token = token.strip()
+    return token if scheme.lower() == "bearer" and is_token(token) else None
+
+
 def _name_of(host: bytes) -> str:
     """`127.0.0.1:8000` and `[::1]:8000` without their port."""
     text = host.decode("latin-1")
     if text.startswith("["):
         return text[1:].partition("]")[0]
     return text.partition(":")[0]
+
+
+def check_target(key: ApiKey, target: str) -> None:
+    if not key.sees(target):
+        raise Problem("forbidden", f"this key may not use the target {target[:200]!r}")
 
 
 def check_right(key: ApiKey, right: Right | None) -> None:

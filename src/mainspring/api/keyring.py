@@ -29,11 +29,19 @@ class KeyRing:
     async def find(self, store: Store, token: str) -> ApiKey | None:
         """None for a key that is unknown, revoked or over."""
         hashed = hash_of(token)
-        if found := self._of_file.get(hashed):
-            return found
-        await self._freshen(store)
-        key = self._stored.get(hashed)
-        return None if key is None or key.expired(store.clock.now_ms()) else key
+        if hashed not in self._of_file:
+            await self._freshen(store)
+        return self._known(hashed, store.clock.now_ms())
+
+    def at_hand(self, token: str, now_ms: int) -> ApiKey | None:
+        """The same by what was read within the last second; None also for one that has to be looked for."""
+        hashed = hash_of(token)
+        fresh = hashed in self._of_file or self._now() < self._fresh_until
+        return self._known(hashed, now_ms) if fresh else None
+
+    def _known(self, hashed: str, now_ms: int) -> ApiKey | None:
+        key = self._of_file.get(hashed) or self._stored.get(hashed)
+        return None if key is None or key.expired(now_ms) else key
 
     async def is_empty(self, store: Store) -> bool:
         """True when nobody could get in."""

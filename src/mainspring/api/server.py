@@ -14,6 +14,7 @@ from ..model.errors import ConfigError
 from ..node import Node
 from .app import App
 from .protocol import limited, sweep
+from .shortcut import Shortcut
 
 DRAIN_S = 2
 """How long requests under way may take once the process stops."""
@@ -39,7 +40,7 @@ class ApiServer:
         self._server = _Uvicorn(
             uvicorn.Config(
                 self.app,
-                http=limited(node.config.api_connections, node.config.api_timeout_s),
+                http=limited(node.config.api_connections, node.config.api_timeout_s, Shortcut(self.app)),
                 ws="none",
                 lifespan="off",
                 log_config=None,

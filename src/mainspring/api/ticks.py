@@ -8,7 +8,7 @@ import msgspec
 from ..model.errors import InvalidInput
 from ..model.ids import check_id, check_name
 from ..model.limits import MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
-from ..model.task import PutOutcome, Task
+from ..model.task import Handle, PutOutcome, Task
 from ..model.times import check_horizon, instant_ms
 from .asgi import JSON, NOSNIFF, Answer, encode, read_body
 from .call import Call
@@ -60,6 +60,11 @@ async def post_tick(call: Call) -> Answer:
     if replace and task.id is not None:
         await call.check_not_others(task.id)
     handle = await space.collector("replace" if replace else "keep").put(task)
+    return accepted(handle)
+
+
+def accepted(handle: Handle) -> Answer:
+    """A tick is stored, or was already."""
     told = Accepted(handle.id, handle.due_ms, handle.outcome, handle.past)
     return Answer(202 if handle.outcome == "created" else 200, encode(told), guards=_HOT)
 

@@ -72,7 +72,7 @@ class Slice(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.width_ms}.{self.start_ms}"
+        return _name_of(self)
 
     @property
     def end_ms(self) -> int:
@@ -119,6 +119,11 @@ class Slice(NamedTuple):
         return cls(int(width), int(start))
 
 
+@lru_cache(maxsize=4096)
+def _name_of(place: Slice) -> str:
+    return f"{place.width_ms}.{place.start_ms}"
+
+
 def score_of(start_ms: int, r: int) -> float:
     """Exact in a double: 33 bits of seconds and 20 of incarnation."""
     return start_ms // 1000 + r / R_UNIT
@@ -163,6 +168,7 @@ class Address(NamedTuple):
         return score_of(self.slice.start_ms, self.r)
 
 
+@lru_cache(maxsize=4096)
 def address_prefix(place: Slice) -> bytes:
     return bytes((WIDTHS_MS.index(place.width_ms),)) + place.start_ms.to_bytes(6, "big")
 
