@@ -71,6 +71,8 @@ def test_lateness_is_counted_from_the_due_time(tmp_path: Path) -> None:
     came = Journal(tmp_path / "came")
     reader = Reader(10, came)
     reader.take([text_of(AT_MS * 10, 10), text_of((AT_MS + 5) * 10, 10), b"foreign"], AT_MS + 4)
+    assert reader.count == 3, "nobody has looked yet"
+    assert (reader.read_some(), reader.read_some()) == (True, False)
     came.close()
     assert (reader.count, reader.early, reader.foreign) == (2, 1, 1)
     assert reader.late_ms == array("f", [4, -1])

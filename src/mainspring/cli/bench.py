@@ -268,7 +268,7 @@ def http(
 def e2e(
     rate: Annotated[float, typer.Option("--rate", help="Tasks a second.")] = 66_000,
     seconds: Seconds = 30.0,
-    schedulers: Annotated[int, typer.Option("--schedulers", min=1, help="Scheduler processes.")] = 1,
+    schedulers: Annotated[int, typer.Option("--schedulers", min=1, help="Scheduler processes.")] = 2,
     kafka: Annotated[str | None, typer.Option("--kafka", help="Brokers; without it one is started.")] = None,
     redis_url: RedisUrl = None,
     server: Server = "valkey",

@@ -209,6 +209,7 @@ async def _parts(plan: Plan, place: Stage) -> AsyncIterator[Parts]:
         redis_url=place.redis_url,
         namespace=place.namespace,
         kafka_url=place.kafka.url,
+        kafka=place.kafka.properties,
         tick_target=plan.target,
         lease_s=plan.lease_s,
         log_level="warning",

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,12 +13,15 @@ from typing import Final
 
 from ..model.errors import MainspringError
 from ..sinks.kafka import NEEDS
-from ..sinks.kafka_options import KafkaOptions
+from ..sinks.kafka_options import KafkaOptions, Properties
 from ..store import embedded
 from ..testing.kafka import broker, missing_kafka
 from .plan import TOPIC
 
-TOPIC_PARTITIONS: Final = 8
+TOPIC_PARTITIONS: Final = 4
+FULL_BATCHES: Final = Properties({"linger.ms": "5"})
+"""A few milliseconds for fewer and larger requests: the broker has to share two cores with everybody else."""
+WARM_TOPIC: Final = "warm-up"
 ASK_S: Final = 30.0
 
 
@@ -27,6 +31,8 @@ class Where:
 
     kafka_url: str | None = None
     redis_url: str | None = None
+    warm_s: float = 0.0
+    """So long messages pass through the broker beforehand: a Java program is slow in its first seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +61,44 @@ async def stage(where: Where) -> AsyncIterator[Stage]:
         if kafka_url is None:
             if reason := missing_kafka():
                 raise MainspringError(f"no Kafka broker can be started here: {reason}. Name one with --kafka URL")
-            made = stack.enter_context(broker(jvm=""))
+            made = stack.enter_context(broker())
             pids["broker"], kafka_url = made.pid, made.url
-        options = KafkaOptions(kafka_url)
-        await provision(options)
+        options = KafkaOptions(kafka_url, FULL_BATCHES)
+        await provision(options, TOPIC)
+        if where.warm_s:
+            await provision(options, WARM_TOPIC)
+            await asyncio.to_thread(warm_up, options, where.warm_s)
         yield Stage(options, redis_url, f"demo-{secrets.token_hex(4)}", folder, pids)
 
 
-async def provision(options: KafkaOptions) -> None:
+async def provision(options: KafkaOptions, topic: str) -> None:
     """The topic is there before anything is posted; one that exists is taken as it is."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
     admin = AdminClient({**options.for_admin(), "log_level": 0})
-    wanted = NewTopic(TOPIC, TOPIC_PARTITIONS, -1)
+    wanted = NewTopic(topic, TOPIC_PARTITIONS, -1)
     [created] = admin.create_topics([wanted], request_timeout=ASK_S).values()
     try:
         await asyncio.wrap_future(created)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-            raise MainspringError(f"the topic {TOPIC} cannot be created: {error.args[0].str()}") from None
+            raise MainspringError(f"the topic {topic} cannot be created: {error.args[0].str()}") from None
+
+
+def warm_up(options: KafkaOptions, seconds: float) -> None:
+    """Messages like those of tasks, written and read for a while on a topic of their own."""
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    producer = Producer({**options.for_library(), "log_level": 0})
+    consumer = Consumer({**options.for_admin(), "group.id": "warm-up", "enable.auto.commit": False, "log_level": 0})
+    consumer.assign([TopicPartition(WARM_TOPIC, number, 0) for number in range(TOPIC_PARTITIONS)])
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for number in range(500 if len(producer) < 10_000 else 0):
+            producer.produce(WARM_TOPIC, bytes(60), str(number), headers=[("idempotency-key", str(number))])
+        producer.poll(0)
+        consumer.consume(1_000, 0.005)
+    producer.flush(ASK_S)
+    consumer.close()

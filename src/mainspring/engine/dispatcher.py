@@ -70,7 +70,7 @@ class Pace:
         return max(0.0, self._began + gap - time.monotonic())
 
 
-_GAPS_S: Final = ((2_000.0, 0.001), (30_000.0, 0.002), (150_000.0, 0.005), (inf, 0.010))
+_GAPS_S: Final = ((2_000.0, 0.001), (15_000.0, 0.002), (25_000.0, 0.005), (inf, 0.010))
 """Up to so many tasks a second, a tick at most every so many seconds."""
 
 

@@ -14,6 +14,10 @@ FIRST_POLL_S: Final = 0.001
 SLOWEST_POLL_S: Final = 0.02
 """Reports are fetched so often while some are missing: the library cannot wake an event loop."""
 
+CROWD: Final = 64
+CROWDED_POLL_S: Final = 0.005
+"""Where so many reports came at once more are on their way, and fetching them together costs less."""
+
 IDLE_POLL_S: Final = 2.0
 """And so often while none are, for what the library has to say besides."""
 
@@ -61,7 +65,7 @@ class Carrier:
                 self.retire()
             if self.queued:
                 wait_s = FIRST_POLL_S if served else min(wait_s * 2, SLOWEST_POLL_S)
-                await asyncio.sleep(wait_s)
+                await asyncio.sleep(CROWDED_POLL_S if served >= CROWD else wait_s)
             elif not self._retired:
                 wait_s = FIRST_POLL_S
                 await self._rest()
