@@ -182,6 +182,8 @@ WRONG: list[tuple[str, bytes, int, str]] = [
     ("unknown field", b'{"item": "a", %b, "when": 1}' % GOOD.encode(), 400, "unknown field `when`"),
     ("a deep unknown field", b'{"x": %b' % (b"[" * 60_000), 400, "unknown field"),
     ("item twice", b'{"item": "a", "item": "b", %b}' % GOOD.encode(), 400, "more than once"),
+    ("item twice, once in disguise", b'{"item": "a", "\\u0069tem": "b", %b}' % GOOD.encode(), 400, "more than once"),
+    ("at twice behind a text like it", b'{"item": "at", "at": 1, %b}' % GOOD.encode(), 400, "more than once"),
     ("at naive", b'{"item": "a", "at": "2030-01-01T09:00:00"}', 400, "naive"),
     ("at a date", b'{"item": "a", "at": "2030-01-01"}', 400, "naive"),
     ("at not a time", b'{"item": "a", "at": "tomorrow"}', 400, "not an ISO 8601 time"),

@@ -25,11 +25,6 @@ class Tick(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     at: str | int | float
 
 
-class _Parts(msgspec.Struct, gc=False):
-    item: msgspec.Raw
-    at: msgspec.Raw
-
-
 class Accepted(msgspec.Struct, omit_defaults=True):
     """The answer to a tick."""
 
@@ -70,7 +65,6 @@ def accepted(handle: Handle) -> Answer:
 
 
 _decode: Final = msgspec.json.Decoder(Tick).decode
-_split: Final = msgspec.json.Decoder(_Parts).decode
 
 
 def task_of(body: bytes, target: str, now_ms: int, *, replace: bool) -> Task:
@@ -110,11 +104,8 @@ _EXPECTED: Final = 'A tick is {"item": "user1234", "at": "2030-01-01T09:00:00Z"}
 
 def _refuse_repeated_fields(body: bytes) -> None:
     """Receivers differ in which of two equal names they take; the text is handed on, so there must be one."""
-    parts = _split(body)
-    if body == b'{"item":%b,"at":%b}' % (parts.item, parts.at):
-        return
-    if body == b'{"item": %b, "at": %b}' % (parts.item, parts.at):
-        return
+    if b"\\" not in body and body.count(b'"item"') == body.count(b'"at"') == 1:
+        return  # nothing is escaped, so a name looks like itself, and no text holds a quote
     names: list[Any] = json.loads(body, object_pairs_hook=lambda pairs: [name for name, _ in pairs])
     if len(names) != 2:
         raise Problem("invalid", f"a field is given more than once. {_EXPECTED}")

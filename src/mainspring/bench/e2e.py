@@ -48,7 +48,7 @@ async def e2e(
     progress("e2e, starting the parts", 0, 1)
     async with ground(where) as place:
         await place.time.stop()
-        found = await ticks(plan, DemoWhere(kafka_url, place.url, WARM_S), tell)
+        found = await ticks(plan, DemoWhere(kafka_url, place.nearest_url, WARM_S), tell)
     return E2eFigures(
         tasks_per_s=round(found.consumed / max(found.consumed_s, 1e-9)),
         p50_ms=found.p50_ms,

@@ -47,8 +47,10 @@ class Reading(NamedTuple):
 class Ground:
     """A server, a fresh namespace, and connections of the bench's own beside those it measures."""
 
-    def __init__(self, url: str, links: Links, *, private: bool) -> None:
+    def __init__(self, url: str, links: Links, *, private: bool, socket_url: str | None = None) -> None:
         self.url = url
+        self.nearest_url = socket_url or url
+        """Of a private server its unix socket: the way on which `mainspring serve` reaches the server of its own."""
         self.namespace = f"bench-{secrets.token_hex(4)}"
         self.links = links
         self.private = private
@@ -112,9 +114,12 @@ def _checked(reply: Any) -> Any:
 async def ground(where: Where) -> AsyncIterator[Ground]:
     """A place to measure on; nothing of it is left behind."""
     with contextlib.ExitStack() as stack:
-        url = where.url or stack.enter_context(standalone(where.server, extra_config=_PLAIN)).url
+        url, socket_url = where.url, None
+        if url is None:
+            server = stack.enter_context(standalone(where.server, extra_config=_PLAIN))
+            url, socket_url = server.url, server.unix_url
         links = await Links.connect(url, LinkOptions(client_name="mainspring-bench"))
-        made = Ground(url, links, private=where.url is None)
+        made = Ground(url, links, private=where.url is None, socket_url=socket_url)
         try:
             await made.time.start()
             yield made

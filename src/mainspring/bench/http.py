@@ -92,7 +92,7 @@ async def http(where: Where, seconds: float, rounds: int, progress: Progress) ->
     async with (
         ground(where) as place,
         counterpart("mainspring.bench.bare_asgi") as bare_url,
-        _api(place.url, place.namespace) as url,
+        _api(place.nearest_url, place.namespace) as url,
     ):
         for turns in ((("bare", bare_url), ("ticks", url)), (("batch", url),)):
             for number, (name, one) in product(range(rounds + 1), turns):

@@ -28,9 +28,9 @@ class _Share:
 
     def __init__(self, keys: PartitionKeys, first: int, rows: Sequence[IdRow]) -> None:
         self.keys, self.first, self.rows = keys, first, rows
-        self.order: By = {}
-        for i, row in enumerate(rows):
-            self.order.setdefault(row.slice, []).append(i)
+        self.order: By = {rows[0].slice: [0]}
+        for i in range(1, len(rows)):
+            self.order.setdefault(rows[i].slice, []).append(i)
 
 
 async def put_ids(
@@ -79,7 +79,7 @@ def _group(store: Store, call: list[_Share], now_ms: int, durability: Durability
     many = len(call[0].rows) >= MANY
     commands = _many(store, call[0]) if many else [_few(store, call)]
     for share in call:
-        if min(row.due_ms for row in share.rows) < now_ms + WAKE_MS:
+        if min([row.due_ms for row in share.rows]) < now_ms + WAKE_MS:
             commands.append(("SPUBLISH", share.keys.wake, "1"))
     if durability.confirm is not None:
         # Where every id was known nothing was written, and WAIT would confirm nothing at once.
