@@ -71,7 +71,7 @@ class Pace:
 
 
 _GAPS_S: Final = ((2_000.0, 0.001), (15_000.0, 0.002), (25_000.0, 0.005), (inf, 0.010))
-"""Up to so many tasks a second, a tick at most every so many seconds."""
+"""Up to so many tasks a second, a tick at most every so many seconds; see docs/decisions/0022."""
 
 
 _Work = list[tuple[Partition, Begun]]
@@ -100,15 +100,13 @@ class _Calls:
         self._open.append((partition, begun))
         self._plants += len(begun.section.plants)
         if self._plants >= PLANTS_A_CALL:
-            self._under_way.append((self._open, asyncio.create_task(self._call())))
-            self._open, self._plants = [], 0
+            self._send()
             await asyncio.sleep(0)  # the bytes leave now, not when the next call is made
 
     async def answered(self) -> tuple[_Work, _Answers] | None:
         """The next call and what the server says to it; None when all were answered."""
         if self._open and self._under_way:
-            self._under_way.append((self._open, asyncio.create_task(self._call())))
-            self._open = []
+            self._send()
         if self._under_way:
             work, call = self._under_way[0]
             answers = await call
@@ -118,6 +116,10 @@ class _Calls:
         answers = await self._call() if work else []
         self._open = []
         return (work, answers) if work else None
+
+    def _send(self) -> None:
+        self._under_way.append((self._open, asyncio.create_task(self._call())))
+        self._open, self._plants = [], 0
 
     def _call(self) -> Coroutine[None, None, _Answers]:
         return fire.tick(self._store, [begun.section for _, begun in self._open])
