@@ -74,10 +74,10 @@ def assigned(order: Order) -> Consumer:
     consumer = Consumer(
         {
             **order.properties,
+            "fetch.min.bytes": order.fetch_bytes,
             "group.id": "mainspring-demo",
             "enable.auto.commit": False,
             "fetch.wait.max.ms": 10,
-            "fetch.min.bytes": 65536,
             "log_level": 0,
         }
     )

@@ -6,6 +6,8 @@ import msgspec
 class Order(msgspec.Struct, frozen=True):
     properties: dict[str, str]
     """Of the Kafka library: how to reach the servers."""
+    fetch_bytes: int
+    """Asked for at one time; fewer come after some milliseconds."""
     topic: str
     ids: int
     came: str

@@ -216,7 +216,7 @@ async def _parts(plan: Plan, place: Stage) -> AsyncIterator[Parts]:
     )
     folder = place.folder
     async with contextlib.AsyncExitStack() as stack:
-        reading = ConsumerOrder(place.kafka.for_admin(), TOPIC, plan.ids, str(folder / "came"))
+        reading = ConsumerOrder(place.kafka.for_admin(), place.fetch_bytes, TOPIC, plan.ids, str(folder / "came"))
         consumer = await stack.enter_async_context(beside("consumer", "mainspring.demo.consumer", reading, folder))
         running = await stack.enter_async_context(schedulers(plan.schedulers, config, folder))
         await consumer.ready()

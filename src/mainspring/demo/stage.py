@@ -21,6 +21,8 @@ from .plan import TOPIC
 TOPIC_PARTITIONS: Final = 4
 FULL_BATCHES: Final = Properties({"linger.ms": "5"})
 """A few milliseconds for fewer and larger requests: the broker has to share two cores with everybody else."""
+FULL_FETCH_BYTES: Final = 65_536
+WARM_S: Final = 4.0
 WARM_TOPIC: Final = "warm-up"
 ASK_S: Final = 30.0
 
@@ -31,13 +33,16 @@ class Where:
 
     kafka_url: str | None = None
     redis_url: str | None = None
-    warm_s: float = 0.0
-    """So long messages pass through the broker beforehand: a Java program is slow in its first seconds."""
+    in_bulk: bool = False
+    """Tens of thousands a second: larger requests, and messages pass through the broker beforehand, for a Java program
+    is slow in its first seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     kafka: KafkaOptions
+    fetch_bytes: int
+    """The consumer waits for so many, or for some milliseconds."""
     redis_url: str
     namespace: str
     folder: Path
@@ -63,12 +68,13 @@ async def stage(where: Where) -> AsyncIterator[Stage]:
                 raise MainspringError(f"no Kafka broker can be started here: {reason}. Name one with --kafka URL")
             made = stack.enter_context(broker())
             pids["broker"], kafka_url = made.pid, made.url
-        options = KafkaOptions(kafka_url, FULL_BATCHES)
+        options = KafkaOptions(kafka_url, FULL_BATCHES if where.in_bulk else Properties())
         await provision(options, TOPIC)
-        if where.warm_s:
+        if where.in_bulk:
             await provision(options, WARM_TOPIC)
-            await asyncio.to_thread(warm_up, options, where.warm_s)
-        yield Stage(options, redis_url, f"demo-{secrets.token_hex(4)}", folder, pids)
+            await asyncio.to_thread(warm_up, options, WARM_S)
+        fetch_bytes = FULL_FETCH_BYTES if where.in_bulk else 1
+        yield Stage(options, fetch_bytes, redis_url, f"demo-{secrets.token_hex(4)}", folder, pids)
 
 
 async def provision(options: KafkaOptions, topic: str) -> None:
