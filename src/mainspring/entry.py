@@ -56,7 +56,7 @@ def entry_of(view: ScheduleView, policy: RetryPolicy) -> Entry:
     definition, home = view.definition, zone(view.definition.zone)
     return Entry(
         name=view.name,
-        specs=definition.specs,
+        specs=definition.times,
         zone=definition.zone,
         target=definition.target,
         next_runs=_times(home, view.next_ms),
@@ -75,7 +75,7 @@ def declared_entry(definition: Definition, policy: RetryPolicy, now_ms: int) -> 
     home = zone(definition.zone)
     return Entry(
         name=definition.name,
-        specs=definition.specs,
+        specs=definition.times,
         zone=definition.zone,
         target=definition.target,
         next_runs=_times(home, definition.next_runs(now_ms)),

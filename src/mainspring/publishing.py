@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from .model.errors import Conflict, NotFound
-from .model.schedule import Definition, same_schedule
+from .model.schedule import Definition, digest_of, is_over, same_schedule
 from .model.schedule_view import ScheduleView
 from .schedules import Schedules
 
@@ -31,7 +31,7 @@ async def publish(schedules: Schedules, declared: Iterable[Definition], now_ms: 
         missing = [definition for name, definition in todo.items() if name not in known]
         left = await _add(schedules, missing, now_ms)
         for name, view in known.items():
-            if not await _replaced(schedules, todo[name], view):
+            if not await _replaced(schedules, todo[name], view, now_ms):
                 left.append(todo[name])
         todo = {definition.name: definition for definition in left}
     raise Conflict(f"schedule {next(iter(todo))!r} keeps changing; try again")
@@ -39,35 +39,50 @@ async def publish(schedules: Schedules, declared: Iterable[Definition], now_ms: 
 
 async def _add(schedules: Schedules, missing: Sequence[Definition], now_ms: int) -> list[Definition]:
     """Returns those that somebody else added meanwhile."""
-    over = [one for one in missing if one.end_ms is not None and one.end_ms <= now_ms]
+    over = [one for one in missing if is_over(one, now_ms)]
     for definition in over:
         log.warning("schedule %r is not added: its time is over", definition.name)
     new = [one for one in missing if one not in over]
-    outcomes = await schedules.add_many(new, on_conflict="keep")
+    outcomes = await schedules.add_many([_signed(one) for one in new], on_conflict="keep")
     return [one for one, (_, outcome) in zip(new, outcomes, strict=True) if outcome != "created"]
 
 
-async def _replaced(schedules: Schedules, declared: Definition, view: ScheduleView) -> bool:
+async def _replaced(schedules: Schedules, declared: Definition, view: ScheduleView, now_ms: int) -> bool:
     """True when nothing is left to do; False when somebody came between."""
     wanted = msgspec.structs.replace(declared, paused=view.definition.paused)  # a pause is people's business
     if same_schedule(view.definition, wanted):
         return True
+    if is_over(declared, now_ms):
+        log.warning("schedule %r stays as it is in the store: the time of what is declared is over", declared.name)
+        return True
+    if view.definition.declared == digest_of(declared):
+        _say_edited(view.definition)
+        return True
     try:
         present, *former = await schedules.history(declared.name)
         if any(_same(one, declared) for one in former):
-            log.warning(
-                "schedule %r in the store was changed since this program declared it, and stays (generation %d);"
-                " 'mainspring schedule history %s' shows by whom",
-                declared.name, present.generation, declared.name,
-            )  # fmt: skip
+            _say_edited(present)
             return True
         if present.generation != view.generation:
             return False
-        await schedules.rewrite(wanted, generation=present.generation)
+        await schedules.rewrite(_signed(wanted), generation=present.generation)
     except (Conflict, NotFound):
         return False
     log.info("schedule %r: the declaration is new and replaces generation %d", declared.name, view.generation)
     return True
+
+
+def _signed(declared: Definition) -> Definition:
+    """Remembers what the code said: revisions are kept for a while only."""
+    return msgspec.structs.replace(declared, declared=digest_of(declared))
+
+
+def _say_edited(present: Definition) -> None:
+    log.warning(
+        "schedule %r in the store was changed since this program declared it, and stays (generation %d);"
+        " 'mainspring schedule history %s' shows by whom",
+        present.name, present.generation, present.name,
+    )  # fmt: skip
 
 
 def _same(former: Definition, declared: Definition) -> bool:

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import msgspec
 
 from .model.errors import InvalidInput
-from .model.schedule import Definition, check_definition
+from .model.schedule import Definition, check_definition, is_over
 from .model.schedule_input import define
 from .model.schedule_view import told_changes
 
 if TYPE_CHECKING:
     from .schedules import Schedules
 
-Action = Literal["create", "change", "remove", "same"]
+Action = Literal["create", "change", "remove", "same", "over"]
+"""Of one that is over nothing is written: a file that was right stays right."""
 _MAY_BE_SECRET: Final = ("target", "payload")
 """An address may hold a password, and a payload anything."""
 
@@ -37,6 +38,8 @@ class Step(NamedTuple):
 
     def lines(self, *, public: bool = False) -> list[str]:
         """What it comes to; where it is `public`, as a log is, without what may be secret."""
+        if self.action == "over":
+            return [f"! {self.name}: its end has passed, and nothing of it is written"]
         sign = {"create": "+", "change": "~", "remove": "-", "same": "="}[self.action]
         hidden = _MAY_BE_SECRET if public else ()
         told = (
@@ -46,8 +49,18 @@ class Step(NamedTuple):
         return [f"{sign} {self.name}", *told]
 
 
-def read_file(path: Path, source: str | None = None, *, timezone: str = "UTC") -> list[Definition]:
-    """The schedules of a TOML file, checked as far as that needs no server; `timezone` where it says none."""
+class ScheduleFile(NamedTuple):
+    """What a file says: its schedules, and whose they are."""
+
+    source: str
+    schedules: list[Definition]
+
+
+def read_file(path: Path, source: str | None = None, *, timezone: str = "UTC") -> ScheduleFile:
+    """The schedules of a TOML file, checked as far as that needs no server; `timezone` where it says none.
+
+    Whose they are says the caller, else the file itself, else its name.
+    """
     try:
         text = path.read_bytes().decode()
         table = tomllib.loads(text)
@@ -55,11 +68,15 @@ def read_file(path: Path, source: str | None = None, *, timezone: str = "UTC") -
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInput(f"{path} is not TOML: {error}") from None
-    return read_table(table, str(path), source or path.stem, timezone=timezone)
+    own = table.get("source", path.stem)
+    if not isinstance(own, str) or not own:
+        raise InvalidInput(f"{path}: source is {own!r}; give a name")
+    whose = source or own
+    return ScheduleFile(whose, read_table(table, str(path), whose, timezone=timezone))
 
 
 def read_table(table: Mapping[str, Any], where: str, source: str, *, timezone: str = "UTC") -> list[Definition]:
-    unknown = set(table) - {"schedules", "defaults"}
+    unknown = set(table) - {"schedules", "defaults", "source"}
     if unknown:
         raise InvalidInput(f"{where}: unknown {', '.join(sorted(unknown))}; write [schedules.<name>] or [defaults]")
     defaults, tables = table.get("defaults", {}), table.get("schedules", {})
@@ -82,10 +99,12 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
     wanted = list(wanted)
     names = {definition.name for definition in wanted}
     known = await schedules.get_many(sorted(names))
+    now_ms = time.time_ns() // 1_000_000
     for definition in wanted:
         there = known.get(definition.name)
+        over = is_over(definition, now_ms)
         if there is None:
-            steps.append(Step(definition.name, "create", {}, definition))
+            steps.append(Step(definition.name, "over" if over else "create", {}, definition))
             continue
         # Somebody may have paused it by hand: that is not the file's business.
         kept = msgspec.structs.replace(definition, paused=there.definition.paused)
@@ -94,11 +113,12 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
         different = told_changes(there.definition, kept)
         if "lane" in different:
             raise InvalidInput(f"schedule {definition.name!r}: its lane cannot be changed; remove it, and add it anew")
-        action: Action = "change" if different or there.definition.source != source else "same"
+        action: Action = "same"
+        if different or there.definition.source != source:
+            action = "over" if over else "change"
         steps.append(Step(definition.name, action, different, kept))
-    now_ms = time.time_ns() // 1_000_000
     for step in steps:
-        if step.action != "same" and step.definition is not None:
+        if step.action in ("create", "change") and step.definition is not None:
             check_definition(step.definition, now_ms)  # before anything is written, and in a dry run as well
     if prune:
         gone = [view.name async for view in schedules.all() if view.definition.source == source]

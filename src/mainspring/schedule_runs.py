@@ -7,9 +7,10 @@ from typing import Final
 from .model.errors import Conflict, InvalidInput, NotFound, StoreError
 from .model.occurrence import check_schedule_name, instant_text, occurrence_id
 from .model.schedule import Definition
+from .model.schedule_input import local_ms
 from .model.schedule_view import Backfilled
 from .model.task import Handle
-from .model.times import Delay, When, delay_ms, instant_ms
+from .model.times import Delay, When, delay_ms
 from .store import schedules as kept
 from .store.index import IdRow
 from .store.put import Widths
@@ -52,11 +53,11 @@ class RunsBeside:
         """
         if rate is not None and not rate > 0:
             raise InvalidInput(f"rate is {rate}; give more than 0 runs a second")
-        start_ms, end_ms = instant_ms(start, field="start"), instant_ms(end, field="end")
-        if end_ms < start_ms:
-            raise InvalidInput("the end of the range lies before its start")
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         definition = self._current(name, seen)
+        start_ms, end_ms = (local_ms(one, definition.zone, field) for one, field in ((start, "start"), (end, "end")))
+        if end_ms < start_ms:
+            raise InvalidInput("the end of the range lies before its start")
         now_ms = self._store.clock.now_ms()
         # What the chain has before it is its own.
         until_ms = min(end_ms, now_ms + 1)

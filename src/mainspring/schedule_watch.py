@@ -56,16 +56,18 @@ class ScheduleWatch:
         return (found.st_mtime_ns, found.st_size)
 
     async def _apply(self) -> None:
-        source = self._path.stem
         try:
-            wanted = read_file(self._path, source, timezone=self._schedules.timezone)
+            source, wanted = read_file(self._path, timezone=self._schedules.timezone)
             steps = await plan(self._schedules, wanted, source, prune=True)
             await carry_out(self._schedules, steps)
         except InvalidInput as error:
             # What runs goes on as it is: a typing error in the file must not stop it.
             log.error("schedules are not applied: %s", error)
             return
-        changed = [step for step in steps if step.action != "same"]
+        changed = [step for step in steps if step.action not in ("same", "over")]
+        for step in steps:
+            if step.action == "over":
+                log.warning("%s: %s", self._path, step.lines()[0].removeprefix("! "))
         log.info("%s: %d schedules, %d changed", self._path, len(wanted), len(changed))
         for step in changed:
             log.info("%s", "; ".join(line.strip() for line in step.lines(public=True)))

@@ -9,7 +9,7 @@ import msgspec
 
 from .model.errors import Conflict, InvalidInput, NotFound
 from .model.occurrence import check_schedule_name
-from .model.schedule import Definition, Pause, PauseMode, check_definition, same_schedule
+from .model.schedule import Definition, Pause, PauseMode, changes, check_definition, same_schedule
 from .model.schedule_input import ScheduleFields, define, read_fields
 from .model.schedule_view import SchedulePage, ScheduleView, told_changes, view_of
 from .model.times import Delay, When, delay_ms, instant_ms
@@ -154,12 +154,15 @@ class Schedules(RunsBeside):
         return name in await self._writer.write({name: nothing}, missing_ok=True)
 
     async def rollback(self, name: str, generation: int | None = None, *, by: str = "") -> ScheduleView:
-        """Make a former revision the present one again: the last before this, or the one with this generation.
+        """Make a former revision the present one again: the last that was another, or the one with this generation.
 
-        A removed schedule comes back as it was.
+        A pause is not touched, neither made nor ended. A removed schedule comes back as it was.
         """
-        _, former = await self._revisions(name)
-        chosen = next((one for one in former if generation in (None, one.generation)), None)
+        present, former = await self._revisions(name)
+        if generation is None:
+            chosen = next((one for one in former if present is None or not _same_but_paused(one, present)), None)
+        else:
+            chosen = next((one for one in former if one.generation == generation), None)
         if chosen is None:
             raise NotFound(
                 f"schedule {name!r} has no former revision {'' if generation is None else generation}".rstrip()
@@ -167,7 +170,8 @@ class Schedules(RunsBeside):
         note = f"back to generation {chosen.generation}"
 
         def make(seen: Seen, now_ms: int) -> Definition:
-            revived = msgspec.structs.replace(chosen, by=by, note=note)
+            paused = chosen.paused if seen.definition is None else seen.definition.paused
+            revived = msgspec.structs.replace(chosen, by=by, note=note, paused=paused)
             return stamped(check_definition(revived, now_ms), seen, now_ms)
 
         return (await self._writer.write({name: make}))[name]
@@ -255,3 +259,7 @@ def _read_cursor(cursor: str | None, partitions: int) -> tuple[int, int]:
     if not (partition.isdigit() and place.isdigit()) or int(partition) >= partitions:
         raise InvalidInput(f"cursor {cursor[:80]!r} is not one that list returned")
     return int(partition), int(place)
+
+
+def _same_but_paused(one: Definition, other: Definition) -> bool:
+    return changes(one, other).keys() <= {"paused"}

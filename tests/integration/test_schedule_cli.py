@@ -150,7 +150,7 @@ def test_a_file_that_could_not_work_is_refused_in_a_dry_run_too_and_nothing_of_i
     client.schedules.add("laned", every="1h", target="log:", lane="a")
     file = tmp_path / "team.toml"
     for wrong, words in (
-        ("[schedules.late]\nevery = '1h'\ntarget = 'log:'\nend = 2020-01-01T00:00:00Z\n", "never run"),
+        ("[schedules.never]\nevery = '1h'\ntarget = 'log:'\nexclude = '* * * * *'\n", "never run"),
         ("[schedules.laned]\nevery = '1h'\ntarget = 'log:'\nlane = 'b'\n", "lane cannot be changed"),
     ):
         file.write_text("[schedules.good]\nevery = '1h'\ntarget = 'log:'\n" + wrong, encoding="utf-8")
@@ -198,6 +198,42 @@ def test_lint_speaks_of_clock_changes_and_midnight(server: Server, client: SyncC
     file = tmp_path / "s.toml"
     file.write_text(FILE, encoding="utf-8")
     assert CliRunner().invoke(schedule.app, ["lint", "-f", str(file)]).exit_code == 1
+
+
+def test_a_schedule_that_is_over_does_not_hold_up_the_rest_of_its_file(
+    server: Server, client: SyncClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "team.toml"
+    late = "[schedules.late]\nevery = '1h'\ntarget = 'log:'\nend = 2020-01-01\n"
+    file.write_text("[schedules.good]\nevery = '1h'\ntarget = 'log:'\n" + late, encoding="utf-8")
+    result = call(server, "apply", "-f", str(file))
+    assert "! late: its end has passed" in result.stdout
+    assert "1 changed, 1 as they were" in result.stderr
+    assert {one.name for one in client.schedules.list().schedules} == {"good"}
+
+
+def test_a_file_says_whose_its_schedules_are(server: Server, client: SyncClient, tmp_path: Path) -> None:
+    for team in ("a", "b"):
+        (tmp_path / team).mkdir()
+        file = tmp_path / team / "schedules.toml"
+        file.write_text(f"source = '{team}'\n[schedules.{team}]\nevery = '1h'\ntarget = 'log:'\n", encoding="utf-8")
+        assert call(server, "apply", "-f", str(file), "--prune").exit_code == 0
+    found = {one.name: one.definition.source for one in client.schedules.list().schedules}
+    assert found == {"a": "a", "b": "b"}
+    file.write_text("source = 1\n", encoding="utf-8")
+    assert "source is 1; give a name" in str(call(server, "apply", "-f", str(file)).exception)
+
+
+def test_times_without_an_offset_are_of_the_schedules_zone(server: Server, client: SyncClient, tmp_path: Path) -> None:
+    call(server, "add", "job", "--every", "1h", "--target", "log:", "--tz", "Asia/Tokyo", "--start", "2031-01-01T09:00")
+    file = tmp_path / "team.toml"
+    table = "[schedules.day]\nevery = '1h'\ntarget = 'log:'\ntimezone = 'Asia/Tokyo'\nstart = 2031-01-01\n"
+    file.write_text(table, encoding="utf-8")
+    assert call(server, "apply", "-f", str(file)).exit_code == 0
+    found = {one.name: one.definition.start_ms for one in client.schedules.list().schedules}
+    assert found == {"job": 1_924_992_000_000, "day": 1_924_992_000_000 - 9 * 3_600_000}
+    result = call(server, "backfill", "job", "--from", "2026-01-01T00:00", "--to", "2026-01-02T00:00", "--dry-run")
+    assert result.exit_code == 0
 
 
 def test_lint_knows_the_retries_of_named_targets(server: Server, client: SyncClient, tmp_path: Path) -> None:

@@ -127,6 +127,17 @@ async def test_rollback_brings_a_former_revision_back(ticker: Ticker, client: Cl
     assert [one.value() for one in await ticker.advance(seconds=10)] == [6]
 
 
+async def test_rollback_undoes_the_edit_and_not_the_pause(client: Client) -> None:
+    await client.schedules.add("job", cron="*/10 * * * *", target="log:")
+    await client.schedules.edit("job", cron="* * * * *")
+    await client.schedules.pause("job", reason="too many")
+    back = await client.schedules.rollback("job")
+    assert (back.definition.specs, back.state) == (("*/10 * * * *",), "paused")
+    assert (await client.schedules.resume("job")).state == "active"
+    again = await client.schedules.rollback("job", 3)  # the paused one, whose cron was the other
+    assert (again.definition.specs, again.state) == (("* * * * *",), "active")
+
+
 async def test_a_name_is_taken_once(client: Client) -> None:
     await client.schedules.add("job", every="10s", target="log:", payload=1)
     with pytest.raises(Conflict, match="exists"):

@@ -100,6 +100,20 @@ def test_a_beat_schedule_is_read_with_its_arithmetic_and_its_time_zone() -> None
     assert [problem.partition(":")[0] for problem in found.problems] == ["5", "c", "d"]
 
 
+def test_both_day_fields_of_celery_have_to_fit() -> None:
+    found = read_celery(
+        "app.conf.update(beat_schedule={'a': {'task': 't', 'schedule':"
+        " crontab(hour=7, minute=30, day_of_month='1-7', day_of_week='monday')}})\n"
+        "app.conf.beat_schedule['b'] = {'task': 't', 'schedule': crontab(day_of_week='sat,sunday', month_of_year='june')}"
+    )
+    assert found.problems == []
+    first, second = found.definitions
+    assert (second.name, second.specs) == ("b", ("* * * jun sat,sun",))
+    start_ms = 1_794_787_200_000  # 2026-11-16
+    runs = [first.slots.recurrence.zone.datetime(ms).isoformat()[:16] for ms in first.next_runs(start_ms, 3)]
+    assert runs == ["2026-12-07T07:30", "2027-01-04T07:30", "2027-02-01T07:30"]
+
+
 def test_a_beat_schedule_is_read_from_json() -> None:
     entry = {"task": "t", "schedule": {"__type__": "crontab", "minute": "0", "hour": "*/2"}}
     found = read_celery(json.dumps({"beat_schedule": {"a": entry, "b": {"task": "t"}}}))
@@ -133,6 +147,6 @@ def test_redbeat_keys_become_schedules() -> None:
 def test_what_was_found_can_be_written_as_a_file_and_read_again() -> None:
     for found in (read_crontab(CRONTAB), read_celery(BEAT)):
         again = read_table(tomllib.loads(to_toml(found)), "a file", "")
-        assert [(one.name, one.specs, one.zone, one.target, one.payload) for one in again] == [
-            (one.name, one.specs, one.zone, one.target, one.payload) for one in found.definitions
+        assert [(one.name, one.specs, one.exclude, one.zone, one.target, one.payload) for one in again] == [
+            (one.name, one.specs, one.exclude, one.zone, one.target, one.payload) for one in found.definitions
         ]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
-Source = Annotated[str | None, typer.Option(help="Whose schedules these are; default the file's name.")]
+Source = Annotated[str | None, typer.Option(help="Whose schedules these are; default what the file says, or its name.")]
 
 
 @app.command()
@@ -36,9 +36,8 @@ def apply(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Make the server's schedules those of a file; shows what changes, and is safe to repeat."""
-    whose = source or file.stem
     loaded = load(redis_url, data_dir, namespace, config)
-    wanted = read_file(file, whose, timezone=loaded.timezone)
+    whose, wanted = read_file(file, source, timezone=loaded.timezone)
 
     async def work(client: "Client") -> list[Step]:
         return await _apply(client, wanted, whose, prune, dry_run)
@@ -65,7 +64,7 @@ def _show_steps(steps: list[Step], targets: Targets, dry_run: bool, json: bool) 
         if step.action in ("create", "change") and step.definition is not None:
             print("\n".join(f"  {line}" for line in shown.next_lines(step.definition, now_ms)))
             shown.warn(step.definition, now_ms, targets)
-    same = sum(step.action == "same" for step in steps)
+    same = sum(step.action in ("same", "over") for step in steps)
     print(f"{len(steps) - same} {'to change' if dry_run else 'changed'}, {same} as they were", file=sys.stderr)
 
 

@@ -96,7 +96,9 @@ def lint(
 
     loaded = load(redis_url, data_dir, namespace, config)
     if file is not None:
-        definitions = [one for one in read_file(file, timezone=loaded.timezone) if not names or one.name in names]
+        definitions = [
+            one for one in read_file(file, timezone=loaded.timezone).schedules if not names or one.name in names
+        ]
     else:
         definitions = with_client(loaded, work)
     if missing := set(names or ()) - {one.name for one in definitions}:

@@ -25,7 +25,7 @@ def at(definition: Definition, ms: int) -> str:
 def line(view: ScheduleView) -> str:
     """One schedule in one line."""
     following = ", ".join(at(view.definition, ms) for ms in view.next_ms) or view.state
-    return f"{view.name}  {' | '.join(view.definition.specs)}  {view.definition.target}  {following}"
+    return f"{view.name}  {' | '.join(view.definition.times)}  {view.definition.target}  {following}"
 
 
 def lines(view: ScheduleView) -> list[str]:

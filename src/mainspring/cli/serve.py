@@ -37,7 +37,7 @@ def serve(
     lease: Annotated[str | None, typer.Option(help="How long partitions outlive a dead owner; 5s.")] = None,
     look_ahead: Annotated[int | None, typer.Option(help="Tasks held in memory at most; 200000.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Tasks in flight at most; 100000.")] = None,
-    horizon: Annotated[str | None, typer.Option(help="How early tasks are read; 3s.")] = None,
+    horizon: Annotated[str | None, typer.Option(help="How early tasks are read; 5s.")] = None,
     node_id: Annotated[str | None, typer.Option(help="Name of this node; default a generated one.")] = None,
     shutdown_timeout: Annotated[str | None, typer.Option(help="For tasks in flight at a stop; 25s.")] = None,
     dedupe_window: Annotated[str | None, typer.Option(help="How long a finished id is known; 1h.")] = None,

@@ -3,6 +3,7 @@
 import ast
 import json
 import operator
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ from .schedule import Definition
 from .schedule_input import define
 
 _CRONTAB_FIELDS: Final = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+_LONG_NAME: Final = re.compile(r"[A-Za-z]{4,}")
+_DAYS: Final = re.compile(r"(\*|([0-9]{1,2})(?:-([0-9]{1,2}))?)(?:/([1-9][0-9]?))?")
 _ARITHMETIC: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
@@ -49,15 +52,24 @@ def _assigned(text: str, wanted: str) -> Any:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise InvalidInput(f"neither JSON nor Python: {error}") from None
-    found = None
-    for node in ast.walk(tree):
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        names = [one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in targets]
-        if any(name.lower().endswith(wanted) for name in names):
-            found = _value(node.value) if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value else found
+    found: Any = None
+    in_order = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
+    for node in in_order:
+        if isinstance(node, ast.Call) and _name_of(node.func) == "update":
+            said = [one.value for one in node.keywords if one.arg is not None and one.arg.lower().endswith(wanted)]
+            found = _value(said[-1]) if said else found  # app.conf.update(beat_schedule={…})
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if _name_of(target).lower().endswith(wanted):
+                found = _value(node.value)
+            elif isinstance(target, ast.Subscript) and _name_of(target.value).lower().endswith(wanted):
+                found = {**(found or {}), _value(target.slice): _value(node.value)}  # beat_schedule["one more"] = {…}
     return found
+
+
+def _name_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _value(node: ast.expr) -> Any:
@@ -72,7 +84,7 @@ def _value(node: ast.expr) -> Any:
         if _is_number(left) and _is_number(right) and not (isinstance(node.op, ast.Div) and right == 0):
             return _ARITHMETIC[type(node.op)](left, right)  # 60 * 5
     if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = _name_of(node.func)
         said = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg}
         return {"__type__": name, "args": [_value(one) for one in node.args], **said}
     try:
@@ -115,7 +127,7 @@ def _celery_times(schedule: Any, zone: str) -> dict[str, Any]:
             raise InvalidInput(f"the interval {every!r} is not a number of seconds")
         return {"every": f"{round(seconds * 1000)}ms"}
     if kind == "crontab":
-        return {"cron": _crontab_line(schedule), "timezone": schedule.get("timezone") or zone}
+        return {**_crontab_fields(schedule), "timezone": schedule.get("timezone") or zone}
     raise InvalidInput(f"the schedule {schedule!r} is of a kind that is not known here (solar times are not)")
 
 
@@ -129,11 +141,30 @@ def _timedelta_s(said: Mapping[str, Any]) -> float:
     return float(sum(units[unit] * value for unit, value in given.items()))
 
 
-def _crontab_line(said: Mapping[str, Any]) -> str:
+def _crontab_fields(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Celery wants both day fields to fit, a cron line either: the other days of the month are then excluded."""
     given = dict(zip(_CRONTAB_FIELDS, said.get("args") or [], strict=False))
     given |= {field: said[field] for field in _CRONTAB_FIELDS if said.get(field) is not None}
     values = [given.get(field, "*") for field in _CRONTAB_FIELDS]
-    return " ".join(",".join(map(str, one)) if isinstance(one, list) else str(one).replace(" ", "") for one in values)
+    fields = [",".join(map(str, one)) if isinstance(one, list) else str(one).replace(" ", "") for one in values]
+    minute, hour, day, month, weekday = (_LONG_NAME.sub(lambda name: name[0][:3], field) for field in fields)
+    if day == "*" or weekday == "*":
+        return {"cron": f"{minute} {hour} {day} {month} {weekday}"}
+    others = sorted(set(range(1, 32)) - _days(day))
+    line = f"{minute} {hour} * {month} {weekday}"
+    return {"cron": line, "exclude": [f"* * {','.join(map(str, others))} * *"]} if others else {"cron": line}
+
+
+def _days(text: str) -> set[int]:
+    """The days of a month that a field of Celery's names: 1-7, */2, 1-31/5, lists of these."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _DAYS.fullmatch(part)
+        if match is None:
+            raise InvalidInput(f"the day of month {part!r} is not understood; write 1-7, */2 or 1,15")
+        first, last = (1, 31) if match[1] == "*" else (int(match[2]), int(match[3] or match[2]))
+        found |= set(range(first, last + 1, int(match[4] or 1)))
+    return found
 
 
 def _is_number(value: object) -> bool:

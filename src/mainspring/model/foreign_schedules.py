@@ -107,6 +107,8 @@ def to_toml(found: Imported) -> str:
     for definition in found.definitions:
         lines += ["", f"[schedules.{_toml(definition.name)}]"]
         lines.append(f"cron = {_toml(list(definition.specs))}")
+        if definition.exclude:
+            lines.append(f"exclude = {_toml(list(definition.exclude))}")
         lines.append(f"timezone = {_toml(definition.zone)}")  # always: settings may name another where it is missing
         lines.append(f"target = {_toml(definition.target)}")
         if definition.payload != b"null":

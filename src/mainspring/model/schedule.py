@@ -2,6 +2,7 @@
 
 import re
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -11,7 +12,7 @@ from .errors import InvalidInput
 from .ids import check_name
 from .jitter import jitter_ms, spread_ms
 from .limits import HORIZON_MS
-from .occurrence import check_schedule_name
+from .occurrence import check_schedule_name, instant_text
 from .retry import RetryPolicy
 from .slots import Slots, slots_of
 from .targets import check_target
@@ -94,11 +95,20 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     note: str = ""
     source: str = ""
     """Who looks after it: a file that is applied again and again may remove only what is its own."""
+    declared: str = ""
+    """Stands for what a program said of it when it wrote it; edits leave it alone."""
     generation: int = 1
     by: str = ""
     at_ms: int = 0
     """When this revision was written."""
     tz_version: str = ""
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """When it runs, for people: the specs, or its one time where start and end leave no other."""
+        if self.start_ms is None or self.start_ms != self.end_ms:
+            return self.specs
+        return (f"once at {instant_text(self.start_ms)}",)
 
     @property
     def overlap_rule(self) -> Rule:
@@ -182,7 +192,12 @@ def shortest_interval_ms(definition: Definition, now_ms: int) -> int | None:
     return min((later - earlier for earlier, later in pairwise(runs)), default=None)
 
 
-BOOKKEEPING: Final = frozenset({"generation", "by", "at_ms", "tz_version", "note", "source", "anchor_ms"})
+def is_over(definition: Definition, now_ms: int) -> bool:
+    """Nothing of it is left to run, for its end has passed: no mistake, only old."""
+    return definition.end_ms is not None and definition.end_ms <= now_ms
+
+
+BOOKKEEPING: Final = frozenset({"generation", "by", "at_ms", "tz_version", "note", "source", "anchor_ms", "declared"})
 """What changes without the schedule being another one."""
 
 
@@ -200,6 +215,13 @@ def changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def digest_of(definition: Definition) -> str:
+    """The same for definitions that run the same at the same times; a pause is not looked at."""
+    told = [getattr(definition, field) for field in _MEANT]
+    return blake2b(_encode(told), digest_size=8).hexdigest()
+
+
+_MEANT: Final = tuple(sorted(set(Definition.__struct_fields__) - BOOKKEEPING - {"paused"}))
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Definition).decode
 

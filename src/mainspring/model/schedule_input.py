@@ -1,6 +1,8 @@
 """Schedules as people write them: from arguments, from tables of a file, and what an edit changes."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
 from typing import Any, Final, TypedDict, get_type_hints
 
 import msgspec
@@ -12,6 +14,7 @@ from .retry_text import retry_line
 from .schedule import Definition
 from .slots import AFTER_END, read_spec
 from .times import Delay, When, delay_ms, instant_ms
+from .zone import zone
 
 _to_json: Final = msgspec.json.Encoder().encode
 
@@ -55,7 +58,9 @@ def read_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidInput(f"schedule {name!r}: unknown {', '.join(sorted(unknown))}{_near(unknown)}")
     found: dict[str, Any] = {}
     for field, value in fields.items():
-        if field in _READERS:
+        if field in ("start", "end"):
+            found[f"{field}_ms"] = None if value is None else local_ms(value, fields.get("timezone"), field)
+        elif field in _READERS:
             ours, read = _READERS[field]
             found[ours] = read(name, field, value)
     if any(field in fields for field in _TIMES):
@@ -126,8 +131,16 @@ def _span_or_zero(_name: str, field: str, value: Delay | None) -> int:
     return 0 if value is None else delay_ms(value, field=field)
 
 
-def _instant(_name: str, field: str, value: When | None) -> int | None:
-    return None if value is None else instant_ms(value, field=field)
+def local_ms(when: When | date, zone_name: str | None, field: str) -> int:
+    """An instant. One without an offset is of the clocks in the schedule's zone, where that is known."""
+    if isinstance(when, str):
+        with contextlib.suppress(ValueError):
+            when = datetime.fromisoformat(when.strip())
+    elif isinstance(when, date) and not isinstance(when, datetime):
+        when = datetime(when.year, when.month, when.day)  # noqa: DTZ001  # a day in a TOML file
+    if isinstance(when, datetime) and when.tzinfo is None and isinstance(zone_name, str):
+        when = when.replace(tzinfo=zone(zone_name).info)
+    return instant_ms(when, field=field)
 
 
 def _exclude(name: str, field: str, value: Any) -> tuple[str, ...]:
@@ -161,8 +174,6 @@ _READERS: Final[dict[str, tuple[str, Callable[[str, str, Any], Any]]]] = {
     "grace": ("grace_ms", _span_or_zero),
     "jitter": ("jitter_ms", _span_or_zero),
     "spread": ("spread_ms", _span_or_zero),
-    "start": ("start_ms", _instant),
-    "end": ("end_ms", _instant),
     "exclude": ("exclude", _exclude),
     "retry": ("retry", _retry),
 }

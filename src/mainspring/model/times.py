@@ -69,7 +69,10 @@ def instant_ms(when: When, *, field: str = "at") -> int:
         return when
     if isinstance(when, datetime):
         if when.utcoffset() is None:
-            raise InvalidInput(f"{field} is a naive datetime ({when.isoformat()}); add a time zone, e.g. tzinfo=UTC")
+            raise InvalidInput(
+                f"{field} is a naive datetime, without a zone ({when.isoformat()}); add an offset such as Z or +01:00,"
+                " in Python e.g. tzinfo=UTC"
+            )
         return math.ceil((when - _EPOCH) / timedelta(milliseconds=1))
     if isinstance(when, float):
         if not math.isfinite(when):
