@@ -300,6 +300,10 @@ async def test_a_bound_key_cannot_take_an_id_that_is_somebody_elses(bound: Api, 
 async def test_a_bound_key_cannot_take_such_an_id_by_ticks_or_lines_either(bound: Api) -> None:
     tick = await bound.post("/ticks?replace=true", {"item": "theirs", "at": LATER - 1})
     assert (tick.status, tick.problem) == (409, "conflict")
+    await bound.client.put("null:", 1, at=LATER + 5, id=f"x@{LATER}")
+    for path in ("/ticks", "/ticks?replace=false"):
+        tick = await bound.post(path, {"item": "x", "at": LATER})
+        assert (tick.status, tick.problem) == (409, "conflict"), path
     lines = [{"target": "log:", "at": LATER - 1, "id": name} for name in ("theirs", "mine", "new")]
     assert (await bound.batch(lines, "?on_conflict=replace")).status == 403
     told = (await bound.batch(lines)).lines

@@ -104,6 +104,8 @@ async def test_the_rule_for_known_ids_holds_for_all_lines(api: Api) -> None:
     moved = await api.batch([line(100, id="o1"), line(100, id="o9")], "?on_conflict=replace")
     assert [one["outcome"] for one in moved.lines[:-1]] == ["replaced", "created"]
     refused = await api.batch([line(0, id="o1"), line(0, id="new"), line(0, id="new")], "?on_conflict=reject")
+    summary = refused.lines[-1]["summary"]
+    assert (summary["lines"], summary["created"], summary["failed"]) == (3, 1, 2)
     assert [one.get("outcome") for one in refused.lines[:-1]] == [None, "created", None]
     assert refused.lines[0]["error"]["type"].endswith(":conflict")
 

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from mainspring.api.protocol import MAX_HEAD_BYTES, MAX_HEADERS, sweep
+from mainspring.api.protocol import MAX_AHEAD, MAX_HEAD_BYTES, MAX_HEADERS, sweep
 from mainspring.config import Config
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server, standalone
@@ -112,6 +112,7 @@ CORPUS: dict[str, bytes] = {
     "many headers": (
         b"GET /livez HTTP/1.1\r\n" + b"".join(b"x%d: 1\r\n" % n for n in range(MAX_HEADERS + 1)) + b"\r\n"
     ),
+    "one large header in one packet": b"GET /livez HTTP/1.1\r\nx: " + b"y" * (MAX_HEAD_BYTES + 10) + b"\r\n\r\n",
     "one large header": b"GET /livez HTTP/1.1\r\nx: " + b"y" * (MAX_HEAD_BYTES * 8) + b"\r\n\r\n",
     "a websocket": (
         b"GET /v1/tasks HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
@@ -209,6 +210,59 @@ async def test_requests_in_one_packet_are_answered_in_order(api: Api) -> None:
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"202", b"404", b"200"]
 
 
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/ticks", b"/ticks?replace=false"])
+@pytest.mark.parametrize("apart", [False, True])
+async def test_an_offer_of_another_protocol_is_declined_and_the_body_is_a_body(
+    api: Api, path: bytes, apart: bool
+) -> None:
+    """curl --http2 and Java's client make it with every first request."""
+    head, _, body = post(path=path, more=OFFER).partition(b"\r\n\r\n")
+    async with Wire(api) as wire:
+        await wire.send(head + b"\r\n\r\n" + (b"" if apart else body))
+        if apart:
+            await asyncio.sleep(0.05)
+            await wire.send(body)
+        assert (await wire.head()).startswith(b"HTTP/1.1 202 ")
+        await wire.reader.readuntil(b"}")
+        await wire.send(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        assert (await wire.rest()).startswith(b"HTTP/1.1 200 ")
+    smuggled = b"GET /healthy HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    async with Wire(api) as wire:
+        await wire.send(post(smuggled, more=OFFER + b"x: y\r\n"))
+        answer = await wire.head()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_requests_without_end_before_the_first_answer_are_refused(api: Api) -> None:
+    one = b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    async with Wire(api) as wire:
+        await wire.send(one * 5_000)
+        answer = await wire.rest()
+    assert b"HTTP/1.1 429 " in answer
+    assert answer.count(b"HTTP/1.1 200 ") <= 2 * MAX_AHEAD
+    async with Wire(api) as wire:
+        await wire.send(one * 100 + one.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        assert (await wire.rest()).count(b"HTTP/1.1 200 ") == 101
+
+
+async def test_who_hangs_up_on_many_requests_leaves_no_trace_in_the_log(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(10):
+        async with Wire(api) as wire:
+            await wire.send(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20 + post() * 5)
+            wire.writer.transport.abort()
+    for _ in range(100):
+        if not api.face.connections:
+            break
+        await asyncio.sleep(0.05)
+    assert (await api.get("/livez")).status == 200
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_a_client_that_waits_for_leave_to_send_gets_it(api: Api) -> None:
     async with Wire(api) as wire:
         head, _, body = post(more=b"expect: 100-continue\r\n").partition(b"\r\n\r\n")
@@ -229,8 +283,18 @@ async def test_a_client_that_waits_for_leave_to_send_gets_it(api: Api) -> None:
         (b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: ", b"408"),
         (post()[:-5], b"408"),
         (post(b" " * 100, b"/v1/tasks:batch")[:-50], b"408"),
+        (b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" + post()[:-5], b"200"),
+        (b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" + post()[:30], b"200"),
     ],
-    ids=["silent", "half a line", "half a head", "half a body", "half a batch"],
+    ids=[
+        "silent",
+        "half a line",
+        "half a head",
+        "half a body",
+        "half a batch",
+        "half behind a whole",
+        "less behind one",
+    ],
 )
 async def test_a_client_that_does_not_finish_is_cut(api: Api, begin: bytes, status: bytes) -> None:
     async with Wire(api) as wire:

@@ -213,15 +213,16 @@ def test_a_schedule_that_is_over_does_not_hold_up_the_rest_of_its_file(
 
 
 def test_a_file_says_whose_its_schedules_are(server: Server, client: SyncClient, tmp_path: Path) -> None:
-    for team in ("a", "b"):
-        (tmp_path / team).mkdir()
-        file = tmp_path / team / "schedules.toml"
+    files = [tmp_path / team / "schedules.toml" for team in ("a", "b")]
+    for file in files:
+        team = file.parent.name
+        file.parent.mkdir()
         file.write_text(f"source = '{team}'\n[schedules.{team}]\nevery = '1h'\ntarget = 'log:'\n", encoding="utf-8")
         assert call(server, "apply", "-f", str(file), "--prune").exit_code == 0
     found = {one.name: one.definition.source for one in client.schedules.list().schedules}
     assert found == {"a": "a", "b": "b"}
-    file.write_text("source = 1\n", encoding="utf-8")
-    assert "source is 1; give a name" in str(call(server, "apply", "-f", str(file)).exception)
+    files[0].write_text("source = 1\n", encoding="utf-8")
+    assert "source is 1; give a name" in str(call(server, "apply", "-f", str(files[0])).exception)
 
 
 def test_times_without_an_offset_are_of_the_schedules_zone(server: Server, client: SyncClient, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ class _Batch:
 
     def _tell(self, portion: Portion, handles: Sequence[Found]) -> None:
         summary, rejects = self._summary, self._query.on_conflict == "reject"
-        wrong = portion.wrong
+        wrong = dict(portion.wrong)  # those of the portion are counted with it
         told: list[LineAnswer] = []
         counts = {"created": 0, "kept": 0, "replaced": 0}
         for number, found in zip(portion.numbers, handles, strict=True):

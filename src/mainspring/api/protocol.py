@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
+import httptools
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from .problems import Problem
@@ -15,9 +17,12 @@ from .shortcut import PATH, Posted, Shortcut
 
 MAX_HEAD_BYTES: Final = 32 * 1024
 MAX_HEADERS: Final = 100
+_OFFER: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
 _CONTINUE: Final = b"HTTP/1.1 100"
 SLOWEST_BYTES_A_SECOND: Final = 16 * 1024
 """A body may take the timeout and, for each byte, as long as this rate."""
+MAX_AHEAD: Final = 128
+"""Requests that may come on a connection before the first of them is answered."""
 LINGER_S: Final = 2.0
 """So long a client may go on sending what nobody wants any more."""
 
@@ -33,6 +38,8 @@ class _Corked:
         self._head: bytes | None = b""
 
     def write(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return  # the client has gone, and nobody hears it
         if self._head:
             self._transport.write(self._head + data)
             self._head = None
@@ -42,7 +49,7 @@ class _Corked:
             self._head = data
 
     def close(self) -> None:
-        if self._head:
+        if self._head and not self._transport.is_closing():
             self._transport.write(self._head)
             self._head = None
         self._connection.close_gently()
@@ -70,6 +77,10 @@ class Connection(HttpToolsProtocol):
         """The answer is sent, and what still comes is not read."""
         self._posted: Posted | None = None
         """A tick on the short way that is not complete yet."""
+        self._running: RequestResponseCycle | Posted | None = None
+        """What is being answered; uvicorn knows only the last that came."""
+        self._replays = False
+        """The parser is told a head that was heard before."""
         self._rests_since_s: float | None = None
         """Since when it is kept open between two requests."""
 
@@ -87,21 +98,63 @@ class Connection(HttpToolsProtocol):
             self._received = 0
             self._rests_since_s = None
         self._received += len(data)
-        super().data_received(data)
+        self._feed(data)
         if self._in_head and self._waits_since_s is not None:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(Problem("headers", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
 
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """The parser stops behind the head of a request that offers another protocol, and would take its body for that.
+        We go on in this one, with a parser that does not hear of the offer."""
+        headers = [(name, value) for name, value in self.headers if name not in _OFFER]
+        head = b"".join(b"%b: %b\r\n" % header for header in headers)
+        line = b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)
+        self.parser = httptools.HttpRequestParser(self)
+        self._replays = True
+        self._feed(b"%b%b\r\n" % (line, head))
+        if rest:
+            self._feed(rest)
+
     def on_message_begin(self) -> None:
+        if self._replays:
+            return
         # What ASGI wants besides is made where it is wanted.
         self.url, self.headers, self.expect_100_continue = b"", [], False
         self._in_head, self._head_bytes = True, 0
+        self._rests_since_s = None
+        if self._waits_since_s is None:  # behind another one in the same packet
+            self._waits_since_s, self._received = self.loop.time(), 0
+
+    def on_url(self, url: bytes) -> None:
+        if not self._replays:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._replays:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._replays:
+            self._replays = False
+            return
         self._in_head = False
         if len(self.headers) > MAX_HEADERS:
             self._refuse(Problem("headers", f"there are more than {MAX_HEADERS} headers"))
+            return
+        if self._received > MAX_HEAD_BYTES and _size_of(self.headers) > MAX_HEAD_BYTES:
+            self._refuse(Problem("headers", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
+            return
+        if len(self.pipeline) >= MAX_AHEAD:
+            self._refuse(Problem("rate", f"{MAX_AHEAD} requests wait for their answers; read those first"))
             return
         if self.url == PATH and self._takes_shortcut():
             return
@@ -125,9 +178,23 @@ class Connection(HttpToolsProtocol):
         key = self.shortcut.key_of(headers)
         if key is None:
             return False
-        self._posted = Posted(self, self.shortcut, key, headers)
+        self._posted = self._running = Posted(self, self.shortcut, key, headers)
         self.cycle = self._posted  # type: ignore[assignment]  # what uvicorn asks of a cycle it has
         return True
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        super().connection_lost(exc)
+        self.pipeline.clear()  # nobody waits for these any more, and each holds this connection
+        self._running = self._posted = None
+        self.cycle = None  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         if self.transport.is_closing():
@@ -138,6 +205,8 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # only its head is complete; see _decline_upgrade
         self._waits_since_s = None
         if self.transport.is_closing() or self.cycle is None:
             return
@@ -152,10 +221,11 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        else:
+            return
+        self.flow.resume_reading()  # only now: each answer would let in another packet full of requests
+        if self._waits_since_s is None:
             self._rests_since_s = self.loop.time()
 
     def send_400_response(self, msg: str) -> None:
@@ -167,7 +237,7 @@ class Connection(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         if self._lingers or self.transport.is_closing():
             return
-        if cycle is not None and not cycle.more_body:
+        if cycle is not None and not cycle.more_body and not self.pipeline:
             self.transport.close()
             return
         self._lingers = True
@@ -217,6 +287,10 @@ class Connection(HttpToolsProtocol):
             self._refuse(Problem("timeout", f"the request was not there after {self.timeout_s:g} s"))
         else:
             self.transport.close()
+
+
+def _size_of(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 def limited(connections: int, timeout_limit_s: float, short_way: Shortcut) -> type[Connection]:

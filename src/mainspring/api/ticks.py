@@ -55,6 +55,8 @@ async def post_tick(call: Call) -> Answer:
     if replace and task.id is not None:
         await call.check_not_others(task.id)
     handle = await space.collector("replace" if replace else "keep").put(task)
+    if handle.outcome == "kept":
+        await call.check_not_others(handle.id)  # what a key may not see is not told as its own
     return accepted(handle)
 
 
