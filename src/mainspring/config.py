@@ -102,6 +102,8 @@ class Config:
     http_timeout_s: float = 15.0
     http_concurrency: int = 64
     """Requests to one host at one time."""
+    http_rate: Rate | None = None
+    """Requests a second of this node to one host, where its target says nothing."""
     http_result_ttl_s: float = 3600.0
     """How long the answers to successful webhooks are kept with their runs; 0 keeps none."""
     kafka_url: str | None = None

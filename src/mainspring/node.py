@@ -167,6 +167,8 @@ class Node:
                 in_flight=engine.deliveries.in_flight,
                 lag_ms=engine.lag_ms,
                 delivered=engine.deliveries.delivered,
+                catch_up="" if self.config.catch_up_rate is None else f"{self.config.catch_up_rate.per_s:g}/s",
+                catch_up_after_ms=round(self.config.catch_up_after_s * 1000),
             )
 
         return Membership(store, name, lease_s=self.config.lease_s, describe=describe, follow=engine.follow)
@@ -285,6 +287,7 @@ def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> M
             config.http_reach,
             room=config.concurrency,
             result_ttl_s=config.http_result_ttl_s,
+            rate=None if config.http_rate is None else config.http_rate.per_s,
         )
     )
     sinks: dict[str, Sink] = {**(others or {}), "log": LogSink(), "null": NullSink(), "http": http, "https": http}

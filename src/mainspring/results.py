@@ -76,39 +76,55 @@ class Results:
 
     async def find_result(self, id: str, *, lane: str | None = None) -> Result | None:
         """What `run_result` would give, without waiting: None while the task is not over."""
-        reference = self._reference(id, lane)
-        found = await read_result(self.store, reference)
-        return found if found is not None else await self._over(id, lane, reference)
+        return await self._over(id, lane, self._reference(id, lane))
 
     async def _wait(self, id: str, lane: str | None, reference: Reference) -> Result:
         pause_s, asked = FIRST_PAUSE_S, 0
-        while (found := await read_result(self.store, reference)) is None:
+        while True:
             asked += 1
-            if asked % LOOK_EVERY == 0 and (over := await self._over(id, lane, reference)) is not None:
+            look = asked % LOOK_EVERY == 0 or await read_result(self.store, reference) is not None
+            if look and (over := await self._over(id, lane, reference)) is not None:
                 return over
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
-        return found
 
     async def _over(self, id: str, lane: str | None, reference: Reference) -> Result | None:
-        """The end of a task that keeps no result; None while it is not over."""
+        """The end of a task; None while it is not over. What is kept of an earlier one of its id does not count."""
         info = await self.get(id, lane=lane)
         if info.state not in _OVER:
             return None
-        # Once more: it may have ended between the two questions.
-        if (found := await read_result(self.store, reference)) is not None:
-            return found
-        letter = await self.dead_get(id, lane=lane)
-        if letter is not None:
-            return Result("dead", reason=letter.reason, attempt=letter.attempts, response=letter.response)
+        # Only now: it may have ended between the two questions.
+        found = await read_result(self.store, reference)
+        letter = None if info.state == "done" else await self.dead_get(id, lane=lane)
+        if letter is not None and not _tells_more(found, letter):
+            return Result(
+                "dead", reason=letter.reason, attempt=letter.attempts, target=letter.target, due_ms=letter.due_ms,
+                response=letter.response,
+            )  # fmt: skip
         if info.state == "cancelled":
-            return Result("cancelled", reason="cancelled before it ran")
+            return found if _is_of(found, info, "cancelled") else Result("cancelled", reason="cancelled before it ran")
+        if _is_of(found, info, "done", "dead", "cancelled"):
+            return found
         if info.state == "unknown":
             raise NotFound(f"there is no task {id!r}")
         raise NotFound(
             f"task {id!r} is {info.state} and left no result: its handler or target keeps none (set result_ttl), or "
             "it is past"
         )
+
+
+def _tells_more(found: Result | None, letter: DeadLetter) -> bool:
+    """Whether it is of the same death, or of a later run."""
+    if found is None:
+        return False
+    return found.ended_ms >= letter.died_ms or (found.ending == "dead" and found.due_ms in (0, letter.due_ms))
+
+
+def _is_of(found: Result | None, info: TaskInfo, *endings: str) -> bool:
+    """Whether it is the end of this very task, as far as that is known."""
+    if found is None or found.ending not in endings:
+        return False
+    return not (found.due_ms and info.due_ms is not None and info.attempt == 1 and found.due_ms != info.due_ms)
 
 
 def _seconds(timeout: float | Delay | None) -> float | None:

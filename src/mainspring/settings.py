@@ -166,6 +166,7 @@ SETTINGS: Final = {
     "http_allow": Setting("http_allow", _list),
     "http_timeout": Setting("http_timeout_s", _seconds),
     "http_concurrency": Setting("http_concurrency", _whole),
+    "http_rate": Setting("http_rate", Rate.read),
     "http_result_ttl": Setting("http_result_ttl_s", _seconds),
     "targets": Setting("targets", read_targets),
     "commands": Setting("commands", read_commands),

@@ -12,7 +12,12 @@ from mainspring.api.routes import Route
 from mainspring.client import Client
 from mainspring.config import Config
 from mainspring.model.access import RIGHTS, Right, Role, new_token
+from mainspring.model.ids import idh_of
+from mainspring.model.outcome import Response
+from mainspring.model.result import Result
 from mainspring.store.access import list_keys, revoke_key
+from mainspring.store.keys import partition_of
+from mainspring.store.results import KeptResult, keep_results
 from mainspring.testing.servers import Server, standalone
 
 from .calling import LATER, Api, serving_api
@@ -310,6 +315,22 @@ async def test_a_bound_key_cannot_take_such_an_id_by_ticks_or_lines_either(bound
     assert (told[0]["error"]["status"], told[1]["outcome"], told[2]["outcome"]) == (409, "kept", "created")
     info = await bound.client.get("theirs")
     assert (info.target, info.due_ms) == ("null:", LATER)
+
+
+async def test_a_bound_key_finds_the_results_of_its_own_tasks_alone(bound: Api) -> None:
+    answer = Response(200, (), b"fine", 1)
+    for name, target in (("ours", "https://a.example/mine/x"), ("others", "https://a.example/other")):
+        result = Result("done", target=target, ended_ms=1, response=answer)
+        await bound.client.put("null:", at=1, id=name)
+        partition = partition_of(name, len(bound.client.store.keys))
+        kept = KeptResult(partition, idh_of(name), result.encode(), 60_000)
+        for _ in range(600):
+            if (await bound.client.get(name)).state in ("done", "finished"):
+                break
+            await asyncio.sleep(0.05)
+        await keep_results(bound.client.store, [kept])
+    assert (await bound.get("/v1/tasks/ours/result")).json["response"]["body"] == "fine"
+    assert (await bound.get("/v1/tasks/others/result")).problem == "not-found"
 
 
 async def test_a_bound_key_names_its_target_where_many_are_meant(bound: Api) -> None:

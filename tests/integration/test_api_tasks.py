@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from mainspring.client import Client
 from mainspring.config import Config
 from mainspring.model.errors import Unavailable
+from mainspring.model.rate import Rate
+from mainspring.model.task import Task
 from mainspring.store import answers
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server, standalone
@@ -373,3 +376,25 @@ async def test_a_task_that_a_worker_runs_is_not_called_cancelled(api: Api) -> No
         await asyncio.sleep(0.05)
     ended = await api.delete("/v1/tasks/runs")
     assert (ended.status, ended.json) == (202, {"id": "runs", "outcome": "cancelling"})
+
+
+async def test_explain_says_that_what_is_overdue_goes_out_little_by_little(server: Server) -> None:
+    async with Client(server.url, namespace="slowly", partitions=4) as client:
+        due_ms = client.store.clock.now_ms() + 100
+        await client.put_many(Task("null:", n, due_ms, id=f"late-{n}") for n in range(200))
+        for _ in range(600):
+            if client.store.clock.now_ms() > due_ms + 1_100:  # nobody is there to fire them
+                break
+            await asyncio.sleep(0.05)
+    config = Config(
+        redis_url=server.url, port=0, partitions=4, namespace="slowly", catch_up_rate=Rate(1.0), catch_up_after_s=1.0
+    )
+    codes: set[str] = set()
+    async with serving_api(config) as api:
+        for _ in range(600):
+            codes.add((await api.get("/v1/tasks/late-199/explain")).json["code"])
+            if "catch-up" in codes:
+                break
+            await asyncio.sleep(0.05)
+        assert "catch-up" in codes
+    server.call("FLUSHALL")

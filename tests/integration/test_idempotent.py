@@ -39,7 +39,7 @@ async def delivered_again(place: Place, handler: Handler) -> Any:
 async def test_a_coroutine_that_has_run_is_not_run_again_and_its_answer_stands(place: Place) -> None:
     calls: list[str] = []
 
-    @idempotent()
+    @idempotent
     async def charge(ctx: Context) -> dict[str, int]:
         calls.append(ctx.idempotency_key)
         return {"paid": len(calls)}

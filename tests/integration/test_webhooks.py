@@ -30,7 +30,7 @@ from mainspring.store.store import Store
 from mainspring.testing.ticker import Ticker
 
 from .conftest import Fleet, masters_of
-from .web_receiver import Answer, delivery, receiving
+from .web_receiver import Answer, Request, delivery, receiving
 
 Tickers = Callable[..., Awaitable[Ticker]]
 
@@ -125,6 +125,45 @@ async def test_the_answer_to_a_call_that_succeeded_is_kept_with_the_run(
     keys = store.keys.partitions[partition_of("order/42", len(store.keys))]
     [left_ms] = await store.run_one(keys.slot, [("PTTL", keys.result(idh_of("order/42")))])
     assert 3_500_000 < left_ms <= 3_600_000
+
+
+@pytest.mark.parametrize("status", [200, 302, 404, 503])
+async def test_bytes_that_are_no_text_in_an_answer_harm_neither_the_task_nor_its_neighbours(
+    tickers: Tickers, store: Store, sink: HttpSink, status: int
+) -> None:
+    ticker = await tickers(sinks={"http": sink})
+    strange = {"X-City": "caf\xe9", "Location": "/caf\xe9"}
+
+    def answer(request: Request) -> Answer:
+        return Answer(status, strange, b"\xe9") if request.body == b"7" else Answer(200)
+
+    with receiving(answer) as receiver:
+        due_ms = ticker.clock.now_ms() + 1_000
+        await ticker.client.put_many(Task(receiver.url, n, due_ms, id=f"t{n}", retry="2 base=1s") for n in range(30))
+        await ticker.advance(seconds=1)
+        assert ticker.engine.deliveries.in_flight == 0
+        states = [(await ticker.client.get(f"t{n}")).state for n in range(30)]
+        assert set(states[:7] + states[8:]) == {"done"}
+        assert states[7] == {200: "done", 404: "dead"}.get(status, "pending")
+        await ticker.advance(minutes=10)
+    assert len(receiver.requests) == 30 + (status in (302, 503))
+    result = await ticker.client.run_result("t7", timeout=5)
+    assert result.response is not None
+    assert dict(result.response.headers)["X-City"] == "caf?"
+    assert [letter.id for letter in await list_dead(store)] == ([] if status == 200 else ["t7"])
+
+
+async def test_the_result_of_an_earlier_task_is_not_that_of_a_later_one(tickers: Tickers, sink: HttpSink) -> None:
+    ticker = await tickers(sinks={"http": sink})
+    answers = iter([Answer(200, {}, b"first"), Answer(404, {}, b"second"), Answer(200, {}, b"third")])
+    with receiving(lambda _: next(answers)) as receiver:
+        for ending, body in (("done", b"first"), ("dead", b"second"), ("done", b"third")):
+            await ticker.client.put(receiver.url, 1, after="1h", id="a", on_conflict="replace")
+            assert await ticker.client.find_result("a") is None
+            await ticker.advance(hours=1)
+            result = await ticker.client.run_result("a", timeout=5)
+            assert (result.ending, result.response is not None and result.response.body) == (ending, body)
+            await ticker.advance(hours=2)  # the id may be used again
 
 
 async def test_a_dead_call_is_told_with_its_last_answer(tickers: Tickers, sink: HttpSink) -> None:

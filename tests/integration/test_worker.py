@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import logging
 import sys
 import threading
 import time
@@ -110,6 +111,60 @@ async def test_a_failing_handler_is_tried_again_and_ends_as_a_dead_letter_with_e
     await until(lambda: len(told) == 3)
     assert [one.outcome for one in told] == ["retry", "retry", "dead"]
     assert isinstance(told[0].exception, ValueError)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def test_texts_that_are_none_harm_neither_the_worker_nor_other_tasks(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "mainspring")  # who collects the tests' lines could not write them either
+
+    async def strange(how: str) -> str:
+        if how == "log":
+            current().log("bad \udce9")
+            return "done"
+        raise ValueError("bad \udce9") if how == "error" else Unspeakable
+
+    async def plain() -> int:
+        return 1
+
+    await place.worker(
+        Handler(strange, queue="q", retry=SOON, result_ttl="1m"), Handler(plain, queue="q", result_ttl="1m")
+    )
+    for n in range(3):
+        await place.client.put("queue:q/strange", {"how": ("log", "error", "unspeakable")[n]}, id=f"s{n}")
+        await place.client.put("queue:q/plain", id=f"p{n}")
+    assert [await place.client.result(f"p{n}", timeout=60) for n in range(3)] == [1, 1, 1]
+    logged = await place.client.run_result("s0", timeout=60)
+    assert (logged.ending, logged.log) == ("done", ("bad ?",))
+    reasons = [(await place.client.run_result(f"s{n}", timeout=60)).reason for n in (1, 2)]
+    assert "ValueError: bad ?" in reasons[0]
+    assert "Unspeakable, which cannot be put into words" in reasons[1]
+
+
+async def test_a_rule_by_exception_type_knows_a_timeout(place: Place) -> None:
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    policy = RetryPolicy.read({"retries": 5, "base": "1ms", "on": {"TimeoutError": "dead"}})
+    await place.worker(Handler(slow, queue="q", timeout="50ms", retry=policy, result_ttl="1m"))
+    await place.client.put("queue:q/slow", id="slow")
+    result = await place.client.run_result("slow", timeout=60)
+    assert (result.ending, result.attempt) == ("dead", 1)
+
+
+async def test_a_new_task_of_an_id_does_not_answer_with_the_result_of_the_old_one(place: Place) -> None:
+    async def echo(n: int) -> int:
+        return n
+
+    await place.worker(Handler(echo, queue="q", result_ttl="1m"))
+    for n in (1, 2, 3):
+        handle = await place.client.put("queue:q/echo", {"n": n}, id="same", on_conflict="replace", after="50ms")
+        assert await handle.result(timeout=60) == n
 
 
 async def test_retry_and_dead_can_be_raised_and_returned(place: Place) -> None:

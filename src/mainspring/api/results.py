@@ -37,6 +37,8 @@ class Ended(msgspec.Struct):
     reason: str
     attempt: int
     worker: str
+    target: str
+    due_ms: int
     started_ms: int
     ended_ms: int
     log: list[str]

@@ -10,7 +10,8 @@ from .call import Call, no_such
 from .routes import Route
 
 _TOLD: Final = frozenset({
-    "address", "ca_file", "concurrency", "gone_disables", "method", "rate", "response_bytes", "retry", "timeout", "url",
+    "address", "ca_file", "concurrency", "gone_disables", "method", "rate", "response_bytes", "result_ttl",
+    "retry", "timeout", "url", "lane_policy",
 })  # fmt: skip
 """Settings of a target that hold no secret; everything else is masked, whatever it may be."""
 

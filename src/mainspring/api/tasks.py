@@ -8,6 +8,7 @@ import msgspec
 
 from ..model.audit_views import of_task
 from ..model.choice import ListedState, QueueState
+from ..model.errors import NotFound
 from ..model.explain import Explanation
 from ..model.task import Count, Handle, OnConflict, Task, TaskInfo
 from ..store.durable import check_durability
@@ -156,11 +157,17 @@ async def explain_task(call: Call) -> Answer:
 
 
 async def result_of_task(call: Call) -> Answer:
-    if not call.may_reach_all:
-        await _known(call)
-    result = await call.client.find_result(call.params["id"], lane=call.query.lane)
+    task_id = call.params["id"]
+    try:
+        result = await call.client.find_result(task_id, lane=call.query.lane)
+    except NotFound:
+        if not call.may_reach_all:
+            await _known(call)  # of what goes elsewhere it is not even said that it is over
+        raise
     if result is None:
-        return answer(NotOver(call.params["id"], (await _known(call)).state), 202)
+        return answer(NotOver(task_id, (await _known(call)).state), 202)
+    if not call.may_reach_all:
+        call.check_seen(result.target or (await _known(call)).target, "task", task_id)
     return answer(result.as_dict())
 
 

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from mainspring.config import LogFormat
+from mainspring.model.texts import clean
 
 ABOUT: Final = ("task", "target", "schedule")
 """Given as `extra` of a line, these are fields of the JSON object."""
@@ -33,8 +34,8 @@ class HumanLines(logging.Formatter):
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()} "
         # What others said (the answer of a receiver) must not look like lines of ours.
-        text = f"{at} {level}{record.getMessage()}".replace("\n", "\\n").replace("\r", "\\r")
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        text = clean(f"{at} {level}{record.getMessage()}").replace("\n", "\\n").replace("\r", "\\r")
+        return f"{text}\n{clean(self.formatException(record.exc_info))}" if record.exc_info else text
 
 
 class JsonLines(logging.Formatter):
@@ -51,4 +52,4 @@ class JsonLines(logging.Formatter):
         fields |= {name: str(value) for name in ABOUT if (value := getattr(record, name, None)) is not None}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(fields).decode()
+        return msgspec.json.encode({name: clean(value) for name, value in fields.items()}).decode()

@@ -47,6 +47,7 @@ def serve(
     http_allow: Annotated[str | None, typer.Option(help="Networks and names webhooks may reach.")] = None,
     http_timeout: Annotated[str | None, typer.Option(help="For a webhook's answer; 15s.")] = None,
     http_concurrency: Annotated[int | None, typer.Option(help="Requests to one host at one time; 64.")] = None,
+    http_rate: Annotated[str | None, typer.Option(help="Webhooks to one host, 50/s; no bound.")] = None,
     http_result_ttl: Annotated[str | None, typer.Option(help="How long webhooks' answers are kept; 1h.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings; default ./mainspring.toml.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,

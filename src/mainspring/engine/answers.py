@@ -38,6 +38,8 @@ class Answers:
                     "done",
                     attempt=flight.attempt,
                     worker=self._node,
+                    target=flight.target,
+                    due_ms=flight.original_due_ms,
                     started_ms=now_ms - outcome.response.duration_ms,
                     ended_ms=now_ms,
                     response=outcome.response,

@@ -1,6 +1,7 @@
 """What is in flight: due tasks go to their sinks, and what these answer is noted for the next commit."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -11,6 +12,7 @@ from ..model.clock import Clock, steady_s
 from ..model.job import Cancelled
 from ..model.outcome import DONE, EXPIRED, Dead, Done, Outcome, Retry
 from ..model.queues import HANDED_OFF
+from ..model.texts import told
 from ..sinks.base import Sink
 from .answers import Answers
 from .flight import Flight
@@ -19,6 +21,8 @@ from .outcomes import Outcomes
 from .partition import Partition
 from .pauses import PauseWatch
 from .valves import Valves
+
+log = logging.getLogger("mainspring.engine")
 
 _LIVE: Final = attrgetter("live")
 _TARGET: Final = attrgetter("body.target")
@@ -145,7 +149,7 @@ class Deliveries:
             self._settle(group, task.result(), began_ms, done)
             return
         self._valves.landed(group[0].body.target, len(group), 0, len(group))
-        reason = f"{type(error).__name__}: {error}" if error else "the sink did not give one outcome for each task"
+        reason = told(error) if error else "the sink did not give one outcome for each task"
         self._settle(group, [Retry(reason, error=error)] * len(group), began_ms)
 
     def _settle(self, group: list[Flight], outcomes: Sequence[Outcome], began_ms: int, done: int = 0) -> None:
@@ -200,8 +204,16 @@ class Deliveries:
                     # partition next delivers it again, in time. A retry placed by that clock could be an hour away.
                     self._lost(partition, "its lease ran out before a failed delivery was settled")
                     return
-                goes_on = self._outcomes.apply(partition, flight, outcome)
+                goes_on = self._apply(partition, flight, outcome)
         self._land(partition, flight, outcome, goes_on)
+
+    def _apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
+        try:
+            return self._outcomes.apply(partition, flight, outcome)
+        except (ValueError, TypeError) as error:
+            # What a sink said cannot be written. That is the end of this task, and must not be that of its neighbours.
+            log.exception("what became of task %s cannot be written", flight.id, extra={"task": flight.id})
+            return self._outcomes.apply(partition, flight, Dead(f"its outcome cannot be written: {told(error)}"))
 
     def settle_ended(self, flight: Flight, outcome: Outcome | Cancelled) -> None:
         """A worker has ended it, and has asked the retry policy: what it says is carried out."""

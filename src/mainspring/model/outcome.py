@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from .texts import clean
 from .times import Delay, delay_ms
 
 
@@ -75,6 +76,7 @@ class Retry(Exception):
     after: InitVar[Delay | None] = field(default=None, kw_only=True)
 
     def __post_init__(self, after: Delay | None) -> None:
+        self.reason = clean(self.reason)
         if after is not None:
             self.after_ms = delay_ms(after)
 
@@ -89,6 +91,9 @@ class Dead(Exception):
     reason: str
     response: Response | None = field(default=None, compare=False)
     error: BaseException | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.reason = clean(self.reason)
 
     def __str__(self) -> str:
         return self.reason

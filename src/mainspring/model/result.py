@@ -7,6 +7,7 @@ import msgspec
 from .errors import InvalidInput
 from .limits import MAX_PAYLOAD_BYTES
 from .outcome import Response, given_bytes, told_bytes
+from .texts import told
 
 Ending = Literal["done", "dead", "cancelled"]
 
@@ -47,6 +48,9 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     """Or the node that delivered it."""
     started_ms: int = 0
     ended_ms: int = 0
+    target: str = ""
+    due_ms: int = 0
+    """When the task was due at first: another of the same id has another."""
     log: tuple[str, ...] = ()
     output: Output | None = None
     response: Response | None = None
@@ -57,7 +61,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
         try:
             data = _encode(self)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            return self._without(f"the handler's answer cannot be kept: {error}")
+            return self._without(f"the handler's answer cannot be kept: {told(error)}")
         if len(data) > MAX_RESULT_BYTES and self.value is not None:
             return self._without(f"the handler's answer is too large to be kept: {len(data)} bytes")
         return data
@@ -82,7 +86,11 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def _without(self, reason: str) -> bytes:
-        return _encode(msgspec.structs.replace(self, value=None, reason=reason))
+        rest = msgspec.structs.replace(self, value=None, reason=reason)
+        try:
+            return _encode(rest)
+        except ValueError:  # a text in it is none
+            return _encode(msgspec.structs.replace(rest, log=(), output=None, response=None))
 
 
 MAX_RESULT_BYTES: Final = 4 * MAX_PAYLOAD_BYTES

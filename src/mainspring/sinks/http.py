@@ -40,6 +40,8 @@ class HttpOptions:
     """Networks, addresses and names to be reached although they are not public."""
     room: int = 100_000
     """Tasks that may wait for their hosts, all together."""
+    rate: float | None = None
+    """Requests a second to one host; None is as fast as it answers."""
     result_ttl_s: float = 3600.0
     """How long the answers to successful calls are kept with their runs."""
 
@@ -80,7 +82,7 @@ class HttpSink:
         if caller is None or self._hosts is None:
             return [Retry(NEEDS)] * len(batch)
         send = self._noticing_gone(hook, caller.send) if hook.gone_disables else caller.send
-        limits = Limits(hook.concurrency or self._options.concurrency, hook.rate)
+        limits = Limits(hook.concurrency or self._options.concurrency, hook.rate or self._options.rate)
         url = hook.parsed
         return await self._hosts.carry((url.host, url.port, limits), limits, batch, send)
 

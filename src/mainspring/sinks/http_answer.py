@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Final
 
 from ..model.outcome import Dead, Done, Outcome, Response, Retry
+from ..model.texts import clean
 
 LONGEST_WAIT_MS: Final = 3_600_000
 """A target that asks for more patience than an hour is asked again after an hour."""
@@ -42,7 +43,12 @@ def header(response: Response, name: str) -> str | None:
 
 def kept_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """As many and as long as is reasonable: a target must not fill our memory."""
-    return tuple([(name[:MAX_HEADER_CHARS], value[:MAX_HEADER_CHARS]) for name, value in islice(headers, MAX_HEADERS)])
+    return tuple(
+        [
+            (clean(name[:MAX_HEADER_CHARS]), clean(value[:MAX_HEADER_CHARS]))
+            for name, value in islice(headers, MAX_HEADERS)
+        ]
+    )
 
 
 def retry_after_ms(value: str | None, now_s: float) -> int | None:

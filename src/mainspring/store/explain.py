@@ -14,7 +14,7 @@ from .dead import Kept, find_letter
 from .find import Finder, Located, Reference
 from .holds import record_of
 from .lane_head import Head, head_before
-from .members import Holding, View, look
+from .members import About, Holding, View, look
 from .pauses import read_pauses
 from .query import Found, look_at
 from .schedules import run_before
@@ -59,8 +59,12 @@ class Facts(NamedTuple):
 
     @property
     def lag_ms(self) -> int | None:
+        return None if self.about_owner is None else self.about_owner.lag_ms
+
+    @property
+    def about_owner(self) -> About | None:
         member = self.view.members.get(self.owner or "")
-        return None if member is None else member.about.lag_ms
+        return None if member is None else member.about
 
 
 Reason = Callable[[Facts], tuple[Code, str] | None]
@@ -211,6 +215,10 @@ def _overdue(facts: Facts) -> tuple[Code, str]:
     late = span(facts.late_ms)
     if facts.late_ms < PROMPT_MS:
         return "due", f"It has been due for {late}; node {facts.owner} is about to fire it."
+    about = facts.about_owner
+    if about is not None and about.catch_up and facts.late_ms > about.catch_up_after_ms:
+        rate = f"node {facts.owner} lets what is overdue out at {about.catch_up}"
+        return "catch-up", f"It has been due for {late}, and {rate}: it waits for its turn."
     lag = "" if facts.lag_ms is None else f" (it says that it is {span(facts.lag_ms)} behind)"
     return "owner-behind", f"It has been due for {late}, and node {facts.owner} has not come to it yet{lag}."
 

@@ -32,6 +32,10 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     lag_ms: int = 0
     """How long the earliest task that waits is overdue."""
     delivered: int = 0
+    catch_up: str = ""
+    """How fast it lets overdue tasks out, where that is bounded: `8/s`."""
+    catch_up_after_ms: int = 0
+    """Overdue by more than this they wait for it."""
 
 
 class Member(NamedTuple):

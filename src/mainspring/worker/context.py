@@ -8,6 +8,7 @@ from typing import Any, Final
 from ..model.errors import MainspringError
 from ..model.ids import idempotency_key
 from ..model.job import Job
+from ..model.texts import clean
 from .memory import Memory
 
 log = logging.getLogger("mainspring.handler")
@@ -85,7 +86,7 @@ class Context:
 
     def log(self, message: str, *args: Any) -> None:
         """Write a line to the log, and keep it with the end of this run (the first 200 of them)."""
-        text = message % args if args else message
+        text = clean(message % args if args else message)
         log.info("%s: %s", self._job.id, text, extra={"task": self._job.id})
         if self._lines is None:
             self._lines = []

@@ -116,6 +116,8 @@ class Ends:
             reason,
             attempt=run.job.body.attempt,
             worker=self._worker,
+            target=run.job.body.target,
+            due_ms=run.job.original_due_ms,
             started_ms=ended_ms - (round((time.monotonic() - run.started) * 1000) if run.started else 0),
             ended_ms=ended_ms,
             log=run.context.lines,

@@ -15,7 +15,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from ..model.errors import InvalidInput, StoreError
 from ..model.outcome import Dead, Retry
@@ -30,9 +30,18 @@ Unsure = Literal["run", "dead"]
 log = logging.getLogger("mainspring.worker")
 
 
-def idempotent(*, keep: Delay = "7d", unsure: Unsure = "run") -> Callable[[Callable[P, R]], Callable[P, R]]:
+@overload
+def idempotent(function: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
+def idempotent(*, keep: Delay = "7d", unsure: Unsure = "run") -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def idempotent(function: Callable[..., Any] | None = None, /, *, keep: Delay = "7d", unsure: Unsure = "run") -> Any:
     """Run the handler once for each idempotency key; under `@scheduler.handler(…)`, above the function.
 
+    With settings or without: `@idempotent(keep="1d")`, `@idempotent`.
     Called outside of a worker the function is just called. Answers are kept as msgpack: dataclasses come back as dicts.
     """
     keep_ms = delay_ms(keep, field="keep")
@@ -45,7 +54,7 @@ def idempotent(*, keep: Delay = "7d", unsure: Unsure = "run") -> Callable[[Calla
             return cast("Callable[P, R]", once.in_loop(function))
         return once.in_thread(function)
 
-    return wrap
+    return wrap if function is None else wrap(function)
 
 
 class _Once:

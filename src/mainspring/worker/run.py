@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from ..model.job import Job
 from ..model.outcome import DONE, Dead, Done, Outcome, Retry
 from ..model.result import Output
+from ..model.texts import told
 from .arguments import WrongArguments
 from .context import Context
 from .memory import Memory
@@ -91,11 +92,12 @@ class Run:
         elif isinstance(error, WrongArguments):
             self.outcome = Dead(str(error))
         else:
-            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            self.outcome = Retry(reason, error=error)
+            self.outcome = Retry(told(error), error=error)
 
     def late(self) -> Retry | Dead:
         """The outcome of a run that was stopped."""
         why = self.stopped or "timeout"
         reason = _REASONS.get(why, why).format(self.timeout_s or 0)
-        return Dead(reason) if why == "expired" else Retry(reason)
+        if why == "expired":
+            return Dead(reason)
+        return Retry(reason, error=TimeoutError(reason) if why == "timeout" else None)

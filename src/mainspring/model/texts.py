@@ -1,0 +1,16 @@
+"""Texts that others wrote, made fit to be kept."""
+
+
+def clean(text: str) -> str:
+    """Without lone surrogates: what came as bytes that are no UTF-8 cannot be written as UTF-8 again."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def told(error: BaseException) -> str:
+    """An exception in one line, whatever its own text does."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # it is somebody else's code, and this is how we tell of its errors
+        return f"{name}, which cannot be put into words"
+    return clean(f"{name}: {text}" if text else name)

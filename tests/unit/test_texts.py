@@ -1,0 +1,31 @@
+"""Texts of others are made fit to be kept."""
+
+from mainspring.model.outcome import Dead, Retry
+from mainspring.model.result import Result, decode_result
+from mainspring.model.texts import clean, told
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_lone_surrogates_are_replaced_and_nothing_else() -> None:
+    assert clean("caf\udce9 é \ud800") == "caf? é ?"
+    assert clean("plain") == "plain"
+
+
+def test_reasons_of_outcomes_can_be_written_whatever_they_say() -> None:
+    assert (Retry("a\udce9").reason, Dead("b\udce9").reason) == ("a?", "b?")
+
+
+def test_an_exception_is_told_even_if_it_cannot_tell_itself() -> None:
+    assert told(ValueError("bad \udce9")) == "ValueError: bad ?"
+    assert told(KeyError()) == "KeyError"
+    assert told(Unspeakable()) == "Unspeakable, which cannot be put into words"
+
+
+def test_a_result_is_kept_without_what_cannot_be_written() -> None:
+    kept = decode_result(Result("done", value="x\udce9", log=("y\udce9",)).encode())
+    assert (kept.ending, kept.value, kept.log) == ("done", None, ())
+    assert "cannot be kept" in kept.reason
