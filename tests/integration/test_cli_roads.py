@@ -350,6 +350,8 @@ async def test_every_change_of_a_command_is_in_the_trail(say: Say) -> None:
         ("pause.remove", "target kafka:a"), ("schedule.add", "s"), ("schedule.edit", "s"), ("schedule.remove", "s"),
     ]  # fmt: skip
     assert all(one["who"] and one["from"] for one in changes)
+    assert changes[0]["after"]["due_ms"] - changes[0]["before"]["due_ms"] > 3_000_000
     assert changes[1]["before"]["state"] == "pending"
+    assert (changes[3]["before"]["reason"], changes[3]["after"]) == ("why", {"state": "resumed"})
     assert (changes[5]["before"]["specs"], changes[5]["after"]["specs"]) == (["@every 1h"], ["@every 2h"])
     assert "canary" not in json.dumps(changes)

@@ -237,8 +237,17 @@ def test_times_without_an_offset_are_of_the_schedules_zone(server: Server, clien
     assert result.exit_code == 0
 
 
+def test_lint_counts_the_timeouts_and_retries_that_nobody_has_set(server: Server, client: SyncClient) -> None:
+    client.schedules.add("hook", every="10s", target="https://example.com/", retry="2 base=200ms")
+    assert "may take 30.2 s" in call(server, "lint", "hook").stdout
+    client.schedules.add("plain", every="10s", target="https://example.com/")
+    assert "[too-long]" in call(server, "lint", "plain").stdout
+    client.schedules.add("hourly", every="1h", target="https://example.com/")
+    assert call(server, "lint", "hourly").exit_code == 0
+
+
 def test_lint_knows_the_retries_of_named_targets(server: Server, client: SyncClient, tmp_path: Path) -> None:
-    client.schedules.add("job", every="10s", target="target:orders")
+    client.schedules.add("job", every="60s", target="target:orders")
     assert call(server, "lint").exit_code == 0
     settings = tmp_path / "mainspring.toml"
     settings.write_text('[targets.orders]\nurl = "https://example.com/"\nretry = "5 base=10s"\n', encoding="utf-8")

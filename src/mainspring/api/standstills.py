@@ -4,6 +4,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from ..model.audit_views import of_pause
 from ..model.choice import pattern_fits
 from ..model.lane import LaneAnswer, LaneInfo
 from ..model.pause import Mode, Pause
@@ -160,9 +161,10 @@ async def remove_pause(call: Call) -> Answer:
     _check_scope(call, query)
     named = {name: value for name in ("target", "queue", "lane") if (value := getattr(query, name)) is not None}
     scope = "all" if query.all else " ".join(next(iter(named.items())))
+    before = next((one for one in await call.client.pauses() if one.scope.text == scope), None)
     if not await call.client.resume(**named):
         raise Problem("not-found", f"nothing is paused as {scope[:200]!r}")
-    await call.audit("pause.remove", scope, {"state": "paused"}, {"state": "resumed"})
+    await call.audit("pause.remove", scope, of_pause(before) or {"state": "paused"}, {"state": "resumed"})
     return answer(Resumed(scope, "resumed"))
 
 

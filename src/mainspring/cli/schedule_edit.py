@@ -82,7 +82,7 @@ def _show_with_warnings(
     loaded: Config, work: "Callable[[Client], Coroutine[Any, Any, ScheduleView]]", json: bool
 ) -> None:
     view = with_client(loaded, work)
-    shown.warn(view.definition, view.definition.at_ms, loaded.targets)
+    shown.warn(view.definition, view.definition.at_ms, loaded)
     _show(view, json)
 
 

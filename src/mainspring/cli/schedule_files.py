@@ -14,12 +14,12 @@ from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.foreign_celery import read_celery, read_redbeat
 from mainspring.model.foreign_schedules import Imported, read_crontab, to_toml
-from mainspring.model.named import Targets
 from mainspring.model.schedule import Definition
 from mainspring.schedule_file import Step, carry_out, plan, read_file
 
 if TYPE_CHECKING:
     from mainspring.client import Client
+    from mainspring.config import Config
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -42,7 +42,7 @@ def apply(
     async def work(client: "Client") -> list[Step]:
         return await _apply(client, wanted, whose, prune, dry_run)
 
-    _show_steps(with_client(loaded, work), loaded.targets, dry_run, json)
+    _show_steps(with_client(loaded, work), loaded, dry_run, json)
 
 
 async def _apply(client: "Client", wanted: list[Definition], source: str, prune: bool, dry_run: bool) -> list[Step]:
@@ -52,7 +52,7 @@ async def _apply(client: "Client", wanted: list[Definition], source: str, prune:
     return steps
 
 
-def _show_steps(steps: list[Step], targets: Targets, dry_run: bool, json: bool) -> None:
+def _show_steps(steps: list[Step], config: "Config", dry_run: bool, json: bool) -> None:
     if json:
         rows = [{"name": one.name, "action": one.action, "changes": dict(one.changes)} for one in steps]
         print_json({"steps": rows, "applied": not dry_run})
@@ -63,7 +63,7 @@ def _show_steps(steps: list[Step], targets: Targets, dry_run: bool, json: bool) 
             print("\n".join(step.lines()))
         if step.action in ("create", "change") and step.definition is not None:
             print("\n".join(f"  {line}" for line in shown.next_lines(step.definition, now_ms)))
-            shown.warn(step.definition, now_ms, targets)
+            shown.warn(step.definition, now_ms, config)
     same = sum(step.action in ("same", "over") for step in steps)
     print(f"{len(steps) - same} {'to change' if dry_run else 'changed'}, {same} as they were", file=sys.stderr)
 
@@ -97,7 +97,7 @@ def import_(
 
         wanted = [msgspec.structs.replace(one, source=whose) for one in found.definitions]
         steps = with_client(loaded, lambda client: _apply(client, wanted, whose, False, dry_run))
-        _show_steps(steps, loaded.targets, dry_run, json)
+        _show_steps(steps, loaded, dry_run, json)
     raise typer.Exit(1 if found.problems else 0)
 
 

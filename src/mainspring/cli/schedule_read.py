@@ -105,7 +105,7 @@ def lint(
         raise NotFound(f"there is no schedule {', '.join(map(repr, sorted(missing)))}")
     now_ms = time.time_ns() // 1_000_000
     in_order = sorted(definitions, key=lambda one: one.name)
-    found = {one.name: shown.findings_of(one, now_ms, loaded.targets) for one in in_order}
+    found = {one.name: shown.findings_of(one, now_ms, loaded, thorough=True) for one in in_order}
     if json:
         print_json({"findings": {name: msgspec.to_builtins(some) for name, some in found.items() if some}})
     else:

@@ -2,19 +2,22 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mainspring.cli.task import print_json
 from mainspring.model.chain import Run
 from mainspring.model.lint import Finding, lint
-from mainspring.model.named import Targets
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.schedule import Definition
 from mainspring.model.schedule_view import ScheduleView, span_text, told_changes, written
+from mainspring.model.webhook import Webhook
 from mainspring.model.worst_case import worst_case
 from mainspring.model.zone import zone
+
+if TYPE_CHECKING:
+    from mainspring.config import Config
 
 
 def at(definition: Definition, ms: int) -> str:
@@ -92,19 +95,31 @@ def _changed(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
     return [f"  {field}: {_plain(old)} -> {_plain(new)}" for field, (old, new) in changes.items()]
 
 
-def warn(definition: Definition, now_ms: int, targets: Targets) -> None:
+def warn(definition: Definition, now_ms: int, config: "Config") -> None:
     """What is probably not meant, on standard error."""
-    for finding in findings_of(definition, now_ms, targets):
+    for finding in findings_of(definition, now_ms, config):
         print(f"warning: {definition.name}: {finding.message} [{finding.code}]", file=sys.stderr)
 
 
-def findings_of(definition: Definition, now_ms: int, targets: Targets) -> list[Finding]:
-    """Of a run without retries of its own or of its named target its timeout is known: it may take so long at least."""
-    worst_ms = definition.timeout_ms
+def findings_of(definition: Definition, now_ms: int, config: "Config", *, thorough: bool = False) -> list[Finding]:
+    """A run takes as long as all its attempts, of a webhook each with its timeout.
+
+    Where neither schedule nor target says how often it is tried, the node's own policy counts only for who is
+    `thorough`: it is patient, and most who leave it know that their target answers.
+    """
     own = None if definition.retry is None else RetryPolicy.parse(definition.retry)
-    if (policy := own or targets.retries().get(definition.target)) is not None:
-        worst_ms = policy.worst_case_ms(definition.timeout_ms or 0)
+    policy = own or config.targets.retries().get(definition.target) or (config.retry if thorough else None)
+    timeout_ms = definition.timeout_ms or _webhook_ms(definition.target, config)
+    worst_ms = definition.timeout_ms if policy is None else policy.worst_case_ms(timeout_ms)
     return lint(definition.slots.recurrence, now_ms, worst_case_ms=worst_ms)
+
+
+def _webhook_ms(target: str, config: "Config") -> int:
+    """How long an attempt may take, where nobody else says so."""
+    spec = config.targets.get(target.partition(":")[2]) if target.startswith("target:") else None
+    if isinstance(spec, Webhook):
+        return round((spec.timeout_s or config.http_timeout_s) * 1000)
+    return round(config.http_timeout_s * 1000) if target.startswith(("http:", "https:")) else 0
 
 
 def show_changes(changes: Mapping[str, tuple[Any, Any]], json: bool) -> None:

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any, Final
 
 from mainspring.model.audit import Change
-from mainspring.model.audit_views import View, bare, changes, of_schedule, of_task
+from mainspring.model.audit_views import View, bare, changes, of_pause, of_schedule, of_task
 from mainspring.model.errors import StoreError
 from mainspring.model.pause import Scope
+from mainspring.model.task import Handle
 
 CHANGES: Final = {
     "cancel_many": "task.cancel",
@@ -76,11 +77,17 @@ class Witness:
             return of_task(await self._client.get(name, lane=options.get("lane")))
         if what.startswith("schedule."):
             return of_schedule(await self._client.get(name))
+        if what.startswith("pause."):
+            return of_pause(next((one for one in await self._client.pauses() if one.scope.text == name), None))
         return None
 
     async def _after(self, what: str, name: str, said: Any, options: Mapping[str, Any]) -> View:
         if what.startswith("schedule.") and what not in ("schedule.trigger", "schedule.backfill"):
             return None if what == "schedule.remove" else of_schedule(await self._client.get(name))
+        if what.startswith("pause."):
+            return {"state": "resumed"} if what == "pause.remove" else of_pause(said)
+        if isinstance(said, Handle):
+            return {"id": said.id, "due_ms": said.due_ms}
         if isinstance(said, str):
             return {"outcome": said}
         chosen = {field: str(value) for field, value in options.items() if value is not None and field != "progress"}

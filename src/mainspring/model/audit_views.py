@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
+from .pause import Pause
 from .task import TaskInfo
 
 if TYPE_CHECKING:
@@ -25,6 +26,15 @@ def bare(address: str) -> str:
 def of_task(info: TaskInfo) -> View:
     target = None if info.target is None else bare(info.target)
     return {"state": info.state, "target": target, "due_ms": info.due_ms, "lane": info.lane}
+
+
+def of_pause(pause: Pause | None) -> View:
+    if pause is None:
+        return None
+    return {
+        "state": "paused", "mode": pause.mode, "reason": pause.reason, "by": pause.who, "since_ms": pause.since_ms,
+        "until_ms": pause.until_ms,
+    }  # fmt: skip
 
 
 def of_schedule(view: "ScheduleView | None") -> View:
