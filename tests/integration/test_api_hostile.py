@@ -236,6 +236,15 @@ async def test_an_offer_of_another_protocol_is_declined_and_the_body_is_a_body(
     assert answer.startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.parametrize("path", [b"/ticks", b"/ticks?replace=false"])
+async def test_a_client_that_has_said_all_still_gets_its_answers(api: Api, path: bytes) -> None:
+    async with Wire(api) as wire:
+        await wire.send(post(path=path) * 3)
+        wire.writer.write_eof()
+        answer = await wire.rest()
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"202", b"200", b"200"]
+
+
 async def test_requests_without_end_before_the_first_answer_are_refused(api: Api) -> None:
     one = b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n"
     async with Wire(api) as wire:

@@ -79,6 +79,8 @@ class Connection(HttpToolsProtocol):
         """A tick on the short way that is not complete yet."""
         self._running: RequestResponseCycle | Posted | None = None
         """What is being answered; uvicorn knows only the last that came."""
+        self._heard_all = False
+        """The client sends no more, and waits for its answers."""
         self._replays = False
         """The parser is told a head that was heard before."""
         self._rests_since_s: float | None = None
@@ -123,6 +125,13 @@ class Connection(HttpToolsProtocol):
         self._feed(b"%b%b\r\n" % (line, head))
         if rest:
             self._feed(rest)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it, uvicorn leaves it out
+        """Who has sent all it has to say may still be owed an answer."""
+        running = self._running
+        waits = running is not None and not running.response_complete and not running.more_body
+        self._heard_all = waits and self.scheme == "http"
+        return self._heard_all
 
     def on_message_begin(self) -> None:
         if self._replays:
@@ -223,6 +232,9 @@ class Connection(HttpToolsProtocol):
             return
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+            return
+        if self._heard_all:
+            self.transport.close()
             return
         self.flow.resume_reading()  # only now: each answer would let in another packet full of requests
         if self._waits_since_s is None:
