@@ -137,7 +137,7 @@ def test_every_command_of_the_bench_that_is_named_exists() -> None:
 
     commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     for name in ("README.md", "docs/operations.md"):
-        named = set(re.findall(r'ARGS="?([a-z]+)', page(name))) | set(re.findall(r"`bench (\w+)", page(name)))
+        named = set(re.findall(r'ARGS="?([a-z0-9]+)', page(name))) | set(re.findall(r"`bench (\w+)", page(name)))
         assert named
         assert named <= commands
 
