@@ -153,6 +153,11 @@ class Planner:
         if doubts:
             ready += await self._ask_for_ends(number, chains, doubts)
         for done, (flight, plan) in enumerate(ready, 1):
+            partition = self._owned.get(number)
+            if partition is None or steady_s() >= partition.lease_until:
+                # No server has spoken for a whole lease, by a clock that may have jumped: what that says to have been
+                # missed may be an hour of planned runs. Whoever owns the partition next decides.
+                return
             self._settle(chains, flight, plan)
             if done % SETTLED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # after an outage there are many, and leases are renewed on the same loop
