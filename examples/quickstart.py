@@ -1,6 +1,8 @@
 """Server, node and client in one process: one task fires, another is cancelled in time. Runs as is."""
 
 import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mainspring import Client
 from mainspring.config import Config
@@ -22,5 +24,6 @@ async def main(url: str) -> None:
     await node.stop()
 
 
-with embedded.start() as server:  # a real Valkey; its data stays in your state folder
+# A real Valkey on a folder of its own, so that a node that runs here already does not fire these tasks.
+with TemporaryDirectory() as folder, embedded.start(Path(folder)) as server:
     asyncio.run(main(server.url))

@@ -1,14 +1,20 @@
 """A thread with an event loop of its own: what runs there is not held up by the rest of the program."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from .model.errors import MainspringError
 
+log = logging.getLogger("mainspring")
+
 T = TypeVar("T")
+
+END_S: Final = 1.0
+"""For what was cancelled to end."""
 
 
 class Background:
@@ -49,8 +55,26 @@ class Background:
         self._thread.join()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.get_loop().run_forever()
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(end_all())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            self._loop.close()
+
+
+async def end_all() -> int:
+    """Cancel all other tasks of this loop; says how many do not heed that. asyncio itself waits for these for ever."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    stay = (await asyncio.wait(left, timeout=END_S))[1] if left else set()
+    if stay:
+        log.warning("%d coroutines go on although they were cancelled; they are left behind", len(stay))
+    return len(stay)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

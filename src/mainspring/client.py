@@ -1,16 +1,17 @@
 """What applications call: put tasks, look at them, cancel and move them."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
 from functools import cached_property, partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
+from .bulk import BATCH, Tally, batches, checked, handles_in_part
 from .letters import Letters
 from .model.choice import ListedState, QueueFilter, QueueState, TaskFilter
 from .model.clock import Clock
-from .model.errors import InvalidInput, MainspringError
+from .model.errors import InvalidInput, MainspringError, NotConfirmed
 from .model.explain import Explanation
 from .model.ids import check_name
 from .model.limits import MAX_PAYLOAD_BYTES
@@ -20,20 +21,18 @@ from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from .results import Results
 from .standstills import Standstills
 from .store import query, queue_list
-from .store.durable import Durability, check_durability
+from .store.durable import SERVER, Durability, check_durability
 from .store.find import Finder, Reference
-from .store.intake import Batch, Intake, Named, Plain
+from .store.intake import Batch, Intake, Named
 from .store.link import LinkOptions
 from .store.named import NamedPuts
-from .store.put import AddressTexts, Places, Widths, put_rows
+from .store.put import Places, Widths, put_rows
 from .store.replay import Replayer
 from .store.store import Store
 
 if TYPE_CHECKING:
     from .schedules import Schedules
 
-BATCH: Final = 8_192
-"""Tasks that travel together in a bulk put."""
 
 CANCEL_BATCH: Final = 1_048_576
 """Cancels that travel together: the more of them fall into one slice, the less each costs."""
@@ -68,6 +67,11 @@ class Client(Letters, Results, Standstills):
         self._open_store: Callable[[], Coroutine[Any, Any, Store]] = partial(
             Store.open, url, namespace=namespace, partitions=partitions, clock=clock, options=options
         )
+        for name, number in (("wait_s", wait_s), ("max_payload_bytes", max_payload_bytes)):
+            if type(number) not in (int, float) or not number >= 0:
+                raise InvalidInput(f"{name} is {number!r}; give a number from 0 on")
+        if options is not None and not isinstance(options, LinkOptions):
+            raise InvalidInput(f"options is a {type(options).__name__}; give LinkOptions")
         self._wait_s = wait_s
         self._dedupe_ms = delay_ms(dedupe_window, field="dedupe_window")
         self._max_payload_bytes = max_payload_bytes
@@ -133,12 +137,17 @@ class Client(Letters, Results, Standstills):
         lane: str | None = None,
         expires: When | Delay | None = None,
         retry: RetryPolicy | str | None = None,
+        timeout: Delay | None = None,  # noqa: ASYNC109  # of the attempts, not of this call
         on_conflict: OnConflict = "keep",
         durability: str = "server",
     ) -> Handle:
         """Schedule one task. With an `id` a repeated call is one task; `on_conflict` says which one wins."""
-        task = Task(target, payload, at, after, id, lane, expires, retry)
-        summary = await self.put_many([task], on_conflict=on_conflict, durability=durability, handles=True)
+        task = Task(target, payload, at, after, id, lane, expires, retry, timeout)
+        try:
+            summary = await self.put_many([task], on_conflict=on_conflict, durability=durability, handles=True)
+        except NotConfirmed as error:
+            error.stored = 0  # it says so in its own words
+            raise
         assert summary.handles is not None
         [handle] = summary.handles
         return handle.bound(lambda timeout: self.result(handle.id, lane=lane, timeout=timeout))
@@ -152,20 +161,33 @@ class Client(Letters, Results, Standstills):
         progress: Progress | None = None,
         handles: bool = False,
     ) -> PutSummary:
-        """Schedule any number of tasks in bulk. A wrong task stops the call; batches before it are stored."""
+        """Schedule any number of tasks in bulk. A wrong task stops the call; batches before it are stored.
+
+        An error says how many are `stored` all the same, and has their handles: where `handles` are asked for those of
+        all, else those of the last batch (16,384 tasks), which is the only one that can be stored in part.
+        """
         if on_conflict not in _CONFLICTS:
             raise InvalidInput(f"on_conflict {on_conflict!r}: use one of {', '.join(_CONFLICTS)}")
         level = check_durability(durability)
-        tally = _Tally(level, handles)
-        report = progress or _silent
+        tally = Tally(level, handles)
+        try:
+            await self._put_all(tasks, on_conflict, tally, progress or _silent)
+        except MainspringError as error:
+            tally.tell(error)
+            raise
+        return tally.summary()
+
+    async def _put_all(
+        self, tasks: Iterable[Task] | AsyncIterable[Task], on_conflict: OnConflict, tally: Tally, report: Progress
+    ) -> None:
         if isinstance(tasks, list) and len(tasks) <= BATCH:
             if tasks:
-                await self._prepare(_checked(tasks), on_conflict, tally)()
+                await self._prepare(checked(tasks), on_conflict, tally)()
             report(tally.accepted)
-            return tally.summary()
+            return
         writing: asyncio.Task[None] | None = None
         try:
-            async for some in _batches(tasks):
+            async for some in batches(tasks):
                 # The next batch is made ready while the server works on this one.
                 write = self._prepare(some, on_conflict, tally)
                 if writing is not None:
@@ -177,10 +199,9 @@ class Client(Letters, Results, Standstills):
             if writing is not None:
                 await writing
         report(tally.accepted)
-        return tally.summary()
 
     def _prepare(
-        self, tasks: Sequence[Task], on_conflict: OnConflict, tally: "_Tally"
+        self, tasks: Sequence[Task], on_conflict: OnConflict, tally: Tally
     ) -> Callable[[], Coroutine[Any, Any, None]]:
         """Check and encode a batch; what is returned writes it."""
         store, intake, _, _ = self._ready()
@@ -188,24 +209,44 @@ class Client(Letters, Results, Standstills):
         batch = intake.take(tasks, now_ms, items=tally.handles is not None)
 
         async def write() -> None:
-            places, named = await self._write(batch, on_conflict, now_ms, tally.level)
-            tally.add(batch, places, named)
+            places: Places = {}
+            named: list[Handle | None] = []
+            short: set[int] = set()
+            try:
+                await self._write(batch, on_conflict, now_ms, tally.level, places, named, short)
+            except MainspringError:
+                tally.last = handles_in_part(tasks, batch, places, named, tally.level, short)
+                raise
+            tally.add(batch, places, cast("list[Handle]", named))
 
         return write
 
     async def _write(
-        self, batch: Batch, on_conflict: OnConflict, now_ms: int, level: Durability
-    ) -> tuple[Places, list[Handle]]:
+        self,
+        batch: Batch,
+        on_conflict: OnConflict,
+        now_ms: int,
+        level: Durability,
+        places: Places,
+        handles: list[Handle | None],
+        short: set[int],
+    ) -> None:
         store, _, named, _ = self._ready()
-        places: Places = {}
-        if batch.rows.size:
-            places = await put_rows(
-                store, batch.rows, self._widths, now_ms=now_ms, wait_s=self._wait_s, durability=level
-            )
         with_ids = [item for item in batch.items if isinstance(item, Named)]
-        if not with_ids:
-            return places, []
-        return places, await named.put(with_ids, on_conflict, now_ms, level, wait_s=self._wait_s)
+        handles += [None] * len(with_ids)
+        shortfall: NotConfirmed | None = None
+        if batch.rows.size:
+            try:
+                await put_rows(
+                    store, batch.rows, self._widths, places, now_ms=now_ms, wait_s=self._wait_s, durability=level,
+                    short=short,
+                )  # fmt: skip
+            except NotConfirmed as error:
+                shortfall, level = error, SERVER  # the others are stored as well, without another wait
+        if with_ids:
+            await named.put(with_ids, handles, on_conflict, now_ms, level, wait_s=self._wait_s)
+        if shortfall is not None:
+            raise shortfall
 
     # -- one task ------------------------------------------------------------------------------------------
 
@@ -232,6 +273,8 @@ class Client(Letters, Results, Standstills):
     async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[CancelOutcome]:
         """Cancel in bulk; one answer per id, in order."""
         _, _, _, finder = self._ready()
+        if isinstance(ids, str):
+            raise InvalidInput("cancel_many takes many ids; this is a single one: use cancel, or [id]")
         outcomes: list[CancelOutcome] = []
         rest = iter(ids)
         while some := list(islice(rest, CANCEL_BATCH)):
@@ -276,6 +319,11 @@ class Client(Letters, Results, Standstills):
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
+        if isinstance(allowed, str):
+            raise InvalidInput("allowed is a text; give a list of targets, or their beginnings and *")
+        for name, text in (("target", target), ("lane", lane), *(("allowed", one) for one in allowed or ())):
+            if text is not None and not isinstance(text, str):
+                raise InvalidInput(f"{name} is a {type(text).__name__}; give a text")
         from_ms, to_ms = _range(after, before)
         if state == "queued" or state == "running":
             where = QueueFilter(state, TaskFilter("pending", target, lane, allowed), from_ms, to_ms)
@@ -318,71 +366,10 @@ def _silent(stored: int) -> None:
     """Nobody wants to know."""
 
 
-class _Tally:
-    """What a bulk put came to so far."""
-
-    def __init__(self, level: Durability, handles: bool) -> None:
-        self.level = level
-        self.handles: list[Handle] | None = [] if handles else None
-        self.accepted = 0
-        self._counts = {"created": 0, "kept": 0, "replaced": 0}
-
-    def add(self, batch: Batch, places: Places, named: list[Handle]) -> None:
-        self._counts["created"] += batch.rows.size
-        for handle in named:
-            self._counts[handle.outcome] += 1
-        self.accepted += batch.rows.size + len(named)
-        if self.handles is None:
-            return
-        with_ids = iter(named)
-        addresses = AddressTexts(places)
-        for item in batch.items:
-            if type(item) is Plain:
-                task_id = f"{item.idh.hex()}~{addresses.at(item.where)}"
-                self.handles.append(Handle(task_id, item.due_ms, "created", item.past, self.level.text))
-            else:
-                self.handles.append(next(with_ids))
-
-    def summary(self) -> PutSummary:
-        counts = self._counts
-        return PutSummary(
-            self.accepted,
-            counts["created"],
-            counts["kept"],
-            counts["replaced"],
-            self.level.text,
-            self.handles,
-        )
-
-
-async def _batches(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[list[Task]]:
-    if isinstance(tasks, Iterable):
-        rest = iter(tasks)
-        while some := list(islice(rest, BATCH)):
-            yield _checked(some)
-        return
-    some = []
-    async for task in tasks:
-        some.append(task)
-        if len(some) == BATCH:
-            yield _checked(some)
-            some = []
-    if some:
-        yield _checked(some)
-
-
-def _checked(tasks: list[Task]) -> list[Task]:
-    strange = set(map(type, tasks)) - {Task}
-    for kind in strange:
-        if not issubclass(kind, Task):
-            raise InvalidInput(f"put_many takes Task objects; this is a {kind.__name__}")
-    return tasks
-
-
 def _cursor(parse: Callable[[str], P], text: str | None) -> P | None:
     try:
         return None if text is None else parse(text)
-    except ValueError:
+    except (ValueError, AttributeError, TypeError):
         raise InvalidInput(f"cursor {str(text)[:80]!r} is not one that list returned") from None
 
 

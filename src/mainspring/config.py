@@ -18,7 +18,7 @@ from .model.named import Targets
 from .model.queue_rules import QueueRules
 from .model.rate import Rate
 from .model.retry import RetryPolicy
-from .model.targets import check_target
+from .model.targets import check_target, shown_target
 from .model.webhook import MAX_RESULT_TTL_S
 from .model.weights import parse_queues
 from .settings import RETRY_SETTINGS, SETTINGS
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 LogFormat = Literal["auto", "human", "json"]
 Access = Literal["auto", "keys", "open"]
+ROLES: Final = ("scheduler", "api")
+"""What one node may do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Config:
     """A node's HTTP API: commands then call it instead of the server. Nodes do not look at it."""
     api_token: str | None = field(default=None, repr=False)
     """The API key that commands send there."""
+    api_namespace: str | None = None
+    """The namespace that commands ask it for: `namespace` where that is given, else None, which means its node's."""
     credentials: CredentialProvider | str | None = field(default=None, repr=False)
     """Asked for (user, password) at every connect; `module:function` names one. For tokens of managed servers."""
     namespace: str = "main"
@@ -56,6 +60,8 @@ class Config:
     """None generates one; a second live node with the same id is refused."""
     processes: int = 1
     """Node processes of `mainspring serve`; more than one run under a supervisor."""
+    roles: tuple[str, ...] = ROLES
+    """Of `mainspring serve`: `scheduler` owns partitions and fires, `api` takes requests."""
     concurrency: int = 100_000
     """Tasks in flight at most; a node's weight among the others."""
     lease_s: float = 5.0
@@ -86,7 +92,7 @@ class Config:
     """Tasks of one request to /v1/tasks:batch."""
     api_batch_bytes: int = 64 * 1024 * 1024
     api_rate: float = 0.0
-    """Requests a second of one client; 0 is no limit."""
+    """Requests a second of one client to this node, all its processes together; 0 is no limit."""
     api_connections: int = 4_096
     api_timeout_s: float = 20.0
     """For a request to arrive, and for its answer to be taken: slower clients are cut."""
@@ -145,6 +151,7 @@ class Config:
         if not self.tick_target:
             object.__setattr__(self, "tick_target", "log:" if self.kafka_url is None else "kafka:ticks")
         self._check_forms()
+        self._check_roles()
         if self.node_id is not None and not _NODE_ID.fullmatch(self.node_id):
             raise ConfigError(f"node_id is {self.node_id!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
         for name, low, high in _RANGES:
@@ -188,6 +195,13 @@ class Config:
         except InvalidInput as error:
             raise ConfigError(str(error)) from None
 
+    def _check_roles(self) -> None:
+        unknown = [role for role in self.roles if role not in ROLES]
+        if unknown or not self.roles:
+            wrong = f"names {unknown[0]!r}" if unknown else "is empty"
+            raise ConfigError(f"roles {wrong}; give one or both of {', '.join(ROLES)}")
+        object.__setattr__(self, "roles", tuple(role for role in ROLES if role in self.roles))
+
     @property
     def links(self) -> "LinkOptions":
         """How connections to the server are made."""
@@ -209,8 +223,9 @@ class Config:
 
     def __repr__(self) -> str:
         url = safe_url(self.redis_url) if self.redis_url else None
-        rest = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.repr)
-        return f"Config(redis_url={url!r}, {', '.join(rest)})"
+        told = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
+        told["tick_target"] = shown_target(self.tick_target)
+        return f"Config(redis_url={url!r}, {', '.join(f'{name}={value!r}' for name, value in told.items())})"
 
     @classmethod
     def load(cls, flags: Mapping[str, object], environ: Mapping[str, str]) -> Self:

@@ -13,7 +13,10 @@ from .connections import Connections
 from .function import Function
 from .model.command import Command
 from .model.command_table import read_command
+from .model.delivery import Body
 from .model.errors import InvalidInput
+from .model.policies import Policies
+from .model.queues import HANDED_OFF, queue_of
 from .model.retry import RetryPolicy
 from .model.schedule import Definition, check_definition, shortest_interval_ms
 from .model.schedule_input import define
@@ -33,14 +36,14 @@ Target = Function[..., Any] | Callable[..., Any] | str
 """A handler, a function that becomes one, or a target such as `https://…`."""
 
 
-def _warn_of_long_runs(definition: Definition, handler: Handler, now_ms: int) -> None:
-    """A handler's own rules may make a run last until after the next one is due, which would be left out then."""
+def _warn_of_long_runs(definition: Definition, handler: Handler, policy: RetryPolicy, now_ms: int) -> None:
+    """Retries may make a run last until after the next one is due, which would be left out then."""
     interval_ms = shortest_interval_ms(definition, now_ms)
     timeout_ms = definition.timeout_ms or round((handler.timeout_s or 0) * 1000)
     if interval_ms is None or definition.slots.recurrence.waits_for_end:
         return
     try:
-        check_against(handler.retry or RetryPolicy(max_attempts=1), interval_ms, timeout_ms)
+        check_against(policy, interval_ms, timeout_ms)
     except InvalidInput as error:
         log.warning("schedule %r of handler %s: %s", definition.name, handler.target, error)
 
@@ -172,8 +175,20 @@ class Declarations(Connections):
             check_definition(definition, now_ms)
         self.timetable.add(definition)
         if handler is not None and definition.retry is None and definition.overlap == "skip":
-            _warn_of_long_runs(definition, handler, now_ms)
+            _warn_of_long_runs(definition, handler, self.policy_of(definition), now_ms)
         return definition
+
+    def policy_of(self, definition: Definition) -> RetryPolicy:
+        """By which its runs are retried: its own policy, else that of its handler, queue, target, the settings."""
+        target = definition.target
+        with self._lock:
+            work = self.registry.find(target)
+        queue = None
+        if work is not None or target.partition(":")[0] in HANDED_OFF:
+            queue = queue_of(target) if work is None else work.queue
+        policies = Policies(self.config.retry, self.config.targets.retries(), self.config.queue.retries())
+        body = Body(target, b"", retry=definition.retry)
+        return policies.of(body, None if work is None else work.retry, queue)
 
     def unregister(self, name: str | Callable[..., Any]) -> None:
         """Take a schedule out of what is declared, or a handler with all of its schedules.
@@ -242,7 +257,8 @@ class Declarations(Connections):
     def once(self, at: When, target: Target | None = None, *, name: str | None = None, **rest: Any) -> Any:
         """Run at one time and never again, however many programs declare it and however often they start."""
         at_ms = instant_ms(at, field="at")
-        return self._timed(target, name, {**rest, "every": "1d", "start": at_ms, "end": at_ms, "max_runs": 1})
+        # No max_runs: the count outlives a new declaration, and one for another time would never run.
+        return self._timed(target, name, {**rest, "every": "1d", "start": at_ms, "end": at_ms})
 
     def _timed(self, target: Target | None, name: str | None, said: dict[str, Any]) -> Any:
         def declare(function: Target) -> Any:

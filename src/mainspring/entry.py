@@ -52,7 +52,7 @@ class Entry:
 
 
 def entry_of(view: ScheduleView, policy: RetryPolicy) -> Entry:
-    """What the store knows of a schedule; `policy` counts where it has none of its own."""
+    """What the store knows of a schedule; `policy` is the one by which its runs are retried."""
     definition, home = view.definition, zone(view.definition.zone)
     return Entry(
         name=view.name,
@@ -61,7 +61,7 @@ def entry_of(view: ScheduleView, policy: RetryPolicy) -> Entry:
         target=definition.target,
         next_runs=_times(home, view.next_ms),
         last_runs=tuple(_run(home, run) for run in view.last_runs),
-        retries=_retries(definition, policy),
+        retries=policy.max_attempts - 1,
         generation=view.generation,
         paused=view.state == "paused",
         running_since=None if view.running_since_ms is None else home.datetime(view.running_since_ms),
@@ -71,7 +71,7 @@ def entry_of(view: ScheduleView, policy: RetryPolicy) -> Entry:
 
 
 def declared_entry(definition: Definition, policy: RetryPolicy, now_ms: int) -> Entry:
-    """A schedule that is only declared so far: the scheduler has not started."""
+    """A schedule that is only declared: the scheduler has not started, or its time was over then."""
     home = zone(definition.zone)
     return Entry(
         name=definition.name,
@@ -80,7 +80,7 @@ def declared_entry(definition: Definition, policy: RetryPolicy, now_ms: int) -> 
         target=definition.target,
         next_runs=_times(home, definition.next_runs(now_ms)),
         last_runs=(),
-        retries=_retries(definition, policy),
+        retries=policy.max_attempts - 1,
         generation=0,
         paused=False,
     )
@@ -93,8 +93,3 @@ def _times(home: Zone, instants: "tuple[int, ...] | list[int]") -> tuple[datetim
 def _run(home: Zone, run: Run) -> EntryRun:
     span = None if run.ended_ms is None else timedelta(milliseconds=run.ended_ms - run.began_ms)
     return EntryRun(home.datetime(run.planned_ms), home.datetime(run.began_ms), span, run.outcome)
-
-
-def _retries(definition: Definition, policy: RetryPolicy) -> int:
-    own = policy if definition.retry is None else RetryPolicy.parse(definition.retry)
-    return own.max_attempts - 1

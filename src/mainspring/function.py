@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
+from .model.retry import RetryPolicy
 from .model.task import Handle, OnConflict
 from .model.times import Delay, When
 from .worker.handler import Handler
@@ -36,6 +37,8 @@ class Order:
     id: str | None = None
     lane: str | None = None
     expires: When | Delay | None = None
+    retry: RetryPolicy | str | None = None
+    timeout: Delay | None = None
     on_conflict: OnConflict = "keep"
     durability: str = "server"
 
@@ -53,7 +56,7 @@ class Order:
         return self.handler.arguments.write(args, kwargs, self.handler.codec)
 
     def _rest(self) -> dict[str, Any]:
-        names = ("at", "after", "id", "lane", "expires", "on_conflict", "durability")
+        names = ("at", "after", "id", "lane", "expires", "retry", "timeout", "on_conflict", "durability")
         return {name: getattr(self, name) for name in names}
 
 

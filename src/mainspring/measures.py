@@ -23,6 +23,7 @@ PATIENCE_S: Final = 2.0
 """A scrape does not wait longer for the server: what the node itself knows is worth having without it."""
 
 _STARTED_S: Final = time.time()
+_STORE_UP: Final = ("mainspring_store_up", "gauge", "1 when the server answered the questions of this scrape.")
 _BOOKS: Final = {
     "accepted": "Tasks that were put, replayed ones and occurrences of schedules included.",
     "done": "Tasks that were delivered, by a sink or by a worker.",
@@ -41,11 +42,13 @@ async def everything(node: Node) -> list[Family]:
 
 async def collect(node: Node) -> list[Family]:
     """Everything; what the server does not tell in time is left out, and `mainspring_store_up` is 0."""
-    engine = node.engine if node.ready else None
-    found = [single("mainspring_ready", "gauge", "1 when the node is started and not stopping.", engine is not None)]
-    if engine is not None:
-        found += _engine(node, engine)
-        found += await _told_by_server(engine)
+    client = node.client if node.ready else None
+    found = [single("mainspring_ready", "gauge", "1 when the node is started and not stopping.", client is not None)]
+    if client is not None and node.engine is not None:
+        found += _engine(node, node.engine)
+        found += await _told_by_server(node.engine)
+    elif client is not None:
+        found += [_healthy(node), _calls(client.store), single(*_STORE_UP, await node.reachable())]
     return [*found, *_process()]
 
 
@@ -56,8 +59,17 @@ def _engine(node: Node, engine: Engine) -> Iterator[Family]:
     yield from _tasks(engine)
     yield from _ownership(node, engine)
     yield from _partitions(engine)
-    latencies = {link.address: link.latency for link in engine.store.links.all()}
-    yield histogram("mainspring_store_seconds", "From a call of the server to its last reply.", "server", latencies)
+    yield _healthy(node)
+    yield _calls(engine.store)
+
+
+def _healthy(node: Node) -> Family:
+    return single("mainspring_healthy", "gauge", "1 while the last step of every role went well.", node.healthy)
+
+
+def _calls(store: Store) -> Family:
+    latencies = {link.address: link.latency for link in store.links.all()}
+    return histogram("mainspring_store_seconds", "From a call of the server to its last reply.", "server", latencies)
 
 
 def _tasks(engine: Engine) -> Iterator[Family]:
@@ -92,7 +104,6 @@ def _ownership(node: Node, engine: Engine) -> Iterator[Family]:
     breakers = sum(one.breaker is not None and one.breaker.state != "closed" for one in engine.valves.bounded)
     now = {
         "leader": ("1 on the node that plans who owns what.", leads),
-        "healthy": ("1 while the last step of every role went well.", node.healthy),
         "partitions": ("How many the namespace has.", len(engine.store.keys)),
         "partitions_owned": ("How many this node owns.", len(engine.owned)),
         "partitions_waited_for": ("Planned for this node, but another still has them.", len(keeper.waiting)),
@@ -127,14 +138,13 @@ def _partitions(engine: Engine) -> Iterator[Family]:
 
 async def _told_by_server(engine: Engine) -> list[Family]:
     owned = sorted(engine.owned)
-    up = "1 when the server answered the questions of this scrape."
     try:
         async with asyncio.timeout(PATIENCE_S):
             books = await _books(engine.store, owned)
             queues = await depths(engine.store, owned)
     except (StoreError, TimeoutError):
-        return [single("mainspring_store_up", "gauge", up, 0)]
-    return [single("mainspring_store_up", "gauge", up, 1), *_from_books(engine, books), *_queues(engine, queues)]
+        return [single(*_STORE_UP, 0)]
+    return [single(*_STORE_UP, 1), *_from_books(engine, books), *_queues(engine, queues)]
 
 
 async def _books(store: Store, owned: list[int]) -> dict[int, dict[str, int]]:

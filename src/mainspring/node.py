@@ -20,7 +20,7 @@ from .engine.engine import Engine, EngineOptions
 from .engine.lookahead import Reach
 from .engine.loop import Loop
 from .engine.valves import FlowOptions
-from .model.errors import ConfigError, StoreError
+from .model.errors import ConfigError, StoreError, Unavailable
 from .schedule_watch import ScheduleWatch
 from .siblings import Siblings
 from .signals import STOPPING, stop_in_time, stop_signals
@@ -43,6 +43,8 @@ log = logging.getLogger("mainspring.node")
 WATCH_S: Final = 0.25
 REACH_S: Final = 2.0
 """How long a probe waits for the server's answer."""
+LOOK_S: Final = 1.0
+"""How often a node without an engine asks for the server's time."""
 
 
 class Face(Protocol):
@@ -58,13 +60,14 @@ class Node:
 
     def __init__(self, config: Config, sinks: Mapping[str, Sink] | None = None) -> None:
         self.config = config
-        self.roles: tuple[str, ...] = ("scheduler",)
+        self.roles: tuple[str, ...] = tuple(role for role in config.roles if role == "scheduler")
         self.embedding = Embedding(config.data_dir) if config.redis_url is None else None
         self._sinks = all_sinks(config) if sinks is None else sinks
         self._store: Store | None = None
         self._client: Client | None = None
         self.engine: Engine | None = None
         self.seat: Seat | None = None
+        self._lookout: Loop | None = None
         self._watcher: asyncio.Task[BaseException] | None = None
         self._ended = asyncio.Event()
         self._schedules: tuple[ScheduleWatch, Loop] | None = None
@@ -90,6 +93,8 @@ class Node:
 
     @property
     def _roles_are_well(self) -> bool:
+        if self._lookout is not None:
+            return not self._lookout.failures
         well = self.engine is not None and self.engine.healthy
         return well and self.seat is not None and not self.seat.loop.failures
 
@@ -135,20 +140,35 @@ class Node:
         self._store = store
         for check in self.checks:
             await check(store)
-        name = config.node_id or f"{socket.gethostname()}-{secrets.token_hex(3)}"
-        self.engine = engine = Engine(store, self._sinks, _engine_options(config, name))
-        self.seat = seat = Seat(store, self._membership(store, engine, name), engine.called)
-        await seat.start()
-        engine.ownership_changed = seat.loop.wake
-        await engine.start()
+        if "scheduler" in config.roles:
+            await self._start_engine(store)
+        else:
+            self._lookout = Loop("server", self._look)
+            self._lookout.start()
         window = f"{config.dedupe_window_s}s"
         self._client = client = Client.over(store, dedupe_window=window, timezone=config.timezone)
         if config.schedules is not None:
             watch = ScheduleWatch(client.schedules, config.schedules)
             self._schedules = (watch, Loop("schedules", watch.step))
             self._schedules[1].start()
-        self._watcher = asyncio.create_task(self._watch(engine, seat), name="mainspring-watch")
+        self._watcher = asyncio.create_task(self._watch(), name="mainspring-watch")
         self._watcher.add_done_callback(self._watch_ended)
+
+    async def _start_engine(self, store: Store) -> None:
+        name = self.config.node_id or f"{socket.gethostname()}-{secrets.token_hex(3)}"
+        self.engine = engine = Engine(store, self._sinks, _engine_options(self.config, name))
+        self.seat = seat = Seat(store, self._membership(store, engine, name), engine.called)
+        await seat.start()
+        engine.ownership_changed = seat.loop.wake
+        await engine.start()
+
+    async def _look(self) -> float:
+        """Without an engine nobody calls the server all the time: its clock would drift, its absence go unseen."""
+        if not await self.reachable():
+            if self._store is not None:
+                await self._store.recover()  # another may be primary by now
+            raise Unavailable("the server does not answer", sent=False)
+        return LOOK_S
 
     def _membership(self, store: Store, engine: Engine, name: str) -> Membership:
         started_ms = store.clock.now_ms()
@@ -190,6 +210,9 @@ class Node:
         if watcher is not None:
             watcher.cancel()
             await asyncio.wait([watcher])
+        lookout, self._lookout = self._lookout, None
+        if lookout is not None:
+            await lookout.stop()
         seat, self.seat = self.seat, None
         if seat is not None and seat.joined:
             await seat.withdraw()
@@ -206,17 +229,24 @@ class Node:
         if self.embedding is not None:
             await self.embedding.stop()
 
-    async def _watch(self, engine: Engine, seat: Seat) -> BaseException:
-        """Bring a dead embedded server back; return the error that broke the engine."""
-        while (crash := engine.crashed or seat.loop.crashed or self._schedules_crashed) is None:
+    async def _watch(self) -> BaseException:
+        """Bring a dead embedded server back; return the error that broke a role."""
+        while (crash := self._crashed) is None:
             if self.embedding is not None:
                 await self.embedding.heal(self._roles_are_well)
             await asyncio.sleep(WATCH_S)
         return crash
 
     @property
-    def _schedules_crashed(self) -> BaseException | None:
-        return self._schedules[1].crashed if self._schedules is not None else None
+    def _crashed(self) -> BaseException | None:
+        loops = (
+            self.seat.loop if self.seat is not None else None,
+            self._lookout,
+            self._schedules[1] if self._schedules is not None else None,
+        )
+        found = (loop.crashed for loop in loops if loop is not None)
+        broken = self.engine.crashed if self.engine is not None else None
+        return broken or next((error for error in found if error is not None), None)
 
     def _watch_ended(self, watcher: asyncio.Task[BaseException]) -> None:
         if not watcher.cancelled():  # a watch that is broken itself is no better than a broken engine
@@ -239,7 +269,7 @@ class Node:
             heard.enter_context(stop_signals(self._ended.set, numbers=stopping))
             try:
                 if face is not None:
-                    self.roles = (*self.roles, "api")
+                    self.roles = (*self.roles, *(role for role in self.config.roles if role == "api"))
                     await face.start()
                 if await self._started_unless_ended():
                     started()
@@ -287,7 +317,7 @@ def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> M
             config.http_reach,
             room=config.concurrency,
             result_ttl_s=config.http_result_ttl_s,
-            rate=None if config.http_rate is None else config.http_rate.per_s,
+            rate=config.http_rate,
         )
     )
     sinks: dict[str, Sink] = {**(others or {}), "log": LogSink(), "null": NullSink(), "http": http, "https": http}

@@ -55,6 +55,12 @@ async def _replaced(schedules: Schedules, declared: Definition, view: ScheduleVi
     if is_over(declared, now_ms):
         log.warning("schedule %r stays as it is in the store: the time of what is declared is over", declared.name)
         return True
+    if is_over(declared, now_ms, view.runs):
+        log.warning(
+            "schedule %r stays as it is in the store: it has run %d times, and max_runs of what is declared is %d",
+            declared.name, view.runs, declared.max_runs,
+        )  # fmt: skip
+        return True
     if view.definition.declared == digest_of(declared):
         _say_edited(view.definition)
         return True

@@ -101,9 +101,9 @@ class Results:
                 "dead", reason=letter.reason, attempt=letter.attempts, target=letter.target, due_ms=letter.due_ms,
                 response=letter.response,
             )  # fmt: skip
-        if info.state == "cancelled":
-            return found if _is_of(found, info, "cancelled") else Result("cancelled", reason="cancelled before it ran")
-        if _is_of(found, info, "done", "dead", "cancelled"):
+        if info.state == "cancelled" and (found is None or found.ending != "cancelled" or not _is_of(found, info)):
+            return Result("cancelled", reason="cancelled before it ran")
+        if found is not None and _is_of(found, info):
             return found
         if info.state == "unknown":
             raise NotFound(f"there is no task {id!r}")
@@ -120,10 +120,8 @@ def _tells_more(found: Result | None, letter: DeadLetter) -> bool:
     return found.ended_ms >= letter.died_ms or (found.ending == "dead" and found.due_ms in (0, letter.due_ms))
 
 
-def _is_of(found: Result | None, info: TaskInfo, *endings: str) -> bool:
+def _is_of(found: Result, info: TaskInfo) -> bool:
     """Whether it is the end of this very task, as far as that is known."""
-    if found is None or found.ending not in endings:
-        return False
     return not (found.due_ms and info.due_ms is not None and info.attempt == 1 and found.due_ms != info.due_ms)
 
 

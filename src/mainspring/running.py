@@ -36,7 +36,8 @@ class Running:
     def __init__(self, scheduler: "Scheduler", config: Config) -> None:
         self._scheduler = scheduler
         # The node must know the queues of commands that are declared in code, too.
-        self._config = replace(config, commands=Commands(scheduler.commands))
+        # And what is declared must be fired here, whatever role `mainspring serve` has by the same settings.
+        self._config = replace(config, commands=Commands(scheduler.commands), roles=("scheduler",))
         self._place: Workplace | None = None
         self._node: Node | None = None
         self._thread: Background | None = None

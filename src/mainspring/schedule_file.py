@@ -39,7 +39,7 @@ class Step(NamedTuple):
     def lines(self, *, public: bool = False) -> list[str]:
         """What it comes to; where it is `public`, as a log is, without what may be secret."""
         if self.action == "over":
-            return [f"! {self.name}: its end has passed, and nothing of it is written"]
+            return [f"! {self.name}: its end has passed, or max_runs is reached; nothing of it is written"]
         sign = {"create": "+", "change": "~", "remove": "-", "same": "="}[self.action]
         hidden = _MAY_BE_SECRET if public else ()
         told = (
@@ -102,7 +102,7 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
     now_ms = time.time_ns() // 1_000_000
     for definition in wanted:
         there = known.get(definition.name)
-        over = is_over(definition, now_ms)
+        over = is_over(definition, now_ms, 0 if there is None else there.runs)
         if there is None:
             steps.append(Step(definition.name, "over" if over else "create", {}, definition))
             continue

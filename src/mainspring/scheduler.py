@@ -15,8 +15,7 @@ from .config import Config
 from .declarations import Declarations
 from .entry import Entry, declared_entry, entry_of
 from .model.errors import MainspringError, NotFound, SchedulerRunning
-from .model.retry import RetryPolicy
-from .model.schedule import Definition
+from .model.schedule import Definition, is_over
 from .worker.command import CommandWork
 
 if TYPE_CHECKING:
@@ -114,16 +113,15 @@ class Scheduler(Declarations):
             return None  # it was stopped meanwhile
 
     def _entries(self, definitions: list[Definition], views: "Mapping[str, ScheduleView] | None") -> list[Entry]:
-        if views is None:
-            now_ms = time.time_ns() // 1_000_000
-            return [declared_entry(one, self._policy(one.target), now_ms) for one in definitions]
-        found = (views.get(one.name) for one in definitions)
-        return [entry_of(view, self._policy(view.definition.target)) for view in found if view is not None]
-
-    def _policy(self, target: str) -> RetryPolicy:
-        with self._lock:
-            work = self.registry.find(target)
-        return self.config.retry if work is None or work.retry is None else work.retry
+        now_ms = time.time_ns() // 1_000_000
+        found: list[Entry] = []
+        for one in definitions:
+            view = None if views is None else views.get(one.name)
+            if view is not None:
+                found.append(entry_of(view, self.policy_of(view.definition)))
+            elif views is None or is_over(one, now_ms):  # the store has none of one that was over at the start
+                found.append(declared_entry(one, self.policy_of(one), now_ms))
+        return found
 
     # -- life ------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ import msgspec
 
 from .model.errors import Conflict, InvalidInput, NotFound
 from .model.occurrence import check_schedule_name
-from .model.schedule import Definition, Pause, PauseMode, changes, check_definition, same_schedule
-from .model.schedule_input import ScheduleFields, define, read_fields
+from .model.schedule import Definition, Pause, PauseMode, changes, check_definition, check_runs_left, same_schedule
+from .model.schedule_input import ScheduleFields, define, edited_by
 from .model.schedule_view import SchedulePage, ScheduleView, told_changes, view_of
 from .model.times import Delay, When, delay_ms, instant_ms
 from .schedule_runs import RunsBeside
@@ -41,7 +41,10 @@ class Schedules(RunsBeside):
     async def add(
         self, name: str, *, on_conflict: OnExisting = "reject", **fields: Unpack[ScheduleFields]
     ) -> ScheduleView:
-        """Add a schedule. If the name is taken, `reject` raises Conflict, `keep` changes nothing, `replace` edits."""
+        """Add a schedule. If the name is taken, `reject` raises Conflict, `keep` changes nothing, `replace` edits.
+
+        A pause that somebody has set outlives a replacement.
+        """
         [(view, _)] = await self.add_many([self.define(name, **fields)], on_conflict=on_conflict)
         return view
 
@@ -81,12 +84,14 @@ class Schedules(RunsBeside):
                 return stamped(definition, seen, now_ms)
             if on_conflict == "reject":
                 raise Conflict(f"a schedule {definition.name!r} exists (generation {seen.generation}); edit it instead")
+            if definition.paused is None:  # a pause is people's business: resume ends it
+                definition = msgspec.structs.replace(definition, paused=seen.definition.paused)
             same = same_schedule(seen.definition, definition) and seen.definition.source == definition.source
             if on_conflict == "keep" or same:
                 outcomes[definition.name] = "kept"
                 return seen.definition
             outcomes[definition.name] = "replaced"
-            return stamped(definition, seen, now_ms)
+            return stamped(check_runs_left(definition, _runs(seen)), seen, now_ms)
 
         views = await self._writer.write({name: partial(make, one) for name, one in wanted.items()})
         return [(views[definition.name], outcomes[definition.name]) for definition in definitions]
@@ -94,16 +99,16 @@ class Schedules(RunsBeside):
     async def edit(self, name: str, *, generation: int | None = None, **fields: Unpack[ScheduleFields]) -> ScheduleView:
         """Change some fields, at once: the planned run of the old generation is cancelled in the same step.
 
+        What is not given stays, each of `cron`, `every` and `after_end` for itself; None takes one away.
         With `generation` it is an error if somebody else has edited the schedule since that one.
         """
-        changed = read_fields(name, fields)
 
         def make(seen: Seen, now_ms: int) -> Definition:
             current = self._current(name, seen, generation)
-            edited = msgspec.structs.replace(current, **{"by": "", "note": "", **changed})
+            edited = edited_by(current, {"by": "", "note": "", **fields})
             if same_schedule(current, edited):
                 return current
-            return stamped(check_definition(edited, now_ms), seen, now_ms)
+            return _checked(edited, seen, now_ms)
 
         return (await self._writer.write({name: make}))[name]
 
@@ -112,7 +117,7 @@ class Schedules(RunsBeside):
 
         def make(seen: Seen, now_ms: int) -> Definition:
             self._current(definition.name, seen, generation)
-            return stamped(check_definition(definition, now_ms), seen, now_ms)
+            return _checked(definition, seen, now_ms)
 
         return (await self._writer.write({definition.name: make}))[definition.name]
 
@@ -172,7 +177,7 @@ class Schedules(RunsBeside):
         def make(seen: Seen, now_ms: int) -> Definition:
             paused = chosen.paused if seen.definition is None else seen.definition.paused
             revived = msgspec.structs.replace(chosen, by=by, note=note, paused=paused)
-            return stamped(check_definition(revived, now_ms), seen, now_ms)
+            return _checked(revived, seen, now_ms)
 
         return (await self._writer.write({name: make}))[name]
 
@@ -212,7 +217,8 @@ class Schedules(RunsBeside):
         """What an edit would change: field -> (before, after). Nothing is written."""
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         current = self._current(name, seen)
-        edited = msgspec.structs.replace(current, **read_fields(name, fields))
+        edited = edited_by(current, fields)
+        check_runs_left(edited, _runs(seen))
         return told_changes(current, check_definition(edited, self._store.clock.now_ms()))
 
     # -- many (last: from here on `list` is a method) ------------------------------------------------------
@@ -239,6 +245,16 @@ class Schedules(RunsBeside):
             cursor = page.next
             if cursor is None:
                 return
+
+
+def _checked(definition: Definition, seen: Seen, now_ms: int) -> Definition:
+    """What is written in the place of what was seen, if it has a run left."""
+    check_runs_left(check_definition(definition, now_ms), _runs(seen))
+    return stamped(definition, seen, now_ms)
+
+
+def _runs(seen: Seen) -> int:
+    return 0 if seen.link is None else seen.link.state.runs
 
 
 def _until_ms(until: When | Delay | None, now_ms: int) -> int | None:

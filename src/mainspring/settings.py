@@ -137,6 +137,7 @@ SETTINGS: Final = {
     "partitions": Setting("partitions", _whole),
     "node_id": Setting("node_id", _text),
     "processes": Setting("processes", _whole),
+    "roles": Setting("roles", _list),
     "concurrency": Setting("concurrency", _whole),
     "lease": Setting("lease_s", _seconds),
     "look_ahead": Setting("look_ahead", _whole),

@@ -70,10 +70,8 @@ class Standstills:
     async def lane_retry_head(self, lane: str) -> LaneAnswer:
         """Try the failed head now. If it goes through, its lane goes on; a parked one too."""
         failed = await lanes.failed_head(self.store, check_name(lane, "lane"))
-        if failed is None:
+        if failed is None or failed.address is None or failed.found is None:
             return "no head"
-        if failed.address is None or failed.found is None or failed.found.state not in ("pending", "fired"):
-            return "gone"
         if failed.found.state == "fired":
             return "too late"
         finder, intake = self._mover()

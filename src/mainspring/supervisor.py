@@ -102,7 +102,7 @@ class Supervisor:
                 if url is not None:
                     # With a URL the children would not know that all of this is on one machine.
                     reach = self._config.http_reach
-                    await self._supervise(_environ(replace(self._config, redis_url=url, processes=1, http_allow=reach)))
+                    await self._supervise(_environ(replace(self._config, redis_url=url, http_allow=reach)))
             finally:
                 self._listener.close()
                 if self._embedding is not None:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from .client import Client
 from .model.errors import MainspringError
@@ -49,6 +49,14 @@ def _answering(
         return handle.bound(lambda timeout: self.result(handle.id, lane=lane_name, timeout=timeout))
 
     return call
+
+
+async def _contained(work: Coroutine[Any, Any, T]) -> tuple[T | None, BaseException | None]:
+    """An iterable of the caller's may want to end the program. Here it would end the loop that all calls need."""
+    try:
+        return await work, None
+    except (SystemExit, KeyboardInterrupt) as ended:
+        return None, ended
 
 
 class SyncClient:
@@ -125,12 +133,15 @@ class SyncClient:
 
     def _wait(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         self._check()
-        future = asyncio.run_coroutine_threadsafe(work(self._client), self._loop)
+        future = asyncio.run_coroutine_threadsafe(_contained(work(self._client)), self._loop)
         try:
-            return future.result()
+            answer, ended = future.result()
         except BaseException:
             future.cancel()  # Ctrl-C: nobody waits for the answer any more
             raise
+        if ended is not None:
+            raise ended
+        return cast("T", answer)
 
     def _check(self) -> None:
         if self._closed:

@@ -71,6 +71,7 @@ class Workplace:
             error_handler=config.error_handler,
             slots=config.queue.slots(),
             queue_retries=config.queue.retries(),
+            lane_policy=config.lane_policy,
         )
 
     async def stop(self) -> None:
@@ -124,7 +125,10 @@ def _end_now(number: int) -> None:
 def _queues(config: Config, scheduler: Scheduler) -> dict[str, int]:
     """As asked for; else every queue that has a handler or a command."""
     if config.queues:
-        return parse_queues(config.queues)
+        asked = parse_queues(config.queues)
+        if strange := sorted(asked.keys() - set(scheduler.registry.queues)):
+            log.warning("no handler or command belongs to queue %s: its tasks fail here", ", ".join(strange))
+        return asked
     if not scheduler.registry.queues:
         raise ConfigError("there is nothing to run: no handlers (name a module:scheduler) and no [commands.<name>]")
     return dict.fromkeys(scheduler.registry.queues, 1)

@@ -10,6 +10,7 @@ from types import ModuleType
 from zoneinfo import ZoneInfo
 
 import pytest
+from tests.integration.serving import serving
 
 from mainspring import Config, RetryPolicy, Scheduler
 from mainspring.testing import Ticker
@@ -79,17 +80,20 @@ def test_an_example_runs_as_it_is(path: Path, tmp_path: Path) -> None:
     assert sorted(said) == sorted(SAID[path.stem])
 
 
-def test_the_quickstart_can_be_run_twice_on_the_same_data(tmp_path: Path) -> None:
-    for _ in range(2):
-        ended = subprocess.run(
-            [sys.executable, str(ROOT / "examples" / "quickstart.py")],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-            env={**os.environ, "MAINSPRING_DATA_DIR": str(tmp_path)},
-        )
-        assert (ended.returncode, ended.stdout.splitlines()) == (0, SAID["quickstart"]), ended.stderr
+def test_the_quickstart_prints_its_line_beside_a_running_node_every_time(tmp_path: Path) -> None:
+    with serving(tmp_path) as start:
+        node = start()
+        for _ in range(2):
+            ended = subprocess.run(
+                [sys.executable, str(ROOT / "examples" / "quickstart.py")],
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+                env={**os.environ, "MAINSPRING_DATA_DIR": str(tmp_path / "data")},
+            )
+            assert (ended.returncode, ended.stdout.splitlines()) == (0, SAID["quickstart"]), ended.stderr
+        assert (node.end(), node.lines) == (0, [])
 
 
 def test_the_readme_holds_the_quickstart_word_for_word() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from mainspring.client import Client
 from mainspring.model.clock import ManualClock
+from mainspring.store import generated
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.kafka import Broker, broker
@@ -23,6 +24,9 @@ from .kafka_reading import need_kafka
 
 PARTITIONS = 4
 """Few, so that tasks of one test meet; more than the masters of the cluster, so that every master has some."""
+
+STRETCH = 32
+"""Tasks of one call that share a partition: less than usual, so that some hundred of them reach all partitions."""
 
 KINDS = ("valkey", "redis", "cluster")
 
@@ -46,6 +50,13 @@ def fleets() -> Iterator[Callable[[str], Fleet]]:
         yield of_kind
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _small_loads_reach_all_partitions() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generated, "STRETCH", STRETCH)
+        yield
+
+
 @pytest.fixture(scope="session", params=KINDS)
 def fleet(request: pytest.FixtureRequest, fleets: Callable[[str], Fleet]) -> Fleet:
     """Valkey as embedded, Debian's Redis 7.0, and a cluster of three masters: started once."""
@@ -55,6 +66,13 @@ def fleet(request: pytest.FixtureRequest, fleets: Callable[[str], Fleet]) -> Fle
             pytest.fail(f"{reason}: CI must run on every kind of server")
         pytest.skip(reason)
     return fleets(request.param)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A Valkey for the tests of one module, where the kind of server does not matter."""
+    with standalone() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ class Serve:
 
     def started(self) -> bool:
         assert self.process.poll() is None, self.log
-        found = re.search(r"the API is at (http://[0-9.:]+)", self.log)
+        found = re.search(r"(?:the API is|probes and metrics are) at (http://[0-9.:]+)", self.log)
         self.url = found[1] if found else ""
         return found is not None
 

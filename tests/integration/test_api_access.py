@@ -1,7 +1,7 @@
 """Who may call what: every route with every role, keys and what they are bound to, tenants, and the audit trail."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from mainspring.model.result import Result
 from mainspring.store.access import list_keys, revoke_key
 from mainspring.store.keys import partition_of
 from mainspring.store.results import KeptResult, keep_results
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 from .calling import LATER, Api, serving_api
 
@@ -78,12 +78,6 @@ RULES: dict[str, Right | None] = {
 """Written by hand on purpose: a route that nobody thought about has no line here, and the test fails."""
 
 ROLES: tuple[Role, ...] = ("reader", "submit-only", "operator", "admin")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture
@@ -273,6 +267,14 @@ async def test_a_bound_key_sends_only_where_it_may(bound: Api) -> None:
     assert (await bound.post("/ticks", {"item": "a", "at": LATER})).status == 202  # the tick target is log:
     told = (await bound.batch([{"target": "log:", "at": LATER}, {"target": "null:", "at": LATER}])).lines
     assert (told[0]["outcome"], told[1]["error"]["status"]) == ("created", 403)
+
+
+async def test_a_bound_key_does_not_read_the_queues_of_others_among_the_figures(api: Api) -> None:
+    await api.client.put("queue:theirs", after="1h")
+    bound = await api.key("reader", targets=("queue:mine",))
+    refused = await api.get("/metrics", authorization=f"Bearer {bound}")
+    assert (refused.status, refused.problem) == (403, "forbidden")
+    assert (await api.get("/metrics", authorization=f"Bearer {await api.key('reader')}")).status == 200
 
 
 async def test_what_goes_elsewhere_is_not_there_for_a_bound_key(bound: Api) -> None:

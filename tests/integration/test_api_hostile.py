@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
@@ -12,15 +12,9 @@ import pytest
 from mainspring.api.protocol import MAX_AHEAD, MAX_HEAD_BYTES, MAX_HEADERS, sweep
 from mainspring.config import Config
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 from .calling import LATER, Api, serving_api
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture
@@ -119,6 +113,8 @@ CORPUS: dict[str, bytes] = {
         b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     ),
     "h2c": b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\n\r\n",
+    "a tunnel": b"CONNECT localhost:443 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "a tunnel to a path": b"CONNECT /ticks HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}",
     "a body that is cut": post(TICK[:-5]).replace(b"content-length: ", b"content-length: 9"),
     "an id of the wrong shape": b"GET /v1/tasks/" + b"0" * 32 + b"~z.z.z.z.z HTTP/1.1\r\nhost: localhost\r\n\r\n",
     "an id with a huge address": (

@@ -1,8 +1,9 @@
 """Schedules, lanes, queues and pauses over real HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -11,7 +12,7 @@ from mainspring.model.delivery import Delivery
 from mainspring.model.outcome import Outcome, Retry
 from mainspring.sinks.null import NullSink
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 from .calling import LATER, Answer, Api, serving_api
 
@@ -22,12 +23,6 @@ class FailingSink:
 
     async def aclose(self) -> None:
         return
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture
@@ -78,6 +73,10 @@ async def test_schedules_that_name_no_zone_have_that_of_the_settings(server: Ser
         assert edited.json["timezone"] == "UTC", "an edit leaves it as it is"
         told = (await api.post("/v1/schedules:preview", {"cron": "0 2 * * *", "count": 1})).json
         assert told["runs"][0].endswith("T02:00:00+09:00")
+        far = (await api.post("/v1/schedules:preview", {"every": "3650d", "count": 1000})).json
+        assert far["runs"][-1].startswith("64"), "as far as calendars go"
+        local = {"cron": "0 2 * * *", "count": 1, "after": "2027-01-01 02:00", "end": "2027-01-02 02:00"}
+        assert (await api.post("/v1/schedules:preview", local)).json["runs"] == ["2027-01-02T02:00:00+09:00"]
     server.call("FLUSHALL")
 
 
@@ -97,8 +96,17 @@ async def test_a_taken_name_goes_by_the_rule(api: Api) -> None:
     assert (kept.status, kept.json["specs"]) == (200, ["0 2 * * *"])
     replaced = await add(api, cron="0 3 * * *", on_conflict="replace")
     assert (replaced.status, replaced.json["specs"], replaced.json["generation"]) == (200, ["0 3 * * *"], 2)
+    await api.post("/v1/schedules/nightly/pause", {"reason": "move"})
+    again = await add(api, cron="0 3 * * *", on_conflict="replace")
+    assert (again.json["state"], again.json["generation"]) == ("paused", 3), "the same as before: nothing is written"
+    put = await api.call("PUT", "/v1/schedules/nightly", {"cron": "0 4 * * *", "target": "null:"})
+    assert (put.json["state"], put.json["paused"]["reason"], put.json["generation"]) == ("paused", "move", 4)
     written = await api.call("PUT", "/v1/schedules/nightly", {"every": "5m", "target": "null:"})
     assert (written.status, written.json["specs"]) == (200, ["@every 5m"])
+    more = await api.call("PATCH", "/v1/schedules/nightly", {"cron": "0 3 * * *"})
+    assert more.json["specs"] == ["0 3 * * *", "@every 5m"]
+    less = await api.call("PATCH", "/v1/schedules/nightly", {"every": None})
+    assert less.json["specs"] == ["0 3 * * *"]
     fresh = await api.call("PUT", "/v1/schedules/fresh", {"every": "5m", "target": "null:"})
     assert fresh.status == 201
 
@@ -268,15 +276,34 @@ async def test_a_wrong_pause_is_refused(api: Api, body: dict[str, Any]) -> None:
     assert (await api.get("/v1/pauses")).json == {"pauses": []}
 
 
+async def standing(api: Api, count: int = 1) -> list[dict[str, Any]]:
+    """Lanes, once so many stand still."""
+    for _ in range(1200):
+        lanes: list[dict[str, Any]] = (await api.get("/v1/lanes")).json["lanes"]
+        if len(lanes) == count:
+            return lanes
+        await asyncio.sleep(0.05)
+    raise AssertionError("the lanes do not stand still")
+
+
+async def test_lanes_come_by_pages_in_the_order_of_the_list(api: Api) -> None:
+    for n in range(5):
+        await api.client.put("log:", "head", id=f"head-{n}", lane=f"a.b/{n} ä")
+    names = [one["lane"] for one in await standing(api, 5)]
+    paged: list[str] = []
+    page: dict[str, Any] = (await api.get("/v1/lanes?limit=2")).json
+    while page["next"] is not None:
+        assert len(page["lanes"]) == 2
+        paged += [one["lane"] for one in page["lanes"]]
+        page = (await api.get(f"/v1/lanes?limit=2&cursor={quote(page['next'])}")).json
+    assert [*paged, page["lanes"][0]["lane"]] == names
+    for wrong in ("limit=0", "limit=1001", "cursor=x", "cursor=%C2%B2.a"):
+        assert (await api.get(f"/v1/lanes?{wrong}")).problem == "invalid"
+
+
 async def test_a_lane_behind_a_failed_head_is_shown_and_goes_on_without_it(api: Api) -> None:
     await api.client.put("log:", "head", id="head", lane="shop/1")
-    for _ in range(1200):
-        lanes = (await api.get("/v1/lanes")).json["lanes"]
-        if lanes:
-            break
-        await asyncio.sleep(0.05)
-    else:
-        raise AssertionError("the lane does not stand still")
+    lanes = await standing(api)
     assert (lanes[0]["lane"], lanes[0]["head_id"], lanes[0]["error"]) == ("shop/1", "head", "try later")
     assert (await api.get("/v1/lanes/shop%2F1")).json["state"] == "retrying"
     assert (await api.post("/v1/lanes/shop%2F1/skip-head", {"reason": "not needed"})).json["answer"] == "ok"

@@ -17,6 +17,8 @@ from mainspring.testing.servers import wait_until
 
 from .calling import LATER
 from .serving import ENVIRON, MAIN, Serve, run, serving
+from .web_receiver import Answer, Request, receiving
+from .working import WorkerProcess
 
 NOWHERE = "http://127.0.0.1:9/hook?token="
 
@@ -222,3 +224,79 @@ def test_no_key_and_no_payload_is_ever_in_the_log(serve: Callable[..., Serve], t
     assert node.end() == 0
     for secret in (token, token.removeprefix("msk_"), "canary-"):
         assert secret not in node.log.replace('"canary"', ""), secret
+
+
+ECHOING_APP = """
+from mainspring import Config, Dead, Scheduler
+
+scheduler = Scheduler(Config())
+
+
+@scheduler.handler(queue="cry")
+def repeat(secret: str) -> None:
+    try:
+        raise KeyError(secret)
+    except KeyError as error:
+        raise ValueError(f"refused: {secret}") from error
+
+
+@scheduler.handler(queue="cry")
+async def give_up(secret: str) -> None:
+    raise Dead(f"never: {secret}")
+"""
+
+
+def letter_of(node: Serve, name: str) -> str:
+    path = f"/v1/dead/{name}"
+    wait_until(lambda: call(node.url, None, path)[0] == 200, f"{name} is given up", timeout_s=60)
+    return call(node.url, None, path)[1].decode()
+
+
+def _echo(request: Request) -> Answer:
+    told = json.dumps({"headers": dict(request.headers), "path": request.path, "body": request.body.decode()})
+    return Answer(400, {"x-echo": request.headers["authorization"], "location": request.path}, told.encode())
+
+
+def test_what_receivers_commands_and_handlers_repeat_is_not_in_the_log(
+    serve: Callable[..., Serve], tmp_path: Path
+) -> None:
+    """The same canaries, sent back by those who got them; what is kept of an answer has no credentials either."""
+    (tmp_path / "app.py").write_text(ECHOING_APP)
+    with receiving(_echo) as receiver:
+        (tmp_path / "mainspring.toml").write_text(
+            'log_level = "debug"\nlog_format = "json"\nhttp_allow = ["127.0.0.1"]\n[targets.hook]\n'
+            f'url = "{receiver.url}?token=canary-url"\nheaders = {{ x-key = "canary/header\\"" }}\n'
+            'auth = { user = "u", password = "canary-password" }\n[retry]\nmax_attempts = 1\n'
+            '[commands.cry]\nargv = ["sh", "-c", "echo canary-printed >&2; exit 3"]\nqueue = "cry"\n'
+        )
+        node = serve()
+        worker = WorkerProcess(tmp_path, "app:scheduler", "--data-dir", str(tmp_path / "data"))
+        try:
+            payload = {"secret": "canary-payload"}
+            targets = {
+                "a": ("target:hook", payload, "canary-payload"),
+                "b": ("queue:cry/repeat", payload, "ValueError: refused: canary-payload"),
+                "c": ("queue:cry/give_up", payload, "never: canary-payload"),
+                "d": ("queue:cry/give_up", {"canary-field": 1, "secret": "x"}, "canary-field"),
+                "e": ("command:cry", None, "exit code 3: canary-printed"),
+            }
+            for name, (target, given, _) in targets.items():
+                status, said = call(node.url, None, "/v1/tasks", {"target": target, "payload": given, "id": name})
+                assert status == 201, said
+            for name, (_, _, kept) in targets.items():
+                assert kept in letter_of(node, name), "the letter has the words"
+            letter = letter_of(node, "a")
+            assert worker.end() == 0
+        finally:
+            worker.remove()
+    assert node.end() == 0
+    for secret in ("canary-url", "canary/header", "canary\\/header", "canary-password", "dTpjYW5hcnktcGFzc3dvcmQ"):
+        assert secret not in letter
+    assert "canary" not in node.log
+    assert "canary" not in worker.log
+    assert "HTTP 400 Bad Request" in node.log
+    for line in ("ValueError in repeat (app.py:", "Dead in give_up (app.py:", "exit code 3", "does not fit queue:cry"):
+        assert line in worker.log
+    assert "Traceback" in worker.log
+    debug = [json.loads(line) for line in node.log.splitlines() if '"mainspring.http"' in line]
+    assert [line["task"] for line in debug] == ["a"]

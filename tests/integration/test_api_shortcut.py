@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,19 +11,13 @@ from mainspring.api.app import App
 from mainspring.api.protocol import sweep
 from mainspring.config import Config
 from mainspring.model.errors import Unavailable
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 from .calling import LATER, Api, serving_api
 from .test_api_hostile import Wire, post
 from .test_http import WRONG
 
 SHORT, LONG = "/ticks", "/ticks?replace=false"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture
@@ -139,39 +133,39 @@ async def test_a_bug_is_told_and_logged(
     assert "ZeroDivisionError" in caplog.text
 
 
+class HeldWrite:
+    """A write that has begun and goes on when it may."""
+
+    def __init__(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.leave = asyncio.Event(), asyncio.Event()
+        self._put_many = api.client.put_many
+        monkeypatch.setattr(api.client, "put_many", self._held)
+
+    async def _held(self, *args: Any, **more: Any) -> Any:
+        self.begun.set()
+        await self.leave.wait()
+        return await self._put_many(*args, **more)
+
+
 async def test_a_stop_answers_what_is_under_way_and_closes(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_many, begun, leave = api.client.put_many, asyncio.Event(), asyncio.Event()
-
-    async def slow(*args: Any, **more: Any) -> Any:
-        begun.set()
-        await leave.wait()
-        return await put_many(*args, **more)
-
-    monkeypatch.setattr(api.client, "put_many", slow)
+    write = HeldWrite(api, monkeypatch)
     async with Wire(api) as wire:
         await wire.send(post())
-        await begun.wait()
+        await write.begun.wait()
         for connection in list(api.face.connections):
             connection.shutdown()  # type: ignore[attr-defined]
-        leave.set()
+        write.leave.set()
         answer = await wire.rest()
     assert answer.startswith(b"HTTP/1.1 202 ")
     assert b"\r\nconnection: close\r\n" in answer
 
 
 async def test_who_hangs_up_before_the_answer_does_no_harm(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_many, begun, leave = api.client.put_many, asyncio.Event(), asyncio.Event()
-
-    async def slow(*args: Any, **more: Any) -> Any:
-        begun.set()
-        await leave.wait()
-        return await put_many(*args, **more)
-
-    monkeypatch.setattr(api.client, "put_many", slow)
+    write = HeldWrite(api, monkeypatch)
     async with Wire(api) as wire:
         await wire.send(post())
-        await begun.wait()
-    leave.set()
+        await write.begun.wait()
+    write.leave.set()
     assert (await api.post(SHORT, {"item": "b", "at": LATER})).status == 202
     assert (await api.client.count()).pending == 2
 

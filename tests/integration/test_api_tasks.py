@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,16 +14,10 @@ from mainspring.model.rate import Rate
 from mainspring.model.task import Task
 from mainspring.store import answers
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 from .calling import LATER, Answer, Api, serving_api
 from .queueing import TARGET, HandWorker
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture
@@ -42,7 +36,9 @@ async def put(api: Api, **fields: Any) -> Answer:
 
 
 async def test_a_new_task_is_201_with_its_place_and_can_be_looked_at_there(api: Api) -> None:
-    made = await put(api, payload={"order": 42, "sum": 1.50}, lane="shop 1", expires="1h", retry="3 base=1s")
+    made = await put(
+        api, payload={"order": 42, "sum": 1.50}, lane="shop 1", expires="1h", retry="3 base=1s", timeout="5s"
+    )
     assert made.status == 201
     assert made.json["outcome"] == "created"
     assert made.json["due_ms"] == LATER
@@ -52,6 +48,7 @@ async def test_a_new_task_is_201_with_its_place_and_can_be_looked_at_there(api: 
     assert found.json["state"] == "pending"
     assert found.json["payload"] == {"order": 42, "sum": 1.5}
     assert (found.json["lane"], found.json["expires_ms"]) == ("shop 1", LATER + 3_600_000)
+    assert (found.json["retry"], found.json["timeout_ms"]) == ("3", 5_000)
 
 
 async def test_a_task_without_a_time_is_due_now_and_one_with_a_delay_later(api: Api) -> None:
@@ -103,6 +100,17 @@ async def test_a_durability_that_cannot_be_confirmed_says_that_the_task_is_store
     answer = await put(api, id="a", durability="disk")
     assert (answer.status, answer.problem) == (503, "not-confirmed")
     assert (await api.client.get("a")).state == "pending"
+    assert (await put(api, id="a", durability="disk", on_conflict="reject")).problem == "conflict"
+    moved = await put(api, id="a", durability="disk", at=LATER + 1, on_conflict="replace")
+    assert (moved.problem, moved.json["outcome"], moved.json["due_ms"]) == ("not-confirmed", "replaced", LATER + 1)
+
+
+async def test_tasks_that_are_not_confirmed_are_named_each_to_who_put_it(api: Api) -> None:
+    """They travel in one write; without its id nobody could find a task that has none of its own."""
+    answers = await asyncio.gather(*(put(api, payload={"n": n}, durability="disk") for n in range(20)))
+    assert {answer.problem for answer in answers} == {"not-confirmed"}
+    assert [(await api.client.get(answer.json["id"])).payload for answer in answers] == [{"n": n} for n in range(20)]
+    assert {answer.json["due_ms"] for answer in answers} == {LATER}
 
 
 WRONG: list[tuple[str, Any, str]] = [
@@ -122,6 +130,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("a large payload", {"payload": "x" * 70_000}, "at most 65536"),
     ("a rule that is none", {"on_conflict": "maybe"}, "on_conflict"),
     ("a level that is none", {"durability": "stone"}, "durability"),
+    ("a timeout that is none", {"timeout": "long"}, "timeout"),
+    ("no time at all", {"timeout": "0s"}, "leave it out"),
     ("a retry that is none", {"retry": "often"}, "retry"),
     ("a web target without a host", {"target": "http://"}, ""),
 ]

@@ -1,7 +1,7 @@
 """Dead letters, named targets, the cluster and the OpenAPI document over real HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from mainspring.model.named import Targets
 from mainspring.model.outcome import Dead, Outcome
 from mainspring.sinks.null import NullSink
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 from .calling import LATER, Api, serving_api
 
@@ -47,12 +47,6 @@ class DyingSink:
 
     async def aclose(self) -> None:
         return
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture

@@ -6,7 +6,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from mainspring.engine import dispatcher
+from mainspring.model.delivery import Body
 from mainspring.model.task import Task
+from mainspring.store.codec import RESENT, entry
+from mainspring.store.keys import HOUR_MS, Slice
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
@@ -83,3 +86,53 @@ async def test_one_that_is_cancelled_meanwhile_does_not_fire(ticker: Ticker, sto
     assert [one.id for one in ticker.deliveries] == ["stays"]
     books = await balance(store)
     assert (books.done, books.cancelled, books.pending) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("read_to_the_end", [False, True])
+async def test_those_whose_slice_is_read_anew_meanwhile_step_back_once(
+    paused: Ticker, store: Store, read_to_the_end: bool
+) -> None:
+    """A put that was sent twice makes the owner read the whole slice again."""
+    lookahead = paused.engine.lookahead
+    place = Slice.at(paused.clock.now_ms(), 1000)
+    for keys in store.keys.partitions:
+        late = entry(
+            paused.clock.now_ms() - place.start_ms, RESENT, b"%016d" % keys.number, Body("kafka:free", b'"late"')
+        )
+        put = ("RPUSH", keys.slice_keys(place.name)[0], late)
+        await store.run_one(keys.slot, [put, ("HINCRBY", keys.n, "accepted", 1)])
+    lookahead.reconnected()
+    await lookahead.step()
+    while read_to_the_end and await lookahead.step() == 0.0:
+        pass
+    assert aside(paused) > 200
+    await paused.client.resume(target="kafka:held")
+    await one_tick(paused)
+    await paused.turn()
+    delivered = Counter(one.value() for one in paused.deliveries)
+    assert delivered == {"free": 300, "held": 300, "late": len(store.keys.partitions)}
+    assert (await balance(store)).dead == 0
+
+
+async def test_those_of_an_hour_slice_step_back_although_its_next_window_is_read(
+    ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "SPILL_TASKS", 10)
+    start_ms = (ticker.clock.now_ms() // HOUR_MS + 2) * HOUR_MS
+    await ticker.client.put_many(Task("kafka:held", n, id=f"h{n}", at=start_ms + 283_000) for n in range(300))
+    await ticker.client.put_many(Task("kafka:free", n, id=f"f{n}", at=start_ms + 600_000) for n in range(40))
+    ticker.clock.set(start_ms)
+    await ticker.turn()
+    await ticker.client.pause(target="kafka:held")
+    ticker.clock.set(start_ms + 299_000)
+    await one_tick(ticker)
+    hours = [live for one in ticker.engine.owned.values() for live in one.slices.values() if not live.slice.is_hold]
+    passes = [live.passes for live in hours]
+    while await ticker.engine.lookahead.step() == 0.0:
+        pass
+    assert all(live.passes > before for live, before in zip(hours, passes, strict=True)), "no window was opened"
+    await ticker.client.resume(target="kafka:held")
+    await ticker.turn()
+    assert Counter(one.target for one in ticker.deliveries) == {"kafka:held": 300}
+    books = await balance(store)
+    assert (books.dead, books.pending) == (0, 40)

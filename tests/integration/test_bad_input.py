@@ -1,12 +1,13 @@
 """Bad input: one clear error each, and nothing written. A namespace of another format is never mixed with."""
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from mainspring.client import Client
-from mainspring.model.errors import InvalidInput, WrongFormat
+from mainspring.model.errors import Conflict, InvalidInput, WrongFormat
 from mainspring.model.task import Task
 from mainspring.store.keys import meta_key, slot_of
 from mainspring.store.store import Store
@@ -85,7 +86,43 @@ async def test_a_wrong_task_in_a_batch_stops_it_before_anything_is_written(
 async def test_something_that_is_no_task_is_refused(client: Client, store: Store) -> None:
     with pytest.raises(InvalidInput, match="Task"):
         await client.put_many([Task("log:"), {"target": "log:"}])  # type: ignore[list-item]
+    wrong: Any
+    for wrong in (None, 5, Task("log:")):
+        with pytest.raises(InvalidInput, match="an iterable of Task objects"):
+            await client.put_many(wrong)
     assert (await balance(store)).accepted == 0
+
+
+async def test_a_rejected_id_says_what_of_its_call_is_stored(client: Client, store: Store) -> None:
+    await client.put("log:", id="a", after="1h")
+    with pytest.raises(Conflict, match=r"\(2 tasks of this call are stored\)") as refused:
+        await client.put_many([Task("log:", id="a"), Task("log:"), Task("log:", id="b")], on_conflict="reject")
+    assert refused.value.stored == 2
+    assert (await balance(store)).accepted == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda client: client.cancel_many("abc"), r"use cancel, or \[id\]"),
+        (lambda client: client.list(cursor=5), "cursor"),
+        (lambda client: client.list(target=5), "target is a int"),
+        (lambda client: client.list(lane=5), "lane is a int"),
+        (lambda client: client.list(allowed="log:"), "give a list"),
+        (lambda client: client.list(allowed=[5]), "allowed is a int"),
+    ],
+)
+async def test_wrong_types_of_other_calls_are_told_too(
+    client: Client, call: Callable[[Any], Awaitable[Any]], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        await call(client)
+
+
+@pytest.mark.parametrize("option", [{"wait_s": "5"}, {"wait_s": -1}, {"max_payload_bytes": "1"}, {"options": 5}])
+def test_wrong_options_of_a_client_are_told_where_it_is_made(option: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(option))):
+        Client(**option)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +132,7 @@ async def test_something_that_is_no_task_is_refused(client: Client, store: Store
         {"after": timedelta(days=3_650)}, {"at": datetime(2027, 1, 15, 9, tzinfo=UTC)}, {"at": 0}, {"at": 1.5},
         {"at": "2027-01-15T09:00:00+01:00"}, {"after": "1h30m"}, {"after": "PT10M"}, {"after": "250ms"},
         {"target": "https://example.com/" + "x" * 2_000}, {"expires": "1s"}, {"expires": timedelta(days=1)},
+        {"expires": "3600s"},
     ],
 )  # fmt: skip
 async def test_what_is_just_within_the_limits_is_taken(client: Client, arguments: dict[str, Any]) -> None:
@@ -180,7 +218,10 @@ async def test_a_namespace_is_plain(url: str, namespace: str, namespace_: Any) -
         await Store.open(url, namespace=namespace_)
 
 
-@pytest.mark.parametrize("partitions", [0, -1, 5000])
-async def test_a_partition_count_is_sensible(url: str, namespace: str, partitions: int) -> None:
-    with pytest.raises((WrongFormat, InvalidInput), match="partitions"):
+@pytest.mark.parametrize("partitions", [0, -1, 5000, "8", True])
+async def test_a_partition_count_is_sensible(url: str, namespace: str, partitions: Any) -> None:
+    with pytest.raises(InvalidInput, match="partitions"):
         await Store.open(url, namespace=namespace, partitions=partitions)
+    made = await Store.open(url, namespace=namespace, partitions=2)
+    assert len(made.keys) == 2, "nothing was made before"
+    await made.aclose()

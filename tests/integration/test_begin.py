@@ -69,6 +69,23 @@ async def test_a_repeated_begin_after_a_lost_reply_changes_nothing(planned: Plan
     assert await planned.owner.raw("HGET", planned.owner.keys.n, "done") == b"1"
 
 
+async def test_a_call_for_thousands_of_slices_is_done_once_and_whole(planned: Planned, store: Store) -> None:
+    """More keys than Lua can spread at once: a script that failed midway would count what is done with each repeat."""
+    owner = planned.owner
+    section = await owner.section(planned.place, begin=[0], done=[0])
+    names = [Slice(1000, planned.place.start_ms + n * 1000).name for n in range(1, 9_001)]
+    bits = (fire.WHOLE, b"\x80", fire.WHOLE, b"\x80")
+    many = [fire.Touch(name, owner.keys.slice_keys(name), "0.0", -1, b"", *bits) for name in names]
+    section = section._replace(touches=[*section.touches, *many])
+    for _ in range(2):
+        answer = await owner.tick(section)
+        assert (answer.status, len(answer.x)) == ("ok", 9_001)
+    last = owner.keys.slice_keys(names[-1])
+    assert await owner.raw("MGET", *last[1:3]) == [b"\x80", b"\x80"]
+    assert await owner.raw("HGET", owner.keys.n, "done") == b"1"
+    assert (await balance(store))[:3] == (3, 2, 0)
+
+
 async def test_an_old_begin_that_arrives_late_changes_nothing(planned: Planned, store: Store) -> None:
     section = await planned.owner.section(planned.place, begin=[0])
     late = planned.owner.command(section)

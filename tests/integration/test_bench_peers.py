@@ -29,7 +29,7 @@ FIGURES = {
     "duplicated",
 }
 FEW = Demand(tasks=200, rate=100, seconds=1)
-WORDS = ("peers", "--tasks", "200", "--rate", "100", "--seconds", "1", "--json")
+WORDS = ("peers", "--tasks", "2000", "--rate", "100", "--seconds", "1", "--json")
 
 
 async def measured(file: str) -> Row:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from mainspring.cli import app
 from mainspring.config import Config
 from mainspring.model.access import new_token
 from mainspring.model.delivery import Delivery
-from mainspring.model.errors import Conflict, Unavailable
+from mainspring.model.errors import Conflict, InvalidInput, NotConfirmed, Unavailable
 from mainspring.model.outcome import DONE, Dead, Outcome, Retry
 from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.null import NullSink
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 from .calling import Api, serving_api
+from .verifying import home, raw
 from .web_receiver import Answer, receiving
 
 Say = Callable[..., Awaitable[Result]]
@@ -34,12 +35,6 @@ class MoodySink:
 
     async def aclose(self) -> None:
         return
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture
@@ -69,6 +64,13 @@ async def told(say: Say, *words: str, code: int = 0) -> Any:
     return json.loads((await say(*words, "--json", code=code)).stdout)
 
 
+async def test_a_task_that_is_stored_and_not_confirmed_is_named_all_the_same(say: Say, api: Api) -> None:
+    put = await say("task", "put", "1", "--in", "1h", "--target", "null:", "--durability", "disk", "--json", code=1)
+    assert isinstance(put.exception, NotConfirmed)
+    assert "tasks of this call" not in str(put.exception)
+    assert (await api.client.get(json.loads(put.stdout)["id"])).state == "pending"
+
+
 async def until(look: Callable[[], Awaitable[bool]]) -> None:
     for _ in range(600):
         if await look():
@@ -77,17 +79,47 @@ async def until(look: Callable[[], Awaitable[bool]]) -> None:
     raise AssertionError("it did not come to pass within a minute")
 
 
+# -- namespaces ------------------------------------------------------------------------------------------------
+
+
+async def test_over_an_api_the_namespace_of_its_node_is_meant_unless_one_is_given(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server.call("FLUSHALL")
+    config = Config(redis_url=server.url, port=0, partitions=4, namespace="shop")
+
+    async def counted(url: str, *options: str) -> Result:
+        words = ["task", "count", "--json", "--url", url, *options]
+        return await asyncio.to_thread(CliRunner().invoke, app, words)
+
+    async with serving_api(config, {"null": NullSink()}) as api:
+        made = await asyncio.to_thread(
+            CliRunner().invoke, app, ["task", "put", "1", "--in", "1h", "--target", "null:", "--url", api.url]
+        )
+        assert made.exit_code == 0, made.output
+        assert json.loads((await counted(api.url)).stdout)["pending"] == 1
+        assert json.loads((await counted(api.url, "--namespace", "shop")).stdout)["pending"] == 1
+        assert (await counted(api.url, "--namespace", "main")).exit_code == 1, "asked for by name, it is not there"
+        monkeypatch.setenv("MAINSPRING_NAMESPACE", "main")
+        assert (await counted(api.url)).exit_code == 1
+        monkeypatch.delenv("MAINSPRING_NAMESPACE")
+        (tmp_path / "mainspring.toml").write_text(f'api_url = "{api.url}"\n')
+        found = await asyncio.to_thread(CliRunner().invoke, app, ["task", "count", "--json"])
+        assert json.loads(found.stdout)["pending"] == 1
+
+
 # -- tasks -----------------------------------------------------------------------------------------------------
 
 
 async def test_a_task_from_put_to_cancel(say: Say) -> None:
     put = ("task", "put", '{"n": 1.50}', "--in", "2h", "--id", "a/b ü?", "--lane", "l 1", "--retry", "3 base=200ms")
-    made = await told(say, *put, "--expires", "2031-01-01T00:00:00Z")
+    made = await told(say, *put, "--expires", "2031-01-01T00:00:00Z", "--timeout", "1m30s")
     assert (made["id"], made["outcome"]) == ("a/b ü?", "created")
     assert (await told(say, *put))["outcome"] == "kept"
     found = await told(say, "task", "get", "a/b ü?", "--lane", "l 1")
     assert (found["state"], found["payload"], found["lane"]) == ("pending", {"n": 1.5}, "l 1")
-    assert found["expires_ms"] == 1_924_992_000_000
+    assert (found["expires_ms"], found["timeout_ms"]) == (1_924_992_000_000, 90_000)
     assert "not due yet" in (await say("task", "explain", "a/b ü?", "--lane", "l 1")).stdout
     moved = await told(say, "task", "reschedule", "a/b ü?", "--at", "2030-01-01T09:00:00Z", "--lane", "l 1")
     assert moved["due_ms"] == 1_893_488_400_000
@@ -190,8 +222,10 @@ async def test_a_lane_behind_its_head(say: Say) -> None:
     await until(stands)
     assert (await told(say, "lane", "show", "l"))["state"] == "retrying"
     assert (await told(say, "lane", "skip-head", "l", "--reason", "enough"))["answer"] == "ok"
-    again = await say("lane", "retry-head", "l", code=1)
-    assert again.exit_code == 1 or isinstance(again.exception, Conflict)
+    for word in ("retry-head", "skip-head", "resume"):
+        again = await told(say, "lane", word, "l", code=1)
+        assert again == {"lane": "l", "answer": "no head"}
+        assert (await say("lane", word, "l", code=1)).stdout == "l: it waits for no failed task\n"
 
 
 async def test_a_pause_is_made_listed_and_ended(say: Say) -> None:
@@ -237,7 +271,7 @@ async def test_a_schedule_from_add_to_remove(say: Say) -> None:
     changes = await told(say, "schedule", "diff", "s", "--grace", "6m")
     assert changes == {"changes": {"grace": ["5m", "6m"]}}
     edited = await told(say, "schedule", "edit", "s", "--cron", "0 4 * * *", "--generation", "1")
-    assert (edited["generation"], edited["grace"]) == (2, "5m")
+    assert (edited["generation"], edited["grace"], edited["specs"]) == (2, "5m", ["0 4 * * *", "@every 36h"])
     assert isinstance(
         (await say("schedule", "edit", "s", "--grace", "1m", "--generation", "1", code=1)).exception, Conflict
     )
@@ -254,6 +288,45 @@ async def test_a_schedule_from_add_to_remove(say: Say) -> None:
     assert (await told(say, "schedule", "list"))["count"] == 1
     assert (await told(say, "schedule", "remove", "s"))["removed"] is True
     assert (await told(say, "schedule", "remove", "s", code=1))["removed"] is False
+
+
+async def test_times_without_an_offset_are_of_the_schedules_zone(say: Say) -> None:
+    options = ("--cron", "0 2 * * *", "--tz", "Europe/Paris", "--target", "log:")
+    made = await told(say, "schedule", "add", "s", *options, "--start", "2026-01-01", "--end", "2030-01-01 12:00")
+    assert (made["start"], made["end"]) == ("2026-01-01T00:00:00+01:00", "2030-01-01T12:00:00+01:00")
+    diff = await told(say, "schedule", "diff", "s", "--end", "2030-07-01 12:00")
+    assert diff["changes"]["end"][1] == "2030-07-01T12:00:00+02:00"
+    edited = await told(say, "schedule", "edit", "s", "--end", "2030-07-01T12:00", "--tz", "Asia/Tokyo")
+    assert edited["end"] == "2030-07-01T12:00:00+09:00"
+    fill = ("schedule", "backfill", "s", "--dry-run", "--from", "2026-01-02 02:00")
+    assert (await told(say, *fill, "--to", "2026-01-04 02:00"))["planned"] == 2
+    assert (await told(say, *fill, "--to", "2026-01-04 02:01"))["planned"] == 3
+    assert isinstance((await say(*fill, "--to", "noon", code=1)).exception, InvalidInput)
+
+
+async def test_an_edit_of_one_kind_of_times_leaves_the_others_alone(say: Say) -> None:
+    await say("schedule", "add", "s", "--cron", "7 * * * *", "--every", "1h", "--target", "log:")
+    edit = ("schedule", "edit", "s")
+    assert (await told(say, *edit, "--every", "2h"))["specs"] == ["7 * * * *", "@every 2h"]
+    diff = await told(say, "schedule", "diff", "s", "--after-end", "5m")
+    assert diff["changes"]["specs"][1] == ["7 * * * *", "@every 2h", "@after-end 5m"]
+    assert (await told(say, *edit, "--after-end", "5m"))["specs"] == ["7 * * * *", "@every 2h", "@after-end 5m"]
+    assert (await told(say, *edit, "--cron", "", "--after-end", ""))["specs"] == ["@every 2h"]
+    assert (await told(say, *edit, "--cron", "8 * * * *", "--every", ""))["specs"] == ["8 * * * *"]
+    assert isinstance((await say(*edit, "--cron", "", code=1)).exception, InvalidInput), "nothing would be left"
+
+
+async def test_a_file_and_a_replacement_leave_a_pause_alone(say: Say, tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text('[schedules.a]\ncron = "7 * * * *"\ntarget = "log:"\n')
+    await say("schedule", "apply", "-f", str(file))
+    await say("schedule", "pause", "a", "--reason", "why")
+    file.write_text('[schedules.a]\ncron = "8 * * * *"\ntarget = "log:"\n')
+    await say("schedule", "apply", "-f", str(file))
+    shown = await told(say, "schedule", "show", "a")
+    assert (shown["state"], shown["specs"], shown["paused"]["reason"]) == ("paused", ["8 * * * *"], "why")
+    options = ("--cron", "9 * * * *", "--target", "log:", "--replace")
+    assert (await told(say, "schedule", "add", "a", *options))["state"] == "paused"
 
 
 async def test_a_file_of_schedules_applied_twice_changes_nothing(say: Say, tmp_path: Path) -> None:
@@ -355,3 +428,59 @@ async def test_every_change_of_a_command_is_in_the_trail(say: Say) -> None:
     assert (changes[3]["before"]["reason"], changes[3]["after"]) == ("why", {"state": "resumed"})
     assert (changes[5]["before"]["specs"], changes[5]["after"]["specs"]) == (["@every 1h"], ["@every 2h"])
     assert "canary" not in json.dumps(changes)
+
+
+async def test_the_trail_has_what_was_given_up_paused_and_applied(say: Say, tmp_path: Path) -> None:
+    for name in ("d1", "d2", "d3"):
+        await say("task", "put", '"die"', "--id", name, "--target", "log:")
+    await say("task", "put", '"fail"', "--id", "head", "--lane", "l", "--target", "log:")
+    await until(lambda: _is(say, "dead", "list", reached=lambda found: len(found["letters"]) == 3))
+    await until(lambda: _is(say, "lane", "show", "l", reached=lambda lane: lane["head_id"] == "head"))
+    await say("dead", "replay", "d1", "--in", "1h")
+    await say("dead", "replay", "d1", "nobody", code=1)
+    await say("dead", "drop", "d2", "--yes")
+    await say("dead", "drop", "d2", "--yes", code=1)
+    await say("dead", "drop", "--all", "--dry-run")
+    await say("dead", "drop", "--target", "log:*", "--yes")
+    await say("lane", "skip-head", "l")
+    file = tmp_path / "jobs.toml"
+    for every, prune in (("1h", ()), ("1h", ()), ("2h", ()), ("", ("--prune",))):
+        table = f'[schedules.s]\nevery = "{every}"\ntarget = "null:"\n' if every else "[schedules]\n"
+        file.write_text(table)
+        await say("schedule", "apply", "-f", str(file), *prune)
+        if every == "2h":
+            await say("schedule", "pause", "s", "--reason", "deploy", "--until", "2031-01-01T00:00:00Z", "--hold")
+    changes = [one["change"] for one in (await told(say, "audit", "--limit", "50"))["changes"]][::-1]
+    assert [(one["what"], one["object"]) for one in changes] == [
+        ("dead.replay", "d1"), ("dead.drop", "d2"), ("dead.drop", "many"), ("lane.skip-head", "l"),
+        ("schedule.add", "s"), ("schedule.edit", "s"), ("schedule.pause", "s"), ("schedule.remove", "s"),
+    ]  # fmt: skip
+    replay, drop, drops, skip, _, edit, pause, _ = changes
+    assert (replay["before"]["attempts"], list(replay["after"])) == (1, ["due_ms"])
+    assert (drop["before"]["target"], drop.get("after")) == ("log:", None)
+    assert (drops["before"], drops["after"]) == ({"target": "log:*"}, {"dropped": 1})
+    assert skip["before"]["head_id"] == "head"
+    assert (edit["before"]["specs"], edit["after"]["specs"]) == (["@every 1h"], ["@every 2h"])
+    paused = pause["after"]["paused"]
+    assert (paused["reason"], paused["until"], paused["mode"]) == ("deploy", "2031-01-01T00:00:00+00:00", "hold")
+
+
+async def _is(say: Say, *words: str, reached: Callable[[Any], bool]) -> bool:
+    return reached(await told(say, *words))
+
+
+async def test_a_repair_is_in_the_trail(api: Api, server: Server) -> None:
+    store = api.client.store
+    keys = home(store, "a")
+    await raw(store, keys.number, "HSET", keys.held, "a", b"0123456789abcdef")  # a lane that waits for nobody
+
+    async def run(*words: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, app, [*words, "--url", server.url, "--json"])
+
+    await run("verify")
+    assert json.loads((await run("audit")).stdout)["changes"] == [], "who only looks changes nothing"
+    report = json.loads((await run("verify", "--repair")).stdout)
+    assert report["repaired"]
+    [entry] = json.loads((await run("audit")).stdout)["changes"]
+    change = entry["change"]
+    assert (change["what"], change["object"], change["after"]) == ("verify.repair", "main", report["repaired"])

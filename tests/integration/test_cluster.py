@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from itertools import count
 
@@ -24,7 +24,7 @@ from mainspring.store.keys import partition_of
 from mainspring.store.members import About, Identity
 from mainspring.store.store import Store
 from mainspring.testing.faults import bad_road, calls
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 PARTITIONS = 8
 LONG_S = 10.0
@@ -73,12 +73,6 @@ class Site:
 
     async def client(self) -> Client:
         return await self._stack.enter_async_context(Client(self.url, partitions=PARTITIONS))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture

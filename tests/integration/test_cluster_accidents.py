@@ -1,7 +1,7 @@
 """Accidents around membership and hand-over: each was possible once, and is named after what went wrong."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from math import inf
@@ -29,7 +29,7 @@ from mainspring.store.members import About, Identity
 from mainspring.store.store import Store
 from mainspring.store.wire import Command
 from mainspring.testing.faults import bad_road, calls, uses
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 PARTITIONS = 8
 ALL = set(range(PARTITIONS))
@@ -53,12 +53,6 @@ class Gated:
 
     async def aclose(self) -> None:
         """Shared by all nodes."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture

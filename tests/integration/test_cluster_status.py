@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -13,13 +13,7 @@ from typer.testing import CliRunner, Result
 from mainspring.cli.cluster import app
 from mainspring.config import Config
 from mainspring.node import Node
-from mainspring.testing.servers import Server, standalone
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
+from mainspring.testing.servers import Server
 
 
 async def status(server: Server, *words: str) -> Result:

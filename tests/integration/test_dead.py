@@ -151,6 +151,17 @@ async def test_a_letter_says_why_it_died_and_everything_else(tickers: Tickers, s
     assert await ticker.client.dead_get("other") is None
 
 
+async def test_a_replayed_letter_keeps_the_rules_of_its_task(dying: Ticker) -> None:
+    await dying.client.put("log:", 1, id="id", after="1s", retry="3 base=7s", timeout="5s")
+    await dying.advance(seconds=2)
+    letter = await dying.client.dead_get("id")
+    assert letter is not None
+    assert (letter.retry, letter.timeout_ms) == ("3 base=7s", 5_000)
+    await dying.client.dead_replay("id", after="1h")
+    found = await dying.client.get("id")
+    assert (found.state, found.retry, found.timeout_ms) == ("pending", "3 base=7s", 5_000)
+
+
 async def test_a_task_without_an_id_is_found_by_its_handle_and_by_its_letter(dying: Ticker) -> None:
     handle = await dying.client.put("log:", "x", after="1s")
     await dying.advance(seconds=1)

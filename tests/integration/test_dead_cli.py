@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,8 @@ from mainspring.model.outcome import Dead
 from mainspring.sync import SyncClient
 from mainspring.testing.balance import balance
 from mainspring.testing.owner import address_of
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 from mainspring.testing.ticker import Ticker
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture

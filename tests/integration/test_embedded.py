@@ -317,9 +317,46 @@ def test_a_program_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: p
         embedded.find_binary()
 
 
-def test_the_server_keeps_lists_in_small_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_password_lets_nobody_in(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "password").write_text("")
+    with embedded.start(folder) as server, connect(server.url) as client:
+        assert len(str(client.config_get("requirepass")["requirepass"])) >= 32
+
+
+def test_of_a_damaged_file_it_is_said_what_to_do(folder: Path) -> None:
+    with embedded.start(folder) as server, connect(server.url) as client:
+        for number in range(100):
+            client.set(f"key {number}", "x" * 100)
+    [log] = (folder / "appendonlydir").glob("*.incr.aof")
+    written = log.read_bytes()
+    half = written.index(b"*3\r\n", len(written) // 2)
+    log.write_bytes(written[:half] + b"#" + written[half + 1 :])
+    with pytest.raises(EmbeddedError, match="valkey-check-aof --fix"):
+        embedded.start(folder)
+
+
+@pytest.fixture
+def nothing_said_of_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLIBC_TUNABLES", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def without_jemalloc(nothing_said_of_malloc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_memory, "jemalloc", lambda: None)
+
+
+def test_the_server_uses_jemalloc_where_the_machine_has_it(folder: Path, nothing_said_of_malloc: None) -> None:
     """What makes a put cost the same with millions pending: see the decision on what grows."""
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if embedded_memory.jemalloc() is None:
+        pytest.skip("this machine has no libjemalloc.so.2; Debian's redis-server brings it")
+    with embedded.start(folder) as server, connect(server.url) as client:
+        assert client.config_get("list-max-listpack-size") == {"list-max-listpack-size": "-2"}
+        assert "libjemalloc" in Path(f"/proc/{client.info()['process_id']}/maps").read_text()
+
+
+def test_elsewhere_the_server_keeps_lists_in_small_pieces(folder: Path, without_jemalloc: None) -> None:
     with embedded.start(folder) as server, connect(server.url) as client:
         assert client.config_get("list-max-listpack-size") == {"list-max-listpack-size": "12"}
         if sys.platform == "linux":
@@ -337,6 +374,14 @@ def test_the_server_keeps_lists_in_small_pieces(folder: Path, monkeypatch: pytes
         ("glibc.malloc.tcache_count=1", "glibc.malloc.tcache_count=1"),
     ],
 )
-def test_what_the_user_says_of_malloc_stands(monkeypatch: pytest.MonkeyPatch, users: str, servers: str) -> None:
+def test_what_the_user_says_of_malloc_stands(
+    without_jemalloc: None, monkeypatch: pytest.MonkeyPatch, users: str, servers: str
+) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", users)
     assert embedded_memory.environ()["GLIBC_TUNABLES"] == servers
+
+
+def test_what_the_user_has_loaded_stands(nothing_said_of_malloc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "libother.so")
+    assert embedded_memory.environ()["LD_PRELOAD"] == "libother.so"
+    assert embedded_memory.settings() == {"list-max-listpack-size": "12"}

@@ -99,6 +99,7 @@ async def test_a_takeover_with_many_slices_fires_nothing_twice(tickers: Tickers,
     await engine.keeper.step()
     async with asyncio.timeout(100):
         while sum(one.target == "log:" for one in first.deliveries) < seconds or engine.deliveries.in_flight != seconds:
+            await engine.keeper.step()
             await engine.lookahead.step()
             await engine.dispatcher.step()
             await asyncio.sleep(0)
@@ -313,3 +314,15 @@ async def test_a_failure_that_comes_in_after_the_lease_is_not_placed_by_a_clock_
     await ticker.client.put("log:", "x", after="1s")
     fired = await ticker.advance(seconds=30)
     assert [(one.attempt, one.idempotency_key) for one in fired] == [(1, fired[0].idempotency_key)] * 2
+
+
+async def test_by_hand_the_clock_moves_on_when_nothing_is_due_any_more(ticker: Ticker) -> None:
+    async def next_one(delivery: Delivery) -> Outcome:
+        if (number := delivery.value()) < 5:
+            await ticker.client.put("log:", number + 1)
+        return DONE
+
+    ticker.answer("log", next_one)
+    await ticker.client.put("log:", 1, after="1s")
+    assert [one.value() for one in await ticker.advance(minutes=1)] == [1, 2, 3, 4, 5]
+    assert {one.due_ms for one in ticker.deliveries} == {ticker.deliveries[0].due_ms}

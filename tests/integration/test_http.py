@@ -16,7 +16,7 @@ from mainspring.model.errors import Conflict, Unavailable
 from mainspring.model.task import Handle, Task
 from mainspring.node import Node
 from mainspring.sinks.null import NullSink
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 LATER = 4_000_000_000_000 // 2 - 100_000_000_000  # 2030, in milliseconds
 
@@ -62,12 +62,6 @@ class Api:
     async def payload_of(self, task_id: str) -> Any:
         assert self.node.client is not None
         return (await self.node.client.get(task_id)).payload
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture

@@ -243,18 +243,35 @@ async def test_a_redirect_is_a_failure_and_never_followed(sink: HttpSink, status
     assert "redirects are never followed" in outcome.reason
 
 
-async def test_gone_disables_the_target_where_it_is_told_to(sink: HttpSink, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_limit_of_a_host_holds_for_all_targets_on_it() -> None:
+    sink = HttpSink(HttpOptions(concurrency=4, allow=("127.0.0.0/8",)))
+    with receiving() as receiver:
+        batch = [delivery("target:x", number=n) for n in range(40)]
+        hooks = [Webhook(receiver.url), *(Webhook(receiver.url, concurrency=count) for count in (2, 3, 100))]
+        await asyncio.gather(*(sink.deliver_to(hook, batch) for hook in hooks))
+        assert len(receiver.requests) == 160
+        assert receiver.connections <= 4
+    await sink.aclose()
+
+
+async def test_after_410_nothing_more_is_sent_of_what_waits_and_the_outcome_says_so(sink: HttpSink) -> None:
     with receiving(lambda _: Answer(410)) as receiver:
         hook = Webhook(receiver.url, gone_disables=True, concurrency=1)
-        outcomes = await sink.deliver_to(hook, [delivery("target:x", number=n) for n in range(5)])
-        assert all(isinstance(one, Dead) for one in outcomes)
-        assert isinstance(await send(sink, hook), Dead)
+        batches = [[delivery("target:x", number=n) for n in range(5)] for _ in range(3)]
+        outcomes = [one for some in await asyncio.gather(*(sink.deliver_to(hook, b) for b in batches)) for one in some]
         assert len(receiver.requests) == 1
-        assert "disabled: it answered 410 Gone at" in str(await send(sink, hook))
-        await send(sink, Webhook(receiver.url))
-        await send(sink, Webhook(receiver.url))
-        assert len(receiver.requests) == 3
-    assert len([one for one in caplog.records if "410 Gone" in one.message]) == 1
+        assert all(isinstance(one, Dead) for one in outcomes)
+        assert [one.disables for one in outcomes if isinstance(one, Dead)].count(True) == 1
+        assert str(outcomes[-1]) == "dropped while paused: HTTP 410 Gone"
+        assert isinstance(await send(sink, hook), Dead)
+        assert len(receiver.requests) == 2, "whether it may be tried again is not for the sink to say"
+
+
+async def test_where_410_disables_nothing_it_ends_its_own_task_only(sink: HttpSink) -> None:
+    with receiving(lambda _: Answer(410)) as receiver:
+        outcomes = await sink.deliver_to(Webhook(receiver.url), [delivery("target:x", number=n) for n in range(5)])
+        assert len(receiver.requests) == 5
+    assert not any(isinstance(one, Dead) and one.disables for one in outcomes)
 
 
 # -- trouble on the way ----------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from types import ModuleType
 
 import pytest
@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from mainspring.cli import lane, pause, pauses, resume
 from mainspring.engine.engine import EngineOptions
+from mainspring.model.audit_views import of_lane
 from mainspring.model.clock import ManualClock
 from mainspring.model.errors import InvalidInput
 from mainspring.model.lane_policy import LanePolicy
@@ -18,14 +19,8 @@ from mainspring.model.outcome import Retry
 from mainspring.model.task import Task
 from mainspring.sync import SyncClient
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 from mainspring.testing.ticker import Ticker
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture
@@ -45,6 +40,19 @@ async def ticker(server: Server) -> AsyncIterator[Ticker]:
         await balance(opened.store)
 
 
+@pytest.fixture
+async def blocked(server: Server) -> AsyncIterator[Ticker]:
+    """Lane "a" waits for its head h, which is tried again soon: one that is due behind it stays where it was put."""
+    server.call("FLUSHALL")
+    clock = ManualClock(int(time.time() * 1000) - 60_000)
+    async with Ticker(server.url, namespace="main", partitions=4, clock=clock) as opened:
+        opened.answer("log", lambda one: Retry("busy", after_ms=9_000) if one.id == "h" else None)
+        await opened.client.put("log:", id="h", lane="a", after="1s")
+        await opened.client.put("log:", id="next", lane="a", after="2s")
+        assert [one.id for one in await opened.advance(seconds=3)] == ["h"]
+        yield opened
+
+
 async def call(module: ModuleType, server: Server, *words: str) -> Result:
     return await asyncio.to_thread(lambda: CliRunner().invoke(module.app, [*words, "--redis-url", server.url]))
 
@@ -58,6 +66,13 @@ async def test_lanes_that_stand_still_are_listed_and_shown(server: Server, ticke
     [row] = json.loads((await call(lane, server, "list", "--json")).output)
     assert (row["lane"], row["state"], row["behind"], row["head_id"]) == ("a", "parked", 2, "h")
     assert (await call(lane, server, "show", "b")).output.startswith("b: flowing")
+
+
+async def test_what_waits_where_it_was_put_is_not_told_as_nothing(server: Server, blocked: Ticker) -> None:
+    assert (await call(lane, server, "list")).output == "a  retrying  some or none behind  head h, attempt 1: busy\n"
+    assert (await call(lane, server, "show", "a")).output.startswith("a: retrying, some or no tasks behind\n")
+    assert json.loads((await call(lane, server, "show", "a", "--json")).output)["behind"] is None
+    assert of_lane(await blocked.client.lane("a")) == {"state": "retrying", "head_id": "h", "behind": None}
 
 
 @pytest.mark.parametrize("word", ["resume", "retry-head"])

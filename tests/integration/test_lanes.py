@@ -1,7 +1,7 @@
 """Lanes: earlier due first, one at a time; a failing head holds up its own lane and no other."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -9,9 +9,11 @@ from mainspring.engine.engine import EngineOptions
 from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Delivery
+from mainspring.model.errors import StoreError, Unavailable
 from mainspring.model.outcome import Dead, Retry
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
+from mainspring.store import read
 from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
@@ -89,6 +91,49 @@ async def test_a_late_arrival_in_an_unknown_slice_is_not_overtaken(ticker: Ticke
     await ticker.engine.dispatcher.step()
     await ticker.turn()
     assert values(ticker.deliveries) == ["earlier", "later"]
+
+
+async def test_a_slice_that_is_dropped_while_it_is_listed_stops_no_lane(
+    ticker: Ticker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known and not on the server, it could never be read to its end, and lanes wait for that."""
+    list_slices = read.list_slices
+
+    async def list_before_a_drop(
+        store: Store, partitions: Sequence[int], *, before_ms: int, limits: Sequence[int]
+    ) -> list[read.Listing | StoreError]:
+        answer = await list_slices(store, partitions, before_ms=before_ms, limits=limits)
+        await ticker.engine.sweeper.drop_finished()
+        return answer
+
+    await ticker.client.put("log:", 1, after="1s", lane="a")
+    assert values(await ticker.advance(seconds=1)) == [1]
+    clock.advance(seconds=5)
+    with monkeypatch.context() as patched:
+        patched.setattr(read, "list_slices", list_before_a_drop)
+        ticker.engine.lookahead.reconnected()
+        await ticker.engine.lookahead.step()
+    assert ticker.engine.sweeper.dropped == 1
+    assert not any(one.slices for one in ticker.engine.owned.values())
+    await ticker.client.put("log:", 2, after="1s", lane="a")
+    assert values(await ticker.advance(seconds=1)) == [2]
+
+
+async def test_a_lane_that_waits_for_a_listing_does_not_wait_for_other_servers(
+    ticker: Ticker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> list[read.Rows | StoreError]:
+        raise Unavailable("another server is away", sent=False)
+
+    await ticker.client.put("log:", 1, after="1s", lane="a")
+    await ticker.turn()
+    for partition in ticker.engine.owned.values():
+        partition.block(ticker.clock.now_ms())
+    with monkeypatch.context() as patched:
+        patched.setattr(read, "read_chunks", away)
+        with pytest.raises(Unavailable):
+            await ticker.engine.lookahead.step()
+    assert all(partition.may_begin for partition in ticker.engine.owned.values())
 
 
 async def test_a_failing_head_holds_only_its_own_lane(ticker: Ticker, store: Store) -> None:

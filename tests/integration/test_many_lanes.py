@@ -167,3 +167,26 @@ async def test_behind_a_head_that_runs_for_long_memory_stays_bounded_and_the_ord
         running = await worker.take_one()
     assert ran == ["head", *range(400)]
     assert (await balance(store)).done == 401
+
+
+async def test_lanes_that_go_on_at_once_out_of_many_slices_leave_in_several_calls(
+    ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "LANE_SLICES", 3)
+    heads = [Task("log:", "head", lane=f"l{n}", after="1s") for n in range(40)]
+    await ticker.client.put_many(heads + [Task("log:", n, lane=f"l{n}", after=f"{2 + n}s") for n in range(40)])
+    ticker.clock.advance(seconds=60)
+    touched: list[int] = []
+    begin = partition.Partition.begin
+
+    def watched(self: partition.Partition, *args: int, commit: bool) -> partition.Begun | None:
+        begun = begin(self, *args, commit=commit)
+        if begun is not None and all(flight.value() != "head" for flight in begun.flights):
+            touched.append(sum(bool(touch.f) for touch in begun.section.touches))
+        return begun
+
+    monkeypatch.setattr(partition.Partition, "begin", watched)
+    await ticker.turn()
+    assert len(ticker.deliveries) == 80
+    assert max(touched) <= 3
+    assert (await balance(store)).done == 80

@@ -1,7 +1,7 @@
 """Every figure of `/metrics` moves when what it counts happens; see test_metrics.py for those of the plain way."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,7 +12,7 @@ from mainspring.model.breaker import BreakerPolicy
 from mainspring.model.delivery import Delivery
 from mainspring.model.outcome import DONE, Outcome, Retry
 from mainspring.sinks.null import NullSink
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 from .calling import Api, serving_api
 from .queueing import TARGET, HandWorker
@@ -30,12 +30,6 @@ class Gate:
 
     async def aclose(self) -> None:
         self.open.set()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture

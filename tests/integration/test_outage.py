@@ -55,8 +55,9 @@ async def test_a_full_server_refuses_puts_whole_and_goes_on_firing(server: Serve
         # Hours ahead, so that memory for a new slice is needed in any case.
         server.call("CONFIG", "SET", "maxmemory", int(server.info("memory")["used_memory"]) // 2)
         for task in (Task("log:", after="5h"), Task("log:", id="new", after="5h"), Task("log:", lane="b", after="5h")):
-            with pytest.raises(OutOfMemory, match="nothing was written"):
+            with pytest.raises(OutOfMemory, match="takes no new tasks") as refused:
                 await ticker.client.put_many([task])
+            assert refused.value.stored == 0
         with pytest.raises(OutOfMemory):
             await ticker.client.put("log:", id="before", after="5h", on_conflict="replace")
         assert await balance(ticker.store) == before, "a refused put leaves no trace"
@@ -68,6 +69,27 @@ async def test_a_full_server_refuses_puts_whole_and_goes_on_firing(server: Serve
         assert (await balance(ticker.store)).pending == 0
         server.call("CONFIG", "SET", "maxmemory", int(server.info("memory")["used_memory"]) + 1_000_000)
         assert (await ticker.client.put("log:", after="5h")).outcome == "created"
+
+
+@pytest.mark.parametrize("handles", [True, False])
+async def test_of_a_call_that_a_full_server_refuses_half_way_it_is_told_what_is_stored(
+    server: Server, handles: bool
+) -> None:
+    tasks = [Task("log:", "x" * 1_000, after="5h", id=f"id-{n}" if n % 2 else None) for n in range(6_000)]
+    async with Ticker(server.url) as ticker:
+        server.call("CONFIG", "SET", "maxmemory", int(server.info("memory")["used_memory"]) + 3_000_000)
+        with pytest.raises(OutOfMemory, match="tasks of this call are stored") as refused:
+            await ticker.client.put_many(tasks, handles=handles)
+        server.call("CONFIG", "SET", "maxmemory", 0)
+        error = refused.value
+        assert 0 < error.stored < len(tasks)
+        assert (await balance(ticker.store)).pending == error.stored
+        assert error.handles is not None
+        assert len(error.handles) == len(tasks)
+        rest = [task for task, handle in zip(tasks, error.handles, strict=True) if handle is None]
+        assert len(rest) == len(tasks) - error.stored
+        await ticker.client.put_many(rest)
+        assert (await balance(ticker.store)).pending == len(tasks)
 
 
 async def test_a_node_can_start_on_a_full_server(server: Server) -> None:

@@ -4,10 +4,12 @@ import logging
 
 import pytest
 
+from mainspring import Config, Scheduler
 from mainspring.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.schedule_input import define
 from mainspring.publishing import publish
+from mainspring.testing.ticker import Ticker
 
 START_MS = 1_800_000_000_000
 
@@ -49,3 +51,25 @@ async def test_a_declaration_whose_time_is_over_stops_nobody(
     view = await client.schedules.get("promo")
     assert view is not None
     assert view.payload is None
+
+
+async def test_once_with_another_time_runs_once_more(ticker: Ticker, client: Client, clock: ManualClock) -> None:
+    for second in (10, 30):
+        scheduler = Scheduler(Config(redis_url="redis://nobody.invalid"))
+        scheduler.once(START_MS + second * 1000, "log:", name="migrate")
+        await publish(client.schedules, scheduler.declared(), clock.now_ms())
+        came = await ticker.advance(seconds=20)
+        assert [one.due_ms for one in came] == [START_MS + second * 1000]
+    assert await ticker.advance(seconds=200_000) == [], "each of them once"
+
+
+async def test_a_declaration_that_has_made_all_its_runs_stops_nobody(
+    ticker: Ticker, client: Client, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    await publish(client.schedules, [define("twice", every="5s", target="log:", max_runs=2)], START_MS)
+    await ticker.advance(seconds=20)
+    new = define("another", every="10s", target="log:")
+    with caplog.at_level(logging.WARNING, logger="mainspring.scheduler"):
+        await publish(client.schedules, [define("twice", every="7s", target="log:", max_runs=2), new], clock.now_ms())
+    assert "it has run 2 times, and max_runs of what is declared is 2" in caplog.text
+    assert (await client.schedules.get_many(["twice", "another"])).keys() == {"twice", "another"}

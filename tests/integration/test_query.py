@@ -7,9 +7,13 @@ import pytest
 
 from mainspring.client import Client
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Body
 from mainspring.model.errors import InvalidInput
 from mainspring.model.outcome import Retry
 from mainspring.model.task import Task
+from mainspring.store.codec import entry
+from mainspring.store.keys import Slice
+from mainspring.store.put import fresh_score
 from mainspring.store.store import Store
 from mainspring.testing.faults import bad_road
 from mainspring.testing.owner import HandOwner, address_of
@@ -134,6 +138,18 @@ async def test_a_listed_id_finds_its_task(client: Client) -> None:
         assert (await client.get(task.id)).payload == task.payload
         assert await client.cancel(task.id) == "cancelled"
     assert (await client.list()).tasks == []
+
+
+async def test_a_payload_that_is_not_json_hides_neither_its_task_nor_others(client: Client, store: Store) -> None:
+    place = Slice.at(store.clock.now_ms() + 5_000, 1000)
+    owner = HandOwner(store, 0, b"")
+    rows = [entry(n, 0, bytes([n]) * 16, Body("log:", data)) for n, data in enumerate([b"1", b"{", b"2"])]
+    await owner.raw("ZADD", owner.keys.slices, fresh_score(place), place.name)
+    await owner.raw("RPUSH", owner.keys.entries(place.name), *rows)
+    await owner.raw("HINCRBY", owner.keys.n, "accepted", len(rows))
+    page = await client.list()
+    assert [task.payload for task in page.tasks] == [1, b"{", 2]
+    assert (await client.get(page.tasks[1].id)).payload == b"{"
 
 
 async def test_an_overdue_task_is_listed_with_its_true_due_time(client: Client, clock: ManualClock) -> None:

@@ -10,7 +10,7 @@ from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Body, Delivery
 from mainspring.model.task import Task
-from mainspring.store.codec import LANE, TOMB, entry
+from mainspring.store.codec import FORWARD, LANE, RESENT, TOMB, entry
 from mainspring.store.dead import list_dead
 from mainspring.store.keys import HOUR_MS, Slice, partition_of
 from mainspring.store.put import fresh_score
@@ -35,6 +35,7 @@ async def append(store: Store, place: Slice, *rows: bytes, partition: int = 0) -
 
 
 GOOD = entry(500, 0, b"\7" * 16, Body("log:", b'"good"'))
+ENTRY_OF_35 = entry(500, 0, b"\7" * 16, Body("log:", b'"long"'))
 DAMAGED = {
     "empty": b"",
     "short": b"\0\0\1",
@@ -49,6 +50,11 @@ DAMAGED = {
     "a map": GOOD[:21] + msgspec.msgpack.encode({"target": "log:"}),
     "lane flag on rubbish": GOOD[:4] + bytes([LANE]) + GOOD[5:21] + b"rubbish",
     "two bodies": GOOD + GOOD[21:],
+    "tomb flag and a body": GOOD[:4] + bytes([TOMB]) + GOOD[5:],
+    "flags of a mark and a body": GOOD[:4] + bytes([TOMB | FORWARD]) + GOOD[5:],
+    "the same, as long as a mark": ENTRY_OF_35[:4] + bytes([TOMB | FORWARD]) + ENTRY_OF_35[5:],
+    "flags of a resent tomb and a body": GOOD[:4] + bytes([TOMB | RESENT]) + GOOD[5:],
+    "all flags": GOOD[:4] + b"\xff" + GOOD[5:],
 }
 
 
@@ -78,7 +84,9 @@ async def test_every_damaged_entry_keeps_a_letter_of_its_own(ticker: Ticker, clo
 
 async def test_all_entries_damaged_is_no_reason_to_stop(ticker: Ticker, clock: ManualClock) -> None:
     place = Slice.at(clock.now_ms() + 2_000, 1000)
-    await append(ticker.store, place, *DAMAGED.values())
+    # Each with an id of its own: what says that it was sent again makes copies of those with the same.
+    rows = [row[:5] + bytes([n]) * len(row[5:21]) + row[21:] for n, row in enumerate(DAMAGED.values())]
+    await append(ticker.store, place, *rows)
     await ticker.client.put("log:", "fine", after="3s")
     assert [one.value() for one in await ticker.advance(seconds=20)] == ["fine"]
     assert len(await list_dead(ticker.store)) == len(DAMAGED)

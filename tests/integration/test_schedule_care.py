@@ -132,3 +132,23 @@ async def test_an_add_whose_reply_was_lost_is_done_once(client: Client, store: S
         road.next("lose reply", only=calls("schedule_put"))
         assert await client.schedules.remove("job")
     assert await client.schedules.get("job") is None
+
+
+async def test_what_a_clock_that_has_jumped_plans_is_not_an_hour_away(
+    ticker: Ticker, client: Client, clock: ManualClock
+) -> None:
+    await client.schedules.add("job", every="10s", target="log:")
+    await ticker.advance(seconds=9)
+    leases = {number: one.lease_until for number, one in ticker.engine.owned.items()}
+
+    clock.advance(seconds=3600)
+    for one in ticker.engine.owned.values():
+        one.lease_until = steady_s()  # the same jump: by this clock no server has spoken for an hour
+    await ticker.engine.planner.step()
+    await ticker.engine.dispatcher.step()
+    assert not ticker.deliveries
+
+    clock.advance(seconds=-3600)  # the servers have answered
+    for number, one in ticker.engine.owned.items():
+        one.lease_until = leases[number]
+    assert [one.id[-4:] for one in await ticker.advance(seconds=31)] == [":10Z", ":20Z", ":30Z", ":40Z"]

@@ -19,7 +19,7 @@ from mainspring.client import Client
 from mainspring.model.errors import Conflict, InvalidInput, NotFound
 from mainspring.schedule_watch import ScheduleWatch
 from mainspring.sync import SyncClient
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 PATIENCE_S = 60
 FILE = """
@@ -37,12 +37,6 @@ retry = { retries = 2, base = "200ms", jitter = "500ms" }
 timeout = "500ms"
 payload = { a = 1 }
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @pytest.fixture

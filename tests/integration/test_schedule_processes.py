@@ -9,22 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from mainspring.sync import SyncClient
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server
 
 from .web_receiver import Answer, Request, receiving
 
 PATIENCE_S = 90
 SCHEDULES = 20
 PREFIX = "every-second-"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
 
 
 @contextmanager

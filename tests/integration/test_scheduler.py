@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mainspring import Config, Context, Scheduler
-from mainspring.model.errors import InvalidInput
+from mainspring.model.errors import InvalidInput, TaskFailed
 from mainspring.testing.servers import Server, standalone
 
 from .working import Place, open_place
@@ -47,6 +47,21 @@ async def test_a_handler_is_put_for_later_and_its_result_awaited(place: Place, s
     at = await expire_order.at(place.store.clock.now_ms() + 50, lane="a").aput(7, note="due")
     assert await at.result(timeout="60s") == "7 is due"
     assert (await place.client.get(handle.id)).target == "queue:mail/expire_order"
+
+
+async def test_an_order_may_have_retries_and_a_timeout_of_its_own(place: Place, scheduler: Scheduler) -> None:
+    attempts: list[int] = []
+
+    @scheduler.handler(queue="mail", retries=9, timeout="10m", result_ttl="1m")
+    async def hang(ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        await asyncio.sleep(600)
+
+    await place.worker(*scheduler.registry)
+    handle = await hang.now(retry="2 base=1ms cap=1ms", timeout="50ms").aput()
+    with pytest.raises(TaskFailed, match=r"timed out after 0\.05 s"):
+        await handle.result(timeout=60)
+    assert attempts == [1, 2]
 
 
 async def test_programs_without_an_event_loop_put_and_wait_too(place: Place, scheduler: Scheduler) -> None:

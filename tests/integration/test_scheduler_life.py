@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import signal
 import subprocess
@@ -239,6 +240,31 @@ def test_a_stop_lets_active_work_finish_and_breaks_off_what_takes_too_long(serve
     assert sorted(ended) == ["cancelled", "quick"]
     with SyncClient(server.url, namespace="drain") as client:
         assert client.get("endless").state in ("queued", "running"), "what was broken off runs again"
+
+
+def test_a_stop_leaves_behind_what_does_not_heed_it(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(redis_url=server.url, namespace="heed", partitions=4, shutdown_timeout_s=0.2)
+    scheduler = Scheduler(config)
+    begun = threading.Event()
+
+    @scheduler.handler()
+    async def go_on() -> None:
+        begun.set()
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    scheduler.start()
+    go_on.now(id="on").put()
+    assert begun.wait(PATIENCE_S)
+    stopping = threading.Thread(target=scheduler.stop, daemon=True)
+    stopping.start()
+    stopping.join(PATIENCE_S)
+    assert not stopping.is_alive()
+    assert "go on although they were cancelled" in caplog.text
+    with SyncClient(server.url, namespace="heed") as client:
+        assert client.get("on").state in ("queued", "running"), "what was broken off runs again"
+    gc.collect()  # here, and not in the middle of another test
 
 
 def test_a_stop_waits_for_what_ends_in_time(server: Server) -> None:
@@ -512,7 +538,8 @@ async def test_once_runs_once_however_often_the_program_starts(config: Config) -
             await until(lambda: ran)
     assert len(ran) == 1
     async with once(at_ms - 3_600_000, "too late") as late:
-        assert await late.aentries() == []
+        [entry] = await late.aentries()
+        assert (entry.name, entry.next_runs, entry.generation) == ("too late", (), 0), "over, and declared all the same"
     with pytest.raises(InvalidInput, match="at"):
         Scheduler(config).once("30m", "log:", name="relative")
 
@@ -582,6 +609,54 @@ def test_a_handler_whose_runs_may_last_longer_than_the_interval_is_warned_of(cap
         assert caplog.text.count("one run may take 3 x 5,000 ms") == said
     scheduler.every("10s", slow, name="beside", overlap="allow")
     assert len(caplog.records) == 1
+
+
+def test_a_handler_is_warned_of_by_the_retries_it_really_has(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"mail": {"retry": {"retries": 3, "base": "5s", "factor": 1, "jitter": "none"}}}
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid", queue=settings))  # type: ignore[arg-type]
+
+    @scheduler.handler(queue="mail")
+    def of_the_queue() -> None: ...
+
+    @scheduler.handler()
+    def of_the_settings() -> None: ...
+
+    @scheduler.handler(queue="mail", retries=0)
+    def of_its_own() -> None: ...
+
+    for handler, waits in ((of_the_queue, "3 x 5,000 ms"), (of_the_settings, "1,000 ms + 2,000 ms"), (of_its_own, "")):
+        caplog.clear()
+        scheduler.every("10s", handler)
+        assert ("one run may take" in caplog.text, waits in caplog.text) == (bool(waits), True)
+        caplog.clear()
+        scheduler.every("1h", handler, name=f"{handler.handler.name} hourly")
+        assert caplog.text == ""
+
+
+def test_entries_tell_the_retries_that_the_nearest_policy_allows() -> None:
+    config = Config(
+        redis_url="redis://nobody.invalid",
+        queue={"mail": {"retry": "3 base=1s"}},  # type: ignore[arg-type]
+        targets={"bill": {"url": "https://example.com/x", "retry": "4 base=1s"}},  # type: ignore[arg-type]
+        retry="5 base=1s",  # type: ignore[arg-type]
+    )
+    scheduler = Scheduler(config)
+
+    @scheduler.handler(queue="mail")
+    def send() -> None: ...
+
+    @scheduler.handler(queue="mail", retries=7)
+    def own() -> None: ...
+
+    scheduler.every("1h", send)
+    scheduler.every("1h", own)
+    scheduler.register("bill", "target:bill", every="1h")
+    scheduler.register("elsewhere", "queue:mail/other", every="1h")
+    scheduler.register("log", "log:", every="1h")
+    scheduler.register("said", "target:bill", every="1h", retry="9 base=1s")
+    assert {one.name: one.retries for one in scheduler.entries()} == {
+        "send": 2, "own": 7, "bill": 3, "elsewhere": 2, "log": 4, "said": 8,
+    }  # fmt: skip
 
 
 def test_one_plain_function_may_have_several_schedules() -> None:

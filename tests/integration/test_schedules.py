@@ -8,8 +8,9 @@ import pytest
 from mainspring.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.errors import Conflict, InvalidInput, NotFound, Unavailable
-from mainspring.model.schedule_input import define
+from mainspring.model.schedule_input import define, local_ms
 from mainspring.model.schedule_view import ScheduleView
+from mainspring.schedule_file import plan
 from mainspring.store.index import IdRow
 from mainspring.store.keys import partition_of
 from mainspring.store.put import Widths
@@ -85,6 +86,40 @@ async def test_bounds_and_max_runs_end_a_schedule_and_it_shows(ticker: Ticker, c
         assert (view.state, view.next_ms, view.runs) == ("finished", (), 3)
 
 
+async def test_a_change_after_which_it_would_never_run_again_is_refused(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("twice", every="1s", max_runs=2, target="log:")
+    await ticker.advance(seconds=5)
+    for change in (
+        client.schedules.edit("twice", every="2s"),
+        client.schedules.diff("twice", every="2s"),
+        client.schedules.add("twice", every="2s", max_runs=2, target="log:", on_conflict="replace"),
+    ):
+        with pytest.raises(InvalidInput, match="it has run 2 times, and max_runs is 2; give a larger max_runs or none"):
+            await change
+    edited = await client.schedules.edit("twice", every="2s", max_runs=3)
+    assert (edited.state, len(edited.next_ms)) == ("active", 1)
+    assert len(await ticker.advance(seconds=5)) == 1
+
+
+async def test_a_pause_outlives_a_replacement(client: Client) -> None:
+    await client.schedules.add("job", every="1m", target="log:")
+    paused = await client.schedules.pause("job", reason="the disk is full", by="ann", until="2h")
+    same = await client.schedules.add("job", every="1m", target="log:", on_conflict="replace")
+    assert (same.state, same.generation) == ("paused", paused.generation), "nothing was written"
+    other = await client.schedules.add("job", every="2m", target="log:", on_conflict="replace")
+    assert (other.generation, other.definition.paused) == (paused.generation + 1, paused.definition.paused)
+    assert (await client.schedules.resume("job")).state == "active"
+
+
+async def test_a_file_leaves_alone_what_has_made_all_its_runs(ticker: Ticker, client: Client) -> None:
+    await client.schedules.add("twice", every="1s", max_runs=2, target="log:")
+    await ticker.advance(seconds=5)
+    wanted = [define("twice", every="2s", max_runs=2, target="log:"), define("new", every="1h", target="log:")]
+    steps = await plan(client.schedules, wanted, "", prune=False)
+    assert [one.action for one in steps] == ["over", "create"]
+    assert steps[0].lines() == ["! twice: its end has passed, or max_runs is reached; nothing of it is written"]
+
+
 async def test_an_edit_takes_effect_at_once_and_the_old_plan_never_runs(ticker: Ticker, client: Client) -> None:
     await client.schedules.add("job", every="10s", target="log:", payload="old")
     await ticker.advance(seconds=15)
@@ -106,6 +141,25 @@ async def test_an_edit_of_the_payload_alone_keeps_the_planned_time(
     await client.schedules.edit("job", payload="new")
     came = await ticker.advance(seconds=10 + ahead_s)
     assert [(one.id[-3:], one.value()) for one in came] == [("10Z", "new"), ("20Z", "new")]
+
+
+async def test_times_of_an_edit_are_of_the_schedules_zone(client: Client) -> None:
+    await client.schedules.add("job", cron="0 9 * * *", timezone="Europe/Paris", target="log:")
+    changed = await client.schedules.diff("job", end="2027-03-01 12:00")
+    edited = await client.schedules.edit("job", end="2027-03-01 12:00")
+    assert edited.definition.end_ms == local_ms("2027-03-01T12:00:00+01:00", None, "end")
+    assert list(changed) == ["end"]
+    moved = await client.schedules.edit("job", end="2027-03-01 12:00", timezone="Asia/Tokyo")
+    assert moved.definition.end_ms == local_ms("2027-03-01T12:00:00+09:00", None, "end")
+
+
+async def test_an_edit_with_all_specs_in_one_field_is_the_whole_of_them(client: Client) -> None:
+    view = await client.schedules.add("job", cron="0 9 * * *", every="5m", target="log:")
+    assert (await client.schedules.edit("job", cron=view.definition.specs)).generation == 1, "nothing changed"
+    edited = await client.schedules.edit("job", cron=["@every 7m", "0 10 * * *"])
+    assert edited.definition.specs == ("0 10 * * *", "@every 7m")
+    with pytest.raises(InvalidInput, match="give 1 to 32 specs"):
+        await client.schedules.edit("job", cron=[], every=None)
 
 
 async def test_an_edit_that_changes_nothing_writes_nothing(client: Client) -> None:

@@ -194,8 +194,8 @@ class Topic(Receiver):
         self.target = f"kafka:{self._name}"
 
     def sink(self) -> KafkaSink:
-        # What is not acknowledged by then comes back: two minutes unless told otherwise.
-        properties = Properties({"message.timeout.ms": 5_000})
+        # What is not acknowledged by then comes back: two minutes unless told otherwise. A busy broker takes its time.
+        properties = Properties({"message.timeout.ms": 15_000})
         return KafkaSink(KafkaOptions(self._kafka.url, properties, create_topics=True, partitions=2))
 
     async def arrived(self) -> Sequence[Arrived]:
@@ -262,3 +262,4 @@ class TestKafkaSink(SinkContract):
             yield Topic(self.kafka)
         finally:
             self.kafka.resume()
+            await asyncio.to_thread(self.kafka.wait_well)

@@ -132,6 +132,7 @@ async def test_a_takeover_in_the_middle_of_coming_back_keeps_the_order(tickers: 
     first.clock.advance(seconds=30)
     engine = first.engine
     while len(first.deliveries) < 100:
+        await engine.keeper.step()
         await engine.lookahead.step()
         await engine.dispatcher.step()
         await engine.dispatcher.drain()
@@ -168,6 +169,7 @@ async def test_an_earlier_one_that_comes_while_the_others_come_back_goes_by_its_
     ticker.clock.advance(seconds=20)
     engine = ticker.engine
     while len(ticker.deliveries) < 50:
+        await engine.keeper.step()
         await engine.lookahead.step()
         await engine.dispatcher.step()
         await engine.dispatcher.drain()

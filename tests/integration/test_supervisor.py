@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,6 +132,23 @@ def test_all_processes_answer_on_one_port_and_share_the_partitions(
         finally:
             for other in pids - {alone}:
                 os.kill(other, signal.SIGCONT)
+    assert node.end() == 0
+
+
+def test_the_rate_of_a_client_is_shared_by_the_processes(
+    supervise: Callable[..., Serve], server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "mainspring.toml").write_text("api_rate = 20\n")
+    node = supervise(2, "--redis-url", server.url, "--namespace", "rate")
+    stopped = children(node)[2]
+    os.kill(stopped, signal.SIGSTOP)  # all connections are the other's
+    try:
+        began, accepted = time.monotonic(), 0
+        while node.status("/v1/pauses") == 200:
+            accepted += 1
+        assert accepted <= 10 + 10 * (time.monotonic() - began)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
     assert node.end() == 0
 
 

@@ -10,13 +10,7 @@ from mainspring.client import Client
 from mainspring.model.errors import InvalidInput, MainspringError, Unavailable
 from mainspring.model.task import Task
 from mainspring.sync import SyncClient
-from mainspring.testing.servers import Server, standalone
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with standalone() as started:
-        yield started
+from mainspring.testing.servers import Server
 
 
 @pytest.fixture
@@ -51,6 +45,19 @@ def test_a_task_can_be_put_found_moved_counted_listed_and_cancelled(client: Sync
 def test_errors_reach_the_caller(client: SyncClient) -> None:
     with pytest.raises(InvalidInput, match="no known scheme"):
         client.put("nowhere")
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
+def test_an_iterable_that_ends_the_program_does_not_end_the_client(
+    client: SyncClient, ending: type[BaseException]
+) -> None:
+    def tasks() -> Iterator[Task]:
+        yield Task("log:", after="1h")
+        raise ending
+
+    with pytest.raises(ending):
+        client.put_many(tasks())
+    assert client.count().pending == 0
 
 
 def test_threads_share_one_client(client: SyncClient) -> None:

@@ -10,6 +10,7 @@ from mainspring.engine.engine import EngineOptions
 from mainspring.engine.valves import FlowOptions
 from mainspring.model.breaker import BreakerPolicy
 from mainspring.model.delivery import Delivery
+from mainspring.model.explain import Explanation, moment, span
 from mainspring.model.outcome import DONE, Outcome, Retry
 from mainspring.model.rate import Limit, Rate
 from mainspring.model.retry import RetryPolicy
@@ -94,6 +95,17 @@ async def pass_time(ticker: Ticker, seconds: int, step_ms: int = 200) -> None:
         await ticker.turn()
 
 
+async def open_breaker(tickers: Tickers) -> tuple["Shop", Ticker]:
+    """A receiver that has failed twenty times, and the node whose breaker has opened by it."""
+    shop = Shop()
+    shop.well = False
+    first = await tickers(options=EngineOptions(node="first", retry=PATIENT, flow=FlowOptions(BREAKER)))
+    first.answer("http", shop)
+    await put(first, "http://shop.example/", 20)
+    await pass_time(first, 2)
+    return shop, first
+
+
 # -- breaker ------------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +172,49 @@ async def test_explain_says_that_the_breaker_is_open(ticker: Ticker, tickers: Ti
     await ticker.advance(seconds=2)
     told = await ticker.client.explain("held")
     assert "circuit breaker of http://shop.example is open since" in told.text
-    assert "next probe at" in told.text
+    assert "probed until it answers" in told.text
+
+
+async def test_explain_follows_a_breaker_through_its_probes_and_its_ramp(tickers: Tickers, store: Store) -> None:
+    shop = Shop()
+    shop.well = False
+    policy = BreakerPolicy(min_calls=10, open_ms=10_000, probes=1, ramp_ms=3_600_000)
+    ticker = await tickers(options=EngineOptions(retry=PATIENT, flow=FlowOptions(policy)))
+    ticker.answer("http", shop)
+    await put(ticker, "http://shop.example/", 20)
+    await ticker.advance(seconds=1)
+    await put(ticker, "http://shop.example/", 400)
+    await put(ticker, "http://shop.example/", 100, lane="a")
+    await ticker.client.put("http://shop.example/", id="plain", after="3s")
+    await ticker.client.put("http://shop.example/", id="in a lane", after="3s", lane="a")
+    await ticker.advance(seconds=4)
+    [valve] = ticker.engine.valves.bounded
+    breaker = valve.breaker
+    assert breaker is not None
+
+    async def told(name: str) -> Explanation:
+        return await ticker.client.explain(name, lane="a" if name == "in a lane" else None)
+
+    first_ms = breaker.next_ms
+    for name in ("plain", "in a lane"):
+        found = await told(name)
+        assert (found.code, found.until_ms) == ("breaker", first_ms)
+        assert f"the next probe goes out in {span(first_ms - ticker.clock.now_ms())} ({moment(first_ms)})" in found.text
+        assert found.since_ms is not None
+        assert found.reason is not None
+        assert "is open since" in found.reason
+    await pass_time(ticker, 10)
+    assert breaker.state == "open", "the probe has failed"
+    assert breaker.next_ms > first_ms
+    assert {(await told(name)).until_ms for name in ("plain", "in a lane")} == {breaker.next_ms}
+    shop.well = True
+    await pass_time(ticker, 25)
+    state: str = breaker.state
+    assert state == "ramp"
+    for name in ("plain", "in a lane"):
+        found = await told(name)
+        assert (found.code, found.until_ms) == ("breaker", None)
+        assert found.text.endswith("the backlog of http://shop.example goes out at a growing rate after it failed.")
 
 
 async def test_a_breaker_that_is_off_never_opens(tickers: Tickers, store: Store) -> None:
@@ -229,6 +283,9 @@ async def test_explain_says_that_a_task_is_rate_limited(tickers: Tickers, store:
     assert len(ticker.deliveries) == 1
     texts = [(await ticker.client.explain(name)).text for name in ("one", "two", "three")]
     assert sum("rate-limited to 1/h" in text for text in texts) == 2, texts
+    held = [found for name in ("one", "two", "three") if (found := await ticker.client.explain(name)).code != "done"]
+    assert [(one.code, one.reason) for one in held] == [("rate-limited", "target:shop is rate-limited to 1/h")] * 2
+    assert all(one.since_ms is not None and one.until_ms is None for one in held)
 
 
 async def test_all_nodes_together_have_no_more_under_way_than_the_limit_says(tickers: Tickers, store: Store) -> None:
@@ -318,6 +375,49 @@ async def test_what_was_held_is_delivered_by_the_next_owner(tickers: Tickers, st
     assert len({one.idempotency_key for one in shop.seen}) == 220
     books = await balance(store)
     assert (books.done, books.pending) == (220, 0)
+
+
+@pytest.mark.parametrize("lanes", [False, True], ids=["without lanes", "in lanes"])
+@pytest.mark.parametrize("when", ["open", "ramp"])
+async def test_a_takeover_does_not_release_the_backlog_of_a_breaker_at_once(
+    tickers: Tickers, store: Store, when: str, lanes: bool
+) -> None:
+    shop, first = await open_breaker(tickers)
+    tasks = (Task("http://shop.example/", n, after="1s", lane=f"lane {n}" if lanes else None) for n in range(1_000))
+    await first.client.put_many(tasks)
+    await pass_time(first, 2)
+    shop.well = True
+    if when == "ramp":
+        await pass_time(first, 6)
+        assert 20 < len(shop.seen) < 200
+    await first.crash()
+    first.clock.advance(seconds=6)
+    second = await tickers(options=EngineOptions(node="second", retry=PATIENT, flow=FlowOptions(BREAKER)))
+    second.answer("http", shop)
+    sent = [len(shop.seen)]
+    for _ in range(20):
+        await pass_time(second, 1)
+        sent.append(len(shop.seen))
+    assert sent[1] - sent[0] <= 40, f"it begins slowly: {sent}"
+    assert sent[1] > sent[0], "it is probed at once: it may be well"
+    assert len({one.idempotency_key for one in shop.seen}) == 1_020
+    books = await balance(store)
+    assert (books.done, books.pending) == (1_020, 0)
+
+
+async def test_a_takeover_from_a_breaker_whose_receiver_still_fails_sends_a_few_probes(
+    tickers: Tickers, store: Store
+) -> None:
+    shop, first = await open_breaker(tickers)
+    await put(first, "http://shop.example/", 500)
+    await pass_time(first, 2)
+    assert len(shop.seen) == 20
+    await first.crash()
+    first.clock.advance(seconds=6)
+    second = await tickers(options=EngineOptions(node="second", retry=PATIENT, flow=FlowOptions(BREAKER)))
+    second.answer("http", shop)
+    await pass_time(second, 5)
+    assert len(shop.seen) <= 22, "two probes, and open again: the former owner's failures are not repeated"
 
 
 async def test_a_held_task_can_be_cancelled(tickers: Tickers, store: Store) -> None:

@@ -12,6 +12,7 @@ import pytest
 from mainspring.cli.dead import lines_of
 from mainspring.cli.result_lines import lines_of as result_lines
 from mainspring.config import Config
+from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import NotFound
 from mainspring.model.ids import idh_of
@@ -26,6 +27,7 @@ from mainspring.sinks.log import LogSink
 from mainspring.sinks.named import NamedSink
 from mainspring.store.dead import list_dead
 from mainspring.store.keys import partition_of
+from mainspring.store.pauses import read_pauses
 from mainspring.store.store import Store
 from mainspring.testing.ticker import Ticker
 
@@ -343,3 +345,92 @@ async def test_elsewhere_the_loopback_is_refused_with_the_setting_that_allows_it
             await node.stop()
         assert receiver.connections == 0
     assert letters[0].endswith("MAINSPRING_HTTP_ALLOW=127.0.0.1, or --http-allow 127.0.0.1")
+
+
+# -- 410 Gone ----------------------------------------------------------------------------------------------------
+
+
+def gone_target(sink: HttpSink, url: str) -> dict[str, NamedSink]:
+    return {"target": NamedSink(Targets({"shop": Webhook(url, gone_disables=True)}), {"http": sink})}
+
+
+async def test_410_disables_the_target_on_all_nodes_until_somebody_resumes_it(
+    tickers: Tickers, store: Store, sink: HttpSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = True
+    with receiving(lambda _: Answer(410 if gone else 200)) as receiver:
+        nodes = [
+            await tickers(sinks=gone_target(sink, receiver.url), options=EngineOptions(node=name)) for name in "ab"
+        ]
+        first, second = nodes
+        first.engine.follow({0, 1}, set())
+        second.engine.follow({2, 3}, set())
+        client = first.client
+        await client.put("target:shop", "the one that is answered", after="1s")
+        for _ in range(2):
+            first.clock.advance(seconds=1)
+            for node in nodes:
+                await node.turn()
+        [pause] = await client.pauses()
+        assert (pause.scope.text, pause.mode) == ("target target:shop", "drop")
+        assert pause.reason == "HTTP 410 Gone"
+        assert pause.who in ("a", "b")
+        await client.put_many(Task("target:shop", n, after="1s") for n in range(20))
+        await client.put("log:", "others", after="1s")
+        first.clock.advance(seconds=1)
+        for node in nodes:
+            await node.turn()
+        assert len(receiver.requests) == 1
+        assert len(first.deliveries) + len(second.deliveries) == 1
+        reasons = {letter.reason for letter in await list_dead(store)}
+        assert reasons == {"HTTP 410 Gone", f"dropped while paused by {pause.who}: HTTP 410 Gone"}
+        assert len([one for one in caplog.records if "is disabled on all nodes" in one.message]) == 1
+        gone = False
+        assert await client.resume(target="target:shop")
+        await client.put("target:shop", "again", after="1s")
+        first.clock.advance(seconds=1)
+        for node in nodes:
+            await node.turn()
+        assert [request.body for request in receiver.requests[1:]] == [b'"again"']
+    assert len(await list_dead(store)) == 21
+
+
+async def test_a_target_that_410_disabled_stays_so_after_a_restart(
+    tickers: Tickers, store: Store, sink: HttpSink
+) -> None:
+    with receiving(lambda _: Answer(410)) as receiver:
+        first = await tickers(sinks=gone_target(sink, receiver.url), options=EngineOptions(node="first"))
+        await first.client.put("target:shop", after="1s")
+        await first.advance(seconds=2)
+        await first.crash()
+        first.clock.advance(seconds=10)
+        second = await tickers(sinks=gone_target(sink, receiver.url), options=EngineOptions(node="second"))
+        await second.client.put_many(Task("target:shop", n, after="1s") for n in range(5))
+        await second.advance(seconds=2)
+        assert len(receiver.requests) == 1
+    assert len(await list_dead(store)) == 6
+
+
+async def test_410_does_not_overwrite_what_somebody_has_paused(tickers: Tickers, store: Store, sink: HttpSink) -> None:
+    with receiving(lambda _: Answer(410)) as receiver:
+        ticker = await tickers(sinks=gone_target(sink, receiver.url))
+        await ticker.client.pause(target="target:shop", reason="they move house", who="ops")
+        ticker.engine.pauses.disable("target:shop", "HTTP 410 Gone")  # begun before it was paused
+        ticker.engine.pauses.disable("https://shop.example/*", "an address may be that of many")
+        await ticker.turn()
+        [pause] = await ticker.client.pauses()
+        assert (pause.mode, pause.who) == ("hold", "ops")
+        await ticker.client.put("target:shop", after="1s")
+        await ticker.advance(seconds=2)
+        assert not receiver.requests
+    assert not await list_dead(store)
+
+
+async def test_a_node_that_stops_has_written_what_it_disabled(fleet: Fleet, store: Store, sink: HttpSink) -> None:
+    with receiving(lambda _: Answer(410)) as receiver:
+        engine = Engine(store, gone_target(sink, receiver.url), EngineOptions(node="stopping"))
+        await engine.start()
+        await engine._pause.stop()
+        engine.pauses.disable("target:shop", "HTTP 410 Gone")  # the answer to one of the last requests
+        await engine.stop()
+    assert [one.who for one in await read_pauses(store)] == ["stopping"]

@@ -1,18 +1,20 @@
 """Workers on real servers: what runs, how it ends, and who hears of it."""
 
 import asyncio
+import contextlib
 import contextvars
 import logging
-import sys
+import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mainspring import Context, Dead, Retry, TaskFailed, current
-from mainspring.model.errors import MainspringError
+from mainspring.model.errors import InvalidInput, MainspringError
 from mainspring.model.failure import Failure
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
@@ -235,6 +237,19 @@ async def test_a_run_that_takes_too_long_is_cancelled_and_counts_as_failed(place
     await until(lambda: worker.hands.room >= 2)
 
 
+async def test_a_tasks_own_timeout_goes_before_the_handlers(place: Place) -> None:
+    async def hang() -> None:
+        await asyncio.sleep(600)
+
+    await place.worker(Handler(hang, queue="q", timeout="10m", retries=0, result_ttl="1m"))
+    handle = await place.client.put("queue:q/hang", timeout="50ms", id="hang")
+    with pytest.raises(TaskFailed, match=r"timed out after 0\.05 s"):
+        await handle.result(timeout=60)
+    letter = await place.client.dead_get("hang")
+    assert letter is not None
+    assert letter.timeout_ms == 50
+
+
 async def test_a_run_past_its_expiry_is_dead_and_not_tried_again(place: Place) -> None:
     async def hang() -> None:
         await asyncio.sleep(600)
@@ -339,30 +354,84 @@ async def test_many_jobs_run_at_once_and_never_more_than_allowed(place: Place) -
     assert worker.hands.ended == 200
 
 
-async def test_a_handler_that_ends_the_program_ends_its_task_only(place: Place) -> None:
+class Panic(BaseException):
+    """As extensions written in other languages raise it."""
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, Panic])
+async def test_a_handler_that_ends_the_program_ends_its_task_only(place: Place, ending: type[BaseException]) -> None:
     async def leave() -> None:
-        sys.exit(3)
+        raise ending
 
     def leave_in_thread() -> None:
-        sys.exit(3)
-
-    async def cancel_itself() -> None:
-        raise asyncio.CancelledError
+        raise ending
 
     options: Any = {"queue": "q", "retries": 0, "result_ttl": "1m"}
-    works = (Handler(leave, **options), Handler(leave_in_thread, **options), Handler(cancel_itself, **options))
-    worker = await place.worker(*works, concurrency=2)
-    for name, said in (
-        ("leave", "SystemExit: 3"),
-        ("leave_in_thread", "SystemExit: 3"),
-        ("cancel_itself", "Cancelled"),
-    ):
+    worker = await place.worker(Handler(leave, **options), Handler(leave_in_thread, **options), concurrency=2)
+    for name in ("leave", "leave_in_thread"):
         for _ in range(3):
             handle = await place.client.put(f"queue:q/{name}")
-            with pytest.raises(TaskFailed, match=said):
+            with pytest.raises(TaskFailed, match=ending.__name__):
                 await handle.result(timeout=60)
     assert worker.crashed is None
     assert not worker.hands.runs
+    assert worker.hands.room >= 2
+
+
+async def test_a_coroutine_that_swallows_its_timeout_has_failed(place: Place) -> None:
+    async def late() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
+        return "late"
+
+    await place.worker(Handler(late, queue="q", timeout="50ms", retries=0, result_ttl="1m"))
+    with pytest.raises(TaskFailed, match="timed out"):
+        await (await place.client.put("queue:q/late")).result(timeout=60)
+
+
+async def test_work_that_was_made_and_not_done_is_no_success(place: Place) -> None:
+    async def later() -> None: ...
+
+    def coroutine() -> Any:
+        return later()
+
+    def generator() -> Any:
+        return (number for number in range(3))
+
+    options: Any = {"queue": "q", "retries": 0, "result_ttl": "1m"}
+    await place.worker(Handler(coroutine, **options), Handler(generator, **options))
+    for name in ("coroutine", "generator"):
+        with pytest.raises(TaskFailed, match=f"the handler returned a {name}, which nobody runs"):
+            await (await place.client.put(f"queue:q/{name}")).result(timeout=60)
+
+
+def test_a_generator_is_no_handler() -> None:
+    def walk() -> Iterator[int]:
+        yield 1
+
+    async def walk_on_loop() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (walk, walk_on_loop):
+        with pytest.raises(InvalidInput, match="is a generator"):
+            Handler(function, queue="q")
+
+
+async def test_a_forked_child_that_comes_back_ends(place: Place, tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+
+    def fork() -> str:
+        pid = os.fork()
+        if pid == 0:
+            raise ValueError("in the child")
+        pids.write_text(str(pid))
+        return "in the parent"
+
+    await place.worker(Handler(fork, queue="q", retries=0, result_ttl="1m"))
+    handle = await place.client.put("queue:q/fork")
+    assert await handle.result(timeout=60) == "in the parent"
+    _, status = await asyncio.to_thread(os.waitpid, int(pids.read_text()), 0)
+    assert os.waitstatus_to_exitcode(status) == 1
 
 
 async def test_a_coroutine_that_blocks_the_loop_is_told_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:

@@ -50,6 +50,16 @@ def hang() -> None:
     time.sleep(600)
 
 
+@scheduler.handler(queue="mail")
+async def go_on() -> None:
+    note(event="begun")
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+
+
 @scheduler.handler(queue="mail", result_ttl="1m")
 async def chain(n: int) -> str:
     """Puts tasks itself, through the worker's connections."""
@@ -139,11 +149,12 @@ async def test_a_second_signal_ends_a_worker_at_once(
     await place.settled()
 
 
-async def test_a_handler_that_hangs_in_its_thread_does_not_keep_a_worker_from_stopping(
-    place: Place, start: Callable[..., WorkerProcess], tmp_path: Path
+@pytest.mark.parametrize("handler", ["hang", "go_on"])
+async def test_a_handler_that_does_not_end_does_not_keep_a_worker_from_stopping(
+    place: Place, start: Callable[..., WorkerProcess], tmp_path: Path, handler: str
 ) -> None:
     worker = await asyncio.to_thread(start, "--shutdown-timeout", "200ms")
-    await place.client.put("queue:mail/hang", id="hung")
+    await place.client.put(f"queue:mail/{handler}", id="hung")
     await until(lambda: lines(tmp_path / "notes"))
     assert await asyncio.to_thread(worker.end) == 0
     assert "1 runs are broken off" in worker.log

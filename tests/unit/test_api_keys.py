@@ -116,6 +116,20 @@ def test_a_bucket_fills_with_time_and_says_when_to_come_again() -> None:
         rates.take("a", 0.5, 5)
 
 
+def test_each_of_several_processes_lets_in_its_part_and_at_least_one() -> None:
+    now = [0.0]
+    rates = Rates(lambda: now[0], processes=4)
+    for _ in range(5):
+        rates.take("a", 20, 20)
+    with pytest.raises(Problem, match="more than 20 requests a second"):
+        rates.take("a", 20, 20)
+    now[0] = 0.2
+    rates.take("a", 20, 20)
+    with pytest.raises(Problem):
+        rates.take("a", 20, 20)
+    rates.take("b", 1, 1)
+
+
 def test_buckets_do_not_grow_without_end() -> None:
     rates = Rates(lambda: 0.0)
     for n in range(MOST_CLIENTS + 100):

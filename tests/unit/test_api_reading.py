@@ -1,5 +1,6 @@
 """Reading requests without a server: parameters, depth, lines of a batch, times."""
 
+import contextlib
 import json
 
 import msgspec
@@ -8,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.api.lines import Lines
-from mainspring.api.new_task import NewTask, check_payload, task_of
+from mainspring.api.new_task import NewTask, PostedTask, check_payload, task_of
+from mainspring.api.openapi import document
 from mainspring.api.problems import PROBLEMS, Problem
 from mainspring.api.reading import check_depth, read_json, read_query, when
 from mainspring.api.routes import Route, Router
 from mainspring.api.standstills import NewPause
+from mainspring.api.surface import ROUTES
 from mainspring.api.tasks import ListTasks
 from mainspring.model.access import ApiKey
 from mainspring.model.errors import InvalidInput
+from mainspring.model.task import Task
 
 NOW = 1_800_000_000_000
 ANYBODY = ApiKey("k", "k", "admin", "", 0)
@@ -175,6 +179,40 @@ def test_every_line_has_one_outcome_and_it_is_the_same_however_it_is_read(rows: 
     assert [task.target for task in one.tasks] == [task.target for task in other.tasks]
 
 
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "target": st.sampled_from(["null:", "log:"]),
+                "at": st.just(NOW + 5) | st.sampled_from([NOW - 1, "x", 2.5]),
+            },
+            optional={
+                "id": st.sampled_from([None, "a", "", "a" * 40]),
+                "lane": st.sampled_from([None, "l"]),
+                "after": st.none(),
+                "payload": st.sampled_from([{"at": 1}, '"', None, 10**30, "é", [[]] * 99, "x" * 200]),
+            },
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_lines_read_together_become_the_tasks_that_they_become_one_by_one(rows: list[dict[str, object]]) -> None:
+    lines = [msgspec.json.encode(row) for row in rows]
+    together, alone = Lines(ANYBODY, 64), Lines(ANYBODY, 64)
+    for one in (together, alone):
+        one.take(b'{"target":"null:"}\n{"target":"log:"}', NOW, 100)  # these targets are known from now on
+    found = together.take(b"\n".join(lines), NOW, 100)
+    single = [alone.take(line, NOW, 100) for line in lines]
+    assert [fields(task) for task in found.tasks] == [fields(task) for one in single for task in one.tasks]
+    said = {number: str(problem) for number, problem in found.wrong.items()}
+    assert said == {number: str(problem) for one in single for number, problem in one.wrong.items()}
+
+
+def fields(task: Task) -> tuple[object, ...]:
+    return task.target, task.at, task.after, task.id, task.lane, bytes(task.payload)
+
+
 def test_lines_beyond_the_limit_are_left_alone() -> None:
     found = Lines(ANYBODY, 64).take(b'{"target":"null:"}\n' * 10, NOW, 4)
     assert list(found.numbers) == [1, 2, 3, 4]
@@ -227,3 +265,73 @@ def test_a_word_that_is_none_of_the_choices_is_answered_with_the_choices() -> No
         read_query(ListTasks, b"state=lost")
     with pytest.raises(Problem, match="use one of hold, drop"):
         read_json(NewPause, b'{"all": true, "mode": "slow"}', 64)
+
+
+# -- one rule for single tasks and lines ---------------------------------------------------------------------------
+
+TASK = b'{"target":"log:","at":%d,"id":"a","payload":{"n":1}}' % NOW
+TWICE = [
+    b'{"target":"log:","at":1,"at":2}',
+    b'{"id":"a","target":"log:","id":"a"}',
+    b'{"target":"log:","i\\u0064":"a","id":"b"}',
+    b'{"target":"log:","lane":"l","lane":null}',
+    b'{"target":"log:","payload":{"at":"\\"at\\":"},"payload":null}',
+]
+ONCE = [
+    b'{"target":"log:","id":"at","payload":{"at":1,"id":2,"target":"log:"}}',
+    b'{"target":"log:","id":"\\"id\\":","payload":["at","at"]}',
+    b'{"target":"log:","at":null,"lane":null,"retry":null}',
+    b'{"target":"log:","payload":"\\"at\\":1,\\"at\\":2"}',
+    b'{ "target" : "log:" , "lane" : "at" , "expires" : "2031-01-01T00:00:00Z", "after" : "1s" }',
+]
+
+
+def wrong_lines(*lines: bytes, depth: int = 64) -> dict[int, Problem]:
+    return Lines(ANYBODY, depth).take(b"\n".join(lines) + b"\n", NOW, 1000).wrong
+
+
+@pytest.mark.parametrize("body", TWICE)
+def test_a_field_that_is_given_twice_is_refused_in_a_line_as_in_a_single_task(body: bytes) -> None:
+    with pytest.raises(Problem, match="given more than once") as caught:
+        read_json(PostedTask, body, 64)
+    wrong = wrong_lines(TASK, body, TASK)
+    assert {number: (one.kind, str(one)) for number, one in wrong.items()} == {2: ("invalid", str(caught.value))}
+
+
+@pytest.mark.parametrize("body", ONCE)
+def test_names_inside_of_values_and_nulls_are_no_repeats(body: bytes) -> None:
+    read_json(PostedTask, body, 64)
+    assert wrong_lines(TASK, body, TASK) == {}
+
+
+@pytest.mark.parametrize(("levels", "fits"), [(2, True), (3, True), (4, False), (9, False)])
+def test_a_line_may_be_as_deep_as_a_single_task(levels: int, fits: bool) -> None:
+    body = b'{"target":"log:","payload":%b%b}' % (b"[" * levels, b"]" * levels)
+    said = "nested deeper than 4 levels"
+    with contextlib.nullcontext() if fits else pytest.raises(Problem, match=said):
+        read_json(PostedTask, body, 4)
+    expected = [] if fits else [f"the JSON is {said}"]
+    assert [str(one) for one in wrong_lines(TASK, body, depth=4).values()] == expected
+    alone = Lines(ANYBODY, 4, salt=b"key").take(body, NOW, 1000)  # with an Idempotency-Key, one by one
+    assert (len(alone.tasks), len(alone.wrong)) == ((1, 0) if fits else (0, 1))
+
+
+def test_the_document_names_the_headers_that_routes_take() -> None:
+    paths = document(ROUTES)["paths"]
+
+    def headers(path: str, method: str) -> set[str]:
+        return {one["name"] for one in paths[path][method].get("parameters", ()) if one["in"] == "header"}
+
+    assert headers("/v1/tasks:batch", "post") == {"Idempotency-Key", "Mainspring-Namespace"}
+    assert headers("/v1/tasks", "post") == {"Idempotency-Key", "Mainspring-Namespace"}
+    assert headers("/v1/tasks", "get") == {"Mainspring-Namespace"}
+    assert headers("/livez", "get") == set()
+
+
+def test_the_document_says_which_lists_come_whole() -> None:
+    made = document(ROUTES)
+    lists = [route for route in ROUTES if route.method == "GET" and route.name.startswith("list_")]
+    paged = {route.tag for route in lists if hasattr(route.query, "cursor")}
+    assert paged == {"tasks", "dead", "schedules", "lanes", "audit"}
+    assert {route.tag for route in lists} - paged == {"pauses", "queues", "targets"}
+    assert "pauses, queues and targets come whole" in made["info"]["description"]

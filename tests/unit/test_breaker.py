@@ -168,3 +168,39 @@ def test_a_wrong_policy_is_refused(value: object, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         BreakerPolicy.read(value)
     assert message in str(caught.value)
+
+
+def test_one_that_a_former_owner_found_failing_is_probed_at_once() -> None:
+    breaker = Breaker(POLICY)
+    breaker.suspect(5, now_ms=1_000)
+    assert (breaker.state, breaker.opened_ms, breaker.room(1_000)) == ("half-open", 5, 2)
+    breaker.took(2, 1_000)
+    assert breaker.room(1_000) == 0
+    assert breaker.record(2, 0, 1_010) == "ramp"
+    failing = Breaker(POLICY)
+    failing.suspect(5, now_ms=1_000)
+    failing.took(1, 1_000)
+    assert failing.record(0, 1, 1_010) == "open"
+
+
+def test_one_that_answered_here_lately_goes_on_as_fast_as_it_did() -> None:
+    breaker = Breaker(POLICY)
+    for second in range(10):
+        breaker.record(640, 0, second * 1_000)
+    breaker.suspect(5, now_ms=10_000)
+    assert breaker.state == "ramp"
+    assert 500 <= breaker.ramp_rate(10_000) <= 800
+    assert breaker.room(14_500) == inf, "what is left of the ramp"
+
+
+def test_an_answer_of_long_ago_proves_nothing() -> None:
+    breaker = Breaker(POLICY)
+    breaker.record(1_000, 0, 0)
+    breaker.suspect(5, now_ms=POLICY.window_ms + 1_000)
+    assert breaker.state == "half-open"
+
+
+def test_one_that_has_opened_itself_knows_better() -> None:
+    breaker = opened()
+    breaker.suspect(5, now_ms=10)
+    assert (breaker.state, breaker.room(10)) == ("open", 0)

@@ -1,8 +1,12 @@
 """How the chain of a schedule moves on: pure rules, at given instants."""
 
+from typing import cast
+
 import msgspec
 import pytest
 
+from mainspring.engine.chains import Plan
+from mainspring.engine.flight import Flight
 from mainspring.model.chain import (
     NOT_RUN_KEPT,
     Link,
@@ -51,6 +55,16 @@ def test_a_begin_counts_the_run_and_leads_to_the_next() -> None:
     assert next_ms == at(2)
     assert (state.runs, state.last_ms, state.last_is_over) == (1, at(1), False)
     assert state.with_run(Run(at(1), at(1), at(1.5), "done")).last_is_over
+
+
+def test_a_plan_made_by_a_clock_that_had_jumped_is_made_anew() -> None:
+    definition = minutely()
+    plan = Plan.of(definition, link_to(definition, at(1), State()), at(61))
+    asked_only_of_what_is_skipped = cast("Flight", None)
+    planted = plan.planting(asked_only_of_what_is_skipped, at(1))
+    assert planted.slice is not None
+    assert planted.slice.start_ms == at(2)
+    assert Link.unpack(planted.value).state.began_ms == at(1)
 
 
 def test_the_last_of_max_runs_has_no_next() -> None:

@@ -15,6 +15,7 @@ from mainspring.store.codec import (
     HEADER_BYTES,
     INDEXED,
     LANE,
+    MARK_BYTES,
     RESENT,
     TOMB,
     bin_head,
@@ -23,10 +24,14 @@ from mainspring.store.codec import (
     decode_payload,
     encode_payload,
     entry,
+    forward_mark,
     header,
     is_tomb,
     short_head,
+    target_of_all,
+    without_headers,
 )
+from mainspring.store.keys import Address, Slice
 
 IDH = bytes(range(16))
 times = st.none() | st.integers(0, 2**45)
@@ -47,7 +52,23 @@ def test_an_entry_is_read_back_as_it_was_written(body: Body, offset_ms: int, fla
 
 @given(st.lists(bodies, max_size=20))
 def test_many_entries_are_read_as_one_array(some: list[Body]) -> None:
-    assert decode_many([entry(0, 0, IDH, body) for body in some]) == some
+    assert decode_many(without_headers([entry(0, 0, IDH, body) for body in some])) == some
+
+
+@given(st.lists(bodies, min_size=1, max_size=6))
+def test_a_target_is_told_of_all_only_where_all_have_it_and_nothing_beyond_id_and_lane(some: list[Body]) -> None:
+    told = target_of_all(without_headers([entry(0, 0, IDH, body) for body in some]))
+    if told is not None:
+        assert [body.target for body in some] == [told] * len(some)
+        assert some == [Body(told, body.payload, body.id, body.lane) for body in some]
+
+
+@given(st.text(max_size=300), st.lists(st.binary(max_size=40), min_size=1, max_size=9), names)
+def test_the_target_of_plain_tasks_is_told(target: str, payloads: list[bytes], id: str | None) -> None:
+    some = [entry(0, 0, IDH, Body(target, payload, id)) for payload in payloads]
+    assert target_of_all(without_headers(some)) == target
+    longer = [entry(0, 0, IDH, Body(target + "x", b"", id)), entry(0, 0, IDH, Body(target + "a", b"", id))]
+    assert target_of_all(without_headers(some + longer)) is None
 
 
 def test_fields_with_defaults_at_the_end_cost_nothing() -> None:
@@ -79,6 +100,11 @@ def test_json_values_come_back_as_they_were(payload: Any) -> None:
     assert decode_payload(Body("log:", data, raw=raw)) == payload
 
 
+@pytest.mark.parametrize("data", [b"{", b"", b'"\xff"', b"[" * 100_000], ids=["cut", "empty", "not text", "deep"])
+def test_a_payload_that_is_not_json_is_told_as_bytes(data: bytes) -> None:
+    assert decode_payload(Body("log:", data)) == data
+
+
 @pytest.mark.parametrize("payload", [b"\x00\xff", bytearray(b"x"), memoryview(b"xyz")])
 def test_bytes_travel_untouched(payload: bytes) -> None:
     data, raw = encode_payload(payload)
@@ -106,6 +132,13 @@ def test_a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not() -> No
         encode_payload("x" * 9, limit=10)  # the quotes count
 
 
+@pytest.mark.parametrize("payload", [b"1", b"123456"], ids=["short", "as long as an address"])
+@pytest.mark.parametrize("flags", [TOMB, TOMB | FORWARD, TOMB | RESENT, 255])
+def test_an_entry_with_a_body_is_no_tomb_whatever_its_flags_say(flags: int, payload: bytes) -> None:
+    assert len(entry(7, 0, IDH, Body("log:", b"123456"))) == MARK_BYTES
+    assert not is_tomb(entry(7, flags, IDH, Body("log:", payload)))
+
+
 def test_the_header_is_the_same_with_other_flags_and_another_body() -> None:
     first = entry(7, 0, IDH, Body("log:", b"1"))
     again = entry(7, RESENT | INDEXED, IDH, Body("log:", b"2"))
@@ -113,10 +146,12 @@ def test_the_header_is_the_same_with_other_flags_and_another_body() -> None:
     assert header(first) != header(entry(8, 0, IDH, Body("log:", b"1")))
 
 
-def test_a_tomb_is_four_bytes_or_carries_its_flag() -> None:
+def test_a_tomb_is_four_bytes_or_carries_its_flag_and_no_body() -> None:
     row = entry(7, 0, IDH, Body("log:", b"1"))
     assert is_tomb(IDH[:4])
-    assert is_tomb(row[:4] + bytes((TOMB | FORWARD,)) + row[5:])
+    assert is_tomb(row[:4] + bytes((TOMB | RESENT,)) + row[5:HEADER_BYTES])
+    assert is_tomb(forward_mark(row) + Address(0, Slice(1000, 1_800_000_000_000), 1, 2).pack())
+    assert not is_tomb(forward_mark(row)), "it has lost its address"
     assert not is_tomb(b"")
     assert not is_tomb(b"\xff" * 20)
     assert header(IDH[:4]) == IDH[:4]

@@ -56,7 +56,7 @@ def test_what_is_written_is_read_again() -> None:
         ({"argv": [""]}, "the program first"),
         ({"argv": ["a", 1]}, "1 is none"),
         ({"argv": ["a\0b"]}, "the program first"),
-        ({"argv": ["a"], "shell": True}, "shell is not a setting of a command"),
+        ({"argv": ["a"], "shell": True}, "shell is not known of a command; there are argv"),
         ({"argv": ["a"], "env": {"A=B": "c"}}, "no variable"),
         ({"argv": ["a"], "env": {"A": 1}}, "expected texts"),
         ({"argv": ["a"], "timeout": 30}, "with its unit"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mainspring.cli.config import shown
 from mainspring.config import Config
 from mainspring.model.errors import ConfigError
 
@@ -54,6 +55,44 @@ def test_the_url_may_lie_in_a_file(tmp_path: Path) -> None:
     assert Config.load({}, environ).redis_url == "redis://:hunter2@host"
     with pytest.raises(ConfigError, match="both set"):
         Config.load({}, environ | {"MAINSPRING_REDIS_URL": "redis://x"})
+
+
+def test_roles_come_from_every_source_in_one_order(tmp_path: Path) -> None:
+    assert Config().roles == ("scheduler", "api")
+    (tmp_path / "mainspring.toml").write_text('roles = ["api"]\n')
+    assert Config.load({}, {}).roles == ("api",)
+    assert Config.load({}, {"MAINSPRING_ROLES": "api, scheduler"}).roles == ("scheduler", "api")
+    assert Config.load({"roles": "scheduler"}, {"MAINSPRING_ROLES": "api"}).roles == ("scheduler",)
+    assert Config.load({}, Config(roles=("api",)).to_environ()).roles == ("api",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "near"),
+    [
+        ({"queue": {"mail": {"concurency": 3}}}, "concurency is not known of a queue", "concurrency"),
+        ({"queue": {"mail": {"retry": "5 bse=1s"}}}, "bse is not known of a retry policy", "base"),
+        ({"queue": {"mail": {"retry": {"retrys": 3}}}}, "retrys is not known of a retry policy", "retries"),
+        ({"targets": {"hook": {"ulr": "https://example.com/"}}}, "ulr is not known of a target", "url"),
+        ({"targets": {"hook": {"url": "https://example.com/", "timout": "1s"}}}, "timout is not known", "timeout"),
+        ({"targets": {"hook": {"url": "https://example.com/", "breker": "off"}}}, "breker is not known", "breaker"),
+        ({"targets": {"log": {"address": "log:", "retri": "3"}}}, "retri is not known of a target with", "retry"),
+        ({"commands": {"backup": {"argv": ["a"], "timeut": "1s"}}}, "timeut is not known of a command", "timeout"),
+        ({"breaker": {"failure_rte": 0.3}}, "failure_rte is not known of a breaker", "failure_rate"),
+    ],
+)
+def test_a_name_that_no_table_has_is_named_with_the_one_that_was_meant(
+    settings: dict[str, Any], said: str, near: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{said}.*; did you mean {near}\\?"):
+        Config(**settings)
+
+
+def test_a_token_in_the_address_of_ticks_is_neither_in_the_repr_nor_in_config_show() -> None:
+    address = "https://example.com/ticks?token=hunter2"
+    config = Config(tick_target=address)
+    assert config.tick_target == address
+    assert "tick_target='https://example.com/ticks?…'" in repr(config)
+    assert shown(config, "tick_target") == "https://example.com/ticks?…"
 
 
 def test_secrets_are_not_in_the_repr() -> None:

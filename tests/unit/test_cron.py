@@ -170,6 +170,8 @@ def test_thursday_is_not_a_spread() -> None:
         ("5- * * * *", 1, "minute", "5-", 1, "a value is missing"),
         ("-5 * * * *", 1, "minute", "-5", 1, "a value is missing"),
         ("0 22-2 * * *", 2, "hour", "22-2", 3, "runs backwards; write 22-23,0-2"),
+        ("0 0 * * 7-1", 5, "day of week", "7-1", 9, "runs backwards; write 0-1;"),
+        ("0 0 * * 7-MON", 5, "day of week", "7-MON", 9, "runs backwards; write 0-MON;"),
         ("0 0 * * FRI-MON", 5, "day of week", "FRI-MON", 9, "write FRI-SAT,SUN-MON"),
         ("0 0 * NOV-FEB *", 4, "month", "NOV-FEB", 7, "write NOV-DEC,JAN-FEB"),
         ("0 0 * * L", 5, "day of week", "L", 9, "Write 5L or FRIL"),

@@ -19,7 +19,7 @@ from mainspring.demo.journal import Comparison, Journal, compare
 from mainspring.demo.plan import MOST_IDS, Plan
 from mainspring.demo.road import Request, Road, RoadBlocked, request
 from mainspring.demo.side import Inside
-from mainspring.demo.ticks import Ticks, id_of, line_of, numbers_of, text_of
+from mainspring.demo.ticks import Ticks, id_of, lines_of, numbers_of, text_of
 from mainspring.demo.usage import Usages, usage_of
 from mainspring.model.errors import InvalidInput
 
@@ -33,7 +33,8 @@ def test_each_item_gets_one_tick_within_the_window() -> None:
     plan = Plan(ids=500, within_ms=10_000)
     before_ms = time.time_ns() // 1_000_000
     source = Ticks(plan)
-    numbers = list(iter(source.next, None))
+    numbers = [*source.take(200), *source.take(400)]
+    assert source.take(1) == []
     after_ms = time.time_ns() // 1_000_000
     assert sorted(number % plan.ids for number in numbers) == list(range(500))
     assert all(before_ms + 1000 <= number // plan.ids <= after_ms + 10_000 for number in numbers)
@@ -41,7 +42,7 @@ def test_each_item_gets_one_tick_within_the_window() -> None:
 
 def test_where_time_is_the_limit_items_come_again() -> None:
     source = Ticks(Plan(ids=3, seconds=1))
-    items = [(source.next() or 0) % 3 for _ in range(9)]
+    items = [number % 3 for number in source.take(9)]
     assert sorted(items) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -51,8 +52,10 @@ def test_a_tick_is_known_again_by_its_text() -> None:
     assert text == b'{"item":"user42","at":%d}' % AT_MS
     assert numbers_of([text], MOST_IDS) == [number]
     assert id_of(number, MOST_IDS) == f"user42@{AT_MS}"
-    assert line_of(number, MOST_IDS, "kafka:ticks", named=True).endswith(b'"id":"user42@%d"}' % AT_MS)
-    assert b"id" not in line_of(number, MOST_IDS, "kafka:x", named=False)
+    line = b'{"target":"kafka:ticks","at":%d,"payload":%b' % (AT_MS, text)
+    assert lines_of([number], MOST_IDS, "kafka:ticks", named=False) == line + b"}"
+    named = line + b',"id":"user42@%d"}' % AT_MS
+    assert lines_of([number, number], MOST_IDS, "kafka:ticks", named=True) == named + b"\n" + named
 
 
 def test_what_others_sent_is_told_apart() -> None:

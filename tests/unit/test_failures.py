@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 
+import msgspec
 import pytest
 
 from mainspring.engine import failure_log
@@ -54,12 +55,15 @@ async def test_a_plain_function_runs_beside_the_loop() -> None:
     assert seen == [False]
 
 
-async def test_a_handler_that_raises_is_named_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("ending", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+async def test_a_handler_that_raises_is_named_and_goes_on(
+    caplog: pytest.LogCaptureFixture, ending: type[BaseException]
+) -> None:
     seen: list[str] = []
 
     def handler(one: Failure) -> None:
         seen.append(one.id)
-        raise ValueError("a bug of the handler")
+        raise ending("a bug of the handler")
 
     async def async_handler(one: Failure) -> None:
         handler(one)
@@ -150,6 +154,20 @@ async def test_the_dead_are_errors_told_one_by_one_and_then_summed_up(caplog: py
     await failures.aclose()
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
     assert "3 more tasks died" in caplog.records[-1].getMessage()
+
+
+async def test_a_parked_lane_is_an_error_and_no_death(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures()
+    for number in range(failure_log.FIRST_DEAD + 3):
+        failures.report(
+            msgspec.structs.replace(failure(number), outcome="parked", lane=f"user {number}", next_at_ms=None)
+        )
+    await failures.aclose()
+    assert {record.levelno for record in caplog.records} == {logging.ERROR}
+    assert caplog.records[0].getMessage() == (
+        "task task-0 to http://shop.example/hook?… failed, and its lane user 0 is parked until somebody acts: HTTP 503"
+    )
+    assert "3 more lanes were parked" in caplog.records[-1].getMessage()
 
 
 async def test_the_query_of_an_address_is_not_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

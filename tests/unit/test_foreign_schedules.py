@@ -3,6 +3,9 @@
 import json
 import tomllib
 
+import pytest
+
+from mainspring.model.errors import InvalidInput
 from mainspring.model.foreign_celery import read_celery, read_redbeat
 from mainspring.model.foreign_schedules import read_crontab, to_toml
 from mainspring.model.occurrence import instant_text
@@ -114,6 +117,102 @@ def test_both_day_fields_of_celery_have_to_fit() -> None:
     start_ms = 1_794_787_200_000  # 2026-11-16
     runs = [instant_text(ms) for ms in first.next_runs(start_ms, 3)]
     assert runs == ["2026-12-07T07:30:00Z", "2027-01-04T07:30:00Z", "2027-02-01T07:30:00Z"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "unread"),
+    [
+        ("{'task': 't', 'schedule': 5, 'kwargs': KW}", "KW"),
+        ("{'task': 't', 'schedule': 5, 'kwargs': {'a': [NAME]}}", "NAME"),
+        ("{'task': 't', 'schedule': 5, 'kwargs': {'at': now()}}", "now()"),
+        ("{'task': 't', 'schedule': 5, 'kwargs': {'span': timedelta(hours=1)}}", "timedelta(…)"),
+        ("{'task': 't', 'schedule': 5, 'kwargs': {**base, 'a': 1}}", "base"),
+        ("{'task': 't', 'schedule': 5, 'kwargs': {('a', 'b'): 1}}", "('a', 'b')"),
+        ("{'task': 't', 'schedule': 5, 'kwargs': {'raw': b'bytes'}}", "b'bytes'"),
+        ("{'task': 't', 'schedule': 5, 'args': ARGS}", "ARGS"),
+        ("{'task': 't', 'schedule': 5, 'options': OPTIONS}", "OPTIONS"),
+        ("{'task': 't', 'schedule': 5, 'options': {'queue': settings.QUEUE}}", "settings.QUEUE"),
+        ("{'task': 't', 'schedule': 5, 'options': {**OPTIONS}}", "OPTIONS"),
+        ("{'task': TASK, 'schedule': 5}", "TASK"),
+        ("{'task': 't', 'schedule': crontab(minute=MINUTE)}", "MINUTE"),
+        ("{**base, 'schedule': 5}", "base"),
+        ("entry_of('t')", "entry_of('t')"),
+    ],
+)
+def test_an_entry_that_cannot_be_read_whole_is_refused(entry: str, unread: str) -> None:
+    found = read_celery(f"beat_schedule = {{'a': {entry}, 'b': {{'task': 't', 'schedule': 5}}}}")
+    assert [one.name for one in found.definitions] == ["b"]
+    assert found.problems == [f"a: {unread} cannot be read without running the file; write it out there, or give JSON"]
+
+
+ONE = "{'task': 't', 'schedule': 5}"
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        (f"app.conf.beat_schedule.update({{'b': {ONE}}}, c={ONE})", ["a", "b", "c"]),
+        (f"app.conf.beat_schedule |= {{'b': {ONE}}}", ["a", "b"]),
+        (f"app.conf.beat_schedule = {{'b': {ONE}}} | {{'c': {ONE}}}", ["b", "c"]),
+        (f"app.conf.update({{'beat_schedule': {{'b': {ONE}}}}})", ["b"]),
+        (f"app.conf.beat_schedule = {{**{{'b': {ONE}}}, 'c': {ONE}}}", ["b", "c"]),
+        (f"app.conf.beat_schedule = dict(b={ONE})", ["b"]),
+    ],
+)
+def test_what_is_added_to_a_beat_schedule_afterwards_is_read_too(more: str, names: list[str]) -> None:
+    found = read_celery(f"app.conf.beat_schedule = {{'a': {ONE}}}\n{more}")
+    assert ([one.name for one in found.definitions], found.problems) == (names, [])
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("beat_schedule.update(others)", "left out: others"),
+        ("beat_schedule.update(**others)", "left out: others"),
+        ("beat_schedule |= others", "left out: others"),
+        (f"beat_schedule[NAME] = {ONE}", "left out: NAME"),
+        (f"beat_schedule['a', 'b'] = {ONE}", "left out: ('a', 'b')"),
+        (f"beat_schedule.setdefault('b', {ONE})", "left out: beat_schedule.setdefault("),
+        ("sender.add_periodic_task(10, test.s(), name='b')", "left out: sender.add_periodic_task("),
+        ("timezone = TIME_ZONE", "timezone: TIME_ZONE"),
+    ],
+)
+def test_what_cannot_be_followed_is_told(more: str, told: str) -> None:
+    found = read_celery(f"beat_schedule = {{'a': {ONE}}}\n{more}")
+    assert [one.name for one in found.definitions] == ["a"]
+    assert len(found.problems) == 1
+    assert found.problems[0].startswith(told)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["beat_schedule['a']['kwargs'] = {}", "beat_schedule['a'].update(kwargs={})", "del beat_schedule['a']",
+     "beat_schedule['a']['kwargs'] |= {'b': 1}"],
+)  # fmt: skip
+def test_an_entry_that_is_changed_afterwards_is_refused(change: str) -> None:
+    found = read_celery(f"beat_schedule = {{'a': {ONE}}}\n{change}")
+    assert found.definitions == []
+    assert found.problems[0].startswith("a: ")
+
+
+def test_a_beat_schedule_that_is_made_elsewhere_is_an_error() -> None:
+    with pytest.raises(InvalidInput, match=r"beat_schedule: load\(\) cannot be read"):
+        read_celery("beat_schedule = load()")
+
+
+def test_ranges_of_celery_may_go_over_the_end() -> None:
+    def spec(times: str) -> str:
+        found = read_celery(f"beat_schedule = {{'a': {{'task': 't', 'schedule': crontab({times})}}}}")
+        assert found.problems == []
+        return found.definitions[0].specs[0]
+
+    assert spec("minute=0, hour='22-2'") == "0 22-23,0-2 * * *"
+    assert spec("minute=0, hour='9-17,22-4/2'") == "0 9-17,22,0,2,4 * * *"
+    assert spec("minute='50-10', hour=0") == "50-59,0-10 0 * * *"
+    assert spec("minute=0, hour=0, day_of_week='fri-mon'") == "0 0 * * 5-6,0-1"
+    assert spec("minute=0, hour=0, day_of_week='saturday-sunday'") == "0 0 * * 6,0"
+    assert spec("minute=0, hour=0, day_of_month='30-2', month_of_year='nov-feb'") == "0 0 30-31,1-2 11-12,1-2 *"
+    assert spec("minute=0, hour=0, day_of_week='mon-fri'") == "0 0 * * mon-fri"
 
 
 def test_a_beat_schedule_is_read_from_json() -> None:

@@ -6,7 +6,7 @@ from itertools import groupby
 
 import pytest
 
-from mainspring.store.generated import SHARE, STRETCH, GeneratedIds
+from mainspring.store.generated import LARGE, SHARE, STRETCH, GeneratedIds
 
 SIZE = 16
 
@@ -16,7 +16,7 @@ def partitions_of(block: bytes, partitions: int) -> list[int]:
 
 
 @pytest.mark.parametrize("partitions", [1, 3, 32, 100, 4096])
-@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 100, 1_000])
+@pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 1_000, 20_000, 70_000])
 def test_every_id_has_sixteen_bytes_and_none_comes_twice(partitions: int, count: int) -> None:
     block = GeneratedIds(partitions).draw(count)
     assert len(block) == SIZE * count
@@ -25,8 +25,8 @@ def test_every_id_has_sixteen_bytes_and_none_comes_twice(partitions: int, count:
 
 @pytest.mark.parametrize("partitions", [32, 100, 4096])
 def test_neighbours_of_a_call_share_a_partition(partitions: int) -> None:
-    runs = [len(list(run)) for _, run in groupby(partitions_of(GeneratedIds(partitions).draw(100), partitions))]
-    assert runs == [25, 25, 25, 25]
+    runs = [len(list(run)) for _, run in groupby(partitions_of(GeneratedIds(partitions).draw(1_000), partitions))]
+    assert runs == [250, 250, 250, 250]
 
 
 def test_calls_go_round_all_partitions() -> None:
@@ -46,7 +46,7 @@ def test_a_large_call_is_left_to_chance() -> None:
 
 @pytest.mark.parametrize("partitions", [1, 3, 32, 100])
 def test_in_a_large_call_what_is_due_in_one_second_shares_a_partition(partitions: int) -> None:
-    dues_ms = [1_000 * (n % 600) + n % 1_000 for n in range(STRETCH * 100)]
+    dues_ms = [1_000 * (n % 600) + n % 1_000 for n in range(LARGE * 100)]
     block = GeneratedIds(partitions).draw_by_second(dues_ms)
     assert len({block[at : at + SIZE] for at in range(0, len(block), SIZE)}) == len(dues_ms)
     seconds: dict[int, set[int]] = {}
@@ -73,5 +73,5 @@ def test_where_slices_fill_by_themselves_nothing_is_chosen() -> None:
 
 def test_a_second_falls_into_another_partition_with_every_call() -> None:
     ids = GeneratedIds(32)
-    dues_ms = [1_000 * (n % 64) for n in range(STRETCH * 32)]
+    dues_ms = [1_000 * (n % 64) for n in range(LARGE * 32)]
     assert len({partitions_of(ids.draw_by_second(dues_ms), 32)[0] for _ in range(300)}) == 32

@@ -22,7 +22,7 @@ def flight(due_ms: int, *, flags: int = LANE, due_at_put_ms: int | None = None) 
     row = entry(due_ms - place.start_ms, flags, b"i" * 16, body)
     live.load_bitmaps(b"", b"")
     live.absorb([row])
-    return Flight(body, row, (due_ms - place.start_ms) << 32, live)
+    return Flight(body, row, 0, live)
 
 
 def test_the_name_of_a_hold_slice_says_when_its_hold_began() -> None:

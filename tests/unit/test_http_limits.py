@@ -2,14 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from mainspring.model.delivery import Body, Delivery, GivenDelivery
 from mainspring.model.outcome import DONE, Outcome, Retry
+from mainspring.model.rate import Rate
 from mainspring.sinks import http_limits
-from mainspring.sinks.http_limits import Hosts, Limits
+from mainspring.sinks.http_limits import Hosts
+from mainspring.sinks.http_line import Limits
 
 
 def deliveries(count: int) -> list[Delivery]:
@@ -104,18 +106,147 @@ async def test_what_cannot_be_begun_in_time_is_put_off_and_what_was_begun_is_wai
     assert len(target.seen) == 2
 
 
+async def test_targets_with_limits_of_their_own_share_the_limit_of_their_host() -> None:
+    hosts, all_of_them = Hosts(room=1000, connections=100), Target()
+    two, three = Target(), Target()
+
+    def through(own: Target) -> Callable[[Delivery], Awaitable[Outcome]]:
+        async def send(delivery: Delivery) -> Outcome:
+            outcome, _ = await asyncio.gather(all_of_them.send(delivery), own.send(delivery))
+            return outcome
+
+        return send
+
+    outcomes = await asyncio.gather(
+        hosts.carry("host", Limits(4), deliveries(20), all_of_them.send),
+        hosts.carry("host", Limits(4), deliveries(20), through(two), ("two", Limits(2))),
+        hosts.carry("host", Limits(4), deliveries(20), through(three), ("three", Limits(3))),
+    )
+    assert list(outcomes) == [[DONE] * 20] * 3
+    assert (all_of_them.most, two.most) == (4, 2)
+    assert three.most <= 3
+    assert len(hosts) == 1
+
+
+async def test_a_target_that_may_have_no_more_holds_up_no_other_on_its_host() -> None:
+    hosts, narrow, wide = Hosts(room=1000, connections=100), Target(is_open=False), Target()
+    stuck = asyncio.create_task(
+        hosts.carry("host", Limits(4), deliveries(20), narrow.send, ("narrow", Limits(1, rate=Rate(0.001))))
+    )
+    await narrow.arrived.wait()
+    async with asyncio.timeout(5):
+        assert await hosts.carry("host", Limits(4), deliveries(100), wide.send) == [DONE] * 100
+    assert len(narrow.seen) == 1
+    stuck.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stuck
+    assert hosts.waiting == 0
+
+
+async def test_the_rate_of_a_host_holds_for_all_its_targets_together() -> None:
+    hosts, target = Hosts(room=1000, connections=100), Target()
+    began = time.monotonic()
+    await asyncio.gather(
+        *(
+            hosts.carry("a", Limits(10, rate=Rate(100)), deliveries(7), target.send, (n, Limits(10, Rate(1000))))
+            for n in "abc"
+        )
+    )
+    assert time.monotonic() - began >= 0.199  # 21 at 100 a second
+
+
 async def test_a_rate_is_kept_to() -> None:
     hosts, target = Hosts(room=1000, connections=100), Target()
     began = time.monotonic()
-    await hosts.carry("a", Limits(10, rate=100.0), deliveries(11), target.send)
-    await hosts.carry("a", Limits(10, rate=100.0), deliveries(10), target.send)
+    await hosts.carry("a", Limits(10, rate=Rate(100)), deliveries(11), target.send)
+    await hosts.carry("a", Limits(10, rate=Rate(100)), deliveries(10), target.send)
     assert time.monotonic() - began >= 0.199  # 21 at 100 a second: the first at once, the last 200 ms later
+
+
+async def test_the_burst_of_a_rate_goes_at_once_and_the_rest_at_the_rate() -> None:
+    hosts, target = Hosts(room=1000, connections=2_000), Target(is_open=False)
+    slow = Limits(20, Rate.read("0.001/s burst 15"))
+    load = asyncio.create_task(hosts.carry("a", slow, deliveries(18), target.send))
+    await target.arrived.wait()
+    await asyncio.sleep(0)
+    assert len(target.seen) == 15
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
 
 
 async def test_connections_are_bounded_over_all_hosts() -> None:
     hosts, target = Hosts(room=1000, connections=8), Target()
     await asyncio.gather(*(hosts.carry(name, Limits(5), deliveries(20), target.send) for name in "abcdef"))
     assert target.most == 8
+
+
+async def test_hosts_that_hang_leave_connections_to_the_others() -> None:
+    hosts, dead, well = Hosts(room=100_000, connections=512), Target(is_open=False), Target()
+    stuck = [asyncio.create_task(hosts.carry(n, Limits(64), deliveries(200), dead.send)) for n in range(20)]
+    await dead.arrived.wait()
+    assert hosts.free >= 20
+    async with asyncio.timeout(5):
+        for _ in range(10):
+            assert await hosts.carry("well", Limits(64), deliveries(300), well.send) == [DONE] * 300
+    assert well.most >= 16, "and what it proves that it can take"
+    dead.open.set()
+    assert await asyncio.gather(*stuck) == [[DONE] * 200] * 20
+    assert hosts.free == 512
+
+
+async def test_hosts_that_were_well_and_hang_all_at_once_leave_connections_too() -> None:
+    hosts, dead, well = Hosts(room=100_000, connections=512), Target(), Target()
+    for n in range(10):
+        assert await hosts.carry(n, Limits(64), deliveries(500), dead.send) == [DONE] * 500
+    dead.open.clear()
+    dead.arrived.clear()
+    stuck = [asyncio.create_task(hosts.carry(n, Limits(64), deliveries(200), dead.send)) for n in range(10)]
+    await dead.arrived.wait()
+    async with asyncio.timeout(5):
+        assert await hosts.carry("well", Limits(64), deliveries(300), well.send) == [DONE] * 300
+    dead.open.set()
+    await asyncio.gather(*stuck)
+
+
+@pytest.mark.parametrize(("connections", "most"), [(2_000, 200), (512, 200), (100, 51)])
+async def test_a_host_that_answers_has_as_many_as_it_may_and_never_those_of_all_others(
+    connections: int, most: int
+) -> None:
+    hosts, target = Hosts(room=100_000, connections=connections), Target()
+    assert await hosts.carry("a", Limits(200), deliveries(5_000), target.send) == [DONE] * 5_000
+    assert target.most == most
+
+
+async def test_a_host_that_answers_no_more_has_to_prove_itself_again() -> None:
+    hosts, target = Hosts(room=1000, connections=64), Target()
+
+    async def refused(delivery: Delivery) -> Outcome:
+        await target.send(delivery)
+        return Retry("cannot connect")
+
+    await hosts.carry("a", Limits(20), deliveries(200), target.send)
+    assert target.most == 20
+    await hosts.carry("a", Limits(20), deliveries(200), refused)
+    target.most = 0
+    await hosts.carry("a", Limits(20), deliveries(100), refused)
+    assert target.most == 7, "an eighth of what is still free"
+
+
+async def test_with_no_connection_left_hosts_take_turns() -> None:
+    hosts, target = Hosts(room=10_000, connections=2), Target()
+    order: list[str] = []
+
+    def send_for(name: str) -> Callable[[Delivery], Awaitable[Outcome]]:
+        async def send(delivery: Delivery) -> Outcome:
+            order.append(name)
+            return await target.send(delivery)
+
+        return send
+
+    await asyncio.gather(*(hosts.carry(name, Limits(5), deliveries(50), send_for(name)) for name in "abcdef"))
+    assert set(order[:12]) == set("abcdef"), "nobody waits until others have nothing left"
+    assert target.most == 2
 
 
 async def test_hosts_are_forgotten_when_they_are_idle() -> None:

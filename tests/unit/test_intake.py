@@ -1,9 +1,10 @@
 """Intake: every check before anything is written, and the entry that comes of a good task."""
 
 from binascii import crc_hqx
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from mainspring.model.errors import InvalidInput
@@ -141,6 +142,16 @@ def test_what_follows_a_crowded_slice_goes_into_finer_ones() -> None:
     assert {offset(row) for _, _, row in rows_of(batch)} == {10}
 
 
+@pytest.mark.parametrize("timeout", ["1m30s", timedelta(seconds=90), "PT1M30S"])
+@pytest.mark.parametrize("task_id", [None, "order-42"])
+def test_a_timeout_goes_with_its_task_and_no_other(timeout: Any, task_id: str | None) -> None:
+    plain = Task("log:", at=NOW_MS + 1_000)
+    batch = take(plain, msgspec.structs.replace(plain, id=task_id, timeout=timeout), plain)
+    named = [item.row.row for item in batch.items if isinstance(item, Named)]
+    rows = named + [row for _, _, row in rows_of(batch)]
+    assert sorted(str(decode(row).timeout_ms) for row in rows) == ["90000", "None", "None"]
+
+
 @pytest.mark.parametrize(
     ("expires", "expires_ms"),
     [("10s", NOW_MS + 15_000), (NOW_MS + 7_000, NOW_MS + 7_000), ("2027-01-15T08:01:00Z", 1_800_000_060_000)],
@@ -174,6 +185,9 @@ def test_expiry_is_an_instant_or_counts_from_the_due_time(expires: Any, expires_
         (Task("log:", after="5s", expires=NOW_MS), "expires lies before"),
         (Task("log:", expires="soon"), "expires"),
         (Task("log:", at=True), "bool"),
+        (Task("log:", timeout="soon"), "timeout: 'soon' is not a delay"),
+        (Task("log:", timeout="0s"), "timeout is '0s'; leave it out"),
+        (Task("log:", timeout=5), "timeout is a int"),  # type: ignore[arg-type]
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

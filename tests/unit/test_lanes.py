@@ -26,7 +26,7 @@ def flight(due_ms: int, *, lane: str = "l", attempt: int = 1, idh: bytes = b"") 
     body = Body("log:", b"1", None, lane, attempt=attempt)
     live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
     row = entry(due_ms, 0, idh or n.to_bytes(16, "big"), body)
-    return Flight(body, row, due_ms << 32 | n, live)
+    return Flight(body, row, n, live)
 
 
 def offer(lanes: Lanes, *flights: Flight) -> None:
@@ -54,6 +54,20 @@ def test_the_next_leaves_when_the_one_before_it_is_settled(lanes: Lanes) -> None
 def test_no_more_lanes_are_asked_at_once_than_told_and_none_is_forgotten(lanes: Lanes) -> None:
     offer(lanes, *(flight(5, lane=f"l{n}") for n in range(5)))
     assert [len(lanes.leaving(most=2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_they_leave_out_of_no_more_slices_at_once_than_told_and_none_is_forgotten(lanes: Lanes) -> None:
+    apart = [flight(5, lane=f"l{n}") for n in range(5)]
+    together = [flight(5, lane=f"m{n}") for n in range(5)]
+    for one in together:
+        one.live = together[0].live
+    offer(lanes, *apart, *together)
+    leaving = []
+    for _ in range(3):
+        some = lanes.leaving(most_slices=2)
+        assert len({id(one.live) for one in some}) == 2
+        leaving += some
+    assert len(leaving) + len(lanes.leaving()) == 10
 
 
 def test_those_who_wait_in_memory_are_counted(lanes: Lanes) -> None:

@@ -1,9 +1,12 @@
 """A slice in its owner's memory: order, windows, repeats, and bits that must not be lost."""
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mainspring.engine.live import LiveSlice, is_set
 from mainspring.engine.partition import Begun, Partition
@@ -169,6 +172,64 @@ def test_a_begin_taken_back_after_the_next_window_opened_keeps_the_task_readable
     assert [flight.index for flight in again.flights] == list(range(10))
 
 
+def aside(live: LiveSlice, count: int) -> list[int]:
+    """Rows that were due and are held back."""
+    indexes = list(live.take_due(START_MS + 999, count).indexes)
+    live.held.update(indexes)
+    return indexes
+
+
+def step_back(live: LiveSlice, indexes: list[int], rows: list[bytes]) -> None:
+    live.step_back((int.from_bytes(rows[i][:4], "big") << 32 | i, rows[i]) for i in indexes)
+
+
+@pytest.mark.parametrize("read_before", [0, 2, 6])
+def test_rows_that_step_back_while_the_list_is_read_anew_leave_once(read_before: int) -> None:
+    live = live_slice()
+    rows = [row(n, n) for n in range(6)]
+    live.absorb(rows)
+    some = aside(live, 4)
+    live.restart()
+    live.absorb(rows[:read_before])
+    step_back(live, some, rows)
+    live.absorb(rows[live.cursor :])
+    due = live.take_due(START_MS + 999, 100)
+    assert list(due.indexes) == list(range(6))
+    assert due.rows == rows
+
+
+@pytest.mark.parametrize("read_before", [0, 2, 10])
+def test_rows_that_step_back_while_the_next_window_is_read_leave_once(read_before: int) -> None:
+    live = live_slice()
+    rows = [row(n, n) for n in range(10)]
+    live.absorb(rows)
+    live.unread = False
+    live.trim(4)
+    some = aside(live, 4)
+    live.next_window(START_MS + 1000)
+    live.absorb(rows[:read_before])
+    step_back(live, some, rows)
+    live.absorb(rows[live.cursor :])
+    due = live.take_due(START_MS + 999, 100)
+    assert list(due.indexes) == list(range(10))
+    assert due.rows == rows
+
+
+def test_a_row_that_steps_back_behind_the_end_of_the_window_does_not_hide_those_before_it() -> None:
+    live = live_slice()
+    rows = [row(500, 0), row(1, 1), row(2, 2), row(3, 3)]
+    live.absorb(rows[:1])
+    some = aside(live, 1)
+    live.absorb(rows[1:])
+    live.unread = False
+    live.trim(1)
+    step_back(live, some, rows)
+    assert taken(live, 1) == [1]
+    live.next_window(START_MS + 1000)
+    live.absorb(rows)
+    assert taken(live, 999) == [2, 3, 0]
+
+
 def test_a_redelivery_taken_back_stays_fired_on_the_server() -> None:
     live = live_slice()
     live.load_bitmaps(fired=b"\x80", done=b"")
@@ -205,6 +266,28 @@ def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
     assert [damaged.index for damaged in partition.damaged] == [0, 1]
 
 
+DEEP = b"\xdc\x00\x0e" + msgspec.msgpack.encode(Body("log:", b"1"))[1:] + b"\x91" * 60_000 + b"\xc0"
+"""A body with a field that we do not know, lists in lists."""
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        [b"\x92\xa4log:", b"\xc4\x011" + b"\x92\xa4log:\xc4\x012"],
+        [DEEP],
+    ],
+    ids=["one has what the other lacks", "too deep"],
+)
+def test_damaged_bodies_leave_as_such_and_end_nobody(bodies: list[bytes]) -> None:
+    live = live_slice()
+    live.absorb([row(0, 1)[:21] + body for body in bodies] + [row(0, 2, payload=b"2")])
+    partition = partition_with(live)
+    begun = begin(partition, START_MS, 10)
+    assert begun is not None
+    assert [flight.payload for flight in begun.flights] == [b"2"]
+    assert [damaged.index for damaged in partition.damaged] == list(range(len(bodies)))
+
+
 def test_lane_rows_are_taken_once_over_several_passes() -> None:
     live = live_slice()
     rows = [entry(n, LANE, idh(n), Body("log:", b"%d" % n, lane="a")) for n in range(3)]
@@ -235,6 +318,36 @@ def test_neighbours_of_which_some_left_before_are_told_apart() -> None:
     rest = taken(live)
     assert sorted(first + rest) == list(range(700))
     assert fired_of(live) == set(range(700))
+
+
+came = st.lists(st.integers(0, 999), max_size=12).map(lambda offsets: ("came", offsets))
+crowd = st.integers(0, 999).map(lambda first: ("came", [(first + 7 * n) % 1000 for n in range(300)]))
+left = st.tuples(st.integers(0, 1_500), st.sampled_from([1, 3, 400, 10**9])).map(lambda took: ("left", took))
+
+
+@given(st.lists(came | crowd | left, max_size=12))
+def test_however_rows_come_and_leave_the_earliest_is_known_and_each_leaves_once_in_time(steps: list[Any]) -> None:
+    live = live_slice()
+    rows: list[int] = []
+    waiting: set[int] = set()
+    for what, value in [*steps, ("left", (10**6, 10**9))]:
+        if what == "came":
+            waiting.update(range(len(rows), len(rows) + len(value)))
+            live.absorb([row(offset, len(rows) + n) for n, offset in enumerate(value)])
+            rows += value
+        else:
+            until_ms, limit = value
+            due = live.take_due(START_MS + until_ms, limit)
+            offsets = [rows[i] for i in due.indexes]
+            assert len(due.indexes) == min(limit, sum(rows[i] <= until_ms for i in waiting))
+            assert waiting.issuperset(due.indexes)
+            assert due.latest == max(offsets, default=0) <= until_ms
+            assert until_ms >= 1_000 or offsets == sorted(offsets), "only what is overdue as a whole leaves as it came"
+            assert [one and one[5:21] for one in due.rows] == [idh(i) for i in due.indexes]
+            waiting.difference_update(due.indexes)
+        assert live.waiting == len(waiting)
+        assert live.next_due_ms() == min((START_MS + rows[i] for i in waiting), default=None)
+    assert not waiting
 
 
 def fired_of(live: LiveSlice) -> set[int]:

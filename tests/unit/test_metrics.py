@@ -10,8 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from mainspring.engine.flight import Flight
 from mainspring.engine.live import LiveSlice
 from mainspring.engine.meters import Meters
+from mainspring.model.delivery import Body
 from mainspring.model.metrics import Histogram, family, histogram, labelled, merged, render, single
 from mainspring.model.outcome import DROPPED, EXPIRED
+from mainspring.store.codec import entry
 from mainspring.store.keys import Slice
 
 START_MS = 1_700_000_000_000
@@ -24,7 +26,10 @@ def _slice(*, lanes: bool) -> LiveSlice:
 
 
 def _flights(offsets_ms: list[int]) -> list[Flight]:
-    some: list[Any] = [SimpleNamespace(key=offset << 32 | index) for index, offset in enumerate(offsets_ms)]
+    some: list[Any] = [
+        SimpleNamespace(key=offset << 32 | index, row=entry(offset, 0, bytes(16), Body("log:", b"1")))
+        for index, offset in enumerate(offsets_ms)
+    ]
     return some
 
 

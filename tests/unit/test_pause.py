@@ -9,7 +9,7 @@ from mainspring.model.pause import Pause, Pauses, Scope
 
 
 def pauses(*scopes: str, now_ms: int = 0) -> Pauses:
-    return Pauses([Pause(Scope.parse(text)) for text in scopes], now_ms)
+    return Pauses([Pause(Scope.parse(text)) for text in scopes], now_ms, {"report": "reports"})
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,10 @@ def pauses(*scopes: str, now_ms: int = 0) -> Pauses:
         ("target target:ledger", "target:ledger", None, True),
         ("queue mail", "queue:mail/send", None, True),
         ("queue mail", "queue:mailing/send", None, False),
+        ("queue commands", "command:backup", None, True),
+        ("queue commands", "command:report", None, False),
+        ("queue reports", "command:report", None, True),
+        ("queue mail", "queue:no queue/send", None, False),
         ("lane a", "log:", "a", True),
         ("lane a", "log:", "ab", False),
         ("lane a", "log:", None, False),

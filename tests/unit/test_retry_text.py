@@ -63,7 +63,7 @@ def test_durations_may_be_timedeltas_in_code() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_atempts=3", "max_atempts is not known; there are max_attempts, retries, base"),
+        ("max_atempts=3", "max_atempts is not known of a retry policy; there are max_attempts, retries, base"),
         ("3 base=5", "base: '5' is not a delay"),
         ("nonsense", "'nonsense' is no name=value"),
         ("429=retry:soon", "on 429: 'soon' is not a delay"),

@@ -86,3 +86,25 @@ def test_a_wrong_call_ends_with_2_and_says_why(arguments: list[str], message: st
     assert ended.stdout == ""
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["9999-12-30T00:00:00Z", "0001-01-01T00:00:00", "0001-01-01T00:00:00+14:00", "99999999999999999", "1960-01-01"],
+)
+def test_a_beginning_outside_of_the_calendar_is_refused(start: str) -> None:
+    for spec in ("0 0 * * *", "@every 1s"):
+        ended = call(spec, "--from", start, "--tz", "Asia/Tokyo")
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert "give a time from 1970 to 3084" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+def test_digits_of_other_scripts_are_no_milliseconds() -> None:
+    ended = call("@daily", "--from", "\u00b2")
+    assert ended.returncode == 2
+    assert "not an ISO 8601 time" in ended.stderr
+
+
+def test_runs_are_shown_as_far_as_calendars_go() -> None:
+    assert runs("@every 3650d", "--count", "1000", "--from", "2026-01-01T00:00:00Z")[-1].startswith("64")

@@ -3,7 +3,7 @@
 import pytest
 
 from mainspring.model.errors import InvalidInput
-from mainspring.model.targets import check_target
+from mainspring.model.targets import check_target, receiver_of
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,22 @@ def test_a_target_that_is_too_long_is_refused(target: str) -> None:
 def test_a_target_of_another_type_is_refused(target: object) -> None:
     with pytest.raises(InvalidInput, match="target is a"):
         check_target(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "receiver"),
+    [
+        ("https://shop.example:8443/a?b=1", "https://shop.example:8443"),
+        ("queue:mail/send", "queue:mail"),
+        ("command:backup", "queue:commands"),
+        ("command:report", "queue:reports"),
+        ("kafka:ticks", "kafka:ticks"),
+        ("target:ledger", "target:ledger"),
+    ],
+)
+def test_the_receiver_is_who_has_to_cope(target: str, receiver: str) -> None:
+    assert receiver_of(target, {"report": "reports"}) == receiver
+
+
+def test_where_queues_do_not_matter_each_command_stands_for_itself() -> None:
+    assert receiver_of("command:backup") == "command:backup"

@@ -6,7 +6,7 @@ import pytest
 
 from mainspring.model.errors import InvalidInput
 from mainspring.model.limits import HORIZON_MS
-from mainspring.model.times import check_horizon, delay_ms, instant_ms
+from mainspring.model.times import check_horizon, delay_ms, expiry_ms, instant_ms
 
 NOW_MS = 1_800_000_000_000
 
@@ -44,6 +44,28 @@ def test_a_delay_is_rounded_up_so_that_nothing_fires_early() -> None:
 def test_what_is_not_a_delay_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidInput, match="'30m'"):
         delay_ms(text)
+
+
+@pytest.mark.parametrize("text", ["1" * 400 + "s", "99999999w", "P" + "9" * 30 + "D", "PT" + "9" * 400 + "S"])
+def test_a_delay_of_more_than_ten_years_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="after is longer than ten years") as refused:
+        delay_ms(text)
+    assert len(str(refused.value)) < 100
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("999s", 999_000), ("3600s", 3_600_000), ("1500ms", 1_500), ("20270101ms", 20_270_101), ("PT1H", 3_600_000)],
+)
+def test_an_expiry_may_be_a_delay_from_the_due_time(text: str, ms: int) -> None:
+    assert expiry_ms(text, NOW_MS) == NOW_MS + ms
+
+
+@pytest.mark.parametrize("text", ["2027-01-15T08:00:00Z", "20270115T080000Z", "2027-01-15 08:00:00+00:00"])
+def test_an_expiry_may_be_a_time(text: str) -> None:
+    assert expiry_ms(text, NOW_MS - 5) == NOW_MS
+    with pytest.raises(InvalidInput, match="before the due time"):
+        expiry_ms(text, NOW_MS + 1)
 
 
 def test_a_negative_delay_is_refused() -> None:

@@ -4,6 +4,7 @@ from mainspring.engine.valve import Valve
 from mainspring.engine.valves import FlowOptions, Valves
 from mainspring.model.breaker import Breaker, BreakerPolicy
 from mainspring.model.clock import ManualClock
+from mainspring.model.hold import HoldRecord
 from mainspring.model.rate import Limit, Rate
 from mainspring.store.limits import Granted
 
@@ -157,6 +158,24 @@ def test_no_more_lanes_try_their_luck_than_there_is_room() -> None:
     assert made.may_open("valve:unknown"), "nothing holds these up any more"
 
 
+def test_what_a_former_owner_held_by_a_breaker_is_probed_first() -> None:
+    made, clock, _ = valves(FlowOptions(BreakerPolicy(probes=2), limits={"target:shop": Limit(Rate(100))}))
+    made.inherited(HoldRecord("valve:target:shop", "valve:target:shop", 1, code="rate-limited"))
+    made.inherited(HoldRecord("pause:all", "pause:all", 1))
+    made.inherited(HoldRecord("valve:queue:mail", "valve:queue:mail", 1, code="breaker"))
+    assert [one.receiver for one in made.bounded] == ["target:shop"], "nothing is known against any of these"
+    made.inherited(HoldRecord("lane:a", "valve:http://a.example", 1, code="breaker"))
+    assert made.room("valve:http://a.example") == 2
+    sent = [made.hold_for("http://a.example/", None, 0) for _ in range(3)]
+    assert sent == [None, None, "valve:http://a.example"]
+    made.landed("http://a.example/", 2, done=2, failed=0)
+    assert made.room("valve:http://a.example") == 0, "and then it goes out at a growing rate"
+    clock.advance(seconds=31)
+    assert made.room("valve:http://a.example") == 1 << 30
+    made.look()
+    assert made.room("valve:http://a.example") is None
+
+
 def test_an_open_breaker_says_so_until_it_has_closed() -> None:
     valve = Valve("http://a.example", Breaker(BreakerPolicy(min_calls=1, probes=1, ramp_ms=1_000)), Limit())
     breaker = valve.breaker
@@ -165,11 +184,11 @@ def test_an_open_breaker_says_so_until_it_has_closed() -> None:
     code, text, until_ms = valve.why()
     assert (code, until_ms) == ("breaker", 6_000)
     assert text == (
-        "the circuit breaker of http://a.example is open since 1970-01-01T00:00:01.000Z,"
-        " next probe at 1970-01-01T00:00:06.000Z"
+        "the circuit breaker of http://a.example is open since 1970-01-01T00:00:01.000Z, and probed until it answers"
     )
     assert valve.room(6_000, MOST) == 1
     valve.take(6_000)
+    assert valve.why()[1:] == (text.replace("probed until it answers", "probes are under way"), None)
     breaker.record(1, 0, 6_010)
     assert "growing rate" in valve.why()[1]
     valve.room(7_010, MOST)

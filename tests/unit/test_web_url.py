@@ -29,6 +29,25 @@ def test_an_address_has_one_form(text: str, same: str) -> None:
     assert str(parse_web_url(same)) == same
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://u:SECRET@example.com/?token=SECRET",
+        "https://example.com:0/x?token=SECRET",
+        "https://example.com:0/x#SECRET",
+        "https://example.com:0/x?token=a@SECRET",
+        "https://u:SECRET?x@example.com/",
+        "https://u:SECRET/x@example.com/",
+        "HTTPS://u:SECRET@example.com/?token=SECRET",
+        "ftp://example.com/?token=SECRET",
+    ],
+)
+def test_what_may_be_secret_is_not_in_the_refusal(text: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        check_target(text)
+    assert "SECRET" not in str(error.value)
+
+
 def test_a_number_is_told_from_a_name() -> None:
     assert parse_web_url("http://127.0.0.1/").address == ip_address("127.0.0.1")
     assert parse_web_url("http://[::1]/").address == ip_address("::1")

@@ -10,6 +10,7 @@ from mainspring.config import Config
 from mainspring.model.errors import ConfigError, InvalidInput
 from mainspring.model.named import Plain, Targets
 from mainspring.model.outcome import DONE, Dead, Done, Response, Retry
+from mainspring.model.rate import Limit, Rate
 from mainspring.model.webhook import Basic, Bearer, Webhook
 from mainspring.model.webhook_table import read_webhook, webhook_table
 
@@ -94,6 +95,33 @@ def test_a_wrong_webhook_is_refused_with_the_reason(change: dict[str, Any], reas
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("given", [50, 50.0, "50/s", "100/s burst 50", Rate(100, burst=50)])
+def test_a_rate_may_be_a_number_a_text_or_a_rate_and_keeps_its_burst(given: Rate | float | str) -> None:
+    made = Targets({"shop": Webhook(URL, rate=given)})
+    expected = {"target:shop": Limit(Rate.read(given))}
+    assert made.limits() == expected
+    assert Targets.read(made.tables()).limits() == expected
+    assert Targets.read({"shop": {"url": URL, "rate": given}}).limits() == expected
+
+
+def test_what_is_no_rate_of_a_webhook_is_refused() -> None:
+    for wrong in ("fast", True, 0, -1):
+        with pytest.raises(InvalidInput, match="rate"):
+            Webhook(URL, rate=wrong)
+
+
+def test_a_webhook_and_an_address_have_the_same_limits() -> None:
+    config = Config(
+        targets=Targets.read(
+            {
+                "hook": {"url": URL, "rate": "100/s burst 50", "concurrency": 3},
+                "topic": {"address": "kafka:ticks", "rate": "100/s burst 50", "concurrency": 3},
+            }
+        )
+    )
+    assert set(config.targets.limits().values()) == {Limit(Rate(100, burst=50), 3)}
+
+
 def test_secrets_are_not_in_the_repr() -> None:
     hook = Webhook(URL + "?key=hunter2", headers=(("X-Key", "hunter2"),), auth=Basic("u", "hunter2"), secrets=(SECRET,))
     config = Config(targets=Targets({"shop": hook}))
@@ -128,7 +156,9 @@ def test_targets_are_read_from_tables_and_written_again() -> None:
         ({"shop": {"url": "x"}}, "shop: the address 'x'"),
         ({"shop": {"address": "nowhere"}}, "shop: target 'nowhere' has no known scheme"),
         ({"shop": {"address": "target:other"}}, "is a named target again"),
-        ({"shop": {"address": "log:", "method": "GET"}}, "rate, concurrency, retry and breaker besides, and no more"),
+        ({"shop": {"address": "queue:mail/send"}}, "shop: address 'queue:mail/send' is run by workers"),
+        ({"shop": {"address": "command:backup"}}, "its rules under [queue.<name>] or [commands.<name>]"),
+        ({"shop": {"address": "log:", "method": "GET"}}, "method is not known of a target with an address"),
         ({"a b": {"address": "log:"}}, "the name of a target is 'a b'"),
     ],
 )

@@ -29,7 +29,8 @@ class App:
         self.node = node
         self.gate = Gate(node.config)
         self.spaces = Spaces(node)
-        self.router = Router(surface.ROUTES)
+        self.takes_requests = "api" in node.config.roles
+        self.router = Router(surface.ROUTES if self.takes_requests else surface.WATCHED)
         self.batches = Batches()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +48,7 @@ class App:
         await found.send(send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
-        if scope["path"] == "/ticks" and scope["method"] == "POST":
+        if scope["path"] == "/ticks" and scope["method"] == "POST" and self.takes_requests:
             route, params = surface.TICK, NO_PARAMETERS  # the hottest route is not searched for
         else:
             route, params = self.router.find(scope)

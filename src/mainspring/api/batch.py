@@ -7,7 +7,6 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from ..client import BATCH
 from ..model.errors import InvalidInput, MainspringError
 from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..store.durable import check_durability
@@ -21,6 +20,9 @@ from .routes import Route
 
 PORTION_BYTES: Final = 384 * 1024
 """Lines that are read before they are written: many travel together, and nobody else waits for long."""
+
+WRITE_TASKS: Final = 8_192
+"""Tasks that are written together at most: these keep the loop on which others are served."""
 
 AT_ONCE: Final = 32
 """Batches that one process reads at one time; their answers are held in memory until all is read."""
@@ -42,6 +44,8 @@ class LineAnswer(msgspec.Struct, omit_defaults=True):
     due_ms: int = 0
     outcome: PutOutcome | None = None
     past: bool = False
+    confirmed: bool = True
+    """False where it is stored, but not as safely as was asked for."""
     error: dict[str, Any] | None = None
     summary: "Summary | None" = None
 
@@ -159,8 +163,8 @@ class _Batch:
 
     async def _write(self, portion: Portion) -> None:
         handles: list[Found] = []
-        for at in range(0, len(portion.tasks), BATCH):
-            handles += await self._put(portion.tasks[at : at + BATCH])
+        for at in range(0, len(portion.tasks), WRITE_TASKS):
+            handles += await self._put(portion.tasks[at : at + WRITE_TASKS])
         if not self._call.may_reach_all:
             handles = [await self._own(task, one) for task, one in zip(portion.tasks, handles, strict=True)]
         self._tell(portion, handles)
@@ -178,7 +182,8 @@ class _Batch:
             return [await self._put_one(task) for task in tasks]
         except MainspringError as error:
             self._failure = error
-            return [error] * len(tasks)
+            error.stored = 0  # the summary counts them
+            return [error if handle is None else handle for handle in error.handles or [None] * len(tasks)]
 
     async def _own(self, task: Task, found: Found) -> Found:
         """A task that was kept may be somebody else's: then it is not told as this caller's."""
@@ -198,7 +203,7 @@ class _Batch:
             return error
         except MainspringError as error:
             self._failure = error
-            return error
+            return error if not error.handles else error.handles[0] or error
         return handle
 
     async def _put_many(self, tasks: list[Task]) -> Sequence[Found]:
@@ -230,13 +235,14 @@ class _Batch:
                 wrong[number] = Problem("conflict", f"a task with id {found.id!r} exists, due {found.due_ms} ms")
             else:
                 counts[found.outcome] += 1
-                told.append(LineAnswer(number, found.id, found.due_ms, found.outcome, found.past))
+                sure = found.durability == self._query.durability
+                told.append(LineAnswer(number, found.id, found.due_ms, found.outcome, found.past, sure))
         summary.created += counts["created"]
         summary.kept += counts["kept"]
         summary.replaced += counts["replaced"]
         summary.failed += len(wrong)
         if self._query.answers == "errors":
-            told.clear()
+            told = [one for one in told if not one.confirmed]
         if wrong:
             told += [LineAnswer(number, error=problem.fields) for number, problem in wrong.items()]
             told.sort(key=lambda one: one.line)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
-from ..model.errors import MainspringError, StoreError
+from ..model.errors import MainspringError, NotConfirmed, StoreError
 from ..model.task import Handle, Task
 
 log = logging.getLogger("mainspring.api")
@@ -70,9 +70,12 @@ class Collector:
         try:
             handles = await self._write([task for task, _ in batch])
         except MainspringError as error:
-            # The server failed all of them. Any other error is about one task, and only that one may fail.
+            # The server failed. Any other error is about one task, and only that one may fail.
             if isinstance(error, StoreError) or len(batch) == 1:
-                _fail(batch, error)
+                stored = error.handles or [None] * len(batch)
+                error.stored = 0  # of other people's tasks
+                for one, handle in zip(batch, stored, strict=True):
+                    _tell_apart(one, handle, error)
                 return
             for one in batch:
                 await self._commit([one])
@@ -80,9 +83,23 @@ class Collector:
             _fail(batch, error)  # a bug: whoever waits must hear of it too
             log.exception("a write failed in an unexpected way")
         else:
-            for (_, answer), handle in zip(batch, handles, strict=True):
-                if not answer.done():  # it is, when the caller hung up
-                    answer.set_result(handle)
+            for one, handle in zip(batch, handles, strict=True):
+                _tell(one, handle)
+
+
+def _tell(one: _Waiting, handle: Handle) -> None:
+    if not one[1].done():  # it is, when the caller hung up
+        one[1].set_result(handle)
+
+
+def _tell_apart(one: _Waiting, handle: Handle | None, error: MainspringError) -> None:
+    """Of a write that failed: this task may be stored all the same, and even as safely as was asked for."""
+    if handle is None:
+        _fail([one], error)
+    elif isinstance(error, NotConfirmed) and handle.durability == "server":
+        _fail([one], error.of(handle))
+    else:
+        _tell(one, handle)
 
 
 def _fail(batch: list[_Waiting], error: Exception) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from ..model.audit_views import bare
+from ..model.audit_views import of_letter, of_letters
 from ..model.choice import pattern_fits
 from ..model.dead import DeadLetter, Replayed, ReplaySummary
 from .asgi import Answer, answer
@@ -45,6 +45,8 @@ class Letter(msgspec.Struct):
     lane: str | None = None
     attempts: int | None = None
     errors: list[str] | None = None
+    retry: str | None = None
+    timeout_ms: int | None = None
     idempotency_key: str | None = None
     payload: Any = None
     response: Answered | None = None
@@ -155,7 +157,7 @@ async def replay_dead(call: Call) -> Answer:
         case "gone" | "unknown":
             raise no_such("dead letter", call.params["id"])
     if not wanted.dry_run:
-        await call.audit("dead.replay", letter.id, _shown(letter), {"due_ms": replayed.due_ms})
+        await call.audit("dead.replay", letter.id, of_letter(letter), {"due_ms": replayed.due_ms})
     return answer(replayed)
 
 
@@ -163,7 +165,7 @@ async def drop_dead(call: Call) -> Answer:
     letter = await _letter(call)
     if await call.client.dead_drop(call.params["id"], lane=call.query.lane) == "unknown":
         raise no_such("dead letter", call.params["id"])
-    await call.audit("dead.drop", letter.id, _shown(letter), None)
+    await call.audit("dead.drop", letter.id, of_letter(letter), None)
     return answer(Dropped(letter.id, "dropped"))
 
 
@@ -237,13 +239,9 @@ def _due_ms(call: Call, at: Moment | None, after: str | None) -> int | None:
         raise Problem("invalid", "the time lies outside of the calendar") from None
 
 
-def _shown(letter: DeadLetter) -> dict[str, Any]:
-    return {"target": bare(letter.target), "lane": letter.lane, "died_ms": letter.died_ms, "attempts": letter.attempts}
-
-
-def _chosen(wanted: Choice) -> dict[str, Any]:
+def _chosen(wanted: Choice) -> dict[str, str]:
     names = ("target", "lane", "reason", "died_after", "died_before")
-    return {name: getattr(wanted, name) for name in names if getattr(wanted, name) is not None}
+    return of_letters(**{name: getattr(wanted, name) for name in names})
 
 
 _ID: Final = "/v1/dead/{id}"

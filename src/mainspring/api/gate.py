@@ -26,7 +26,7 @@ class Gate:
         self._needs_keys = config.needs_keys
         self._local_only = config.access == "auto"
         self.ring = KeyRing(config.namespace, config.api_key_file)
-        self._rates = Rates()
+        self._rates = Rates(processes=config.processes)
         self._hosts: set[bytes] = set()
         self.free = not config.needs_keys and not config.api_rate
         """Callers without a key are not even counted."""

@@ -12,6 +12,7 @@ TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 async def get_metrics(call: Call) -> Answer:
+    call.check_unbound()  # the names of queues, which are other tenants' too, are among the figures
     return Answer(200, render(await everything(call.node)).encode(), TEXT)
 
 

@@ -1,5 +1,6 @@
 """A task as it is posted, and what becomes of it. Every check that can be made before the write is made here."""
 
+import re
 from typing import Final
 
 import msgspec
@@ -10,30 +11,34 @@ from ..model.limits import MAX_PAYLOAD_BYTES
 from ..model.retry_text import retry_line
 from ..model.targets import check_target
 from ..model.task import Handle, OnConflict, PutOutcome, Task
-from ..model.times import check_horizon, delay_ms, instant_ms
+from ..model.times import check_horizon, delay_ms, expiry_ms, instant_ms, timeout_ms
 
-_NULL: Final = msgspec.Raw(b"null")
+NO_PAYLOAD: Final = msgspec.Raw(b"null")
 _DIGITS: Final = bytes.maketrans(b"123456789E-", b"000000000e+")
-_LARGE: Final = (b"0" * 18, b"0e000", b"0e+000")
+_LONG: Final = b"0" * 18
+_LARGE: Final = re.compile(rb"0e\+?000").search
 """Numbers that may be out of range, once all digits, signs and exponents are written alike."""
 Moment = int | float | str
 """Epoch milliseconds, or ISO 8601 with an offset."""
 
 
-class NewTask(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class NewTask(Task, frozen=True, forbid_unknown_fields=True, gc=False):
     """`at` or `after` says when; neither means now. With an `id` a repeated post is one task."""
 
+    # A task itself, so that a line of a batch in which nothing has to be worked out goes on as it is.
+
     target: str
-    payload: msgspec.Raw = msgspec.field(default_factory=lambda: _NULL)
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: NO_PAYLOAD)
     at: Moment | None = None
     after: str | None = None
     id: str | None = None
     lane: str | None = None
     expires: Moment | None = None
     retry: str | None = None
+    timeout: str | None = None
 
 
-class PostedTask(NewTask, forbid_unknown_fields=True, gc=False):
+class PostedTask(NewTask, frozen=True, forbid_unknown_fields=True, gc=False):
     """A single task says for itself what lines of a batch share."""
 
     on_conflict: OnConflict = "keep"
@@ -65,11 +70,13 @@ def task_of(new: NewTask, now_ms: int, *, task_id: str | None = None) -> Task:
         check_name(new.lane, "lane")
     try:
         due_ms = due_ms_of(new.at, new.after, now_ms)
-        expires_ms = None if new.expires is None else _expires_ms(new.expires, due_ms)
+        expires_ms = None if new.expires is None else expiry_ms(new.expires, due_ms)
     except OverflowError:
         raise InvalidInput("a time lies outside of the calendar") from None
     retry = None if new.retry is None else retry_line(new.retry)
-    return Task(new.target, msgspec.Raw(payload), due_ms, None, task_id, new.lane, expires_ms, retry)
+    if new.timeout is not None:
+        timeout_ms(new.timeout)
+    return Task(new.target, msgspec.Raw(payload), due_ms, None, task_id, new.lane, expires_ms, retry, new.timeout)
 
 
 def check_payload(payload: bytes) -> None:
@@ -89,7 +96,7 @@ def is_simple(text: bytes) -> bool:
     if not text.isascii():
         return False
     alike = text.translate(_DIGITS)
-    return not any(large in alike for large in _LARGE)
+    return _LONG not in alike and _LARGE(alike) is None
 
 
 def due_ms_of(at: Moment | None, after: str | None, now_ms: int) -> int:
@@ -98,15 +105,3 @@ def due_ms_of(at: Moment | None, after: str | None, now_ms: int) -> int:
     due_ms = instant_ms(at) if at is not None else now_ms + (0 if after is None else delay_ms(after))
     check_horizon(due_ms, now_ms)
     return due_ms
-
-
-def _expires_ms(expires: Moment, due_ms: int) -> int:
-    """A time, or a delay from the due time."""
-    if isinstance(expires, str) and not expires[:4].isdigit():
-        expires_ms = due_ms + delay_ms(expires, field="expires")
-    else:
-        expires_ms = instant_ms(expires, field="expires")
-    if expires_ms < due_ms:
-        raise InvalidInput("expires lies before the due time: the task could never be delivered")
-    check_horizon(expires_ms, due_ms, field="expires")
-    return expires_ms

@@ -15,10 +15,18 @@ _EVERYWHERE: Final = ("malformed", "invalid", "unauthenticated", "forbidden", "n
 """What any route with a right may answer."""
 
 _PROBES: Final = ("malformed", "invalid", "unavailable")
+_NAMESPACE: Final = {
+    "name": "Mainspring-Namespace",
+    "in": "header",
+    "required": False,
+    "description": "Another namespace on the same servers, if the key may reach it.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[A-Za-z0-9_-]+$"},
+}
 _NDJSON: Final = "application/x-ndjson"
 _ABOUT: Final = (
     "Tasks that reach their target at their time, to the millisecond. Errors are RFC 9457 problem documents; `type` is"
-    " stable. Lists are paged by cursor. A put with an id, or with an Idempotency-Key, may be repeated and counts once."
+    " stable. Lists with a parameter `cursor` are paged; pauses, queues and targets come whole. A put with an"
+    " id, or with an Idempotency-Key, may be repeated and counts once."
 )
 
 
@@ -106,10 +114,13 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_header(route: Route) -> list[dict[str, Any]]:
-    if "idempotency" not in route.problems:
-        return []
-    schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
-    return [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": schema}]
+    found = []
+    if "idempotency" in route.problems or route.lines:  # lines without ids are known again by it, too
+        schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
+        found.append({"name": "Idempotency-Key", "in": "header", "required": False, "schema": schema})
+    if route.right is not None:
+        found.append(_NAMESPACE)
+    return found
 
 
 def _responses(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:

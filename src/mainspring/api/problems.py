@@ -41,6 +41,8 @@ class Problem(Exception):
         self.status, _ = PROBLEMS[kind]
         self.kind = kind
         self.detail = detail
+        self.members: dict[str, Any] = {}
+        """What programs may want to know besides."""
         self.headers = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
 
     @property
@@ -50,7 +52,7 @@ class Problem(Exception):
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
             "detail": self.detail.encode("utf-8", "replace").decode(),
-        }
+        } | self.members
 
     def body(self) -> bytes:
         return msgspec.json.encode(self.fields)
@@ -66,7 +68,10 @@ def problem_of(error: MainspringError) -> Problem:
         case OutOfMemory():
             return Problem("out-of-memory", str(error), retry_after=str(RETRY_AFTER_S))
         case NotConfirmed():
-            return Problem("not-confirmed", str(error), retry_after=str(RETRY_AFTER_S))
+            problem = Problem("not-confirmed", str(error), retry_after=str(RETRY_AFTER_S))
+            if error.handles and (handle := error.handles[0]) is not None:
+                problem.members = {"id": handle.id, "due_ms": handle.due_ms, "outcome": handle.outcome}
+            return problem
         case StoreError():
             return not_ready(f"{error}. The same request may be sent again: with an id it counts once")
         case NotFound():

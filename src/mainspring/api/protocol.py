@@ -117,10 +117,13 @@ class Connection(HttpToolsProtocol):
     def _decline_upgrade(self, rest: bytes) -> None:
         """The parser stops behind the head of a request that offers another protocol, and would take its body for that.
         We go on in this one, with a parser that does not hear of the offer."""
+        if self._lingers or self.transport.is_closing():
+            return  # it was refused
         headers = [(name, value) for name, value in self.headers if name not in _OFFER]
         head = b"".join(b"%b: %b\r\n" % header for header in headers)
         line = b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)
         self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
         self._replays = True
         self._feed(b"%b%b\r\n" % (line, head))
         if rest:
@@ -166,6 +169,9 @@ class Connection(HttpToolsProtocol):
             self._refuse(Problem("rate", f"{MAX_AHEAD} requests wait for their answers; read those first"))
             return
         if self.url == PATH and self._takes_shortcut():
+            return
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(Problem("method", "this is no proxy", allow="GET, POST, PUT, PATCH, DELETE"))
             return
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
@@ -305,7 +311,7 @@ def _size_of(headers: Iterable[tuple[bytes, bytes]]) -> int:
     return sum(len(name) + len(value) + 4 for name, value in headers)
 
 
-def limited(connections: int, timeout_limit_s: float, short_way: Shortcut) -> type[Connection]:
+def limited(connections: int, timeout_limit_s: float, short_way: Shortcut | None) -> type[Connection]:
     class Limited(Connection):
         most = connections
         timeout_s = timeout_limit_s

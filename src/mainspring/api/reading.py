@@ -14,6 +14,7 @@ from .problems import Problem
 
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _BRACKETS: Final = re.compile(rb"[\[{\]}]")
+_TOKENS: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?|[\[{\]}]', re.DOTALL)
 _WRONG_WORD: Final = re.compile(r"Invalid enum value .* - at `\$\.(\w+)`")
 _LATEST_MS: Final = 1 << 45
 MAX_PARAMETERS: Final = 32
@@ -51,11 +52,13 @@ def read_json(kind: Any, body: bytes, depth: int) -> Any:
     body = body or b"{}"
     check_depth(body, depth)
     try:
-        return _decoder(kind).decode(body)
+        found = _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise Problem("invalid", f"{error}{_choices(kind, str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem("malformed", str(error)) from None
+    check_repeated(body, field_names(kind))
+    return found
 
 
 def _choices(kind: Any, error: str) -> str:
@@ -71,11 +74,34 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def check_depth(body: bytes, depth: int) -> None:
-    """Refuse what is nested deeper: decoders here and at receivers run out of stack."""
-    if body.count(b"[") + body.count(b"{") <= depth:
+@cache
+def field_names(kind: Any) -> tuple[bytes, ...]:
+    """The names of a Struct's fields as they stand in JSON."""
+    return tuple(b'"%b"' % name.encode() for name in getattr(kind, "__struct_encode_fields__", ()))
+
+
+def check_repeated(body: bytes, names: tuple[bytes, ...]) -> None:
+    """Refuse a field that is given twice: whoever wrote it cannot know which of the two counts."""
+    if names and b"\\" not in body and all(body.count(name) < 2 for name in names):
+        return  # nothing is escaped, so a name looks like itself, and no text holds a quote
+    level, seen = 0, set()
+    for token in _TOKENS.finditer(body):
+        if token[1] is None:
+            level += 1 if token[0] in b"[{" else -1
+        elif level == 1 and token[2] is not None:
+            name = msgspec.json.decode(b'"%b"' % token[1]) if b"\\" in token[1] else token[1].decode()
+            if name in seen:
+                raise Problem("invalid", f"the field {name[:80]!r} is given more than once")
+            seen.add(name)
+
+
+def check_depth(body: bytes, depth: int, *, level: int = 0) -> None:
+    """Refuse what is nested deeper: decoders here and at receivers run out of stack.
+
+    `level` is how deep it lies itself.
+    """
+    if body.count(b"[") + body.count(b"{") <= depth - level:
         return
-    level = 0
     for bracket in _BRACKETS.finditer(_STRINGS.sub(b"", body)):
         level += 1 if bracket[0] in b"[{" else -1
         if level > depth:

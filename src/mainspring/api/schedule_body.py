@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from ..model.errors import InvalidInput
 from ..model.schedule import PauseMode
-from ..model.times import instant_ms
+from ..model.schedule_input import local_ms
 from ..schedules import OnExisting
 from .new_task import Moment
 
@@ -17,9 +17,9 @@ Texts = str | list[str]
 class Times(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`cron`, `every` and `after_end` add up: it runs when any of them says so."""
 
-    cron: Texts | UnsetType = UNSET
-    every: Texts | UnsetType = UNSET
-    after_end: str | UnsetType = UNSET
+    cron: Texts | UnsetType | None = UNSET
+    every: Texts | UnsetType | None = UNSET
+    after_end: str | UnsetType | None = UNSET
     timezone: str | UnsetType = UNSET
     exclude: Texts | UnsetType | None = UNSET
     start: Moment | UnsetType | None = UNSET
@@ -92,7 +92,10 @@ class ScheduleList(msgspec.Struct):
 
 
 class Edit(Fields, forbid_unknown_fields=True):
-    """What is left out stays. With `generation` it is a conflict if somebody else has edited it since that one."""
+    """What is left out stays, each of `cron`, `every` and `after_end` for itself; null takes one away.
+
+    With `generation` it is a conflict if somebody else has edited it since that one.
+    """
 
     generation: int | None = None
 
@@ -143,20 +146,23 @@ class History(msgspec.Struct):
     revisions: list[dict[str, Any]]
 
 
-def given(body: Times, leave: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What was said, for `define` and `edit`; instants in milliseconds."""
+def given(body: Times, zone: str, leave: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What was said, for `define` and `edit`; instants in milliseconds. `zone` is the schedule's, if it says none."""
     said = {name: getattr(body, name) for name in body.__struct_fields__ if name not in leave}
     fields = {name: value for name, value in said.items() if value is not UNSET}
     for name in ("start", "end"):
         if fields.get(name) is not None:
-            fields[name] = instant(fields[name], name)
+            fields[name] = instant(fields[name], name, fields.get("timezone", zone))
     return fields
 
 
-def instant(moment: Moment, field: str) -> int:
-    """An instant in milliseconds; InvalidInput for what lies outside of all calendars."""
+def instant(moment: Moment, field: str, zone: str | None = None) -> int:
+    """An instant in milliseconds; InvalidInput for what lies outside of all calendars.
+
+    Without an offset it is a time of the zone; where there is none, that is refused.
+    """
     try:
-        at_ms = instant_ms(moment, field=field)
+        at_ms = local_ms(moment, zone, field)
     except OverflowError:
         raise InvalidInput(f"{field}: {str(moment)[:80]!r} lies outside of the calendar") from None
     if not 0 <= at_ms < 1 << 45:

@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from ..model.audit_views import changes, of_schedule
+from ..model.limits import LAST_SHOWN_MS
 from ..model.lint import lint
 from ..model.schedule_view import Backfilled, ScheduleView, revision_as_dict
 from ..model.zone import zone
@@ -74,18 +75,22 @@ async def preview_schedule(call: Call) -> Answer:
     wanted: Preview = call.body
     if not 1 <= wanted.count <= MOST_RUNS:
         raise Problem("invalid", f"count is {wanted.count}; it must lie between 1 and {MOST_RUNS}")
-    now_ms = call.client.store.clock.now_ms() if wanted.after is None else instant(wanted.after, "after")
-    fields = given(wanted, leave=("name", "count", "after"))
+    home = call.client.schedules.timezone
+    fields = given(wanted, home, leave=("name", "count", "after"))
+    now_ms = call.client.store.clock.now_ms()
+    if wanted.after is not None:
+        now_ms = instant(wanted.after, "after", fields.get("timezone", home))
     definition = call.client.schedules.define(wanted.name, target="null:", **fields)
     definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)
     times = zone(definition.zone)
-    runs = [times.datetime(at_ms).isoformat() for at_ms in definition.next_runs(now_ms, wanted.count)]
+    planned = definition.next_runs(now_ms, wanted.count)
+    runs = [times.datetime(at_ms).isoformat() for at_ms in planned if at_ms < LAST_SHOWN_MS]
     return answer(Runs(runs, [one.message for one in lint(definition.slots.recurrence, now_ms)]))
 
 
 async def diff_schedule(call: Call) -> Answer:
-    await _known(call)
-    changes = await call.client.schedules.diff(call.params["name"], **given(call.body))
+    before = await _known(call)
+    changes = await call.client.schedules.diff(before.name, **given(call.body, before.definition.zone))
     return answer(msgspec.to_builtins(changes))
 
 
@@ -98,14 +103,15 @@ async def add_schedule(call: Call) -> Answer:
     async def work(_id: str | None, repeated: bool) -> Answer:
         del _id
         existing: OnExisting = "keep" if repeated and posted.on_conflict == "reject" else posted.on_conflict
-        return await _write(call, posted.name, given(posted, leave=("name", "on_conflict")), existing)
+        fields = given(posted, call.client.schedules.timezone, leave=("name", "on_conflict"))
+        return await _write(call, posted.name, fields, existing)
 
     return await once(call, work)
 
 
 async def put_schedule(call: Call) -> Answer:
     """As it stands in the body, whatever was there before."""
-    return await _write(call, call.params["name"], given(call.body), "replace")
+    return await _write(call, call.params["name"], given(call.body, call.client.schedules.timezone), "replace")
 
 
 async def _write(call: Call, name: str, fields: dict[str, Any], on_conflict: OnExisting) -> Answer:
@@ -123,7 +129,7 @@ async def _write(call: Call, name: str, fields: dict[str, Any], on_conflict: OnE
 async def edit_schedule(call: Call) -> Answer:
     edit: Edit = call.body
     before = await _known(call)
-    fields = given(edit, leave=("generation",))
+    fields = given(edit, before.definition.zone, leave=("generation",))
     if "target" in fields:
         call.check_target(fields["target"])
     view = await call.client.schedules.edit(before.name, generation=edit.generation, **{**fields, "by": call.who})
@@ -181,8 +187,8 @@ async def backfill_schedule(call: Call) -> Answer:
     before = await _known(call)
     done = await call.client.schedules.backfill(
         before.name,
-        start=instant(wanted.start, "start"),
-        end=instant(wanted.end, "end"),
+        start=instant(wanted.start, "start", before.definition.zone),
+        end=instant(wanted.end, "end", before.definition.zone),
         rate=wanted.rate,
         dry_run=wanted.dry_run,
     )

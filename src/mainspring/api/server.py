@@ -36,11 +36,13 @@ class ApiServer:
         self._tls = node.config.api_tls_cert is not None
         _check_tls(node.config)
         self._socket = listener or listen(node.config.host, node.config.port)
-        node.checks.append(self.app.gate.check_start)
+        if self.app.takes_requests or not node.config.metrics_open:  # else nothing here needs a key
+            node.checks.append(self.app.gate.check_start)
+        short_way = Shortcut(self.app) if self.app.takes_requests else None
         self._server = _Uvicorn(
             uvicorn.Config(
                 self.app,
-                http=limited(node.config.api_connections, node.config.api_timeout_s, Shortcut(self.app)),
+                http=limited(node.config.api_connections, node.config.api_timeout_s, short_way),
                 ws="none",
                 lifespan="off",
                 log_config=None,

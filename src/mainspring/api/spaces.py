@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..client import Client
-from ..model.errors import Conflict
+from ..model.errors import Conflict, NotConfirmed
 from ..model.task import Handle, OnConflict, Task
 from ..node import Node
 from ..store.neighbour import neighbour
@@ -36,10 +36,24 @@ class Space:
         if on_conflict != "reject":
             return await self.collector(on_conflict, durability).put(task)
         # In a group one refusal must not undo or repeat the others: what is known is kept, and told as refused.
-        handle = await self.collector("keep", durability).put(task)
+        try:
+            handle = await self.collector("keep", durability).put(task)
+        except NotConfirmed as error:
+            if (kept := kept_in(error)) is not None:
+                raise _exists(kept) from None
+            raise
         if handle.outcome == "kept":
-            raise Conflict(f"a task with id {task.id!r} exists, due {handle.due_ms} ms")
+            raise _exists(handle)
         return handle
+
+
+def kept_in(error: NotConfirmed) -> Handle | None:
+    """The task that was there before, where that is all that could not be confirmed."""
+    return next((one for one in error.handles or () if one is not None and one.outcome == "kept"), None)
+
+
+def _exists(kept: Handle) -> Conflict:
+    return Conflict(f"a task with id {kept.id!r} exists, due {kept.due_ms} ms")
 
 
 def _writer(client: Client, on_conflict: OnConflict, durability: str) -> Write:

@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from ..model.audit_views import of_pause
+from ..model.audit_views import of_lane, of_pause
 from ..model.choice import pattern_fits
 from ..model.lane import LaneAnswer, LaneInfo
 from ..model.pause import Mode, Pause
@@ -16,10 +16,16 @@ from .routes import Route
 from .schedule_body import instant
 
 
+class LaneQuery(msgspec.Struct, frozen=True):
+    limit: int = 50
+    cursor: str | None = None
+
+
 class LaneList(msgspec.Struct):
-    """Those that wait longest first."""
+    """Those that wait longest first; `next` is the cursor of the next page, null at the end."""
 
     lanes: list[LaneInfo]
+    next: str | None
 
 
 class LaneDone(msgspec.Struct):
@@ -85,7 +91,21 @@ class Resumed(msgspec.Struct):
 
 async def list_lanes(call: Call) -> Answer:
     call.check_unbound()
-    return answer(LaneList(await call.client.lanes()))
+    query: LaneQuery = call.query
+    if not 1 <= query.limit <= 1000:
+        raise Problem("invalid", f"limit is {query.limit}; it must lie between 1 and 1000")
+    behind = (-1, "") if query.cursor is None else _lane_place(query.cursor)
+    lanes = [one for one in await call.client.lanes() if (one.since_ms or 0, one.lane) > behind]
+    page, more = lanes[: query.limit], len(lanes) > query.limit
+    return answer(LaneList(page, f"{page[-1].since_ms or 0}.{page[-1].lane}" if more else None))
+
+
+def _lane_place(cursor: str) -> tuple[int, str]:
+    """Since when a lane stands still, and its name: lanes are listed in that order."""
+    since, dot, lane = cursor.partition(".")
+    if not (dot and since.isascii() and since.isdecimal()):
+        raise Problem("invalid", f"cursor {cursor[:80]!r} is not one that a list returned")
+    return int(since), lane
 
 
 async def get_lane(call: Call) -> Answer:
@@ -118,9 +138,10 @@ async def _told(call: Call, what: str, before: LaneInfo, done: LaneAnswer) -> An
     if done == "too late":
         raise Problem("too-late", "the lane's head is being delivered right now; look again in a moment")
     if done != "ok":
-        raise Problem("conflict", _WHY[done])
-    shown = {"state": before.state, "head_id": before.head_id, "behind": before.behind}
-    await call.audit(what, before.lane, shown, None)
+        refused = Problem("conflict", _WHY[done])
+        refused.members = {"answer": done}  # the two are told apart by it: the detail is for people
+        raise refused
+    await call.audit(what, before.lane, of_lane(before), None)
     return answer(LaneDone(before.lane, "ok"))
 
 
@@ -183,7 +204,9 @@ def _within(call: Call, target: str) -> bool:
 _LANE: Final = "/v1/lanes/{lane}"
 _BODY: Final = ("too-large", "content-type")
 ROUTES: Final = (
-    Route("GET", "/v1/lanes", list_lanes, "read", "Lanes that stand still.", answers={200: LaneList}),
+    Route(
+        "GET", "/v1/lanes", list_lanes, "read", "Lanes that stand still.", query=LaneQuery, answers={200: LaneList}
+    ),
     Route("GET", _LANE, get_lane, "read", "How one lane stands.", answers={200: LaneInfo}),
     Route(
         "POST", f"{_LANE}/retry-head", retry_lane_head, "operate", "Try the failed head of a lane now.",

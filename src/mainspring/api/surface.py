@@ -6,6 +6,9 @@ from . import batch, cluster, dead, handbook, metrics, probes, queues, schedules
 from .routes import Route
 from .ticks import TICK
 
+WATCHED: Final[tuple[Route, ...]] = (*probes.ROUTES, metrics.ROUTE)
+"""What a node without the role `api` answers too: whoever watches it must reach it."""
+
 ROUTES: Final[tuple[Route, ...]] = (
     TICK,
     *tasks.ROUTES,
@@ -17,9 +20,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     *targets.ROUTES,
     cluster.ROUTE,
     trail.ROUTE,
-    *probes.ROUTES,
-    metrics.ROUTE,
+    *WATCHED,
     *handbook.ROUTES,
 )
 
-__all__ = ["ROUTES", "TICK"]
+__all__ = ["ROUTES", "TICK", "WATCHED"]

@@ -8,7 +8,7 @@ import msgspec
 
 from ..model.audit_views import of_task
 from ..model.choice import ListedState, QueueState
-from ..model.errors import NotFound
+from ..model.errors import NotConfirmed, NotFound
 from ..model.explain import Explanation
 from ..model.task import Count, Handle, OnConflict, Task, TaskInfo
 from ..store.durable import check_durability
@@ -20,6 +20,7 @@ from .problems import Problem
 from .reading import when
 from .results import Ended, NotOver
 from .routes import Route
+from .spaces import kept_in
 
 
 class OneTask(msgspec.Struct, frozen=True):
@@ -95,7 +96,12 @@ async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str)
     # What a key may not see it may not replace either, nor be told of it as its own.
     if on_conflict != "keep":
         await call.check_not_others(task.id, task.lane)
-    handle = await call.put_into.put(task, on_conflict, durability)
+    try:
+        handle = await call.put_into.put(task, on_conflict, durability)
+    except NotConfirmed as error:
+        if kept_in(error) is not None:
+            await call.check_not_others(task.id, task.lane)
+        raise
     if handle.outcome == "kept":
         await call.check_not_others(task.id, task.lane)
     return handle

@@ -19,7 +19,7 @@ from ..config import Config
 from ..demo.plan import Plan
 from ..demo.road import Request, Road, request
 from ..demo.scheduler import schedulers
-from ..demo.ticks import Ticks, line_of, text_of
+from ..demo.ticks import Ticks, lines_of, text_of
 from ..model.errors import InvalidInput
 from .counterpart import counterpart
 from .ground import Where, ground
@@ -117,14 +117,15 @@ def _single() -> Callable[[], Request]:
     ticks = Ticks(plan)
 
     def make() -> Request:
-        return request("/ticks", "application/json", text_of(_later(ticks, plan), plan.ids))
+        [number] = _later(ticks, plan, 1)
+        return request("/ticks", "application/json", text_of(number, plan.ids))
 
     return make
 
 
-def _later(ticks: Ticks, plan: Plan) -> int:
-    """The next tick, but due after the measurement."""
-    return (ticks.next() or 0) + AHEAD_MS * plan.ids
+def _later(ticks: Ticks, plan: Plan, count: int) -> list[int]:
+    """The next ticks, but due after the measurement."""
+    return [number + AHEAD_MS * plan.ids for number in ticks.take(count)]
 
 
 def _batches() -> Callable[[], Request]:
@@ -132,8 +133,8 @@ def _batches() -> Callable[[], Request]:
     ticks = Ticks(plan)
     bodies = []
     for _ in range(BODIES):
-        lines = (line_of(_later(ticks, plan), plan.ids, "log:", named=False) for _ in range(BATCH))
-        bodies.append(request("/v1/tasks:batch?answers=errors", "application/x-ndjson", b"\n".join(lines)))
+        body = lines_of(_later(ticks, plan, BATCH), plan.ids, "log:", named=False)
+        bodies.append(request("/v1/tasks:batch?answers=errors", "application/x-ndjson", body))
     rest = cycle(bodies)
     return lambda: next(rest)
 

@@ -10,6 +10,7 @@ from mainspring.cli.reach import Json
 from mainspring.config import Config
 from mainspring.model.errors import ConfigError
 from mainspring.model.schedule_view import span_text
+from mainspring.model.targets import shown_target
 from mainspring.settings import SECRETS, SETTINGS
 from mainspring.sources import read_sources
 from mainspring.store.url import safe_url
@@ -72,6 +73,8 @@ def shown(settings: Config, name: str) -> Any:
     value = settings.value_of(field)
     if name == "redis_url":
         return None if value is None else safe_url(value)
+    if name == "tick_target":
+        return shown_target(value)
     if name == "api_token":
         return None if value is None else "***"
     if name in (*SECRETS, "queue") or callable(value):

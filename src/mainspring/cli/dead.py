@@ -12,7 +12,7 @@ from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, l
 from mainspring.cli.result_lines import answer_lines
 from mainspring.cli.task import At, In, print_json, when_of, with_client
 from mainspring.model.dead import DeadLetter, ReplaySummary
-from mainspring.model.errors import InvalidInput
+from mainspring.model.errors import ConfigError, InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.times import When
 
@@ -168,7 +168,11 @@ def export(
         with_client(loaded, lambda client: client.dead_export(sys.stdout.buffer.write, **filters))
         sys.stdout.flush()
         return
-    with output.open("wb") as file:
+    try:
+        opened = output.open("wb")
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+    with opened as file:
         count = with_client(loaded, lambda client: client.dead_export(file.write, **filters))
     print(f"{count} letters written to {output}", file=sys.stderr)
 

@@ -15,6 +15,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "task put": (
         "mainspring task put --in 30m --target https://example.com/hook --id order-42 '{\"order\": 42}'",
         "mainspring task put --at 2030-01-01T09:00:00Z --target kafka:orders --lane user-7 '\"hello\"'",
+        "mainspring task put --target command:backup --timeout 2h --retry '3 base=1m'",
         "echo '[1, 2]' | mainspring task put --in 5s -",
     ),
     "task get": (

@@ -32,7 +32,8 @@ def list_(
         print_json(found)
         return
     for one in found:
-        print(f"{one.lane}  {one.state}  {one.behind} behind  {_why(one)}")
+        behind = "some or none" if one.behind is None else one.behind
+        print(f"{one.lane}  {one.state}  {behind} behind  {_why(one)}")
     if not found:
         print("no lane stands still")
 
@@ -48,7 +49,8 @@ def show(
     if json:
         print_json(one)
         return
-    print(f"{one.lane}: {one.state}, {one.behind} tasks behind")
+    behind = "some or no" if one.behind is None else one.behind
+    print(f"{one.lane}: {one.state}, {behind} tasks behind")
     for name, text in _rows(one):
         print(f"  {name:9} {text}")
 

@@ -32,13 +32,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, file: Path | None) -> "Config":
     """The settings; `api_url` is set where a node's API is meant, and only there."""
     from mainspring.config import Config  # here: whoever asks for help needs no settings
+    from mainspring.sources import read_sources
 
-    flags = {"redis_url": redis_url, "data_dir": data_dir, "namespace": namespace, "config": file}
+    flags: dict[str, object] = {"redis_url": redis_url, "data_dir": data_dir, "namespace": namespace, "config": file}
     if redis_url is not None and redis_url.startswith(("http://", "https://")):
-        return Config.load({**flags, "redis_url": None, "api_url": redis_url}, os.environ)
-    loaded = Config.load(flags, os.environ)
-    # A server or a folder that was named here is meant, whatever the environment says of an API.
-    return loaded if redis_url is None and data_dir is None else replace(loaded, api_url=None)
+        flags |= {"redis_url": None, "api_url": redis_url}
+    given = read_sources(flags, os.environ)
+    loaded = Config.of(given)
+    if flags["redis_url"] is not None or (data_dir is not None and "api_url" not in flags):
+        # A server or a folder that was named here is meant, whatever the environment says of an API.
+        return replace(loaded, api_url=None)
+    # A default is not asked for by name: the node may serve another namespace, and another tenant may have that one.
+    return replace(loaded, api_namespace=loaded.namespace if "namespace" in given else None)
 
 
 def remote(config: "Config") -> "Api":
@@ -46,7 +51,7 @@ def remote(config: "Config") -> "Api":
     from mainspring.cli.remote import Api
 
     assert config.api_url is not None
-    return Api(config.api_url, namespace=config.namespace, token=config.api_token)
+    return Api(config.api_url, namespace=config.api_namespace, token=config.api_token)
 
 
 @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from mainspring.model.errors import (
     Refused,
     Unavailable,
 )
+from mainspring.model.task import Handle
 from mainspring.model.times import When, instant_ms
 
 TIMEOUT_S: Final = 90.0
@@ -29,6 +30,14 @@ TIMEOUT_S: Final = 90.0
 
 class TooLate(Conflict):
     """The task has begun, or is over."""
+
+
+class Answered(Conflict):
+    """Nothing was done; `answer` is the word for why."""
+
+    def __init__(self, detail: str, answer: str) -> None:
+        super().__init__(detail)
+        self.answer = answer
 
 
 _PREFIX: Final = "urn:mainspring:problem:"
@@ -47,14 +56,16 @@ _ERRORS: Final[dict[str, Callable[[str], MainspringError]]] = {
 class Api:
     """Calls one API. Nothing is sent twice: a request whose answer was lost may have been done."""
 
-    def __init__(self, url: str, *, namespace: str, token: str | None = None) -> None:
+    def __init__(self, url: str, *, namespace: str | None = None, token: str | None = None) -> None:
         try:
             parts = read_api_url(url)
         except InvalidInput as error:
             raise ConfigError(f"api_url: {error}") from None
         self.where = f"{parts.scheme}://{parts.netloc}"
         self._path = parts.path.rstrip("/")
-        self._headers = {"accept": "application/json", "mainspring-namespace": namespace}
+        self._headers = {"accept": "application/json"}
+        if namespace is not None:
+            self._headers["mainspring-namespace"] = namespace
         if token is not None:
             if not is_token(token):
                 raise ConfigError("api_token is no API key; they begin with msk_")
@@ -108,9 +119,19 @@ class Api:
         detail = str(problem.get("detail", f"status {status}"))
         if kind == "unauthenticated":
             detail += ". Commands send the one in MAINSPRING_API_TOKEN, or in the file MAINSPRING_API_TOKEN_FILE names"
+        if kind == "conflict" and "answer" in problem:
+            raise Answered(detail, str(problem["answer"]))
         if kind in _ERRORS:
-            raise _ERRORS[kind](detail)
+            raise _with_handle(_ERRORS[kind](detail), problem)
         raise Refused(f"{self.where}: {detail}")
+
+
+def _with_handle(error: MainspringError, problem: Mapping[str, Any]) -> MainspringError:
+    """A task that is stored, but not confirmed, is named in the problem."""
+    if isinstance(error, NotConfirmed) and "id" in problem:
+        named = {name: problem[name] for name in ("id", "due_ms", "outcome") if name in problem}
+        error.handles = [msgspec.convert(named, Handle)]
+    return error
 
 
 def _road(scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mainspring.cli.remote import Api, TooLate, moment_of
+from mainspring.cli.remote import Answered, Api, TooLate, moment_of
 from mainspring.cli.remote_dead import RemoteLetters
 from mainspring.cli.remote_schedules import RemoteSchedules
 from mainspring.model.choice import ListedState, QueueState
@@ -23,6 +23,7 @@ from mainspring.model.times import Delay, When
 _TASKS: Final = "/v1/tasks"
 _LANES: Final = "/v1/lanes"
 _PAUSES: Final = "/v1/pauses"
+_REFUSALS: Final[dict[str, LaneAnswer]] = {"no head": "no head", "gone": "gone"}
 
 
 class RemoteClient(RemoteLetters):
@@ -45,12 +46,14 @@ class RemoteClient(RemoteLetters):
         lane: str | None = None,
         expires: When | Delay | None = None,
         retry: RetryPolicy | str | None = None,
+        timeout: Delay | None = None,  # noqa: ASYNC109  # of the attempts, not of this call
         on_conflict: OnConflict = "keep",
         durability: str = "server",
     ) -> Handle:
         told = self.api.post(
             _TASKS, target=target, payload=payload, at=moment_of(at), after=after, id=id, lane=lane, expires=expires,
-            retry=None if retry is None else retry_line(retry), on_conflict=on_conflict, durability=durability,
+            retry=None if retry is None else retry_line(retry), timeout=timeout, on_conflict=on_conflict,
+            durability=durability,
         )  # fmt: skip
         return msgspec.convert(told, Handle)
 
@@ -112,7 +115,14 @@ class RemoteClient(RemoteLetters):
     # -- lanes ---------------------------------------------------------------------------------------------
 
     async def lanes(self) -> Sequence[LaneInfo]:
-        return msgspec.convert(self.api.get(_LANES)["lanes"], type=list[LaneInfo])
+        found: list[LaneInfo] = []
+        cursor: str | None = None
+        while True:
+            told = self.api.get(_LANES, limit=1000, cursor=cursor)
+            found += msgspec.convert(told["lanes"], type=list[LaneInfo])
+            cursor = told["next"]
+            if cursor is None:
+                return found
 
     async def lane(self, lane: str) -> LaneInfo:
         return msgspec.convert(self.api.get(_LANES, lane), LaneInfo)
@@ -131,6 +141,10 @@ class RemoteClient(RemoteLetters):
             self.api.post(_LANES, lane, what, **body)
         except TooLate:
             return "too late"
+        except Answered as refused:
+            if refused.answer not in _REFUSALS:
+                raise
+            return _REFUSALS[refused.answer]
         return "ok"
 
     # -- pauses --------------------------------------------------------------------------------------------

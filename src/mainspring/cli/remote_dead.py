@@ -135,7 +135,7 @@ def _letter(told: dict[str, Any]) -> DeadLetter:
     fields = {name: told[name] for name in ("id", "reason", "died_ms", "due_ms")}
     if told["damaged"]:
         return DeadLetter(**fields, entry=base64.b64decode(told.get("entry_base64", "")))
-    fields |= {name: told.get(name) for name in ("target", "lane", "retry")}
+    fields |= {name: told.get(name) for name in ("target", "lane", "retry", "timeout_ms")}
     raw = told.get("payload_base64")
     payload = base64.b64decode(raw) if raw is not None else msgspec.json.encode(told.get("payload"))
     letter = DeadLetter(

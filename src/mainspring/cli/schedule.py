@@ -4,7 +4,6 @@ import json as json_text
 import os
 import sys
 import time
-from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -12,10 +11,11 @@ import typer
 from mainspring.cli import schedule_edit, schedule_files, schedule_read
 from mainspring.config import Config
 from mainspring.model.errors import InvalidInput
+from mainspring.model.limits import LAST_SHOWN_MS, LAST_START_MS
 from mainspring.model.lint import lint
 from mainspring.model.recurrence import Recurrence
+from mainspring.model.schedule_input import local_ms
 from mainspring.model.slots import read_spec
-from mainspring.model.times import instant_ms
 from mainspring.model.zone import zone
 from mainspring.model.zoned_cron import Gap, Overlap
 
@@ -65,19 +65,19 @@ def preview(
 
 def _instant(text: str, tz: str) -> int:
     """Without an offset it is a time of the zone: that is what a person previewing a local time means."""
-    if text.isdigit():
-        return int(text)
     try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        return instant_ms(text, field="--from")
-    return instant_ms(when if when.tzinfo else when.replace(tzinfo=zone(tz).info), field="--from")
+        at_ms = int(text) if text.isascii() and text.isdigit() else local_ms(text, tz, "--from")
+    except OverflowError:  # an offset leads out of the calendar
+        at_ms = -1
+    if not 0 <= at_ms < LAST_START_MS:
+        raise InvalidInput(f"--from {text[:40]!r} lies outside of what can be shown: give a time from 1970 to 3084")
+    return at_ms
 
 
 def _runs(recurrence: Recurrence, from_ms: int, count: int) -> list[int]:
     runs: list[int] = []
     at_ms = recurrence.next_after(from_ms)
-    while at_ms is not None and len(runs) < count:
+    while at_ms is not None and at_ms < LAST_SHOWN_MS and len(runs) < count:
         runs.append(at_ms)
         at_ms = recurrence.next_after(at_ms)
     return runs

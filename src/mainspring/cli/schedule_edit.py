@@ -13,7 +13,7 @@ from mainspring.cli.schedule_fields import takes_fields
 from mainspring.cli.task import print_json, when_of, with_client
 from mainspring.config import Config
 from mainspring.model.schedule import PauseMode
-from mainspring.model.schedule_input import read_fields
+from mainspring.model.schedule_input import edited_by
 from mainspring.model.schedule_view import ScheduleView
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-_EMPTY: Final = "An empty text takes away what was there: --end '', --jitter '', --exclude ''."
+_EMPTY: Final = (
+    "Of --cron, --every and --after-end those that are not given stay. "
+    "An empty text takes away what was there: --cron '', --end '', --jitter '', --exclude ''."
+)
 
 
 def _show(view: ScheduleView, json: bool) -> None:
@@ -93,7 +96,7 @@ def _show_diff(loaded: Config, name: str, fields: dict[str, Any], json: bool) ->
     changes, view = with_client(loaded, work)
     shown.show_changes(changes, json)
     if changes and view is not None and not json:
-        edited = msgspec.structs.replace(view.definition, **read_fields(name, fields))
+        edited = edited_by(view.definition, fields)
         print("\n".join(shown.next_lines(edited, time.time_ns() // 1_000_000, view.runs)))
 
 

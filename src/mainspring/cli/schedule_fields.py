@@ -45,8 +45,8 @@ OPTIONS: Final[dict[str, Any]] = {
 }
 _POLICY: Final = {"retries": "retries", "retry_base": "base", "retry_jitter": "jitter"}
 _TAKES_AWAY: Final[dict[str, tuple[Any, Any]]] = {
-    **dict.fromkeys(("start", "end", "retry", "timeout", "jitter", "spread"), ("", None)),
-    "exclude": ([""], []),
+    **dict.fromkeys(("start", "end", "retry", "timeout", "jitter", "spread", "after_end"), ("", None)),
+    **dict.fromkeys(("exclude", "cron", "every"), ([""], [])),
     "max_runs": (0, None),
 }
 """By what an edit takes away what it finds, and how the client is told."""

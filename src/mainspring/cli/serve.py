@@ -53,6 +53,7 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="human, json, or auto.")] = None,
     processes: Annotated[int | None, typer.Option(help="Node processes under one supervisor; 1.")] = None,
+    roles: Annotated[str | None, typer.Option(help="What it does; default scheduler,api.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Answer everybody, without keys.")] = False,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     parent_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -68,7 +69,7 @@ def serve(
     from mainspring.cli.logs import set_up
 
     set_up(settings.log_format, settings.log_level)
-    if settings.processes > 1:
+    if settings.processes > 1 and parent_fd is None:  # a child has the number too, and is one of them
         raise typer.Exit(asyncio.run(_supervise(settings)))
     raise typer.Exit(run(_serve(settings, listen_fd, parent_fd, metrics_socket)))
 
@@ -122,11 +123,16 @@ async def _supervise(config: Config) -> int:
 
 
 def _greet(config: Config, url: str, where: str) -> None:
-    log.info("the API is at %s", url)
+    log.info("the API is at %s" if "api" in config.roles else "probes and metrics are at %s", url)
     log.info("the data is at %s", where)
+    if "api" in config.roles:
+        _suggest(config, url)
+    if sys.stderr.isatty():
+        log.info("Ctrl-C stops it")
+
+
+def _suggest(config: Config, url: str) -> None:
     soon = (datetime.now(UTC) + timedelta(seconds=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
     tick = f'{{"item": "hello", "at": "{soon}"}}'
     key = "-H 'authorization: Bearer msk_…' " if config.needs_keys else ""
     log.info("try: curl %s/ticks %s-H 'content-type: application/json' -d '%s'", url, key, tick)
-    if sys.stderr.isatty():
-        log.info("Ctrl-C stops it")

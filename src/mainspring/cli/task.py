@@ -13,7 +13,7 @@ import typer
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, remote, server_url
 from mainspring.cli.result_lines import lines_of
 from mainspring.cli.witness import Witness
-from mainspring.model.errors import InvalidInput
+from mainspring.model.errors import InvalidInput, NotConfirmed
 from mainspring.model.explain import moment
 from mainspring.model.result import Result
 from mainspring.model.task import Handle, OnConflict
@@ -42,6 +42,7 @@ def put(
     lane: Annotated[str | None, typer.Option(help="Tasks of one lane go one at a time.")] = None,
     expires: Annotated[str | None, typer.Option(help="Not delivered after this time or delay.")] = None,
     retry: Annotated[str | None, typer.Option(help="Its own retry policy, e.g. '5 base=200ms 4xx=dead'.")] = None,
+    timeout: Annotated[str | None, typer.Option(help="How long one attempt may take, e.g. 30s.")] = None,
     on_conflict: Annotated[str, typer.Option(help="keep, replace, earliest or reject.")] = "keep",
     durability: Annotated[str, typer.Option(help="server, disk or replicas=n.")] = "server",
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
@@ -50,13 +51,19 @@ def put(
     """Put one task."""
     value = _json(sys.stdin.read() if payload == "-" else payload)
     conflict: OnConflict = on_conflict  # type: ignore[assignment]  # the client checks it
-    handle = with_client(
-        load(redis_url, data_dir, namespace, config),
-        lambda client: client.put(
-            target, value, at=when_of(at), after=after, id=id, lane=lane, expires=expires,
-            retry=retry, on_conflict=conflict, durability=durability,
-        ),
-    )  # fmt: skip
+    try:
+        handle = with_client(
+            load(redis_url, data_dir, namespace, config),
+            lambda client: client.put(
+                target, value, at=when_of(at), after=after, id=id, lane=lane, expires=expires,
+                retry=retry, timeout=timeout, on_conflict=conflict, durability=durability,
+            ),
+        )  # fmt: skip
+    except NotConfirmed as error:
+        # It is stored: without its id nobody could find it again.
+        if error.handles and error.handles[0] is not None:
+            _show_handle(error.handles[0], json)
+        raise
     _show_handle(handle, json)
 
 

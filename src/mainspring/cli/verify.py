@@ -9,6 +9,7 @@ import typer
 
 from mainspring.cli.progress import Bar
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, server_url
+from mainspring.cli.witness import record
 from mainspring.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.store.keys import meta_key, slot_of
@@ -45,7 +46,10 @@ async def _verify(config: Config, *, repair: bool) -> Report:
         opened = await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
         async with contextlib.aclosing(opened) as store:
             with Bar("partitions") as bar:
-                return await verify(store, repair=repair, progress=bar)
+                report = await verify(store, repair=repair, progress=bar)
+            if repaired := {kind: count for kind, count in report.repaired.items() if count}:
+                await record(store, config.audit_entries, "verify.repair", report.namespace, None, repaired)
+            return report
 
 
 async def _check_there(url: str, config: Config) -> None:

@@ -6,13 +6,27 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from mainspring.model.audit import Change
-from mainspring.model.audit_views import View, bare, changes, of_pause, of_schedule, of_task
+from mainspring.model.audit_views import (
+    View,
+    changes,
+    of_lane,
+    of_letter,
+    of_letters,
+    of_pause,
+    of_schedule,
+    of_task,
+)
 from mainspring.model.errors import StoreError
 from mainspring.model.pause import Scope
 from mainspring.model.task import Handle
+
+if TYPE_CHECKING:
+    from mainspring.store.store import Store
 
 CHANGES: Final = {
     "cancel_many": "task.cancel",
@@ -29,9 +43,11 @@ CHANGES: Final = {
 }
 """Call of a client -> how the trail names it. Puts are data, and not in it."""
 
-SCHEDULES: Final = ("add", "edit", "pause", "resume", "remove", "rollback", "trigger", "backfill")
-_LEFT: Final = (False, 0, "unknown", "too late", "no head", "gone")
+SCHEDULES: Final = ("add", "add_many", "edit", "pause", "resume", "remove", "rollback", "trigger", "backfill")
+_LEFT: Final = (False, 0, "unknown", "too late", "no head", "gone", "conflict", "damaged")
 """Answers after which everything is as it was."""
+
+_FILTERS: Final = ("target", "lane", "reason", "died_after", "died_before")
 
 
 def user() -> str:
@@ -51,13 +67,20 @@ class Witness:
 
     @classmethod
     def of(cls, client: Any, kept: int) -> "Witness":
-        return cls(client, CHANGES, partial(_record, client, kept))
+        async def tell(*change: Any) -> None:
+            await record(client.store, kept, *change)
+
+        return cls(client, CHANGES, tell)
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._client, name)
         if name == "schedules":
             return Witness(call, {one: f"schedule.{one}" for one in SCHEDULES}, self._tell)
-        return call if name not in self._changes else partial(self._watch, name, call)
+        if name not in self._changes:
+            return call
+        if name.startswith("dead_") and name.endswith("_many"):
+            return partial(self._watch_letters, name, call)
+        return partial(self._watch_added, call) if name == "add_many" else partial(self._watch, name, call)
 
     async def _watch(self, name: str, call: Callable[..., Awaitable[Any]], *given: Any, **options: Any) -> Any:
         what = self._changes[name]
@@ -67,31 +90,71 @@ class Witness:
         if not options.get("dry_run"):
             answers = answer if name == "cancel_many" else [answer] * len(objects)
             for one, was, said in zip(objects, before, answers, strict=True):
-                if said not in _LEFT:
-                    now = await self._after(what, one, said, options)
-                    await self._tell(what, one, was, now)
+                if getattr(said, "outcome", said) not in _LEFT:
+                    await self._tell(what, one, was, await self._after(what, one, said))
         return answer
 
-    async def _look(self, what: str, name: str, options: Mapping[str, Any]) -> View:
-        if what.startswith("task."):
-            return of_task(await self._client.get(name, lane=options.get("lane")))
-        if what.startswith("schedule."):
-            return of_schedule(await self._client.get(name))
-        if what.startswith("pause."):
-            return of_pause(next((one for one in await self._client.pauses() if one.scope.text == name), None))
-        return None
+    async def _watch_added(self, call: Callable[..., Awaitable[Any]], wanted: Any, **options: Any) -> Any:
+        """Schedules of a file."""
+        definitions = list(wanted)
+        before = await self._client.get_many([one.name for one in definitions])
+        answer = await call(definitions, **options)
+        for view, outcome in answer:
+            if outcome != "kept":
+                what = "schedule.add" if outcome == "created" else "schedule.edit"
+                await self._tell(what, view.name, of_schedule(before.get(view.name)), of_schedule(view))
+        return answer
 
-    async def _after(self, what: str, name: str, said: Any, options: Mapping[str, Any]) -> View:
-        if what.startswith("schedule.") and what not in ("schedule.trigger", "schedule.backfill"):
-            return None if what == "schedule.remove" else of_schedule(await self._client.get(name))
-        if what.startswith("pause."):
-            return {"state": "resumed"} if what == "pause.remove" else of_pause(said)
-        if isinstance(said, Handle):
-            return {"id": said.id, "due_ms": said.due_ms}
-        if isinstance(said, str):
-            return {"outcome": said}
-        chosen = {field: str(value) for field, value in options.items() if value is not None and field != "progress"}
-        return {field: bare(value) for field, value in chosen.items()}
+    async def _watch_letters(self, name: str, call: Callable[..., Awaitable[Any]], **options: Any) -> Any:
+        """Many letters; a call that is broken off has changed those that it had come to."""
+        so_far: Any = 0
+        progress = options.get("progress")
+
+        def note(seen: Any) -> None:
+            nonlocal so_far
+            so_far = seen
+            if progress is not None:
+                progress(seen)
+
+        try:
+            so_far = await call(**options | {"progress": note})
+        finally:
+            count, word = (so_far, "dropped") if isinstance(so_far, int) else (so_far.replayed, "replayed")
+            if count and not options.get("dry_run"):
+                chosen = of_letters(**{field: options.get(field) for field in _FILTERS})
+                await self._tell(self._changes[name], "many", chosen, {word: count})
+        return so_far
+
+    async def _look(self, what: str, name: str, options: Mapping[str, Any]) -> View:
+        match what.partition(".")[0]:
+            case "task":
+                return of_task(await self._client.get(name, lane=options.get("lane")))
+            case "schedule":
+                return of_schedule(await self._client.get(name))
+            case "dead":
+                return of_letter(await self._client.dead_get(name, lane=options.get("lane")))
+            case "lane":
+                return of_lane(await self._client.lane(name))
+        return of_pause(next((one for one in await self._client.pauses() if one.scope.text == name), None))
+
+    async def _after(self, what: str, name: str, said: Any) -> View:
+        match what:
+            case "schedule.backfill":
+                told: View = msgspec.to_builtins(said)
+                return told
+            case "schedule.trigger" | "task.reschedule" if isinstance(said, Handle):
+                return {"id": said.id, "due_ms": said.due_ms}
+            case "task.cancel":
+                return {"outcome": said}
+            case "pause.add":
+                return of_pause(said)
+            case "pause.remove":
+                return {"state": "resumed"}
+            case "dead.replay":
+                return {"due_ms": said.due_ms}
+            case "schedule.remove" | "dead.drop" | "lane.retry-head" | "lane.skip-head" | "lane.resume":
+                return None
+        return of_schedule(await self._client.get(name))
 
 
 def _objects(name: str, given: tuple[Any, ...], options: Mapping[str, Any]) -> list[str]:
@@ -99,17 +162,16 @@ def _objects(name: str, given: tuple[Any, ...], options: Mapping[str, Any]) -> l
         return list(given[0])
     if given:
         return [str(given[0])]
-    if name.endswith("_many"):
-        return ["many"]
     return [Scope.of(options.get("target"), options.get("queue"), options.get("lane")).text]
 
 
-async def _record(client: Any, kept: int, what: str, name: str, before: View, after: View) -> None:
+async def record(store: "Store", kept: int, what: str, name: str, before: View, after: View) -> None:
+    """One change into the trail."""
     from mainspring.store import audit
 
     change = Change(f"{user()} (command line)", what, name, socket.gethostname(), "", *changes(before, after))
     try:
-        await audit.record(client.store, change, kept=kept)
+        await audit.record(store, change, kept=kept)
     except StoreError as error:
         # Done is done: a full server, for example, must still let tasks be cancelled.
         print(f"warning: this could not be written into the audit trail: {error}", file=sys.stderr)

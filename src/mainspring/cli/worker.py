@@ -80,6 +80,7 @@ def _scheduler(spec: str | None, settings: Config) -> "Scheduler":
 
 
 async def _work(scheduler: "Scheduler") -> int:
+    from mainspring.background import end_all
     from mainspring.workplace import Workplace
 
     place = Workplace(scheduler)
@@ -89,4 +90,8 @@ async def _work(scheduler: "Scheduler") -> int:
         served = ", ".join(f"{name}:{weight}" for name, weight in place.queues.items())
         log.info("serving %s of namespace %s at %s", served, scheduler.config.namespace, place.where)
 
-    return await place.run_until_signal(started=greet)
+    code = await place.run_until_signal(started=greet)
+    if await end_all():
+        logging.shutdown()
+        os._exit(code)  # the loop would wait for these handlers for ever
+    return code

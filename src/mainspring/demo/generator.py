@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from .journal import Journal
 from .plan import Plan
 from .road import PATIENCE_S, PAUSE_S, Request, Road, request
 from .side import Inside
-from .ticks import Ticks, id_of, line_of, text_of
+from .ticks import Ticks, id_of, lines_of, text_of
 
 TAKEN: Final = (200, 202)
 BATCHES_AT_ONCE: Final = 4
@@ -56,7 +55,7 @@ class Load:
         """Up to so many; none when the pace does not allow it yet."""
         if self.over or self._ahead:
             return []
-        numbers = list(islice(iter(self._ticks.next, None), most))
+        numbers = self._ticks.take(most)
         self._exhausted = len(numbers) < most
         self._made += len(numbers)
         return numbers
@@ -101,8 +100,8 @@ class Posts:
 
     def _batch(self, numbers: list[int]) -> Request:
         plan = self._plan
-        lines = [line_of(number, plan.ids, plan.target, named=plan.named) for number in numbers]
-        return request("/v1/tasks:batch?answers=errors", "application/x-ndjson", b"\n".join(lines), tuple(numbers))
+        body = lines_of(numbers, plan.ids, plan.target, named=plan.named)
+        return request("/v1/tasks:batch?answers=errors", "application/x-ndjson", body, tuple(numbers))
 
 
 async def post(order: Order, inside: Inside, sent: Journal) -> dict[str, Any]:

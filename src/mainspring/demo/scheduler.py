@@ -48,9 +48,8 @@ async def schedulers(count: int, config: Config, folder: Path) -> AsyncIterator[
     """So many, all of them ready."""
     async with contextlib.AsyncExitStack() as stack:
         made = [await stack.enter_async_context(_scheduler(number, config, folder)) for number in range(1, count + 1)]
-        async with asyncio.TaskGroup() as waiting:
-            for one, line in made:
-                waiting.create_task(one.ready(line))
+        for one, line in made:
+            await one.ready(line)
         yield [one for one, _ in made]
 
 

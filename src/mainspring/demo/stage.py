@@ -18,7 +18,8 @@ from ..store import embedded
 from ..testing.kafka import broker, missing_kafka
 from .plan import TOPIC
 
-TOPIC_PARTITIONS: Final = 4
+TOPIC_PARTITIONS: Final = 2
+"""Every one more cuts what a scheduler sends at a time into smaller requests; see docs/decisions/0022."""
 FULL_BATCHES: Final = Properties({"linger.ms": "5"})
 """A few milliseconds for fewer and larger requests: the broker has to share two cores with everybody else."""
 FULL_FETCH_BYTES: Final = 65_536

@@ -2,8 +2,8 @@
 
 import random
 import time
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Iterable, Iterator
+from itertools import count, islice
 from math import gcd
 from typing import Final
 
@@ -33,13 +33,11 @@ class Ticks:
         self._ids = plan.ids
         self._items = self._walk()
 
-    def next(self) -> int | None:
-        """The number of the next tick; None after the last."""
-        item = next(self._items, None)
-        if item is None:
-            return None
-        ahead_ms = self._least_ms + int(self._random.random() * self._spread_ms)
-        return (time.time_ns() // 1_000_000 + ahead_ms) * self._ids + item
+    def take(self, most: int) -> list[int]:
+        """The numbers of the next ticks; fewer after the last."""
+        random, spread_ms, ids = self._random.random, self._spread_ms, self._ids
+        first_ms = time.time_ns() // 1_000_000 + self._least_ms
+        return [(first_ms + int(random() * spread_ms)) * ids + item for item in islice(self._items, most)]
 
     def _walk(self) -> Iterator[int]:
         """Through all items in a mixed order: once, or again and again where time is the limit.
@@ -65,11 +63,14 @@ def id_of(number: int, ids: int) -> str:
     return f"{_PREFIX}{item}@{at_ms}"
 
 
-def line_of(number: int, ids: int, target: str, *, named: bool) -> bytes:
-    """One line of a batch."""
-    at_ms, item = divmod(number, ids)
-    text = b'{"target":"%b","at":%d,"payload":{"item":"user%d","at":%d}' % (target.encode(), at_ms, item, at_ms)
-    return text + (b',"id":"user%d@%d"}' % (item, at_ms) if named else b"}")
+def lines_of(numbers: Iterable[int], ids: int, target: str, *, named: bool) -> bytes:
+    """The body of a batch. As texts: numbers are written into bytes at twice the price."""
+    head, lines = f'{{"target":"{target}","at":', []
+    for number in numbers:
+        at, item = divmod(number, ids)
+        id = f',"id":"user{item}@{at}"' if named else ""
+        lines.append(f'{head}{at},"payload":{{"item":"user{item}","at":{at}}}{id}}}')
+    return "\n".join(lines).encode()
 
 
 _decode_all: Final = msgspec.json.Decoder(list[Tick]).decode

@@ -49,7 +49,5 @@ class Aside:
     def _step_back(self, flights: "deque[Flight]") -> None:
         """Nothing holds them up any more: they are due again, where they stood."""
         for live, run in groupby(flights, key=lambda flight: flight.live):
-            some = list(run)
             if not live.forgotten:
-                live.held.difference_update(flight.index for flight in some)
-                live.put_back([flight.key for flight in some])
+                live.step_back((flight.key, flight.row) for flight in run)

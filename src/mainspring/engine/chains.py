@@ -45,9 +45,9 @@ class Plan(msgspec.Struct, gc=False):
     """The chain once this one has begun."""
     sketch: Sketch | None = None
     plant: Plant | None = None
-    good_ms: int = 0
-    """Until then `plant` can be written as it is."""
     put_ms: int = 0
+    good_ms: int = 0
+    """From the one until the other `plant` can be written as it is. Before: the clock had jumped when it was made."""
 
     @classmethod
     def of(cls, definition: Definition, link: Link, began_ms: int) -> "Plan":
@@ -86,7 +86,7 @@ class Plan(msgspec.Struct, gc=False):
 
     def planting(self, flight: Flight, now_ms: int) -> Plant:
         """What the server puts in the step in which this begins."""
-        if self.plant is not None and now_ms < self.good_ms and not self.skips:
+        if self.plant is not None and self.put_ms <= now_ms < self.good_ms and not self.skips:
             self.put_ms = now_ms
             return self.plant
         assert self.definition is not None

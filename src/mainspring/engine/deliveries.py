@@ -3,20 +3,22 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from ..model.clock import Clock, steady_s
+from ..model.clock import Clock
 from ..model.job import Cancelled
 from ..model.outcome import DONE, EXPIRED, Dead, Done, Outcome, Retry
 from ..model.queues import HANDED_OFF
 from ..model.texts import told
+from ..model.wordless import placed
 from ..sinks.base import Sink
 from .answers import Answers
 from .flight import Flight
-from .live import INDEX_MASK, LiveSlice
+from .live import LiveSlice
 from .outcomes import Outcomes
 from .partition import Partition
 from .pauses import PauseWatch
@@ -25,13 +27,15 @@ from .valves import Valves
 log = logging.getLogger("mainspring.engine")
 
 _LIVE: Final = attrgetter("live")
-_TARGET: Final = attrgetter("body.target")
+_INDEX: Final = attrgetter("index")
 _EXPIRES: Final = attrgetter("body.expires_ms")
 _TO_WORKERS: Final = tuple(f"{scheme}:" for scheme in sorted(HANDED_OFF))
 
 
-def _well_formed(outcomes: Sequence[Outcome], expected: int) -> bool:
-    return len(outcomes) == expected and set(map(type, outcomes)) <= {Done, Retry, Dead}
+def _well_formed(outcomes: object, expected: int) -> bool:
+    if not isinstance(outcomes, Sequence) or len(outcomes) != expected:
+        return False
+    return outcomes.count(DONE) == expected or set(map(type, outcomes)) <= {Done, Retry, Dead}
 
 
 def _tally(outcomes: Sequence[Outcome]) -> tuple[int, int]:
@@ -40,6 +44,26 @@ def _tally(outcomes: Sequence[Outcome]) -> tuple[int, int]:
     if done == len(outcomes):
         return done, 0
     return done, sum(1 for one in outcomes if isinstance(one, Retry) and not one.untried)
+
+
+def _error_of(delivery: "asyncio.Task[Sequence[Outcome]]") -> BaseException | None:
+    """What it ended with. A cancellation that the sink let out is an error like any other."""
+    return asyncio.CancelledError("within the sink") if delivery.cancelled() else delivery.exception()
+
+
+def _by_live(group: list[Flight]) -> Iterator[tuple[LiveSlice, list[Flight]]]:
+    """Neighbours of one slice together."""
+    return ((live, list(run)) for live, run in groupby(group, _LIVE))
+
+
+def _runs(group: list[Flight]) -> Iterator[tuple[LiveSlice, list[Flight]]]:
+    """The same where all of a slice are known to be neighbours: its end is found without a look at each."""
+    start = 0
+    while start < len(group):
+        live = group[start].live
+        end = bisect_left(group, True, start, key=lambda one: one.live is not live)
+        yield live, group[start:end]
+        start = end
 
 
 class Deliveries:
@@ -67,21 +91,24 @@ class Deliveries:
         self.running: set[asyncio.Task[Sequence[Outcome]]] = set()
         self.in_flight = 0
         self.delivered = 0
+        self._given_up = False
         self.meters = outcomes.meters
         self.hand_off: Callable[[list[Flight]], None] = self._nobody_hands_off
         """Takes what workers run; the engine sets it."""
         self.pauses: PauseWatch | None = None
-        """Knows which tasks are not to be delivered at all; the engine sets it."""
+        """Knows which tasks are not to be delivered at all, and hears of targets that want none; the engine sets it."""
 
-    def start(self, flights: list[Flight]) -> None:
+    def start(self, flights: list[Flight], alike: str | None = None) -> None:
+        """With `alike` that is known to be the target of all, none of them to expire, and those of a slice to be
+        neighbours."""
         began_ms = self._clock.now_ms()
-        if any(map(_EXPIRES, flights)):
+        if alike is None and any(map(_EXPIRES, flights)):
             flights = self._without_expired(flights, began_ms)
         if self.pauses is not None and self.pauses.drops:
             flights = self._without_dropped(flights, self.pauses)
         by_target: dict[str, list[Flight]] = {}
-        if len(set(map(_TARGET, flights))) == 1:
-            by_target[flights[0].body.target] = flights
+        if alike is not None and flights:
+            by_target[alike] = flights
         else:
             for flight in flights:
                 by_target.setdefault(flight.body.target, []).append(flight)
@@ -99,23 +126,29 @@ class Deliveries:
                 continue
             most = getattr(sink, "batch_tasks", len(group))
             for first in range(0, len(group), most):
-                self._hand_over(sink, group[first : first + most], began_ms)
+                self._hand_over(sink, group[first : first + most], began_ms, in_runs=alike is not None)
 
     def _nobody_hands_off(self, group: list[Flight]) -> None:
         reason = "nobody hands tasks off on this node"
         self._settle(group, [Retry(reason)] * len(group), self._clock.now_ms())
 
     def _note_late(self, kind: str, group: list[Flight], began_ms: int) -> None:
-        for live, run in groupby(group, _LIVE):
-            self.meters.began_late(kind, live, list(run), began_ms)
+        for live, run in _by_live(group):
+            self.meters.began_late(kind, live, run, began_ms)
 
-    def _hand_over(self, sink: Sink, group: list[Flight], began_ms: int) -> None:
-        kept = getattr(sink, "keeps_answers", False)
-        delivery = self._answers.deliver(sink, group) if kept else sink.deliver(group)
-        task: asyncio.Task[Sequence[Outcome]] = asyncio.ensure_future(delivery)
+    def _hand_over(self, sink: Sink, group: list[Flight], began_ms: int, *, in_runs: bool) -> None:
+        task = asyncio.ensure_future(self._ask(sink, group))
         self.running.add(task)
         self._valves.left(group[0].body.target, len(group))
-        task.add_done_callback(lambda task: self._delivered(task, group, began_ms))
+        task.add_done_callback(lambda task: self._delivered(task, group, began_ms, in_runs))
+
+    async def _ask(self, sink: Sink, group: list[Flight]) -> Sequence[Outcome]:
+        """What the sink says. Whatever it does wrong happens in here, and fails this group only."""
+        kept = getattr(sink, "keeps_answers", False)
+        outcomes = await (self._answers.deliver(sink, group) if kept else sink.deliver(group))
+        if _well_formed(outcomes, len(group)):
+            return outcomes
+        return [Retry("the sink did not give one outcome for each task")] * len(group)
 
     def _without_expired(self, flights: list[Flight], now_ms: int) -> list[Flight]:
         in_time = []
@@ -136,35 +169,43 @@ class Deliveries:
                 self._settle_one(flight, Dead(reason))
         return wanted
 
-    def _delivered(self, task: "asyncio.Task[Sequence[Outcome]]", group: list[Flight], began_ms: int) -> None:
+    def _delivered(
+        self, task: "asyncio.Task[Sequence[Outcome]]", group: list[Flight], began_ms: int, in_runs: bool
+    ) -> None:
         self.running.discard(task)
-        if task.cancelled():
+        if task.cancelled() and self._given_up:
             self._valves.landed(group[0].body.target, len(group), 0, 0)
             self.in_flight -= len(group)  # stopping: what was not answered is delivered again later
             return
-        error = task.exception()
-        if error is None and _well_formed(task.result(), len(group)):
+        error = _error_of(task)
+        if error is None:
             done, failed = _tally(task.result())
             self._valves.landed(group[0].body.target, len(group), done, failed)
-            self._settle(group, task.result(), began_ms, done)
+            self._settle(group, task.result(), began_ms, done, in_runs=in_runs)
             return
         self._valves.landed(group[0].body.target, len(group), 0, len(group))
-        reason = told(error) if error else "the sink did not give one outcome for each task"
-        self._settle(group, [Retry(reason, error=error)] * len(group), began_ms)
+        self._settle(group, [Retry(told(error), error=error, brief=placed(error))] * len(group), began_ms)
 
-    def _settle(self, group: list[Flight], outcomes: Sequence[Outcome], began_ms: int, done: int = 0) -> None:
+    def _settle(
+        self,
+        group: list[Flight],
+        outcomes: Sequence[Outcome],
+        began_ms: int,
+        done: int = 0,
+        *,
+        in_runs: bool = False,
+    ) -> None:
         self.in_flight -= len(group)
         kind = group[0].body.target.partition(":")[0]
         self.meters.settled(kind, (self._clock.now_ms() - began_ms) / 1000, done)
         if done == len(group):
-            for live, run in groupby(group, _LIVE):
-                landed = list(run)
+            for live, landed in _runs(group) if in_runs else _by_live(group):
                 self.meters.began_late(kind, live, landed, began_ms)
                 if live.has_lanes:
                     for flight in landed:
                         self._settle_one(flight, DONE)
                 else:
-                    live.land(len(landed), (flight.key & INDEX_MASK for flight in landed))
+                    live.land(len(landed), map(_INDEX, landed))
                     live.finished += len(landed)
                     self._note_settled(live)
                     if live.has_schedules:
@@ -172,6 +213,8 @@ class Deliveries:
         else:
             self._note_late(kind, group, began_ms)
             for flight, outcome in zip(group, outcomes, strict=True):
+                if isinstance(outcome, Dead) and outcome.disables and self.pauses is not None:
+                    self.pauses.disable(flight.body.target, outcome.reason)
                 self._settle_one(flight, outcome)
         self.delivered += len(group)
 
@@ -199,9 +242,8 @@ class Deliveries:
             case Done():
                 flight.live.finished += 1
             case Retry() | Dead():
-                if steady_s() >= partition.lease_until:
-                    # No server has spoken for a whole lease, by a clock that may have jumped: whoever owns the
-                    # partition next delivers it again, in time. A retry placed by that clock could be an hour away.
+                if not partition.holds_lease:
+                    # The next owner delivers it again. A retry placed by a clock that has jumped could be an hour away.
                     self._lost(partition, "its lease ran out before a failed delivery was settled")
                     return
                 goes_on = self._apply(partition, flight, outcome)
@@ -210,7 +252,7 @@ class Deliveries:
     def _apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
         try:
             return self._outcomes.apply(partition, flight, outcome)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             # What a sink said cannot be written. That is the end of this task, and must not be that of its neighbours.
             log.exception("what became of task %s cannot be written", flight.id, extra={"task": flight.id})
             return self._outcomes.apply(partition, flight, Dead(f"its outcome cannot be written: {told(error)}"))
@@ -251,5 +293,6 @@ class Deliveries:
 
     def cancel(self) -> None:
         """Give up what is in flight; the next owner delivers it again."""
+        self._given_up = True
         for task in self.running:
             task.cancel()

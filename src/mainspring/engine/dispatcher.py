@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from typing import Final, Self
 
-from ..model.clock import steady_s
 from ..model.errors import StoreError
 from ..store import fire
 from ..store.store import Store
@@ -173,7 +172,7 @@ class Dispatcher:
         for one in self._owned.values():
             if one.has_outcomes:
                 wait_s = 0.0
-            if not one.closing:
+            if one.may_begin:
                 if one.lanes.stirred or one.chains.ready or one.held_work.to_move:
                     wait_s = 0.0
                 soonest_ms = min(soonest_ms, one.soonest_ms)
@@ -194,11 +193,11 @@ class Dispatcher:
             failures = []
             while (answered := await calls.answered()) is not None:
                 try:
-                    flights = self._take_answers(*answered)
+                    flights, alike = self._take_answers(*answered)
                 except StoreError as error:
                     failures.append(error)
                 else:
-                    self._deliveries.start(flights)
+                    self._deliveries.start(flights, alike)
                     fired = (fired or 0) + len(flights)
         _raise_first(failures)
         if fired is None:
@@ -211,7 +210,7 @@ class Dispatcher:
         for partition in self._in_turn(now_ms, now_s):
             if self._owned.get(partition.number) is not partition:
                 continue  # lost since the tick began: others had the loop while the first calls were sent
-            limit = 0 if partition.closing else min(room, BITE_TASKS)
+            limit = min(room, BITE_TASKS) if partition.may_begin else 0
             # A partition with outcomes commits them in one step with their done bits, not here.
             commit = now_s >= partition.dirty_since + COMMIT_WAIT_S and not partition.must_commit
             if limit <= 0 and not commit:
@@ -233,7 +232,7 @@ class Dispatcher:
 
     def _spill(self, now_ms: int) -> None:
         """What was held back is moved away a little at a time, by turns."""
-        some = [one for one in self._owned.values() if one.held_work.to_move and not one.closing]
+        some = [one for one in self._owned.values() if one.held_work.to_move and not one.closing and one.holds_lease]
         most = SPILL_TASKS
         for partition in sorted(some, key=lambda one: (one.number <= self._last_spilled, one.number)):
             if most <= 0:
@@ -241,6 +240,8 @@ class Dispatcher:
             most -= partition.held_work.spill(most, now_ms)
             partition.survey()
             self._last_spilled = partition.number
+        if most < SPILL_TASKS:
+            self._room_made()  # some that step back may have been let go meanwhile: they are read again
 
     def _in_turn(self, now_ms: int, now_s: float) -> list[Partition]:
         """Partitions with something to do, going on after the one served last.
@@ -253,28 +254,33 @@ class Dispatcher:
             for one in self._owned.values()
             if one.unanswered is None
             and (
-                (not one.closing and (one.soonest_ms <= now_ms or one.lanes.stirred or one.chains.ready))
+                (one.may_begin and (one.soonest_ms <= now_ms or one.lanes.stirred or one.chains.ready))
                 or now_s >= one.dirty_since + COMMIT_WAIT_S
             )
+            and one.holds_lease
         ]
         first = next((i for i, one in enumerate(turn) if one.number > self._last_served), 0)
         return turn[first:] + turn[:first]
 
     def _take_answers(
         self, all_begun: list[tuple[Partition, Begun]], answers: Sequence[fire.Answer | StoreError]
-    ) -> list[Flight]:
+    ) -> tuple[list[Flight], str | None]:
+        """Flights that leave, and their target if all have the same and none expires."""
         flights: list[Flight] = []
+        targets: set[str | None] = set()
         failure: StoreError | None = None
         for (partition, begun), answer in zip(all_begun, answers, strict=True):
             if isinstance(answer, StoreError):
                 failure = answer
             else:
                 partition.unanswered = None
-                flights += self._take_answer(partition, begun, answer)
+                if leaving := self._take_answer(partition, begun, answer):
+                    flights += leaving
+                    targets.add(begun.alike)
         if failure is not None:
             self._deliveries.start(flights)
             raise failure
-        return flights
+        return flights, targets.pop() if len(targets) == 1 else None
 
     def _take_answer(self, partition: Partition, begun: Begun, answer: fire.Answer) -> Sequence[Flight]:
         match answer.status:
@@ -283,7 +289,7 @@ class Dispatcher:
                 leaving = partition.begun(begun, answer.x)
                 if partition.needs_listing:
                     self._read_again()
-                if steady_s() >= partition.lease_until:
+                if not partition.holds_lease:
                     # Fired, but the lease ran out while we waited: the next owner delivers these.
                     self._lost(partition, "its lease ran out before the send")
                     return ()
@@ -311,7 +317,7 @@ class Dispatcher:
         try:
             if begun:
                 answers = await fire.tick(self._store, [work.section for _, work in begun])
-                self._deliveries.start(self._take_answers(begun, answers))
+                self._deliveries.start(*self._take_answers(begun, answers))
         except StoreError as error:
             failure = error
         handing = [(partition, work) for partition, work in sent if isinstance(work, HandingOff)]

@@ -79,7 +79,9 @@ class Engine:
         """Called when partitions came, went, or are waited for; the cluster's role sets it."""
         self.gates = Gates()
         """Who may hold up tasks: pauses, and whoever else is added."""
-        self.pauses = PauseWatch(store, self._holds_changed)
+        self.pauses = PauseWatch(
+            store, self._holds_changed, options.command_queues, options.node, self._something_is_disabled
+        )
         self.gates.all.append(self.pauses)
         self.keeper = Keeper(
             store,
@@ -96,7 +98,7 @@ class Engine:
         self.failures = Failures(options.error_handler)
         lanes = LanePolicies(options.lane_policy, options.target_lanes)
         outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures, lanes)
-        self.valves = Valves(options.flow, store.clock, self)
+        self.valves = Valves(options.flow, store.clock, self, options.command_queues)
         self.gates.all.append(self.valves)
         self.deliveries = Deliveries(
             self.owned,
@@ -175,6 +177,7 @@ class Engine:
             async with asyncio.timeout(self.options.shutdown_timeout_s):
                 await self._drain()
                 await self.planner.flush()
+                await self.pauses.flush()
         except (TimeoutError, StoreError) as error:
             clean = False
             why = error if isinstance(error, StoreError) else "shutdown_timeout is over"
@@ -245,6 +248,9 @@ class Engine:
         self._read.wake()
         self._fire.wake()
 
+    def _something_is_disabled(self) -> None:
+        self._pause.wake()
+
     def _ownership_changed(self) -> None:
         self._read.wake()
         self._fire.wake()
@@ -301,6 +307,8 @@ class Engine:
             pass
         while True:
             before = self._progress()
+            if not all(one.holds_lease for one in self.owned.values()):
+                await self.keeper.step()  # long turns outlast leases, and nothing begins without one
             await self.permits.step()
             await self.dispatcher.step()
             await self.dispatcher.drain()

@@ -1,7 +1,8 @@
 """What the log says of failed deliveries when nobody else looks after them.
 
-A failure that is tried again is a warning, a dead task an error. A target that fails over and over gets a line at
-first and then one that sums up every few seconds, however many tasks it fails.
+A failure that is tried again is a warning; a dead task, and one that parks its lane, an error. A target that fails over
+and over gets a line at first and then one that sums up every few seconds, however many tasks it fails. What receivers
+and handlers wrote stays with the task: it may hold what they were sent.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from typing import Final
 from ..model.explain import moment
 from ..model.failure import Failure
 from ..model.targets import receiver_of, shown_target
+from ..model.wordless import wordless
 
 log = logging.getLogger("mainspring.failures")
 
@@ -21,6 +23,7 @@ FIRST_DEAD: Final = 5
 """Dead tasks that are told one by one before they are summed up: each is one that somebody waits for."""
 
 _MOST_RECEIVERS: Final = 1_000
+_MANY: Final[dict[str, str]] = {"retry": "failed attempts", "dead": "tasks died", "parked": "lanes were parked"}
 
 
 class FailureLog:
@@ -39,7 +42,7 @@ class FailureLog:
             if tally.timer is None:
                 tally.timer = asyncio.get_running_loop().call_later(QUIET_S, self._sum_up, key)
         tally.seen += 1
-        if tally.seen <= (FIRST_DEAD if failure.outcome == "dead" else 1):
+        if tally.seen <= (1 if failure.outcome == "retry" else FIRST_DEAD):
             _tell(failure)
         else:
             tally.untold += 1
@@ -57,10 +60,9 @@ class FailureLog:
         if tally.last is None:
             return
         receiver, outcome = key
-        level = logging.ERROR if outcome == "dead" else logging.WARNING
-        what = "tasks died" if outcome == "dead" else "failed attempts"
-        log.log(level, "%s: %d more %s; the last: task %s, %s", receiver, tally.untold, what, tally.last.id,
-                tally.last.error, extra={"task": tally.last.id, "target": receiver})  # fmt: skip
+        level = logging.WARNING if outcome == "retry" else logging.ERROR
+        log.log(level, "%s: %d more %s; the last: task %s, %s", receiver, tally.untold, _MANY[outcome], tally.last.id,
+                _why(tally.last), extra={"task": tally.last.id, "target": receiver})  # fmt: skip
         if again:
             # It went on failing: the next sum comes after another pause, without a first line in between.
             fresh = self._open[key] = _Tally()
@@ -78,19 +80,29 @@ class _Tally:
         self.timer: asyncio.TimerHandle | None = None
 
 
+def _why(failure: Failure) -> str:
+    return failure.brief or failure.error
+
+
 def _tell(failure: Failure) -> None:
     target = shown_target(failure.target)
     about = {"task": failure.id, "target": target}
     # A sink that knows what went wrong leaves no trace; of a bug it is worth the lines.
-    trace = failure.exception if failure.exception is not None and failure.exception.__traceback__ else None
+    error = failure.exception
+    trace = wordless(error) if error is not None and error.__traceback__ is not None else None
     if failure.outcome == "dead":
         log.error(
-            "task %s to %s is dead after %d attempts: %s", failure.id, target, failure.attempt, failure.error,
+            "task %s to %s is dead after %d attempts: %s", failure.id, target, failure.attempt, _why(failure),
             exc_info=trace, extra=about,
+        )  # fmt: skip
+    elif failure.outcome == "parked":
+        log.error(
+            "task %s to %s failed, and its lane %s is parked until somebody acts: %s", failure.id, target, failure.lane,
+            _why(failure), exc_info=trace, extra=about,
         )  # fmt: skip
     else:
         at = "" if failure.next_at_ms is None else f"; again at {moment(failure.next_at_ms)}"
         log.warning(
-            "task %s to %s: attempt %d failed: %s%s", failure.id, target, failure.attempt, failure.error, at,
+            "task %s to %s: attempt %d failed: %s%s", failure.id, target, failure.attempt, _why(failure), at,
             exc_info=trace, extra=about,
         )  # fmt: skip

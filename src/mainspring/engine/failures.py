@@ -97,8 +97,8 @@ def _is_async(handler: ErrorHandler) -> bool:
 def _called(handler: ErrorHandler, failure: Failure) -> Awaitable[None] | None:
     try:
         return handler(failure)
-    except Exception:
-        log.exception("the error handler failed on task %s (%s)", failure.id, failure.error)
+    except BaseException:  # also one that wants to end the program: the node has other work
+        log.exception("the error handler failed on task %s", failure.id, extra={"task": failure.id})
         return None
 
 
@@ -107,7 +107,12 @@ async def _await_all(answers: Sequence[Awaitable[None] | None]) -> None:
         if inspect.isawaitable(answer):
             try:
                 await answer
-            except Exception:
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                log.exception("the error handler failed")
+            except BaseException:
                 log.exception("the error handler failed")
 
 

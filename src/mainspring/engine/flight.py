@@ -1,9 +1,15 @@
 """A delivery together with the place of its entry, so that its outcome finds the way back."""
 
+from collections.abc import Callable
+from struct import Struct
+from typing import Final
+
 from ..model.delivery import Delivery
 from ..store.codec import HEADER_BYTES, forward_mark
 from ..store.keys import Address, r_of
-from .live import INDEX_MASK, LiveSlice
+from .live import LiveSlice
+
+_offset: Final[Callable[[bytes], tuple[int]]] = Struct(">I").unpack_from
 
 
 class Flight(Delivery, gc=False):
@@ -13,8 +19,8 @@ class Flight(Delivery, gc=False):
     """
 
     row: bytes
-    key: int
-    """Offset and index of the entry, as LiveSlice sorts them."""
+    index: int
+    """Its place in the list."""
     live: LiveSlice
     plan: object = None
     """Of an occurrence of a schedule: what is put when it begins."""
@@ -28,8 +34,9 @@ class Flight(Delivery, gc=False):
         return self.row[5:HEADER_BYTES]
 
     @property
-    def index(self) -> int:
-        return self.key & INDEX_MASK
+    def key(self) -> int:
+        """Offset and index of the entry, as LiveSlice sorts them."""
+        return _offset(self.row)[0] << 32 | self.index
 
     @property
     def address(self) -> bytes:
@@ -44,7 +51,7 @@ class Flight(Delivery, gc=False):
     @property
     def place_ms(self) -> int:
         """The time at which the entry stands: its due time, or later if it was overdue when it was put."""
-        return self.live.from_ms + (self.key >> 32)
+        return self.live.from_ms + _offset(self.row)[0]
 
     @property
     def due_ms(self) -> int:
@@ -56,4 +63,4 @@ class Flight(Delivery, gc=False):
         if body.original_due_ms is not None:
             return body.original_due_ms
         # The same as `place_ms`, without the calls in between: this is asked for every message.
-        return body.due_ms if body.due_ms is not None else self.live.from_ms + (self.key >> 32)
+        return body.due_ms if body.due_ms is not None else self.live.from_ms + _offset(self.row)[0]

@@ -21,7 +21,7 @@ from .commits import Commits
 from .deliveries import Deliveries
 from .flight import Flight
 from .handed import HandingOff
-from .live import INDEX_MASK, LiveSlice
+from .live import LiveSlice
 from .partition import Partition
 from .run_ends import RunEnds
 
@@ -133,7 +133,7 @@ class HandOffs:
                 continue
             queue = queue_of(flight.body.target, self._commands)
             head = heads.get(live) or heads.setdefault(live, _head_of(live))
-            record = b"%b%b%b" % (head, (flight.key & INDEX_MASK).to_bytes(4, "big"), flight.row)
+            record = b"%b%b%b" % (head, flight.index.to_bytes(4, "big"), flight.row)
             size += len(record)
             queues.setdefault(queue, []).append((record, flight))
         del partition.handed.ready[:taken]
@@ -188,7 +188,7 @@ def _handing_off(partition: Partition, flights: list[Flight], queues: dict[str, 
     over = [flight for flight in flights if flight.body.lane is None]
     touched: dict[LiveSlice, None] = {}
     for live, run in groupby(over, _LIVE):
-        indexes = [flight.key & INDEX_MASK for flight in run]
+        indexes = [flight.index for flight in run]
         live.land(len(indexes), indexes)
         touched[live] = None
     touches, finished = [], 0

@@ -133,10 +133,18 @@ class HeldWork:
         if own is None or not own.open or own.closing or self.gates.room(key) is None:
             return self.holds.make(record, now_ms)
         # Its tasks go out little by little: it is not closed because others join them.
-        if own.record.reason != record.reason:
-            own.record = msgspec.structs.replace(record, since_ms=own.record.since_ms)
-            self.holds.records[own.place.name] = own.record.encode()
+        self._tell_anew(own)
         return own
+
+    def _tell_anew(self, hold: Hold) -> None:
+        """Who asks why its tasks wait hears the present state of a breaker, not that in which they were held."""
+        why = self.gates.why(hold.record.cause)
+        if hold.closing or (not why.code and not (hold.record.code and hold.open)):
+            return  # nothing but a receiver's state changes while its tasks wait
+        fresh = msgspec.structs.replace(hold.record, reason=why.reason, until_ms=why.until_ms, code=why.code)
+        if fresh != hold.record:
+            hold.record = fresh
+            self.holds.records[hold.place.name] = fresh.encode()
 
     def takes(self, lane: str, flight: Flight) -> bool:
         """Its lane stands still and has a hold slice: it goes there straight away."""
@@ -245,6 +253,8 @@ class HeldWork:
             known = self.holds.by_place.get(hold.place) is hold
             if known and not hold.open and not self._gate_lasts(hold):
                 self._end_if_over(hold)
+            if known:
+                self._tell_anew(hold)
 
     def lane_is_free(self, lane: str) -> None:
         """Its head is settled: what waits behind it comes back."""
@@ -320,6 +330,8 @@ class HeldWork:
             self.holds.known(place)
         for lane, head in inherited.heads.items():
             self.lanes.hold(lane, head.idh, since_ms=head.since_ms)
+        for known in filter(None, inherited.slices.values()):
+            self.gates.inherited(known)
         for place, record in inherited.slices.items():
             hold = Hold(place, record or HoldRecord(f"lost:{place.name}", since_ms=place.since_ms))
             if hold.record.key in self.holds.by_key:  # an earlier one, in which all is done
@@ -328,7 +340,8 @@ class HeldWork:
             self.holds.close(hold, hold.record)
             if hold.lane is not None:
                 hold.has_head = hold.lane in inherited.heads_inside
-                if self.gates.is_closed(hold.record.cause):
+                if self.gates.is_closed(hold.record.cause) or self.gates.room(hold.record.cause) is not None:
+                    # Where there is some room, as many lanes go on as fit: `may_open` counts them.
                     self.lanes.gate(hold.lane, hold.record.cause)
         self.look_again(SOME_LANES)
         self.look_at_some()

@@ -53,6 +53,9 @@ class Gate(Protocol):
     def may_open(self, key: str) -> bool:
         """May one more lane that waits under this key try its luck?"""
 
+    def inherited(self, record: HoldRecord) -> None:
+        """A former owner held tasks up, and left this of it. Told before it is asked anything of them."""
+
     def why(self, key: str) -> Why: ...
 
 
@@ -84,8 +87,14 @@ class Gates:
     def may_open(self, key: str) -> bool:
         return all(gate.may_open(key) for gate in self.all)
 
+    def inherited(self, record: HoldRecord) -> None:
+        for gate in self.all:
+            gate.inherited(record)
+
     def why(self, key: str) -> Why:
-        return next((gate.why(key) for gate in self.all if gate.is_closed(key)), Why())
+        """Also of one that lets some through: the others wait for the same reason."""
+        gates = (gate for gate in self.all if gate.is_closed(key) or gate.room(key) is not None)
+        return next((gate.why(key) for gate in gates), Why())
 
 
 class Hold:

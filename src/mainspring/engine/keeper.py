@@ -108,7 +108,7 @@ class Keeper:
                 continue
             if isinstance(answer, StoreError):
                 failure = answer
-                if steady_s() >= partition.lease_until:
+                if not partition.holds_lease:
                     self.lose(partition, "its lease ran out while the server did not answer")
             elif answer:
                 partition.lease_until = asked_at + self.lease_s

@@ -88,10 +88,12 @@ class Lanes:
         may: Callable[[str, Flight], bool] | None = None,
         *,
         most: int | None = None,
+        most_slices: float = inf,
     ) -> list[Flight]:
         """Those whose turn it is, who are due, who stand before the barrier and who may; not more lanes than `most`
-        at once."""
+        at once, nor out of more slices than `most_slices`."""
         leaving = []
+        lives: set[LiveSlice] = set()
         stirred, self.stirred = self.stirred, set()
         for lane in list(stirred)[:most]:
             stirred.discard(lane)
@@ -101,6 +103,9 @@ class Lanes:
                 self._out[lane] = flight
                 self._retrying.discard(lane)
                 leaving.append(flight)
+                lives.add(flight.live)
+                if len(lives) >= most_slices:
+                    break
         self.stirred |= stirred
         return leaving
 

@@ -4,15 +4,16 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
-from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, LANE, RESENT, SCHEDULED, TOMB, TOMB_BYTES, header
+from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, LANE, RESENT, SCHEDULED, TOMB, TOMB_BYTES, header, is_tomb
 from ..store.fire import WHOLE, Touch
 from ..store.keys import HOUR_MS, PartitionKeys, Slice
 
 INDEX_MASK: Final = 0xFFFFFFFF
 _MASK: Final = tuple(0x80 >> bit for bit in range(8))
 _END: Final = 1 << 63
+_NONE: Final = range(0)
 _FEW: Final = 256
 """So many rows are kept in order at once; of more the order is found when it is needed."""
 _SMALL_BYTES: Final = 1024
@@ -26,11 +27,11 @@ _OFFSET: Final = itemgetter(slice(4))
 
 
 class Due(NamedTuple):
-    """Rows that leave: their keys, and in the same order their places in the list and the rows themselves."""
+    """Rows that leave: their places in the list, in the same order the rows themselves, and the latest offset."""
 
-    keys: list[int]
     indexes: Sequence[int]
     rows: list[bytes | None]
+    latest: int
 
 
 class LiveSlice:
@@ -41,10 +42,10 @@ class LiveSlice:
 
     __slots__ = (
         "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished",
-        "fired", "first", "first_of", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules", "held",
-        "high", "inherited", "kept", "keys", "loose", "lost", "low", "name", "namespace", "occurrences", "out",
-        "pace", "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice", "straight", "suspended",
-        "tail", "tail_index", "tombs", "unread",
+        "fired", "first", "first_of", "forgotten", "fresh", "from_ms", "g", "g_text", "has_lanes", "has_schedules",
+        "held", "high", "inherited", "kept", "keys", "latest", "loose", "lost", "low", "name", "namespace",
+        "occurrences", "out", "pace", "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice",
+        "suspended", "tail", "tail_index", "tombs", "unread",
     )  # fmt: skip
 
     def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:
@@ -107,15 +108,19 @@ class LiveSlice:
         self.cursor = self._finished_rows() if self.slice.is_hold and not self.dedupe else 0
         self.deferred = 0
         self.rows: list[bytes | None] = [None] * self.cursor
+        self._nothing_waits()
+        self.first_of: dict[bytes, int] = {}
+
+    def _nothing_waits(self) -> None:
         self.due: list[int] = []
+        """Keys of rows that wait, from `at` on."""
+        self.at = 0
         self.loose = False
         """`due` is not in order yet: sorting waits until the order matters."""
-        self.first = _END
-        """The smallest key while `due` is loose."""
-        self.straight = False
-        """`due` is in the order of the list."""
-        self.at = 0
-        self.first_of: dict[bytes, int] = {}
+        self.fresh = _NONE
+        """Rows that wait as well, neighbours in the list: their keys are made when the order matters."""
+        self.first, self.latest = _END, 0
+        """The smallest and the largest offset of what is loose or fresh."""
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -129,8 +134,7 @@ class LiveSlice:
 
     def absorb(self, rows: list[bytes]) -> int:
         """Take in the next rows of the list; return how many now wait to fire."""
-        first = self.cursor
-        waiting = len(self.due) - self.at
+        first, waiting = self.cursor, self.waiting
         self.cursor += len(rows)
         if rows and self.cursor > self.tail_index:
             self.tail, self.tail_index = header(rows[-1]), self.cursor - 1
@@ -145,27 +149,45 @@ class LiveSlice:
         self.has_lanes = self.has_lanes or any(flag & LANE for flag in flags)
         if self.has_lanes:
             self.pace = None  # those of lanes must not be left waiting here while later ones of theirs leave
-        whole = min(map(len, rows), default=0) >= HEADER_BYTES
-        heads = map(_OFFSET, rows) if whole else (row[:4].ljust(4, b"\0") for row in rows)
-        offsets = array("I", b"".join(heads))
-        offsets.byteswap()
-        plain = not self.sift and not self.dedupe and flags <= _PLAIN
-        if plain and whole and max(offsets, default=0) < self.slice.width_ms:
-            keys = [(offset << 32) | i for i, offset in enumerate(offsets, first)]
+        plain = bool(rows) and not self.sift and not self.dedupe and flags <= _PLAIN
+        # Offsets come first in an entry: the largest entry has the largest.
+        least, latest = (_offset(min(rows)), _offset(max(rows))) if plain else (0, 0)
+        if plain and latest < self.slice.width_ms and min(map(len, rows)) > HEADER_BYTES:
             self.rows += rows
+            if self.high == _END and not any(flag & SCHEDULED for flag in flags) and not self._keeps_order(len(rows)):
+                self._add_fresh(first, least, latest)
+                return len(rows)
+            keys = self._keys(range(first, self.cursor))
         else:
-            keys = self._sift(rows, offsets, first)
+            keys = self._sift(rows, first)
         if self.high != _END:
             keys = self._within_window(keys)
         if any(flag & SCHEDULED for flag in flags):
             self.has_schedules = True
             held = map(self.rows.__getitem__, map(INDEX_MASK.__and__, keys))
             self.occurrences += [row for row in held if row is not None and len(row) > 4 and row[4] & SCHEDULED]
-        self._merge(keys, straight=True)
-        return len(self.due) - self.at - waiting
+        self._merge(keys)
+        return self.waiting - waiting
 
-    def _sift(self, rows: list[bytes], offsets: Sequence[int], first: int) -> list[int]:
+    def _keeps_order(self, count: int) -> bool:
+        """So few more are put among those that are in order."""
+        return count <= _FEW and self.at < len(self.due) and not self.loose
+
+    def _add_fresh(self, first: int, least: int, latest: int) -> None:
+        """Rows from `first` on to the end of what was read; their offsets lie between these."""
+        if self.fresh and self.fresh.stop != first:
+            apart, self.fresh = self.fresh, _NONE
+            self._merge(self._keys(apart))
+        self.fresh = range(self.fresh.start if self.fresh else first, self.cursor)
+        self.first, self.latest = min(self.first, least), max(self.latest, latest)
+
+    def _keys(self, places: range) -> list[int]:
+        rows = cast("list[bytes]", self.rows[places.start : places.stop])
+        return [(offset << 32) | i for i, offset in enumerate(_offsets(map(_OFFSET, rows)), places.start)]
+
+    def _sift(self, rows: list[bytes], first: int) -> list[int]:
         """Keys of the rows that still have to fire; the rest is marked done or skipped."""
+        offsets = _offsets(row[:4].ljust(4, b"\0") for row in rows)
         keys = []
         for i, row in enumerate(rows, first):
             self.rows.append(row)
@@ -177,11 +199,11 @@ class LiveSlice:
             elif repeated:
                 self.lost += 1
                 self.settle_many([i])
-            elif len(row) == TOMB_BYTES or (whole and row[4] & TOMB):
+            elif (not whole or row[4] & TOMB) and is_tomb(row):
                 self._bury(i, row)
             else:
                 # A damaged entry has no time of its own; it goes out at once, to the dead letters.
-                damaged = not whole or offsets[i - first] >= self.slice.width_ms
+                damaged = len(row) <= HEADER_BYTES or offsets[i - first] >= self.slice.width_ms or row[4] & TOMB != 0
                 self.damaged = self.damaged or damaged
                 key = i if damaged else (offsets[i - first] << 32) | i
                 if i < self.seen and key < self.low:
@@ -215,26 +237,25 @@ class LiveSlice:
                     self.rows[key & INDEX_MASK] = None
         return kept
 
-    def _merge(self, keys: list[int], *, straight: bool = False) -> None:
+    def _merge(self, keys: list[int]) -> None:
         if self.at:
             del self.due[: self.at]
             self.at = 0
-        self.straight = straight and (self.straight or not self.due)
-        if len(keys) <= _FEW and self.due and not self.loose:
-            self.straight = False
+        if self._keeps_order(len(keys)):
             for key in keys:
                 insort(self.due, key)
-        else:
-            if keys:
-                first = self.first if self.loose else self.due[self.at] if self.at < len(self.due) else _END
-                self.first = min(first, min(keys))
-                self.due += keys
-                self.loose = True
+        elif keys:
+            self.first, self.latest = min(self.first, min(keys) >> 32), max(self.latest, max(keys) >> 32)
+            if self.due and not self.loose:
+                self.first, self.latest = min(self.first, self.due[0] >> 32), max(self.latest, self.due[-1] >> 32)
+            self.due += keys
+            self.loose = True
 
     def _put_in_order(self) -> None:
-        if self.loose:
-            self.due = sorted(self.due[self.at :])
-            self.at, self.loose, self.straight = 0, False, False
+        if self.loose or self.fresh:
+            due = sorted(self.due[self.at :] + self._keys(self.fresh))
+            self._nothing_waits()
+            self.due = due
 
     def trim(self, keep: int) -> int:
         """Hold only the earliest rows; the others are read again in a later pass. Returns how many were let go."""
@@ -278,7 +299,8 @@ class LiveSlice:
         """Start another pass over the list for the rows from the last window's end on. Returns rows let go."""
         self._put_in_order()
         let_go = len(self.due) - self.at
-        self.low = self.due[self.at] if let_go else self.high
+        # Rows that were put back may stand behind the end of the window, and others before them that were let go.
+        self.low = min(self.due[self.at], self.high) if let_go else self.high
         seen = self.cursor
         self._start_pass(seen)
         self.sift = True
@@ -332,13 +354,15 @@ class LiveSlice:
 
     @property
     def waiting(self) -> int:
-        return len(self.due) - self.at
+        return len(self.due) - self.at + len(self.fresh)
 
     def next_due_ms(self) -> int | None:
-        if self.at >= len(self.due):
+        if not self.waiting:
             return None
-        first = self.first if self.loose else self.due[self.at]
-        return self.from_ms + (first >> 32)
+        first = self.first if self.loose or self.fresh else _END
+        if not self.loose and self.at < len(self.due):
+            first = min(first, self.due[self.at] >> 32)
+        return self.from_ms + first
 
     def take_due(self, now_ms: int, limit: int) -> Due:
         """Rows due by now, in due order; they no longer wait.
@@ -347,29 +371,44 @@ class LiveSlice:
         nothing has to be sorted. Lanes choose their order for themselves.
         """
         if self.slice.end_ms <= now_ms and _FEW < self.waiting <= limit and self.high == _END:
-            taken = self.due[self.at :] if self.at else self.due
-            straight = self.straight
-            self.due, self.at, self.loose = [], 0, False
-            return self._in_a_row(taken) if straight else self._one_by_one(taken)
+            return self._take_all()
         self._put_in_order()
         bound = (now_ms - self.from_ms + 1) << 32
         end = bisect_left(self.due, bound, self.at, min(len(self.due), self.at + limit))
         taken = self.due[self.at : end]
         self.at = end
-        return self._one_by_one(taken)
+        indexes = _indexes(taken)
+        return Due(indexes, list(map(self.rows.__getitem__, indexes)), taken[-1] >> 32 if taken else 0)
 
-    def _in_a_row(self, keys: list[int]) -> Due:
-        """Of keys in the order of the list: mostly neighbours, which are cut out in one piece."""
-        first, end = keys[0] & INDEX_MASK, (keys[-1] & INDEX_MASK) + 1
-        if end - first != len(keys):
-            return self._one_by_one(keys)
-        return Due(keys, range(first, end), self.rows[first:end])
-
-    def _one_by_one(self, keys: list[int]) -> Due:
-        indexes = list(map(INDEX_MASK.__and__, keys))
-        return Due(keys, indexes, list(map(self.rows.__getitem__, indexes)))
+    def _take_all(self) -> Due:
+        keys, fresh, latest = self.due[self.at :], self.fresh, self.latest
+        if keys and not self.loose:
+            latest = max(latest, keys[-1] >> 32)
+        self._nothing_waits()
+        rows = self.rows[fresh.start : fresh.stop]
+        if not keys:
+            return Due(fresh, rows, latest)
+        indexes = _indexes(keys)
+        return Due([*indexes, *fresh], [*map(self.rows.__getitem__, indexes), *rows], latest)
 
     def put_back(self, keys: list[int]) -> None:
+        self._merge(keys)
+
+    def step_back(self, rows: Iterable[tuple[int, bytes]]) -> None:
+        """Rows that were held back, with their keys, wait again.
+
+        Another pass over the list may have begun since. It has let go of those it has passed already; to the others it
+        comes, and must not take them for rows that left in an earlier window.
+        """
+        keys = []
+        for key, row in rows:
+            index = key & INDEX_MASK
+            self.held.discard(index)
+            if index < self.cursor:
+                self.rows[index] = row
+                keys.append(key)
+            else:
+                self.low = min(self.low, key)
         self._merge(keys)
 
     def mark_fired(self, indexes: Sequence[int]) -> tuple[int, bytes]:
@@ -410,7 +449,7 @@ class LiveSlice:
         union = int.from_bytes(self.done, "little") | int.from_bytes(self.fired, "little")
         self.done = bytearray(union.to_bytes(max(len(self.done), len(self.fired)), "little"))
         self.dirty_low, self.dirty_high = 0, max(self.tail_index, self.dirty_high)
-        if self.at >= len(self.due):
+        if not self.waiting:
             self.let_rows_go()
 
     def reopen(self, index: int) -> None:
@@ -470,7 +509,7 @@ class LiveSlice:
 
     @property
     def all_done(self) -> bool:
-        if self.unread or self.dirty or self.deferred or self.at < len(self.due):
+        if self.unread or self.dirty or self.deferred or self.waiting:
             return False
         return int.from_bytes(self.done, "big").bit_count() >= self.cursor
 
@@ -486,6 +525,20 @@ class LiveSlice:
     def _bit(bits: bytearray, index: int) -> bool:
         byte = index >> 3
         return byte < len(bits) and bits[byte] & _MASK[index & 7] != 0
+
+
+def _offset(row: bytes) -> int:
+    return int.from_bytes(row[:4], "big")
+
+
+def _offsets(heads: Iterable[bytes]) -> "array[int]":
+    offsets = array("I", b"".join(heads))
+    offsets.byteswap()
+    return offsets
+
+
+def _indexes(keys: list[int]) -> list[int]:
+    return list(map(INDEX_MASK.__and__, keys))
 
 
 def _set_range(bits: bytearray, first: int, end: int) -> None:

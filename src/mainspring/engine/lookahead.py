@@ -10,8 +10,10 @@ from typing import Final
 
 from ..model.errors import StoreError
 from ..model.hold import CATCH_UP
+from ..model.stint import Stint
 from ..store import read
 from ..store.codec import same_entry
+from ..store.listing import Listed
 from ..store.store import Store
 from . import lane_window
 from .hold_watch import LANES_SOON_S, HoldWatch
@@ -25,8 +27,8 @@ CHUNK_ROWS: Final = 1_000
 
 ROWS_AT_ONCE: Final = 2_000
 """Where a round brings more, the next asks fewer slices: a tick may stand behind it on the same connection."""
-ROWS_IN_A_ROW: Final = 1_000
-"""So many are taken in before what is due has its turn on the loop."""
+STINT_S: Final = 0.002
+"""So long rows are taken in before what is due has its turn on the loop."""
 CHUNKS_AT_ONCE: Final = (32, 512)
 """Slices read at once: few where they are full, many where they hold little."""
 
@@ -83,7 +85,10 @@ class LookAhead:
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
         self._at_once = CHUNKS_AT_ONCE[0]
+        self._stint = Stint(STINT_S)
         self._window_ms = WINDOW_MS
+        self._listed: list[Partition] = []
+        """Partitions listed in this round that wait for it."""
         self.hungry = False
         """There was more to read than room for it."""
         self.overdue_after_ms = inf
@@ -113,13 +118,24 @@ class LookAhead:
         failure = await self._holds.open_ended() or failure
         failure = await self._poll(now_ms) or failure
         failure = await self._list(now_ms) or failure
-        more = await self._read(now_ms)
+        try:
+            more = await self._read(now_ms)
+        finally:
+            self._let_begin()  # also when some server is away: these may be with another one
         if failure is not None:
             raise failure  # only now: one server that is away must not keep the others from being read
         if more or self._woken:
             return 0.0
         wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
         return max(0.001, min(wait_ms / 1000, LANES_SOON_S) if self._holds.more else wait_ms / 1000)
+
+    def _let_begin(self) -> None:
+        """What a lane waited for is known by now, and the first of it is read."""
+        for partition in self._listed:
+            partition.waits_for_listing = False
+        if self._listed:
+            self._listed.clear()
+            self._fire()
 
     def _look_at_lanes(self) -> None:
         """Those that wait for their turn in lanes do not count as what was read ahead, but have a bound too."""
@@ -181,24 +197,28 @@ class LookAhead:
             return None
         for one in wanted:
             one.needs_listing = False
+            one.gone.clear()
         # Slices that are held already must not use up the number: some may wait behind a lane for long.
-        limits = [SLICES_LISTED + len(one.slices) for one in wanted]
+        limits = [SLICES_LISTED + len(one.slices) + len(one.strangers) for one in wanted]
         answers = await read.list_slices(self._store, [one.number for one in wanted], before_ms=ahead_ms, limits=limits)
         failure = None
         for partition, limit, answer in zip(wanted, limits, answers, strict=True):
             if isinstance(answer, StoreError):
                 partition.needs_listing, failure = True, answer
                 continue
-            listed, later = answer
-            partition.next_start_ms = later[0].slice.start_ms if later else None
-            if len(listed) == limit:
+            partition.next_start_ms, partition.strangers = answer.next_ms, answer.strangers
+            if answer.members == limit:
                 # There are more: look again when some of these are gone.
                 partition.next_start_ms = now_ms
-            self._reconcile(partition, listed)
+            self._reconcile(partition, answer.slices)
+            if partition.waits_for_listing:
+                self._listed.append(partition)
         return failure
 
-    def _reconcile(self, partition: Partition, listed: list[read.Listed]) -> None:
+    def _reconcile(self, partition: Partition, listed: list[Listed]) -> None:
         for place, g in listed:
+            if partition.gone.get(place) == g:
+                continue  # dropped while the listing was on its way
             live = partition.slices.get(place)
             if live is not None and live.g != g:
                 partition.forget(live)
@@ -298,15 +318,16 @@ class LookAhead:
         rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
         few, many = CHUNKS_AT_ONCE
         self._at_once = max(few, self._at_once // 2) if rows > ROWS_AT_ONCE else min(many, self._at_once * 2)
-        failure, taken = None, 0
+        failure = None
+        self._stint.begin()
         for (live, chunk), answer in zip(chunks, answers, strict=True):
             if isinstance(answer, StoreError):
                 failure = answer
                 continue
-            taken += len(answer.rows)
-            if taken > ROWS_IN_A_ROW:
+            if self._stint.over:
+                self._stint.step_aside()
                 await asyncio.sleep(0)
-                taken = len(answer.rows)
+                self._stint.begin()
             if not live.forgotten and live.cursor == chunk.first:
                 if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
                     self._read_anew(live, gone=not answer.before)

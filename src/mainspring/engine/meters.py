@@ -7,11 +7,12 @@ from operator import attrgetter
 from typing import Final
 
 from ..model.metrics import SECONDS, Histogram
-from ..model.outcome import DROPPED, EXPIRED
+from ..model.outcome import DROPPED, has_expired
 from .flight import Flight
 from .live import LiveSlice
 
 _KEY: Final = attrgetter("key")
+_ROW: Final = attrgetter("row")
 _BOUNDS_MS: Final = tuple(int(seconds * 1000) for seconds in SECONDS)
 """Lateness is a whole number of milliseconds: a bound of 2.5 ms says the same as one of 2."""
 
@@ -44,7 +45,7 @@ class Meters:
 
     def buried(self, kind: str, reason: str) -> None:
         """A task is over without having been delivered."""
-        if reason == EXPIRED:
+        if has_expired(reason):
             self.expired[kind] += 1
         elif reason.startswith(DROPPED):
             self.skipped["paused"] += 1
@@ -60,10 +61,27 @@ class Meters:
             if bisect_left(_BOUNDS_MS, since_ms) == bisect_left(_BOUNDS_MS, since_ms - live.slice.width_ms):
                 _add(histogram, flights[0], flights[-1], len(flights), since_ms)
                 return
-            flights = sorted(flights, key=_KEY)
-        elif live.has_lanes or live.has_schedules:
+            _add_unsorted(histogram, flights, since_ms, live.slice.width_ms)
+            return
+        if live.has_lanes or live.has_schedules:
             flights = sorted(flights, key=_KEY)  # these leave when it is their turn
         _add_run(histogram, flights, since_ms)
+
+
+def _add_unsorted(histogram: Histogram, flights: Sequence[Flight], since_ms: int, width_ms: int) -> None:
+    """Flights in any order: for each bound among them, how many are later than it. Sorting them would cost more.
+
+    An entry begins with its offset, so it is less than the bytes of an offset if its own is.
+    """
+    rows = list(map(_ROW, flights))
+    counted, since_offset = 0, 0
+    for bound_ms in reversed(_BOUNDS_MS):
+        offset = since_ms - bound_ms
+        if 0 < offset < width_ms:
+            later = sum(map(offset.to_bytes(4, "big").__gt__, rows))
+            _observe(histogram, since_ms - (since_offset + offset - 1) / 2, later - counted)
+            counted, since_offset = later, offset
+    _observe(histogram, since_ms - (since_offset + width_ms - 1) / 2, len(rows) - counted)
 
 
 def _add_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int) -> None:
@@ -83,5 +101,9 @@ def _add_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int) -> 
 
 def _add(histogram: Histogram, first: Flight, last: Flight, count: int, since_ms: int) -> None:
     """So many of one bucket; their sum is estimated from the first and the last."""
-    late_ms = since_ms - ((first.key >> 32) + (last.key >> 32)) / 2
-    histogram.observe(max(0.0, late_ms) / 1000, count)
+    _observe(histogram, since_ms - ((first.key >> 32) + (last.key >> 32)) / 2, count)
+
+
+def _observe(histogram: Histogram, late_ms: float, count: int) -> None:
+    if count:
+        histogram.observe(max(0.0, late_ms) / 1000, count)

@@ -6,11 +6,11 @@ import msgspec
 
 from ..model.clock import Clock
 from ..model.delivery import Body
-from ..model.failure import Failure
+from ..model.failure import UNREADABLE, Failure, Fate
 from ..model.ids import idh_of
 from ..model.lane_policy import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
-from ..model.outcome import DROPPED, EXPIRED, Dead, Response, Retry
+from ..model.outcome import DROPPED, Dead, Response, Retry, has_expired
 from ..model.policies import Policies
 from ..model.retry import GiveUp, Wait, decide
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
@@ -60,32 +60,38 @@ class Outcomes:
         verdict = decide(policy, flight.attempt, outcome, flight.original_due_ms, now_ms)
         reason = outcome.reason[:MAX_ERROR_CHARS]
         if self._parks(partition, flight, outcome, verdict, now_ms):
-            self._report(flight, outcome, reason, None)
+            self._report(flight, outcome, reason, "parked")
             self._park(partition, flight, reason)
             return False
         match verdict:
             case Wait(wait_ms):
-                self._report(flight, outcome, reason, now_ms + wait_ms)
+                self._report(flight, outcome, reason, "retry", now_ms + wait_ms)
                 return self._retry_later(partition, flight, wait_ms, reason)
             case GiveUp(why):
                 reason = why[:MAX_ERROR_CHARS]
-                self._report(flight, outcome, reason, None)
+                self._report(flight, outcome, reason, "dead")
                 self._bury(partition, flight, reason, outcome.response)
         return True
 
     def carry_out(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
         """The same for what a worker has decided, by the policy of its handler; it has told the failure as well."""
         reason = outcome.reason[:MAX_ERROR_CHARS]
+        wait_ms = outcome.after_ms if isinstance(outcome, Retry) else None
+        wait_ms = UNTRIED_WAIT_MS if wait_ms is None else wait_ms
+        if isinstance(outcome, Retry) and outcome.untried:
+            self._place_again(partition, flight, wait_ms, flight.body)
+            return False
+        verdict = GiveUp(reason) if isinstance(outcome, Dead) else Wait(wait_ms)
+        if self._parks(partition, flight, outcome, verdict, self._clock.now_ms()):
+            if self._lanes.of(flight.body.target).on_failure == "block":
+                # The worker has told of another attempt: that the lane has waited too long for it is known here only.
+                outcome.brief = "its run on a worker failed"  # what its handler said stays with the task
+                self._report(flight, outcome, reason, "parked")
+            self._park(partition, flight, reason)
+            return False
         if isinstance(outcome, Dead):
             self._bury(partition, flight, reason)
             return True
-        wait_ms = UNTRIED_WAIT_MS if outcome.after_ms is None else outcome.after_ms
-        if outcome.untried:
-            self._place_again(partition, flight, wait_ms, flight.body)
-            return False
-        if self._parks(partition, flight, outcome, Wait(wait_ms), self._clock.now_ms()):
-            self._park(partition, flight, reason)
-            return False
         return self._retry_later(partition, flight, wait_ms, reason)
 
     def _parks(
@@ -93,7 +99,7 @@ class Outcomes:
     ) -> bool:
         """Is this the failure after which its lane stands still until somebody acts?"""
         lane = flight.body.lane
-        if lane is None or outcome.reason == EXPIRED or outcome.reason.startswith(DROPPED):
+        if lane is None or has_expired(outcome.reason) or outcome.reason.startswith(DROPPED):
             return False
         policy = self._lanes.of(flight.body.target)
         if policy.on_failure == "park":
@@ -114,13 +120,16 @@ class Outcomes:
         partition.retries.append(_leaving(flight, hold.place, row))
         self._hold_lane(partition, lane, flight.idh, now_ms, parked=True)
 
-    def _report(self, flight: Flight, outcome: Retry | Dead, reason: str, next_at_ms: int | None) -> None:
+    def _report(
+        self, flight: Flight, outcome: Retry | Dead, reason: str, fate: Fate, next_at_ms: int | None = None
+    ) -> None:
         failure = Failure(
             id=flight.id,
             target=flight.target,
             attempt=flight.attempt,
             error=reason,
-            outcome="dead" if next_at_ms is None else "retry",
+            brief=outcome.brief or "",
+            outcome=fate,
             next_at_ms=next_at_ms,
             lane=flight.lane,
             original_due_ms=flight.original_due_ms,
@@ -180,7 +189,7 @@ class Outcomes:
         )
         failure = Failure(
             id=letter.id,
-            target="(unreadable)",
+            target=UNREADABLE,
             attempt=1,
             error=letter.reason,
             outcome="dead",

@@ -7,9 +7,11 @@ from typing import Final, cast
 
 import msgspec
 
-from ..store.codec import HEADER_BYTES, SCHEDULED, decode, decode_many
-from ..store.fire import Commit, Death, Known, NewPlace, Section, Touch
+from ..model.clock import steady_s
+from ..store.codec import HEADER_BYTES, SCHEDULED, TOMB, decode, decode_many, target_of_all, without_headers
+from ..store.fire import MOST_TOUCHES, UNREAD, Commit, Death, Known, NewPlace, Section, Touch
 from ..store.keys import PartitionKeys, Slice
+from ..store.listing import Stranger
 from .chains import Chains
 from .flight import Flight
 from .handed import Handed, HandingOff
@@ -28,8 +30,12 @@ MOST_MOVES: Final = 200
 MOST_LANES: Final = 4_096
 """Lanes that are asked in one tick who may leave: as many may go on at once as there are."""
 
+LANE_SLICES: Final = MOST_TOUCHES - 2 * MOST_SLICES
+"""Slices out of which tasks of lanes leave in one tick at most: with those that are due and those that are committed no
+more than a call may carry."""
+
 NOTHING_TAKEN: Final = Taken([], [], {}, [])
-NOTHING_DUE: Final = Due([], [], [])
+NOTHING_DUE: Final = Due([], [], 0)
 
 
 class Damaged:
@@ -44,10 +50,14 @@ class Damaged:
 class Begun:
     """A section on its way to the server and the flights that leave when it is answered."""
 
-    __slots__ = ("flights", "passes", "section", "touched")
+    __slots__ = ("alike", "flights", "passes", "section", "touched")
 
-    def __init__(self, section: Section, flights: list[Flight], touched: list[LiveSlice]) -> None:
+    def __init__(
+        self, section: Section, flights: list[Flight], touched: list[LiveSlice], alike: str | None = None
+    ) -> None:
         self.section, self.flights, self.touched = section, flights, touched
+        self.alike = alike
+        """Where it is known that all have the same target and none expires: that target."""
         self.passes = [live.passes for live in touched]
 
 
@@ -91,11 +101,28 @@ class Partition:
         self.needs_listing = True
         self.blocked_ms = -1
         """A lane's task waits for slices that start by then and are not read to their end."""
+        self.waits_for_listing = False
+        """Some of these are not even known: until they are, whatever begins would be refused again."""
+        self.gone: dict[Slice, float] = {}
+        """Slices dropped since the last listing was asked for, which may still show them; with their incarnations."""
         self.next_start_ms: int | None = None
         """Start of the earliest slice that lies beyond the horizon."""
+        self.strangers: list[Stranger] = []
+        """Members of its sorted set of slices that are no slices."""
         self.damaged: list[Damaged] = []
         self.lost = 0
         """Repeats of one put that were dropped since the last commit."""
+
+    @property
+    def holds_lease(self) -> bool:
+        """Asked right after the clock was read it also says whether that can be trusted: a server has spoken since any
+        jump. What is placed by a clock that has jumped may stand an hour away; whoever owns the partition next does it
+        in time."""
+        return steady_s() < self.lease_until
+
+    @property
+    def may_begin(self) -> bool:
+        return not (self.closing or self.waits_for_listing)
 
     # -- what waits ----------------------------------------------------------------------------------
 
@@ -150,7 +177,7 @@ class Partition:
 
     def begin(self, now_ms: int, limit: int, *, commit: bool) -> Begun | None:
         """Everything due by now (up to the limit) and, with `commit`, everything settled since the last one."""
-        flights, by_live, max_due, limit = self._take_due(now_ms, limit)
+        flights, by_live, max_due, limit, alike = self._take_due(now_ms, limit)
         if self.lanes.early:
             self.lanes.stir_due(now_ms)
         # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
@@ -158,36 +185,42 @@ class Partition:
             apart = [*self._occurrences_leaving(now_ms), *self._lanes_leaving(now_ms)]
             max_due = max([max_due, *(flight.place_ms for flight in apart)])
             flights += apart
+            alike = None if apart else alike
             for live, places in _places(apart).items():
                 by_live[live] = [*by_live.get(live, ()), *places]
         self.survey()
-        return self._section(flights, by_live, max_due, commit, now_ms)
+        return self._section(flights, by_live, max_due, commit, now_ms, alike)
 
-    def _take_due(self, now_ms: int, limit: int) -> tuple[list[Flight], dict[LiveSlice, Sequence[int]], int, int]:
-        """Flights, their places by slice, the latest due time among them, and how much room is left."""
+    def _take_due(
+        self, now_ms: int, limit: int
+    ) -> tuple[list[Flight], dict[LiveSlice, Sequence[int]], int, int, str | None]:
+        """Flights, their places by slice, the latest due time among them, how much room is left, and the target if
+        all have the same and none expires."""
         flights: list[Flight] = []
         by_live: dict[LiveSlice, Sequence[int]] = {}
         max_due = -1
+        targets: set[str | None] = set()
         for live in self.slices.values():
             if live.from_ms > now_ms or limit <= 0 or len(by_live) >= MOST_SLICES:
                 break
-            if live.at >= len(live.due) or live.blocks_its_lane:
+            if not live.waiting or live.blocks_its_lane:
                 continue
             if flights and live.waiting > limit:
                 break  # a slice that leaves whole costs less than one that leaves in two parts
             most = limit if live.pace is None else self._room_of(live, limit)
             due = live.take_due(now_ms, most) if most else NOTHING_DUE
-            if due.keys:
-                limit -= len(due.keys)
-                leaving = self._flights(live, due, now_ms)
+            if due.rows:
+                limit -= len(due.rows)
+                leaving, target = self._flights(live, due, now_ms)
+                targets.add(target)
                 if leaving and (live.pace is not None or self.gates.closed):
                     leaving = self.held_work.sort_out(leaving, now_ms)
                 if leaving:
-                    max_due = max(max_due, live.from_ms + (max(due.keys) >> 32))
+                    max_due = max(max_due, live.from_ms + due.latest)
                     flights += leaving
-                    all_leave = len(leaving) == len(due.keys)
+                    all_leave = len(leaving) == len(due.rows)
                     by_live[live] = due.indexes if all_leave else [flight.index for flight in leaving]
-        return flights, by_live, max_due, limit
+        return flights, by_live, max_due, limit, targets.pop() if len(targets) == 1 else None
 
     def _room_of(self, live: LiveSlice, most: int) -> int:
         """How many of a hold slice may leave now: its hold may let them out little by little."""
@@ -208,9 +241,8 @@ class Partition:
         return self.held_work.sort_out(leaving, now_ms) if leaving and self.gates.closed else leaving
 
     def _lanes_leaving(self, now_ms: int) -> list[Flight]:
-        if not self.gates.closed:
-            return self.lanes.leaving(self._barrier_ms(), now_ms, most=MOST_LANES)
-        return self.lanes.leaving(self._barrier_ms(), now_ms, self.held_work.may_leave, most=MOST_LANES)
+        may = self.held_work.may_leave if self.gates.closed else None
+        return self.lanes.leaving(self._barrier_ms(), now_ms, may, most=MOST_LANES, most_slices=LANE_SLICES)
 
     def _barrier_ms(self) -> float:
         """No lane's task from here on may leave: earlier ones were let go for want of room, and are not held.
@@ -225,7 +257,13 @@ class Partition:
         return min(ends, default=inf)
 
     def _section(
-        self, flights: list[Flight], by_live: dict[LiveSlice, Sequence[int]], max_due_ms: int, commit: bool, now_ms: int
+        self,
+        flights: list[Flight],
+        by_live: dict[LiveSlice, Sequence[int]],
+        max_due_ms: int,
+        commit: bool,
+        now_ms: int,
+        alike: str | None,
     ) -> Begun | None:
         dirty = dict.fromkeys(islice(self.dirty, MOST_SLICES)) if commit else {}
         touched = by_live | dirty
@@ -245,30 +283,35 @@ class Partition:
             self.dirty_since = inf
         plants = self.chains.plants(flights, now_ms) if any(live.has_schedules for live in by_live) else ()
         section = Section(self.number, self.token, self.seq + 1, due_ms, finished, touches, known, plants)
-        return Begun(section, flights, list(touched))
+        return Begun(section, flights, list(touched), alike)
 
     def _known(self, max_due_ms: int) -> list[Known]:
         limit = _second_end(max_due_ms)
-        return [
+        slices = [
             Known(live.name, live.keys[0], live.g_text, live.cursor)
             for live in self.slices.values()
             if live.from_ms < limit and not live.slice.is_hold
         ]
+        # The server counts whatever stands there; of these nothing is read.
+        strangers = [one for one in self.strangers if one.score * 1000 < limit]
+        return slices + [Known(name, self.keys.slices, repr(score), UNREAD) for name, score in strangers]
 
-    def _flights(self, live: LiveSlice, due: Due, now_ms: int) -> list[Flight]:
+    def _flights(self, live: LiveSlice, due: Due, now_ms: int) -> tuple[list[Flight], str | None]:
+        """And their target, if all have the same and none expires."""
         rows = cast("list[bytes]", due.rows)
         try:
-            if live.damaged or min(map(len, rows)) <= HEADER_BYTES:
-                return self._flights_one_by_one(live, due.keys, now_ms)
-            bodies = decode_many(rows)
+            if live.damaged:
+                return self._flights_one_by_one(live, due.indexes, now_ms), None
+            written = without_headers(rows)
+            bodies, target = decode_many(written), target_of_all(written)
         except (TypeError, msgspec.DecodeError, UnicodeDecodeError):  # a row is gone, or a body damaged
-            return self._flights_one_by_one(live, due.keys, now_ms)
-        if len(bodies) != len(rows):
-            return self._flights_one_by_one(live, due.keys, now_ms)
-        flights = list(map(Flight, bodies, rows, due.keys, repeat(live)))
+            return self._flights_one_by_one(live, due.indexes, now_ms), None
+        flights = list(map(Flight, bodies, rows, due.indexes, repeat(live)))
         if live.has_schedules:
             flights = self.chains.cleared(flights, now_ms)
-        return [flight for flight in flights if not self._waits_for_turn(flight)] if live.has_lanes else flights
+        if live.has_lanes:
+            flights = [flight for flight in flights if not self._waits_for_turn(flight)]
+        return flights, target
 
     def _waits_for_turn(self, flight: Flight) -> bool:
         lane = flight.body.lane
@@ -279,20 +322,19 @@ class Partition:
             self.lanes.offer(lane, flight)
         return True
 
-    def _flights_one_by_one(self, live: LiveSlice, keys: list[int], now_ms: int) -> list[Flight]:
+    def _flights_one_by_one(self, live: LiveSlice, indexes: Sequence[int], now_ms: int) -> list[Flight]:
         """Slowly, because one of these entries is damaged: that one must not hold up the others."""
         flights = []
-        for key in keys:
-            index = key & INDEX_MASK
+        for index in indexes:
             row = live.rows[index] or b""
             try:
-                if len(row) < HEADER_BYTES or int.from_bytes(row[:4], "big") >= live.slice.width_ms:
+                if len(row) < HEADER_BYTES or row[4] & TOMB or int.from_bytes(row[:4], "big") >= live.slice.width_ms:
                     raise msgspec.DecodeError("the header is damaged")
                 body = decode(row)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.damaged.append(Damaged(live, index, row, str(error)))
                 continue
-            flights.append(Flight(body, row, key, live))
+            flights.append(Flight(body, row, index, live))
         if live.has_schedules:
             flights = self.chains.cleared(flights, now_ms)
         return [flight for flight in flights if not self._waits_for_turn(flight)]
@@ -362,7 +404,12 @@ class Partition:
     def block(self, max_due_ms: int) -> None:
         """A lane's task cannot leave before every slice of its second, and all earlier ones, are read to their end."""
         self.blocked_ms = _second_end(max_due_ms) - 1
-        self.needs_listing = True
+        self.needs_listing = self.waits_for_listing = True
+
+    def dropped(self, live: LiveSlice) -> None:
+        """The server has forgotten it."""
+        self.gone[live.slice] = live.g
+        self.remove(live)
 
     def remove(self, live: LiveSlice) -> None:
         live.forgotten = True

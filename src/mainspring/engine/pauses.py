@@ -1,36 +1,57 @@
 """Knows what is paused: reads it when it is told, and every few seconds."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from ..model.hold import HoldRecord
 from ..model.limits import MAX_ERROR_CHARS
+from ..model.named import SCHEME
 from ..model.outcome import DROPPED
-from ..model.pause import Pauses
-from ..store.pauses import clear_away, read_pauses
+from ..model.pause import Pause, Pauses, Scope
+from ..store.pauses import clear_away, read_pauses, write_if_none
 from ..store.store import Store
 from .holds import Why
 
+log = logging.getLogger("mainspring.targets")
+
 POLL_S: Final = 2.0
 _KEY: Final = "pause:"
+_NAMED: Final = f"{SCHEME}:"
 
 
 class PauseWatch:
     """A gate for the engine. What was begun before it heard of a pause may still go out."""
 
-    def __init__(self, store: Store, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        changed: Callable[[], None],
+        commands: Mapping[str, str],
+        node: str,
+        soon: Callable[[], None],
+    ) -> None:
         self._store = store
+        self._commands = commands
         self._changed = changed
+        self._node = node
+        self._soon = soon
+        self._disabled: dict[str, Pause] = {}
+        """Of targets that want nothing more: to be written."""
         self.pauses = Pauses()
         """Those that hold tasks back."""
         self.drops = Pauses()
         """Those under which tasks are not delivered at all."""
 
     async def step(self) -> float:
+        await self.flush()
         read = await read_pauses(self._store)
         now_ms = self._store.clock.now_ms()
         before = self.pauses.by_scope, self.drops.by_scope
-        self.pauses = Pauses((one for one in read if one.mode != "drop"), now_ms)
-        self.drops = Pauses((one for one in read if one.mode == "drop"), now_ms)
+        self.pauses = Pauses((one for one in read if one.mode != "drop"), now_ms, self._commands)
+        # And those that were disabled since this step began.
+        drops = (*(one for one in read if one.mode == "drop"), *self._disabled.values())
+        self.drops = Pauses(drops, now_ms, self._commands)
         if (self.pauses.by_scope, self.drops.by_scope) != before:
             self._changed()
         for one in read:
@@ -39,6 +60,30 @@ class PauseWatch:
         lasting = (*self.pauses.by_scope.values(), *self.drops.by_scope.values())
         ends = [one.until_ms for one in lasting if one.until_ms is not None]
         return min(POLL_S, max(0.001, (min(ends) - now_ms) / 1000)) if ends else POLL_S
+
+    # -- targets that want nothing more -----------------------------------------------------------------------
+
+    def disable(self, target: str, reason: str) -> None:
+        """A named target said so. Here nothing more is delivered to it from now on, elsewhere once that is written."""
+        scope = Scope("target", target)
+        known = scope.text in self.drops.by_scope or scope.text in self.pauses.by_scope
+        if known or not target.startswith(_NAMED):  # an address may be that of many, and end in a *
+            return
+        now_ms = self._store.clock.now_ms()
+        pause = Pause(scope, "drop", reason[:MAX_ERROR_CHARS], self._node, now_ms)
+        self.drops = Pauses((*self.drops.by_scope.values(), pause), now_ms)
+        self._disabled[scope.text] = pause
+        log.warning(
+            "%s is disabled on all nodes: %s. Its tasks go to the dead letters until mainspring resume --target %s",
+            target, reason, target,
+        )  # fmt: skip
+        self._soon()
+
+    async def flush(self) -> None:
+        """Write what was disabled. Where somebody has paused it meanwhile, that pause stands."""
+        for name, pause in list(self._disabled.items()):
+            await write_if_none(self._store, pause)
+            self._disabled.pop(name, None)
 
     # -- as a gate -------------------------------------------------------------------------------------------
 
@@ -64,6 +109,9 @@ class PauseWatch:
 
     def may_open(self, key: str) -> bool:
         return not self.is_closed(key)
+
+    def inherited(self, record: HoldRecord) -> None:
+        """Pauses are on the server: nothing is to be learnt of them here."""
 
     def why(self, key: str) -> Why:
         pause = self.pauses.by_scope[key[len(_KEY) :]]

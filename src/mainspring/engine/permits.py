@@ -12,6 +12,8 @@ IDLE_S: Final = 1.0
 SOON_S: Final = 0.02
 """While something waits, valves are looked at this often."""
 
+_PROBED: Final = ("open", "half-open")
+
 
 class Permits:
     """The role that keeps valves supplied."""
@@ -54,8 +56,8 @@ class Permits:
         for valve in self._valves.bounded:
             if valve.thirsty:
                 waits.append((valve.ask_at_ms - now_ms) / 1000)
-            elif valve.breaker is not None and valve.breaker.state in ("open", "half-open"):
-                waits.append((valve.breaker.next_ms - now_ms) / 1000)
+            elif (breaker := valve.breaker) is not None and breaker.next_ms > now_ms and breaker.state in _PROBED:
+                waits.append((breaker.next_ms - now_ms) / 1000)  # once that is past, it waits for tasks
             elif valve.refused or valve.slow_since_ms:
                 waits.append(SOON_S)
         return max(SOON_S / 4, min(waits))

@@ -66,7 +66,7 @@ class Sweeper:
         if partition is None or live is None or live.g != finished.g:
             return
         if status == "ok":
-            partition.remove(live)
+            partition.dropped(live)
             if finished.slice.is_hold:
                 partition.held_work.gone(finished.slice, self._store.clock.now_ms())
             self.dropped += 1

@@ -5,7 +5,7 @@ from typing import Final
 
 from ..model.breaker import Breaker
 from ..model.explain import moment
-from ..model.hold import CATCH_UP
+from ..model.hold import BREAKER, CATCH_UP
 from ..model.rate import Limit
 from ..store.limits import Granted
 
@@ -126,13 +126,15 @@ class Valve:
     # -- for people ------------------------------------------------------------------------------------------------
 
     def why(self) -> tuple[str, str, int | None]:
-        """Why its tasks wait, for programs and for people, and when that is looked at again."""
+        """Why its tasks wait, for programs and for people; of an open breaker, when the next probe goes out."""
         breaker, limit = self.breaker, self.limit
         if breaker is not None and breaker.state in ("open", "half-open"):
             since = f"the circuit breaker of {self.receiver} is open since {moment(breaker.opened_ms)}"
-            return "breaker", f"{since}, next probe at {moment(breaker.next_ms)}", breaker.next_ms
+            if breaker.state == "half-open":
+                return BREAKER, f"{since}, and probes are under way", None
+            return BREAKER, f"{since}, and probed until it answers", breaker.next_ms
         if breaker is not None and breaker.state == "ramp":
-            return "breaker", f"the backlog of {self.receiver} goes out at a growing rate after it failed", None
+            return BREAKER, f"the backlog of {self.receiver} goes out at a growing rate after it failed", None
         if self.key == CATCH_UP:
             return "catch-up", f"overdue tasks go out at {limit.rate}", None
         if limit.rate is not None and self.permits <= 0:
@@ -140,4 +142,6 @@ class Valve:
         if limit.concurrency is not None:
             most = f"{limit.concurrency} on all nodes"
             return "rate-limited", f"{self.receiver} has as many under way as it may ({most})", None
-        return "slow", f"{self.receiver} is slow since {moment(self.slow_since_ms)}: others go first", None
+        if self.slow_since_ms:
+            return "slow", f"{self.receiver} is slow since {moment(self.slow_since_ms)}: others go first", None
+        return "rate-limited", f"{self.receiver} is rate-limited to {limit.rate}", None

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from ..model.breaker import Breaker, BreakerPolicy
 from ..model.clock import Clock
 from ..model.explain import moment, span
-from ..model.hold import CATCH_UP
+from ..model.hold import BREAKER, CATCH_UP, HoldRecord
 from ..model.rate import Limit, Rate
 from ..model.targets import receiver_of
 from .holds import Why
@@ -62,8 +62,12 @@ class Surroundings(Protocol):
 class Valves:
     """A gate: every receiver that is in trouble, limited or slow holds up its own tasks, and nobody else's."""
 
-    def __init__(self, options: FlowOptions, clock: Clock, around: Surroundings) -> None:
+    def __init__(
+        self, options: FlowOptions, clock: Clock, around: Surroundings, commands: Mapping[str, str] | None = None
+    ) -> None:
         self._options = options
+        self._commands = commands or {}
+        """Those that have another queue than `commands`."""
         self._clock = clock
         self._around = around
         self._valves: dict[str, Valve] = {}
@@ -83,7 +87,7 @@ class Valves:
             self._sweep()
             policy = self._options.breakers.get(receiver, self._options.breaker)
             # What goes to a queue is handed over, not delivered: whether that works says nothing of its handlers.
-            without = policy.off or receiver.startswith(("queue:", "command:"))
+            without = policy.off or receiver.startswith("queue:")
             limit = self._options.limits.get(receiver, Limit())
             valve = self._valves[receiver] = Valve(receiver, None if without else Breaker(policy), limit)
         return valve
@@ -107,11 +111,11 @@ class Valves:
     # -- what deliveries tell --------------------------------------------------------------------------------------
 
     def left(self, target: str, count: int) -> None:
-        self.of(receiver_of(target)).in_flight += count
+        self.of(receiver_of(target, self._commands)).in_flight += count
 
     def landed(self, target: str, count: int, done: int, failed: int) -> None:
         """So many are over: some well, some not; the others say nothing of the receiver."""
-        valve = self.of(receiver_of(target))
+        valve = self.of(receiver_of(target, self._commands))
         valve.landed(count)
         breaker = valve.breaker
         if breaker is not None and (done or failed):
@@ -166,7 +170,7 @@ class Valves:
         return self.catch_up is not None or bool(self._bounded)
 
     def governs(self, target: str) -> bool:
-        return self._overdue or receiver_of(target) in self._bounded
+        return self._overdue or receiver_of(target, self._commands) in self._bounded
 
     def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
         """A task that may leave counts as one that has left."""
@@ -175,7 +179,7 @@ class Valves:
         asked = []
         if self.catch_up is not None and due_ms < now_ms - self._options.catch_up_after_ms:
             asked.append(self.catch_up)
-        if (valve := self._bounded.get(receiver_of(target))) is not None:
+        if (valve := self._bounded.get(receiver_of(target, self._commands))) is not None:
             asked.append(valve)
         for one in asked:
             if self._room_of(one, now_ms) < 1:
@@ -213,6 +217,17 @@ class Valves:
             return False
         valve.tickets += 1
         return True
+
+    def inherited(self, record: HoldRecord) -> None:
+        """Breakers are each node's own. What was held by one is not let go at once because another knows nothing."""
+        if record.code != BREAKER or not record.cause.startswith(_PREFIX):
+            return
+        valve = self.of(record.cause.removeprefix(_PREFIX))
+        if valve.breaker is None or valve.breaker.state != "closed":
+            return
+        valve.breaker.suspect(record.since_ms, self._clock.now_ms())
+        self._look_at(valve)
+        log.info("%s failed when its tasks were taken over: they go out with care at first", valve.receiver)
 
     def why(self, key: str) -> Why:
         valve = self._named(key)

@@ -7,9 +7,13 @@ from .pause import Pause
 from .task import TaskInfo
 
 if TYPE_CHECKING:
+    from .dead import DeadLetter
+    from .lane import LaneInfo
     from .schedule_view import ScheduleView
 
 MASK: Final = "***"
+_LEFT_OUT: Final = ("payload", "at_ms", "by", "note", "tz_version")
+"""Of a schedule: what is nobody's business here, and what the trail says in its own words."""
 View = dict[str, Any] | None
 """None where there was nothing, or is nothing any more."""
 
@@ -37,13 +41,29 @@ def of_pause(pause: Pause | None) -> View:
     }  # fmt: skip
 
 
+def of_letter(letter: "DeadLetter | None") -> View:
+    if letter is None:
+        return None
+    return {"target": bare(letter.target), "lane": letter.lane, "died_ms": letter.died_ms, "attempts": letter.attempts}
+
+
+def of_letters(**filters: object) -> dict[str, str]:
+    """Which letters a change of many was about."""
+    return {name: bare(str(value)) for name, value in filters.items() if value is not None}
+
+
+def of_lane(lane: "LaneInfo") -> dict[str, Any]:
+    """With the task it waits for: whoever skips it gives that one up."""
+    return {"state": lane.state, "head_id": lane.head_id, "behind": lane.behind}
+
+
 def of_schedule(view: "ScheduleView | None") -> View:
-    from .schedule_view import written  # the language of schedules: much to load for who changes none
+    from .schedule_view import revision_as_dict  # the language of schedules: much to load for who changes none
 
     if view is None:
         return None
-    told = written(view.definition) | {"state": view.state, "generation": view.generation}
-    return {name: value for name, value in told.items() if name != "payload"} | {"target": bare(view.definition.target)}
+    told = revision_as_dict(view.definition) | {"state": view.state, "target": bare(view.definition.target)}
+    return {name: value for name, value in told.items() if name not in _LEFT_OUT}
 
 
 def changes(before: View, after: View) -> tuple[View, View]:

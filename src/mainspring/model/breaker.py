@@ -8,10 +8,11 @@ closed --too many failures--> open --its time is over--> half-open --probes succ
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import inf
+from math import inf, log2
 from typing import Any, Final, Literal
 
 from .errors import InvalidInput
+from .known_names import check_known
 from .times import delay_ms, delay_text
 
 State = Literal["closed", "open", "half-open", "ramp"]
@@ -63,11 +64,7 @@ class BreakerPolicy:
         if not isinstance(value, Mapping):
             raise InvalidInput(f"expected a table of settings, or 'off', not {value!r}")
         known = {field.name.removesuffix("_ms"): field.name for field in fields(cls) if field.name != "off"}
-        for name in value:
-            if name not in known:
-                raise InvalidInput(
-                    f"{name} is not known of a breaker; there are {', '.join(known)}, or 'off' as a whole"
-                )
+        check_known(value, known, "a breaker", ", or 'off' as a whole")
         return cls(**{known[name]: _read(known[name], one) for name, one in value.items()})
 
     def __str__(self) -> str:
@@ -176,6 +173,32 @@ class Breaker:
         self._allowance, self._allowed_at_ms = 0.0, now_ms
         if state == "closed":
             self._open_ms = self._policy.open_ms
+
+    def suspect(self, since_ms: int, now_ms: int) -> None:
+        """A former owner of its tasks found it failing since then, and left a backlog: that must not come at once.
+
+        Where it answered here lately, what it took then is proven, and the ramp begins there: those that go on well are
+        not slowed down. Otherwise it is probed first.
+        """
+        if self.state != "closed":
+            return
+        self.opened_ms = since_ms
+        self.next_ms = now_ms
+        proven = self._answered_per_s(now_ms)
+        if not proven:
+            self._enter("half-open", now_ms)
+        elif self._policy.ramp_ms:
+            self._enter("ramp", now_ms)
+            doublings = min(_DOUBLINGS, log2(max(1.0, proven / RAMP_FIRST)))
+            self.since_ms -= round(self._policy.ramp_ms * doublings / _DOUBLINGS)
+
+    def _answered_per_s(self, now_ms: int) -> float:
+        """Successes a second in the window; 0 when they are fewer than probes would have to be."""
+        lately = [bucket for bucket in self._calls if bucket[0] > now_ms - self._policy.window_ms]
+        done = sum(bucket[1] for bucket in lately)
+        if done < self._policy.probes:
+            return 0.0
+        return done * 1000 / max(1_000, now_ms - lately[0][0])
 
     # -- what may go out ---------------------------------------------------------------------------------------
 

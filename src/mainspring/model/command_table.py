@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from .command import Command, Commands
 from .errors import InvalidInput
+from .known_names import check_known
 from .retry import RetryPolicy
 from .times import delay_ms
 
@@ -29,8 +30,7 @@ def read_commands(value: object) -> Commands:
 def read_command(table: object) -> Command:
     if not isinstance(table, Mapping):
         raise InvalidInput("expected a table; write [commands.<name>] and its settings below")
-    if unknown := sorted(set(table) - set(_READERS)):
-        raise InvalidInput(f"{unknown[0]} is not a setting of a command; there are {', '.join(_READERS)}")
+    check_known(table, _READERS, "a command")
     if "argv" not in table:
         raise InvalidInput('argv is missing; write argv = ["/usr/bin/program", "argument"]')
     found: dict[str, Any] = {}

@@ -132,9 +132,10 @@ class FieldText:
         if kind is WEEKDAY and high == 0 < low:
             high = 7  # Sunday closes the week: SAT-SUN is 6-7
         if high < low:
-            raise self.refuse(
-                f"the range {base} runs backwards; write {left}-{_last_name(kind)},{_first_name(kind)}-{right}"
-            )
+            straight = f"{left}-{_last_name(kind)},{_first_name(kind)}-{right}"
+            if kind is WEEKDAY and low == kind.high:
+                straight = f"0-{right}"  # 7 is Sunday as well, and nothing of the week is left behind it
+            raise self.refuse(f"the range {base} runs backwards; write {straight}")
         return low, high
 
     def value(self, text: str) -> int:

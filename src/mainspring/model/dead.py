@@ -39,6 +39,8 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where its last attempt stood (a packed address): tells it from another task of the same id."""
     response: Response | None = None
     """What a webhook answered to the last attempt."""
+    timeout_ms: int | None = None
+    """How long one attempt may take, where the task said so itself: in a replay too."""
 
     @classmethod
     def of(cls, body: Body, task_id: str, reason: str, died_ms: int, due_ms: int, place: bytes) -> "DeadLetter":
@@ -56,6 +58,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             errors=body.errors,
             retry=body.retry,
             place=place,
+            timeout_ms=body.timeout_ms,
         )
 
     def tried(self, attempts: int) -> "DeadLetter":
@@ -97,6 +100,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             "attempts": self.attempts,
             "errors": self.errors,
             "retry": self.retry,
+            "timeout_ms": self.timeout_ms,
             "idempotency_key": idempotency_key(namespace, self.id, self.due_ms),
         }
         if self.response is not None:

@@ -11,20 +11,33 @@ MainspringError
 └── StoreError            the server, or the road to it
     ├── Unavailable       not reachable, or the connection broke; `sent` says whether the command may have run
     ├── Refused           the server answered with an error
-    │   └── OutOfMemory   maxmemory reached; nothing of the call was written
+    │   └── OutOfMemory   maxmemory reached; `stored` says how much of the call is written
     ├── NotConfirmed      stored, but the asked durability was not reached; repeat with the same id
     ├── WrongFormat       the namespace was made with another partition count or format
     └── EmbeddedError     the embedded server cannot start or be shared
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .result import Result
+    from .task import Handle
 
 
 class MainspringError(Exception):
     """Root of all errors of this package."""
+
+    stored: int = 0
+    """Of a `put_many` that failed: how many of its tasks are stored all the same."""
+
+    handles: "Sequence[Handle | None] | None" = None
+    """Of a `put_many` that failed: the handles of those that are stored, None for those of which that is not known."""
+
+    def __str__(self) -> str:
+        told = super().__str__()
+        return f"{told} ({self.stored:,} tasks of this call are stored)" if self.stored else told
 
 
 class InvalidInput(MainspringError, ValueError):
@@ -91,11 +104,20 @@ class Refused(StoreError):
 
 
 class OutOfMemory(Refused):
-    """The server's maxmemory is reached; nothing of this call was written."""
+    """The server's maxmemory is reached. A task is written whole or not at all; of a call with many `stored` are."""
 
 
 class NotConfirmed(StoreError):
-    """The tasks are stored, but the asked durability was not confirmed in time."""
+    """The tasks are stored, but the asked durability was not confirmed in time; `handles` has them."""
+
+    replies: "Sequence[Any] | None" = None
+    """What the server answered to the write itself."""
+
+    def of(self, handle: "Handle") -> "NotConfirmed":
+        """The same of one task."""
+        made = NotConfirmed(*self.args)
+        made.handles = [handle]
+        return made
 
 
 class WrongFormat(StoreError):

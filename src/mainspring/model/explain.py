@@ -72,13 +72,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | None = None
     worker: str | None = None
     since_ms: int | None = None
-    """Since when it is in its queue, or runs."""
+    """Since when it is in its queue, runs, or is paused, parked or held."""
     reason: str | None = None
     """Of its death; or why it is paused, parked or held."""
     who: str | None = None
     """Who paused it."""
     until_ms: int | None = None
-    """When that ends by itself."""
+    """When that ends by itself; of a circuit breaker, when the next probe goes out."""
     died_ms: int | None = None
 
 

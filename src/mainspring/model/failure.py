@@ -1,11 +1,17 @@
 """A delivery that failed, as error handlers see it."""
 
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from .outcome import Response
+
+UNREADABLE: Final = "(unreadable)"
+"""The target of what cannot be read."""
+
+Fate = Literal["retry", "dead", "parked"]
+"""What becomes of a task that failed: another attempt, none, or its lane stands still until somebody acts."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,9 +22,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     error: str
     """Why, in one line."""
-    outcome: Literal["retry", "dead"]
+    brief: str = ""
+    """The same without what receivers and handlers wrote, which may be a payload or a secret; empty if it has none."""
+    outcome: Fate
     next_at_ms: int | None = None
-    """When the next attempt is due; None when there is none."""
+    """When the next attempt is due; None when none is planned."""
     lane: str | None = None
     original_due_ms: int
     idempotency_key: str

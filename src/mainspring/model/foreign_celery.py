@@ -1,13 +1,12 @@
 """Schedules of Celery beat and RedBeat, read into ours. Python is read and never run."""
 
-import ast
 import json
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from .errors import InvalidInput
+from .foreign_python import Unread, is_number, parse, setting, table, unread_in
 from .foreign_schedules import Imported
 from .queues import check_queue
 from .schedule import Definition
@@ -16,16 +15,24 @@ from .schedule_input import define
 _CRONTAB_FIELDS: Final = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 _LONG_NAME: Final = re.compile(r"[A-Za-z]{4,}")
 _DAYS: Final = re.compile(r"(\*|([0-9]{1,2})(?:-([0-9]{1,2}))?)(?:/([1-9][0-9]?))?")
-_ARITHMETIC: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-}  # fmt: skip
+_RANGE: Final = re.compile(r"(\w+)-(\w+)(?:/([1-9][0-9]?))?")
+_BOUNDS: Final = {"minute": (0, 59), "hour": (0, 23), "day_of_month": (1, 31), "month_of_year": (1, 12)}
+_WEEK: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_YEAR: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_NAMES: Final = {name: number for number, name in (*enumerate(_WEEK), *enumerate(_YEAR, 1))}
 
 
 def read_celery(text: str, *, zone: str = "UTC") -> Imported:
     """A beat_schedule: JSON, or a Python file in which it is assigned. A time zone said there goes before `zone`."""
     found = Imported()
     entries, own_zone = _beat_entries(text)
+    if isinstance(own_zone, Unread):
+        found.problems.append(f"timezone: {own_zone}; times are taken as of {zone}")
+        own_zone = None
     for name, entry in entries.items():
+        if isinstance(name, Unread):
+            found.problems.append(f"left out: {name}")
+            continue
         try:
             found.definitions.append(_celery_entry(found, str(name), entry, own_zone or zone))
         except InvalidInput as error:
@@ -33,67 +40,38 @@ def read_celery(text: str, *, zone: str = "UTC") -> Imported:
     return found
 
 
-def _beat_entries(text: str) -> tuple[Mapping[Any, Any], str | None]:
+def _beat_entries(text: str) -> tuple[Mapping[Any, Any], str | Unread | None]:
     try:
         value = json.loads(text)
         zone = value.get("timezone") if isinstance(value, Mapping) and "beat_schedule" in value else None
     except ValueError:
-        value, zone = _assigned(text, "beat_schedule"), _assigned(text, "timezone")
+        tree = parse(text)
+        value, zone = table(tree, "beat_schedule"), setting(tree, "timezone")
+    if isinstance(value, Unread):
+        raise InvalidInput(f"beat_schedule: {value}")
     if isinstance(value, Mapping) and "beat_schedule" in value:
         value = value["beat_schedule"]
     if not isinstance(value, Mapping):
         raise InvalidInput("no beat_schedule was found: give JSON, or a Python file with beat_schedule = {…}")
-    return value, zone if isinstance(zone, str) else None
+    return value, zone if isinstance(zone, (str, Unread)) else None
 
 
-def _assigned(text: str, wanted: str) -> Any:
-    """The last value that the file gives to a name, or an attribute, that ends so."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise InvalidInput(f"neither JSON nor Python: {error}") from None
-    found: Any = None
-    in_order = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
-    for node in in_order:
-        if isinstance(node, ast.Call) and _name_of(node.func) == "update":
-            said = [one.value for one in node.keywords if one.arg is not None and one.arg.lower().endswith(wanted)]
-            found = _value(said[-1]) if said else found  # app.conf.update(beat_schedule={…})
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
-            continue
-        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-            if _name_of(target).lower().endswith(wanted):
-                found = _value(node.value)
-            elif isinstance(target, ast.Subscript) and _name_of(target.value).lower().endswith(wanted):
-                found = {**(found or {}), _value(target.slice): _value(node.value)}  # beat_schedule["one more"] = {…}
-    return found
-
-
-def _name_of(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def _value(node: ast.expr) -> Any:
-    """Literals, and the calls that beat schedules are made of: crontab(…), timedelta(…), schedule(…)."""
-    if isinstance(node, ast.Dict):
-        keys = [_value(key) if key is not None else None for key in node.keys]
-        return dict(zip(keys, map(_value, node.values), strict=True))
-    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        return [_value(one) for one in node.elts]
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        left, right = _value(node.left), _value(node.right)
-        if _is_number(left) and _is_number(right) and not (isinstance(node.op, ast.Div) and right == 0):
-            return _ARITHMETIC[type(node.op)](left, right)  # 60 * 5
-    if isinstance(node, ast.Call):
-        name = _name_of(node.func)
-        said = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg}
-        return {"__type__": name, "args": [_value(one) for one in node.args], **said}
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return {"__type__": ast.unparse(node)}
+def _check_read(entry: Any) -> None:
+    """An entry is taken over whole, or not at all: what is guessed would run with other arguments."""
+    parts = [entry]
+    if isinstance(entry, Mapping):
+        options = entry.get("options")
+        parts = [list(entry), *(entry.get(part) for part in ("task", "args", "kwargs"))]
+        # Other options are left out anyway, whatever they are.
+        parts += [list(options), options.get("queue")] if isinstance(options, Mapping) else [options]
+        parts.append(unread_in(entry.get("schedule"), times=True))
+    unread = unread_in(parts)
+    if unread is not None:
+        raise InvalidInput(str(unread))
 
 
 def _celery_entry(found: Imported, name: str, entry: Any, zone: str) -> Definition:
+    _check_read(entry)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("task"), str):
         raise InvalidInput("an entry needs a task and a schedule")
     options, args, said = entry.get("options") or {}, entry.get("args") or [], entry.get("kwargs") or {}
@@ -115,7 +93,7 @@ def _celery_entry(found: Imported, name: str, entry: Any, zone: str) -> Definiti
 
 
 def _celery_times(schedule: Any, zone: str) -> dict[str, Any]:
-    if _is_number(schedule):
+    if is_number(schedule):
         return {"every": f"{round(schedule * 1000)}ms"}
     kind = schedule.get("__type__") if isinstance(schedule, Mapping) else None
     if kind == "timedelta":
@@ -123,7 +101,7 @@ def _celery_times(schedule: Any, zone: str) -> dict[str, Any]:
     if kind in ("schedule", "interval"):
         every = schedule.get("run_every", schedule.get("every", (schedule.get("args") or [None])[0]))
         seconds = _timedelta_s(every) if isinstance(every, Mapping) else every
-        if not _is_number(seconds):
+        if not is_number(seconds):
             raise InvalidInput(f"the interval {every!r} is not a number of seconds")
         return {"every": f"{round(seconds * 1000)}ms"}
     if kind == "crontab":
@@ -136,7 +114,7 @@ def _timedelta_s(said: Mapping[str, Any]) -> float:
     units["weeks"] = 604_800
     given = dict(zip(("days", "seconds", "microseconds"), said.get("args") or [], strict=False))
     given |= {unit: said[unit] for unit in units if unit in said}
-    if not all(map(_is_number, given.values())):
+    if not all(map(is_number, given.values())):
         raise InvalidInput(f"the interval {said!r} is not made of numbers")
     return float(sum(units[unit] * value for unit, value in given.items()))
 
@@ -147,12 +125,31 @@ def _crontab_fields(said: Mapping[str, Any]) -> dict[str, Any]:
     given |= {field: said[field] for field in _CRONTAB_FIELDS if said.get(field) is not None}
     values = [given.get(field, "*") for field in _CRONTAB_FIELDS]
     fields = [",".join(map(str, one)) if isinstance(one, list) else str(one).replace(" ", "") for one in values]
-    minute, hour, day, month, weekday = (_LONG_NAME.sub(lambda name: name[0][:3], field) for field in fields)
+    fields = [_LONG_NAME.sub(lambda name: name[0][:3], field) for field in fields]
+    minute, hour, day, month, weekday = map(_unwrapped, _CRONTAB_FIELDS, fields)
     if day == "*" or weekday == "*":
         return {"cron": f"{minute} {hour} {day} {month} {weekday}"}
     others = sorted(set(range(1, 32)) - _days(day))
     line = f"{minute} {hour} * {month} {weekday}"
     return {"cron": line, "exclude": [f"* * {','.join(map(str, others))} * *"]} if others else {"cron": line}
+
+
+def _unwrapped(field: str, text: str) -> str:
+    """Celery's ranges may go over the end, `22-2` and `fri-mon`, and count their steps across it; ours may not."""
+    return ",".join(_straight(part, *_BOUNDS.get(field, (0, 6))) for part in text.split(","))
+
+
+def _straight(part: str, low: int, high: int) -> str:
+    match = _RANGE.fullmatch(part)
+    ends = [] if match is None else [_NAMES.get(end.lower(), end) for end in match.group(1, 2)]
+    if match is None or not all(str(end).isdecimal() for end in ends):
+        return part
+    first, last = map(int, ends)
+    if not low <= last < first <= high:
+        return part
+    if match[3] is None:
+        return ",".join(f"{a}-{b}" if a < b else str(a) for a, b in ((first, high), (low, last)))
+    return ",".join(map(str, [*range(first, high + 1), *range(low, last + 1)][:: int(match[3])]))
 
 
 def _days(text: str) -> set[int]:
@@ -165,10 +162,6 @@ def _days(text: str) -> set[int]:
         first, last = (1, 31) if match[1] == "*" else (int(match[2]), int(match[3] or match[2]))
         found |= set(range(first, last + 1, int(match[4] or 1)))
     return found
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 # -- RedBeat ----------------------------------------------------------------------------------------------------------

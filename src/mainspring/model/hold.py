@@ -10,6 +10,9 @@ LANE: Final = "lane:"
 CATCH_UP: Final = "catch-up"
 """The key of the hold of what is overdue and has to wait for its turn."""
 
+BREAKER: Final = "breaker"
+"""The code of a hold whose receiver fails, or failed until a moment ago."""
+
 RETRY: Final = "retry"
 """A lane waits for the next attempt of its head."""
 

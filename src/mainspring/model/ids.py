@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from .errors import InvalidInput
 from .limits import MAX_NAME_BYTES
+from .texts import plain
 
 IDH_BYTES: Final = 16
 GENERATED: Final = re.compile(r"([0-9a-f]{32})(?:~([0-9a-z]+(?:\.[0-9a-z]+){4}))?")
@@ -22,6 +23,8 @@ def idh_of(task_id: str) -> bytes:
 
 def check_name(value: object, field: str) -> str:
     """An id or a lane: any text of 1 to 256 bytes."""
+    if type(value) is not str:
+        value = plain(value)
     if not isinstance(value, str):
         raise InvalidInput(f"{field} is a {type(value).__name__}; give a text")
     if not value:

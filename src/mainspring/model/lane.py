@@ -17,8 +17,9 @@ class LaneInfo(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
     since_ms: int | None = None
     """Since when it stands still."""
-    behind: int = 0
-    """Tasks that were moved aside and wait in the lane's hold slice; a few wait where they were put."""
+    behind: int | None = 0
+    """Tasks that were moved aside and wait in the lane's hold slice. None where nothing was: behind a head that is
+    tried again soon a few may wait where they were put, and these are not counted."""
     head_id: str | None = None
     """The failed task it waits for."""
     head_state: str | None = None

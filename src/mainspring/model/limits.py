@@ -13,3 +13,9 @@ MAX_ERRORS_KEPT: Final = 16
 """Errors that travel with a task through its retries; the oldest are forgotten first."""
 
 MAX_ERROR_CHARS: Final = 500
+
+LAST_START_MS: Final = 1 << 45
+"""In the year 3084: previews begin before it."""
+
+LAST_SHOWN_MS: Final = 1 << 47
+"""In the year 6429: runs are shown up to there. Calendars of Python end with the year 9999, and zones look ahead."""

@@ -10,13 +10,15 @@ from typing import Any, Final, NamedTuple
 
 from .breaker import BreakerPolicy
 from .errors import InvalidInput
+from .known_names import check_known
 from .lane_policy import LanePolicy
+from .queues import HANDED_OFF
 from .rate import Limit, Rate
 from .retry import RetryPolicy
 from .retry_text import policy_table, read_retry
 from .targets import check_target
 from .webhook import Webhook
-from .webhook_table import read_webhook, webhook_table
+from .webhook_table import WEBHOOK_SETTINGS, read_webhook, webhook_table
 
 SCHEME: Final = "target"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -33,10 +35,22 @@ class Plain:
     breaker: BreakerPolicy | None = None
     lane_policy: LanePolicy | None = None
 
+    @property
+    def limit(self) -> Limit:
+        """On all nodes together."""
+        return Limit(self.rate, self.concurrency)
+
     def __post_init__(self) -> None:
         Limit(self.rate, self.concurrency)
-        if check_target(self.address) == SCHEME:
+        scheme = check_target(self.address)
+        if scheme == SCHEME:
             raise InvalidInput(f"address {self.address!r} is a named target again; give what it stands for")
+        if scheme in HANDED_OFF:
+            # A worker finds what to run by the target that the task itself carries; the name would mean nothing to it.
+            raise InvalidInput(
+                f"address {self.address!r} is run by workers, and names are known to nodes only; put tasks to that"
+                " target itself, and its rules under [queue.<name>] or [commands.<name>]"
+            )
 
 
 Spec = Webhook | Plain
@@ -72,7 +86,7 @@ class Targets(Mapping[str, Spec]):
 
     def limits(self) -> dict[str, Limit]:
         """What all nodes together may send to those that have a limit."""
-        limits = {f"{SCHEME}:{name}": _limit_of(spec) for name, spec in self._specs.items()}
+        limits = {f"{SCHEME}:{name}": spec.limit for name, spec in self._specs.items()}
         return {target: limit for target, limit in limits.items() if limit}
 
     def lane_policies(self) -> dict[str, LanePolicy]:
@@ -99,20 +113,17 @@ class Targets(Mapping[str, Spec]):
 
 
 class _Kind(NamedTuple):
+    what: str
+    settings: tuple[str, ...]
     spec: type
     read: Callable[[Mapping[str, object]], Spec]
     write: Callable[[Any], dict[str, Any]]
 
 
-def _limit_of(spec: Spec) -> Limit:
-    rate = Rate(spec.rate) if isinstance(spec.rate, float) else spec.rate
-    return Limit(rate, spec.concurrency)
-
-
 def _read_plain(table: Mapping[str, object]) -> Plain:
     address, concurrency = table["address"], table.get("concurrency")
-    if not set(table) <= {"address", "rate", "concurrency"} or not isinstance(address, str):
-        raise InvalidInput("a target with an address has rate, concurrency, retry and breaker besides, and no more")
+    if not isinstance(address, str):
+        raise InvalidInput(f"address: expected a text, not {type(address).__name__}")
     if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
         raise InvalidInput(f"concurrency: expected a whole number, not {concurrency!r}")
     return Plain(address, rate=Rate.read(table["rate"]) if "rate" in table else None, concurrency=concurrency)
@@ -126,8 +137,8 @@ def _plain_table(spec: Plain) -> dict[str, Any]:
 
 
 _KINDS: Final = {
-    "url": _Kind(Webhook, read_webhook, webhook_table),
-    "address": _Kind(Plain, _read_plain, _plain_table),
+    "url": _Kind("a webhook", WEBHOOK_SETTINGS, Webhook, read_webhook, webhook_table),
+    "address": _Kind("a target with an address", ("address", "rate", "concurrency"), Plain, _read_plain, _plain_table),
 }
 """By the setting that every target of the kind has."""
 
@@ -139,8 +150,12 @@ def _read_spec(table: object) -> Spec:
     if not isinstance(table, Mapping):
         raise InvalidInput("expected a table; write [targets.<name>] and its settings below")
     found = [kind for name, kind in _KINDS.items() if name in table]
+    if not found:
+        every = dict.fromkeys(name for kind in _KINDS.values() for name in kind.settings)
+        check_known(table, (*every, *_SHARED), "a target")  # its url may be there, misspelt
     if len(found) != 1:
         raise InvalidInput(f"give one of {', '.join(_KINDS)}, to say what it is")
+    check_known(table, (*found[0].settings, *_SHARED), found[0].what)
     spec = found[0].read({name: value for name, value in table.items() if name not in _SHARED})
     try:
         if "retry" in table:

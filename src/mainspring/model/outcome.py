@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from .limits import HORIZON_MS
 from .texts import clean
 from .times import Delay, delay_ms
 
@@ -73,12 +74,17 @@ class Retry(Exception):
     response: Response | None = field(default=None, compare=False)
     error: BaseException | None = field(default=None, compare=False)
     """The exception behind it: rules of a retry policy may go by its type."""
+    brief: str | None = field(default=None, compare=False)
+    """What logs say instead of a reason that holds words of others: an answer's, an application's."""
     after: InitVar[Delay | None] = field(default=None, kw_only=True)
 
     def __post_init__(self, after: Delay | None) -> None:
         self.reason = clean(self.reason)
         if after is not None:
             self.after_ms = delay_ms(after)
+        elif self.after_ms is not None:
+            # No task is due beyond the horizon, whatever number a target named.
+            self.after_ms = min(self.after_ms, HORIZON_MS)
 
     def __str__(self) -> str:
         return self.reason
@@ -91,6 +97,9 @@ class Dead(Exception):
     reason: str
     response: Response | None = field(default=None, compare=False)
     error: BaseException | None = field(default=None, compare=False)
+    brief: str | None = field(default=None, compare=False)
+    disables: bool = field(default=False, compare=False, kw_only=True)
+    """Said by sinks: the named target wants nothing more, and gets nothing, from any node, until it is resumed."""
 
     def __post_init__(self) -> None:
         self.reason = clean(self.reason)
@@ -106,5 +115,13 @@ DONE: Final = Done()
 EXPIRED: Final = "expired"
 """The reason of a death by time: the task was not sent."""
 
+EXPIRED_RUNNING: Final = "its expiry passed while it ran"
+"""The same of one that a worker had begun."""
+
 DROPPED: Final = "dropped while paused"
 """How the reason begins with which a task dies that came due in a pause which keeps nothing."""
+
+
+def has_expired(reason: str) -> bool:
+    """Is this the reason of a death by time?"""
+    return reason in (EXPIRED, EXPIRED_RUNNING)

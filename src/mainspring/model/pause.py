@@ -1,19 +1,20 @@
 """Pauses: everything, a target, a queue or a lane stands still until somebody resumes it, or until a set time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
 
 from .errors import InvalidInput
 from .limits import MAX_ERROR_CHARS, MAX_NAME_BYTES
+from .queues import queue_named
 from .targets import known_scheme
 
 Kind = Literal["all", "target", "queue", "lane"]
 Mode = Literal["hold", "drop"]
 KINDS: Final = ("all", "target", "queue", "lane")
 _KNOWN_TARGETS: Final = 4_096
-_QUEUE: Final = "queue:"
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -76,7 +77,10 @@ class Pause(msgspec.Struct, frozen=True):
 class Pauses:
     """All pauses that last, ready to be asked what they hold up."""
 
-    def __init__(self, pauses: Iterable[Pause] = (), now_ms: int = 0) -> None:
+    def __init__(
+        self, pauses: Iterable[Pause] = (), now_ms: int = 0, commands: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`commands` are those that have another queue than `commands`."""
         self.by_scope = {one.scope.text: one for one in pauses if one.lasts(now_ms)}
         self._all = self.by_scope.get("all")
         self._prefixes = [
@@ -84,6 +88,7 @@ class Pauses:
             for one in self.by_scope.values()
             if one.scope.kind == "target" and one.scope.name.endswith("*")
         ]
+        self._commands = commands
         self._known: dict[str, Pause | None] = {}
 
     def __bool__(self) -> bool:
@@ -104,7 +109,8 @@ class Pauses:
         exact = self.by_scope.get(f"target {target}")
         if exact is not None:
             return exact
-        if target.startswith(_QUEUE) and (one := self.of_queue(target[len(_QUEUE) :].partition("/")[0])) is not None:
+        queue = queue_named(target, self._commands)
+        if queue is not None and (one := self.of_queue(queue)) is not None:
             return one
         return next((one for prefix, one in self._prefixes if target.startswith(prefix)), None)
 

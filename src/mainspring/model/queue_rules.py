@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .errors import InvalidInput
+from .known_names import check_known
 from .queues import check_queue
 from .rate import Limit, Rate
 from .retry import RetryPolicy
@@ -75,8 +76,9 @@ class QueueRules(Mapping[str, QueueRule]):
 
 
 def _read(table: object) -> QueueRule:
-    if not isinstance(table, Mapping) or not set(table) <= set(_SETTINGS):
+    if not isinstance(table, Mapping):
         raise InvalidInput(f"expected a table with {', '.join(_SETTINGS)}")
+    check_known(table, _SETTINGS, "a queue")
     concurrency = table.get("concurrency")
     if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
         raise InvalidInput(f"concurrency: expected a whole number, not {concurrency!r}")

@@ -28,6 +28,17 @@ def _queue_named_by(target: str) -> str:
     return COMMANDS if scheme == "command" else check_queue(rest.partition("/")[0])
 
 
+def queue_named(target: str, commands: Mapping[str, str]) -> str | None:
+    """The same as `queue_of`, for whoever only compares: a name that no queue can have is told too, unchecked.
+
+    None for what is delivered by a sink.
+    """
+    scheme, _, rest = target.partition(":")
+    if scheme == "command":
+        return commands.get(rest, COMMANDS)
+    return rest.partition("/")[0] if scheme == "queue" else None
+
+
 def queue_of(target: str, commands: Mapping[str, str] | None = None) -> str:
     """The queue of `queue:<queue>/<handler>` or `command:<name>`; `commands` maps names of commands to other queues."""
     if commands and target.startswith("command:"):

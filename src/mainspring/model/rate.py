@@ -30,6 +30,8 @@ class Rate:
     @classmethod
     def read(cls, value: object) -> "Rate":
         """From a setting; a bare number is a second's."""
+        if isinstance(value, cls):
+            return value
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return cls(float(value))
         if isinstance(value, str):

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 from .errors import InvalidInput
+from .known_names import check_known
 from .retry import RetryPolicy
 from .retry_rule import Rule
 from .times import delay_ms, delay_text
@@ -16,10 +17,9 @@ def read_policy(table: Mapping[str, Any]) -> RetryPolicy:
     """The policy a table describes; what it leaves out has its default. What is wrong or unknown is named."""
     if not isinstance(table, Mapping):
         raise InvalidInput(f"expected a table of settings, not {type(table).__name__}")
+    check_known(table, _FIELDS, "a retry policy")
     fields: dict[str, Any] = {}
     for name, value in table.items():
-        if name not in _FIELDS:
-            raise InvalidInput(f"{name} is not known of a retry policy; there are {', '.join(_FIELDS)}")
         field, read = _FIELDS[name]
         if field in fields:
             raise InvalidInput("retries and max_attempts are both set; keep one")
@@ -39,9 +39,8 @@ def parse_policy(text: str) -> RetryPolicy:
         name, given, value = ("max_attempts", "=", part) if part.isdigit() else part.partition("=")
         if not given:
             raise InvalidInput(f"retry {text[:80]!r}: {part!r} is no name=value")
-        if name not in _FIELDS and not value.startswith(("retry", "dead")):
-            known = ", ".join(_FIELDS)
-            raise InvalidInput(f"retry: {name} is not known; there are {known}, and rules such as 429=retry:30s")
+        if not value.startswith(("retry", "dead")):
+            check_known([name], _FIELDS, "a retry policy", ", and rules such as 429=retry:30s")
         into = table if name in _FIELDS else rules
         if name in into:
             raise InvalidInput(f"retry {text[:80]!r}: {name} is given twice")

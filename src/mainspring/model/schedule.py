@@ -177,6 +177,20 @@ def check_definition(definition: Definition, now_ms: int) -> Definition:
     return definition
 
 
+def check_runs_left(definition: Definition, runs: int) -> Definition:
+    """Refuse what would be finished as soon as it is written; `runs` is how many there were."""
+    if _ran_out(definition, runs):
+        raise InvalidInput(
+            f"schedule {definition.name!r} would never run again: it has run {runs} times, and max_runs is"
+            f" {definition.max_runs}; give a larger max_runs or none, or remove it and add it anew"
+        )
+    return definition
+
+
+def _ran_out(definition: Definition, runs: int) -> bool:
+    return definition.max_runs is not None and runs >= definition.max_runs
+
+
 def _check_worst_case(definition: Definition, now_ms: int) -> None:
     """A run with all its retries must be over when the next one is due; not asked of runs that may overlap or wait."""
     if definition.retry is None or definition.overlap != "skip" or definition.slots.recurrence.waits_for_end:
@@ -192,9 +206,9 @@ def shortest_interval_ms(definition: Definition, now_ms: int) -> int | None:
     return min((later - earlier for earlier, later in pairwise(runs)), default=None)
 
 
-def is_over(definition: Definition, now_ms: int) -> bool:
-    """Nothing of it is left to run, for its end has passed: no mistake, only old."""
-    return definition.end_ms is not None and definition.end_ms <= now_ms
+def is_over(definition: Definition, now_ms: int, runs: int = 0) -> bool:
+    """Nothing of it is left to run, for its end has passed or all its runs were made: no mistake, only old."""
+    return (definition.end_ms is not None and definition.end_ms <= now_ms) or _ran_out(definition, runs)
 
 
 BOOKKEEPING: Final = frozenset({"generation", "by", "at_ms", "tz_version", "note", "source", "anchor_ms", "declared"})

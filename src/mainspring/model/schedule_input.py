@@ -8,11 +8,13 @@ from typing import Any, Final, TypedDict, get_type_hints
 import msgspec
 
 from .errors import InvalidInput
+from .known_names import did_you_mean
 from .limits import MAX_PAYLOAD_BYTES
 from .retry import RetryPolicy
 from .retry_text import retry_line
 from .schedule import Definition
-from .slots import AFTER_END, read_spec
+from .slots import AFTER_END, EVERY, read_spec
+from .texts import plain
 from .times import Delay, When, delay_ms, instant_ms
 from .zone import zone
 
@@ -22,9 +24,9 @@ _to_json: Final = msgspec.json.Encoder().encode
 class ScheduleFields(TypedDict, total=False):
     """What can be said of a schedule. `cron`, `every` and `after_end` add up: it runs when any of them says so."""
 
-    cron: str | Sequence[str]
-    every: Delay | Sequence[Delay]
-    after_end: Delay
+    cron: str | Sequence[str] | None
+    every: Delay | Sequence[Delay] | None
+    after_end: Delay | None
     target: str
     payload: Any
     timezone: str
@@ -51,6 +53,25 @@ FIELDS: Final = frozenset(get_type_hints(ScheduleFields))
 _TIMES: Final = ("cron", "every", "after_end")
 
 
+def edited_by(current: Definition, fields: Mapping[str, Any]) -> Definition:
+    """What becomes of it. Times without an offset are of its zone, the new one if there is a new one.
+
+    Specs of a kind that is not given stay: a new interval leaves the cron lines alone.
+    """
+    found = read_fields(current.name, {"timezone": current.zone, **fields})
+    if "specs" in found:
+        given = {field for field in _TIMES if field in fields} | set(map(_kind, found["specs"]))
+        kept = (text for text in current.specs if _kind(text) not in given)
+        found["specs"] = tuple(sorted((*kept, *found["specs"]), key=lambda text: _TIMES.index(_kind(text))))
+    return msgspec.structs.replace(current, **found)
+
+
+def _kind(text: str) -> str:
+    """The field that a spec belongs to, whichever it was written in."""
+    first = text.split(maxsplit=1)[0].lower()
+    return {EVERY: "every", AFTER_END: "after_end"}.get(first, "cron")
+
+
 def read_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a Definition that these say; errors name the schedule and the field."""
     unknown = set(fields) - FIELDS
@@ -74,7 +95,7 @@ def _plain(name: str, field: str, value: Any) -> Any:
     kind: type = int if field == "max_runs" else str
     may_be_none = field in ("max_runs", "lane")
     if (value is None and may_be_none) or (isinstance(value, kind) and not isinstance(value, bool)):
-        return value
+        return plain(value)
     wanted = "a whole number" if kind is int else "a text"
     raise InvalidInput(f"schedule {name!r}: {field} is a {type(value).__name__}; give {wanted}")
 
@@ -82,11 +103,11 @@ def _plain(name: str, field: str, value: Any) -> Any:
 def define(name: str, **fields: Any) -> Definition:
     """A definition from what callers say; `check_definition` is asked when it is written."""
     found = read_fields(name, fields)
-    if "specs" not in found:
+    if not found.get("specs"):
         raise InvalidInput(f"schedule {name!r} says nothing about its times; give cron, every or after_end")
     if "target" not in found:
         raise InvalidInput(f"schedule {name!r} has no target, such as 'command:backup' or 'https://…'")
-    return Definition(name=name, **found)
+    return Definition(name=plain(name), **found)
 
 
 def _texts(name: str, field: str, value: Any) -> tuple[str, ...]:
@@ -103,8 +124,8 @@ def _specs(name: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
     after_end = fields.get("after_end")
     specs = [
         *_texts(name, "cron", fields.get("cron") or ()),
-        *(f"@every {_span(span, 'every')}" for span in spans),
-        *([f"{AFTER_END} {_span(after_end, 'after_end')}"] if after_end is not None else ()),
+        *(f"{EVERY} {_span(span, 'every')}" for span in spans),
+        *([f"{AFTER_END} {_span(after_end, 'after_end')}"] if after_end not in (None, "") else ()),
     ]
     for text in specs:
         read_spec(text, name, 0)
@@ -159,10 +180,8 @@ def _payload(name: str, payload: Any) -> tuple[bytes, bool]:
 
 
 def _near(unknown: set[str]) -> str:
-    from difflib import get_close_matches  # only for an error: it is slow to load
-
-    near = [match for field in sorted(unknown) for match in get_close_matches(field, sorted(FIELDS), n=1)]
-    return f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(sorted(FIELDS))}"
+    known = sorted(FIELDS)
+    return did_you_mean(sorted(unknown), known) or f"; there are {', '.join(known)}"
 
 
 _READERS: Final[dict[str, tuple[str, Callable[[str, str, Any], Any]]]] = {

@@ -13,6 +13,7 @@ from .zoned_cron import count_in_zone
 if TYPE_CHECKING:
     from .schedule import Definition
 
+EVERY: Final = "@every"
 AFTER_END: Final = "@after-end"
 COUNTED_AT_MOST: Final = 100_000
 _ANSWERS_KEPT: Final = 8

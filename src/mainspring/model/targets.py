@@ -1,14 +1,15 @@
 """Where a task goes."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final
 
 from .errors import InvalidInput
 from .limits import MAX_NAME_BYTES
-from .queues import queue_of
-from .weburl import parse_web_url
+from .queues import queue_named, queue_of
+from .texts import plain
+from .weburl import parse_web_url, shown_address
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -49,7 +50,7 @@ def check_target(target: object) -> str:
     """Return the target's scheme, or refuse it with the reason."""
     if not isinstance(target, str):
         raise InvalidInput(f"target is a {type(target).__name__}; give a text such as 'kafka:ticks'")
-    return _scheme_of(target)
+    return _scheme_of(target if type(target) is str else plain(target))
 
 
 @lru_cache(maxsize=4096)
@@ -76,7 +77,7 @@ def _scheme_of(target: str) -> str:
 
 def _unknown(target: str, scheme: str) -> str:
     known = ", ".join(sorted(f"{name}:" for name in SCHEMES | _brought()))
-    text = f"target {target[:80]!r} has no known scheme; it must start with one of {known}"
+    text = f"target {shown_address(target)!r} has no known scheme; it must start with one of {known}"
     if not is_scheme(scheme):
         return text
     return (
@@ -85,19 +86,28 @@ def _unknown(target: str, scheme: str) -> str:
     )
 
 
+def receiver_of(target: str, commands: Mapping[str, str] | None = None) -> str:
+    """Who has to cope with the task: the host of a webhook, the queue of a handler or a command, else the target.
+
+    `commands` maps names of commands to other queues than theirs all; without it each command stands for itself.
+    """
+    if commands is not None and target.startswith("command:"):
+        return f"queue:{queue_named(target, commands)}"
+    return _receiver_of(target)
+
+
 @lru_cache(maxsize=4096)
-def receiver_of(target: str) -> str:
-    """Who has to cope with the task: the host of a webhook, the queue of a handler, else the target itself."""
+def _receiver_of(target: str) -> str:
     scheme, _, rest = target.partition(":")
     if scheme in ("http", "https"):
         try:
             url = parse_web_url(target)
         except InvalidInput:
-            return target[:80]
+            return shown_address(target)
         return f"{url.scheme}://{url.authority}"
     return f"queue:{rest.partition('/')[0]}" if scheme == "queue" else target
 
 
 def shown_target(target: str) -> str:
-    """For logs: the query of a web address often holds keys."""
+    """For logs and listings: the query of a web address often holds keys."""
     return target.partition("?")[0] + "?…" if target.startswith("http") and "?" in target else target

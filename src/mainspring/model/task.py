@@ -30,6 +30,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=False):
     expires: When | Delay | None = None
     retry: RetryPolicy | str | None = None
     """Its own policy, or the line that says it; None leaves it to the target and the node."""
+    timeout: Delay | None = None
+    """How long one attempt may take; None leaves it to the handler, the command or the target."""
 
 
 class Handle(msgspec.Struct, frozen=True, dict=True):
@@ -83,6 +85,8 @@ class TaskInfo(msgspec.Struct, frozen=True):
     errors: tuple[str, ...] = ()
     retry: str | None = None
     """Its own retry policy."""
+    timeout_ms: int | None = None
+    """How long one attempt may take, where the task says so itself."""
     queue: str | None = None
     """In which queue it is, who runs it, and since when it is there or runs."""
     worker: str | None = None

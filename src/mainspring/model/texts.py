@@ -1,9 +1,17 @@
 """Texts that others wrote, made fit to be kept."""
 
+from typing import Any
+
 
 def clean(text: str) -> str:
     """Without lone surrogates: what came as bytes that are no UTF-8 cannot be written as UTF-8 again."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def plain(text: Any) -> Any:
+    """A text as a `str` proper: encoders refuse subclasses, and an enum's own text is another one. What is no text is
+    left to those who check it."""
+    return text if type(text) is str or not isinstance(text, str) else str.__str__(text)
 
 
 def told(error: BaseException) -> str:

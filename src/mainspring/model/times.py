@@ -3,7 +3,7 @@
 import math
 import re
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, cast
 
 from .errors import InvalidInput
 from .limits import HORIZON_MS
@@ -17,6 +17,8 @@ Delay = timedelta | str
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _TEXT_UNITS: Final = (("h", 3_600_000), ("m", 60_000), ("s", 1000))
 _SHORT: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_DATE: Final = re.compile(r"\d{4}-|\d{8}T")
+"""How ISO 8601 times begin, and delays do not."""
 _ISO: Final = re.compile(
     r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
     re.IGNORECASE,
@@ -33,7 +35,13 @@ def delay_ms(delay: Delay, *, field: str = "after") -> int:
         raise InvalidInput(f"{field} is a {type(delay).__name__}; give a timedelta or a text such as '30m'")
     if ms < 0:
         raise InvalidInput(f"{field} is negative ({delay}); a delay counts forward from now")
+    if ms > HORIZON_MS:
+        raise InvalidInput(f"{field} is longer than ten years ({_cut(str(delay))})")
     return ms
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def _text_ms(text: str, field: str) -> int:
@@ -41,7 +49,7 @@ def _text_ms(text: str, field: str) -> int:
         match = _ISO.fullmatch(text)
         if match and any(match.groupdict().values()):
             parts = {unit: float(n) for unit, n in match.groupdict().items() if n}
-            return math.ceil(sum(n * _UNIT_MS[unit] for unit, n in parts.items()))
+            return _rounded(sum(n * _UNIT_MS[unit] for unit, n in parts.items()))
     else:
         total, end = 0.0, 0
         for piece in _SHORT.finditer(text):
@@ -49,11 +57,36 @@ def _text_ms(text: str, field: str) -> int:
                 break
             total, end = total + float(piece[1]) * _UNIT_MS[piece[2]], piece.end()
         if end == len(text) and end:
-            return math.ceil(total)
+            return _rounded(total)
     raise InvalidInput(
-        f"{field}: {text!r} is not a delay; write '30m', '1h30m', '250ms' or ISO 8601 such as 'PT10M'"
+        f"{field}: {_cut(text)!r} is not a delay; write '30m', '1h30m', '250ms' or ISO 8601 such as 'PT10M'"
         " (no months or years: their length varies)"
     )
+
+
+def _rounded(ms: float) -> int:
+    return math.ceil(min(ms, HORIZON_MS + 1))  # a number of hundreds of digits is infinite
+
+
+def expiry_ms(expires: When | Delay, due_ms: int) -> int:
+    """Until when a task may be delivered: a time, or a delay from the due time."""
+    delays = isinstance(expires, timedelta) or (isinstance(expires, str) and not _DATE.match(expires))
+    if delays:
+        found_ms = due_ms + delay_ms(cast("Delay", expires), field="expires")
+    else:
+        found_ms = instant_ms(cast("When", expires), field="expires")
+    if found_ms < due_ms:
+        raise InvalidInput("expires lies before the due time: the task could never be delivered")
+    check_horizon(found_ms, due_ms, field="expires")
+    return found_ms
+
+
+def timeout_ms(timeout: Delay) -> int:
+    """How long one attempt may take."""
+    found_ms = delay_ms(timeout, field="timeout")
+    if found_ms == 0:
+        raise InvalidInput(f"timeout is {timeout!r}; leave it out for none")
+    return found_ms
 
 
 def delay_text(ms: int) -> str:
@@ -84,7 +117,9 @@ def instant_ms(when: When, *, field: str = "at") -> int:
         except InvalidInput:
             raise
         except ValueError:
-            raise InvalidInput(f"{field}: {when!r} is not an ISO 8601 time such as 2030-01-01T09:00:00Z") from None
+            raise InvalidInput(
+                f"{field}: {_cut(when)!r} is not an ISO 8601 time such as 2030-01-01T09:00:00Z"
+            ) from None
     raise InvalidInput(f"{field} is a {type(when).__name__}; give an aware datetime or epoch milliseconds")
 
 
@@ -97,5 +132,6 @@ def check_horizon(due_ms: int, now_ms: int, *, field: str = "at") -> None:
         raise InvalidInput(f"{field} is before 1970 ({due_ms} ms)")
     if due_ms > now_ms + HORIZON_MS:
         raise InvalidInput(
-            f"{field} is more than ten years ahead ({due_ms} ms); are these microseconds? Milliseconds are expected"
+            f"{field} is more than ten years ahead ({_cut(str(due_ms))} ms); are these microseconds? Milliseconds are"
+            " expected"
         )

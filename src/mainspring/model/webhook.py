@@ -10,6 +10,7 @@ from typing import Final
 from .breaker import BreakerPolicy
 from .errors import InvalidInput
 from .lane_policy import LanePolicy
+from .rate import Limit, Rate
 from .retry import RetryPolicy
 from .weburl import WebUrl, parse_web_url
 
@@ -85,11 +86,11 @@ class Webhook:
     result_ttl_s: float | None = None
     """How long the answer to a successful call is kept with the run."""
     gone_disables: bool = False
-    """410 Gone: nothing more is sent there until the node starts again."""
+    """410 Gone: nothing more is sent there, by any node, until somebody resumes the target."""
     concurrency: int | None = None
-    """Requests at one time; with its own, or its own rate, a target shares neither with others on its host."""
-    rate: float | None = None
-    """Requests a second."""
+    """Requests at one time. The limits of its host, which all targets on it share, hold besides."""
+    rate: Rate | float | str | None = None
+    """Requests a second, or as settings have it: `100/s burst 50`. Kept as a `Rate`."""
     retry: RetryPolicy | None = None
     breaker: BreakerPolicy | None = None
     lane_policy: LanePolicy | None = None
@@ -108,10 +109,16 @@ class Webhook:
             ("response_bytes", self.response_bytes, 0, MAX_RESPONSE_BYTES),
             ("result_ttl", self.result_ttl_s, 0, MAX_RESULT_TTL_S),
             ("concurrency", self.concurrency, 1, 10_000),
-            ("rate", self.rate, 0.00001, 1_000_000),
         ):
             if value is not None and not low <= value <= high:
                 raise InvalidInput(f"{name} is {value}; it must lie between {low} and {high}")
+        if self.rate is not None:
+            object.__setattr__(self, "rate", Rate.read(self.rate))
+
+    @property
+    def limit(self) -> Limit:
+        """Its own, on all nodes together."""
+        return Limit(None if self.rate is None else Rate.read(self.rate), self.concurrency)
 
     @property
     def address(self) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from .errors import InvalidInput
+from .known_names import check_known
 from .rate import Rate
 from .times import delay_ms
 from .webhook import RESPONSE_BYTES, Basic, Bearer, Webhook
@@ -11,10 +12,9 @@ from .webhook import RESPONSE_BYTES, Basic, Bearer, Webhook
 
 def read_webhook(table: Mapping[str, object]) -> Webhook:
     """The webhook a table describes; what is wrong or unknown is named."""
+    check_known(table, _FIELDS, "a webhook")
     fields = {}
     for name, value in table.items():
-        if name not in _FIELDS:
-            raise InvalidInput(f"{name} is not known of a webhook; there are {', '.join(_FIELDS)}")
         field, read = _FIELDS[name]
         fields[field] = read(name, value)
     return Webhook(**fields)
@@ -37,7 +37,11 @@ def webhook_table(hook: Webhook) -> dict[str, Any]:
         table["response_bytes"] = hook.response_bytes
     if hook.result_ttl_s is not None:
         table["result_ttl"] = f"{round(hook.result_ttl_s * 1000)}ms"
-    rest = {"ca_file": hook.ca_file, "concurrency": hook.concurrency, "rate": hook.rate}
+    rest = {
+        "ca_file": hook.ca_file,
+        "concurrency": hook.concurrency,
+        "rate": None if hook.rate is None else str(hook.rate),
+    }
     return table | {name: value for name, value in rest.items() if value is not None}
 
 
@@ -59,9 +63,9 @@ def _whole(name: str, value: object) -> int:
     return value
 
 
-def _rate(name: str, value: object) -> float:
+def _rate(name: str, value: object) -> Rate:
     del name  # what is no rate says so itself
-    return Rate.read(value).per_s
+    return Rate.read(value)
 
 
 def _seconds(name: str, value: object) -> float:
@@ -111,3 +115,4 @@ _FIELDS: Final[dict[str, Any]] = {
     "concurrency": ("concurrency", _whole),
     "rate": ("rate", _rate),
 }
+WEBHOOK_SETTINGS: Final = tuple(_FIELDS)

@@ -15,6 +15,7 @@ from .errors import InvalidInput
 
 PORTS: Final = {"http": 80, "https": 443}
 _URL: Final = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.DOTALL)
+_QUERY: Final = re.compile(r"[?#]")
 _UNSAFE: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029]")
 _NAME: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -51,6 +52,20 @@ class WebUrl:
         return f"{self.scheme}://{self.authority}{path}{mark and '?…'}"
 
 
+def shown_address(text: str) -> str:
+    """An address that may be none, for errors: what stands before an @ may be a password, and a query often holds keys.
+
+    Prefers hiding too much."""
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        scheme, rest = "", text
+    place, *query = _QUERY.split(rest, maxsplit=1)
+    if query and "@" in query[0]:
+        return f"{scheme}{mark}…"  # who knows whether the query began there
+    place = place.rpartition("@")[2] if mark else place
+    return f"{scheme}{mark}{place}"[:80] + ("?…" if query else "")
+
+
 @lru_cache(maxsize=1024)
 def parse_web_url(text: str) -> WebUrl:
     """Read a URL, or refuse it with the reason."""
@@ -72,10 +87,7 @@ def parse_web_url(text: str) -> WebUrl:
 
 
 def _refuse(text: str, reason: str) -> NoReturn:
-    scheme, mark, rest = text.partition("://")
-    # What stands before an @ may be a password.
-    shown = f"{scheme}{mark}{rest.rpartition('@')[2]}"[:80]
-    raise InvalidInput(f"the address {shown!r} is not accepted: {reason}")
+    raise InvalidInput(f"the address {shown_address(text)!r} is not accepted: {reason}")
 
 
 def _split(text: str, authority: str) -> tuple[str, int | None]:

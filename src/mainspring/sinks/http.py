@@ -2,9 +2,8 @@
 
 import logging
 import ssl
-import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -12,9 +11,12 @@ from ..model.allow import AllowList
 from ..model.delivery import Delivery
 from ..model.errors import InvalidInput
 from ..model.outcome import Dead, Outcome, Retry
+from ..model.rate import Rate
 from ..model.webhook import Webhook
+from .http_gone import Gone
 from .http_guard import ForbiddenAddress, Guard, Lookup
-from .http_limits import Hosts, Limits
+from .http_limits import Hosts
+from .http_line import Limits
 from .http_lookup import SystemLookup
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mainspring.http")
 
 _CALLERS: Final = 1024
-_GONE: Final = 410
 NEEDS: Final = "webhooks need the package aiohttp on this node: pip install 'mainspring[http]'"
 
 
@@ -40,8 +41,8 @@ class HttpOptions:
     """Networks, addresses and names to be reached although they are not public."""
     room: int = 100_000
     """Tasks that may wait for their hosts, all together."""
-    rate: float | None = None
-    """Requests a second to one host; None is as fast as it answers."""
+    rate: Rate | None = None
+    """Of requests to one host; None is as fast as it answers."""
     result_ttl_s: float = 3600.0
     """How long the answers to successful calls are kept with their runs."""
 
@@ -55,12 +56,13 @@ class HttpSink:
 
     def __init__(self, options: HttpOptions = HttpOptions(), lookup: Lookup | None = None) -> None:  # noqa: B008
         self._options = options
+        self._limits = Limits(options.concurrency, options.rate)
         self._system = SystemLookup()
         self._guard = Guard(AllowList.parse(options.allow), lookup or self._system)
         self._session: aiohttp.ClientSession | None = None
         self._hosts: Hosts | None = None
         self._callers: OrderedDict[Webhook, Caller] = OrderedDict()
-        self._gone: dict[Webhook, str] = {}
+        self._gone = Gone()
         self._said_missing = False
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
@@ -81,10 +83,14 @@ class HttpSink:
             return [Retry(f"ca_file {hook.ca_file} cannot be used: {error}")] * len(batch)
         if caller is None or self._hosts is None:
             return [Retry(NEEDS)] * len(batch)
-        send = self._noticing_gone(hook, caller.send) if hook.gone_disables else caller.send
-        limits = Limits(hook.concurrency or self._options.concurrency, hook.rate or self._options.rate)
+        send = self._gone.noticing(hook, caller.send) if hook.gone_disables else caller.send
         url = hook.parsed
-        return await self._hosts.carry((url.host, url.port, limits), limits, batch, send)
+        return await self._hosts.carry((url.host, url.port), self._limits, batch, send, self._own_limits(hook))
+
+    def _own_limits(self, hook: Webhook) -> tuple[Hashable, Limits] | None:
+        """Of a target that has some. Those of its host hold besides."""
+        own, most = hook.limit, self._limits.concurrency
+        return (hook, Limits(min(most, own.concurrency or most), own.rate)) if own else None
 
     async def aclose(self) -> None:
         hosts, self._hosts = self._hosts, None
@@ -118,17 +124,3 @@ class HttpSink:
         if not self._said_missing:
             self._said_missing = True
             log.error("%s (%s)", NEEDS, error)
-
-    def _noticing_gone(
-        self, hook: Webhook, send: Callable[[Delivery], Awaitable[Outcome]]
-    ) -> Callable[[Delivery], Awaitable[Outcome]]:
-        async def send_unless_gone(delivery: Delivery) -> Outcome:
-            if (since := self._gone.get(hook)) is not None:
-                return Dead(f"the target is disabled: it answered 410 Gone at {since}; restart the node to try again")
-            outcome = await send(delivery)
-            if outcome.response is not None and outcome.response.status == _GONE and hook not in self._gone:
-                self._gone[hook] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                log.warning("%s answered 410 Gone: disabled on this node until it starts again", hook.parsed.shown)
-            return outcome
-
-        return send_unless_gone

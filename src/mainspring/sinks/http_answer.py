@@ -31,10 +31,10 @@ def outcome_of(response: Response, now_s: float, keep_ms: int = 0) -> Outcome:
     status = response.status
     if 200 <= status < 300:
         return Done(response, keep_ms)
-    reason = _reason(response)
+    brief, reason = _reason(response)
     if status in _AGAIN or not 300 <= status < 500 or (300 <= status < 400 and status not in _MOVED):
-        return Retry(reason, retry_after_ms(header(response, "retry-after"), now_s), response=response)
-    return Dead(reason, response=response)
+        return Retry(reason, retry_after_ms(header(response, "retry-after"), now_s), response=response, brief=brief)
+    return Dead(reason, response=response, brief=brief)
 
 
 def header(response: Response, name: str) -> str | None:
@@ -69,16 +69,18 @@ def retry_after_ms(value: str | None, now_s: float) -> int | None:
     return wait_ms + int(wait_ms * random.uniform(0, SPREAD)) if wait_ms > 0 else None
 
 
-def _reason(response: Response) -> str:
+def _reason(response: Response) -> tuple[str, str]:
+    """For the log, and for the letter: that one has what the target wrote, which may be what it was sent."""
     try:
         text = f"HTTP {response.status} {HTTPStatus(response.status).phrase}"
     except ValueError:
         text = f"HTTP {response.status}"
     if 300 <= response.status < 400:
         where = _plain(header(response, "location") or "nowhere")
-        return f"{text} to {where}: redirects are never followed; give the final address"
+        rule = "redirects are never followed; give the final address"
+        return f"{text}: {rule}", f"{text} to {where}: {rule}"
     excerpt = _plain(response.body.decode("utf-8", "replace"))
-    return f"{text}: {excerpt}" if excerpt else text
+    return text, f"{text}: {excerpt}" if excerpt else text
 
 
 def _plain(text: str) -> str:

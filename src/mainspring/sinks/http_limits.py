@@ -1,4 +1,5 @@
-"""Who may send when: each host has its own queue, its own number of requests at one time, its own rate.
+"""Who may send when: each host has its own queue, its own number of requests at one time, its own rate. A target with
+limits of its own has its own queue on its host, and is held to both.
 
 A host that answers slowly, or not at all, fills its own queue and nothing else. What it has no room for is put
 off: the task goes back to the timeline, comes again about when the host should be ready for it, and this does not
@@ -6,35 +7,23 @@ count as an attempt.
 """
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from math import inf
 from typing import Final
 
 from ..model.delivery import Delivery
 from ..model.outcome import Outcome, Retry
+from .http_line import Limits, Line, Pace
+from .http_load import Load, Send
 
 PATIENCE_S: Final = 30.0
 """What was not begun so long after it came is put off: its partition must not wait for a dead host to move."""
 
-SOONEST_S: Final = 1.0
-LATEST_S: Final = 300.0
-"""When a task that was put off comes again."""
+UNPROVEN: Final = 8
+"""One part in so many of the connections that are still free is for a host that has answered nothing yet."""
 
-_MEASURE_S: Final = 1.0
 _FEW_HOSTS: Final = 256
-_UNANSWERED: Final = Retry("no outcome was noted")
-
-Send = Callable[[Delivery], Awaitable[Outcome]]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one host."""
-
-    concurrency: int
-    rate: float | None = None
 
 
 class Hosts:
@@ -43,24 +32,59 @@ class Hosts:
     def __init__(self, *, room: int, connections: int) -> None:
         self._room = room
         self._hosts: dict[Hashable, Host] = {}
-        self.connections = asyncio.Semaphore(connections)
+        self.free = connections
+        """Connections that nobody has."""
+        self._hungry: dict[Host, None] = {}
+        """Hosts that have work and may not have a connection now, those that came first in front."""
         self.waiting = 0
         self._sweep_at = _FEW_HOSTS
 
     def __len__(self) -> int:
         return len(self._hosts)
 
-    async def carry(self, key: Hashable, limits: Limits, batch: Sequence[Delivery], send: Send) -> Sequence[Outcome]:
-        """Send a batch within the limits of its host; one outcome each, in order."""
+    async def carry(
+        self,
+        key: Hashable,
+        limits: Limits,
+        batch: Sequence[Delivery],
+        send: Send,
+        own: tuple[Hashable, Limits] | None = None,
+    ) -> Sequence[Outcome]:
+        """Send a batch within the limits of its host, and its target's own; one outcome each, in order."""
         host = self._hosts.get(key)
         if host is None:
             self._sweep()
             host = self._hosts[key] = Host(self, limits)
-        return await host.carry(batch, send)
+        return await host.carry(own, batch, send)
 
     def room_for(self, waiting: int) -> int:
         """How many more a host may queue that has so many: never more than is then still free for all others."""
         return max(0, self._room - self.waiting - waiting) // 2
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def may_connect(self, host: "Host") -> bool:
+        """May it have one more connection? It is told when there are more, if not.
+
+        Hosts that hang keep what they have for a whole timeout. So each leaves as many free as it has, and one that has
+        not answered so many yet stays far below that.
+        """
+        free, busy = self.free, host.busy
+        most = max(free // UNPROVEN, min(host.proven, free + 1), 1)
+        may = free > 0 and busy < most
+        if not may:
+            self._hungry[host] = None
+        return may
+
+    def feed(self) -> None:
+        """There are more connections than before: those who wait for one go first."""
+        for host in list(self._hungry):
+            if self.free <= 0:
+                break
+            del self._hungry[host]
+            host.fill()
+
+    # -- their number ----------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
         """Forget idle hosts whenever their number has doubled: URLs can name any number of them."""
@@ -72,175 +96,164 @@ class Hosts:
         for host in self._hosts.values():
             host.stop()
         self._hosts.clear()
+        self._hungry.clear()
 
 
 class Host:
-    """One queue, and the workers that empty it."""
+    """The queues of one host, and the workers that empty them. Each has a connection."""
 
     def __init__(self, hosts: Hosts, limits: Limits) -> None:
         self._hosts = hosts
         self._limits = limits
-        self._loads: deque[_Load] = deque()
+        self._lines: dict[Hashable, Line] = {}
+        self._moving: deque[Line] = deque()
+        """Those in which somebody waits, in turn."""
         self._workers: set[asyncio.Task[None]] = set()
-        self._busy = 0
+        self.busy = 0
+        """Requests under way."""
+        self.proven = 0
+        """It answered with almost so many under way; less after requests that it did not answer."""
         self._waiting = 0
-        self._next_at = 0.0
-        self._pulse = _Pulse(float(limits.concurrency))
-        self._booked_until = 0.0
+        self._pace = Pace(limits.rate)
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
 
     @property
     def idle(self) -> bool:
-        # Kept while its rate or its bookings still mean something: forgotten, they would start afresh.
-        return not self._busy and max(self._next_at, self._booked_until) <= time.monotonic()
+        return not self.busy and self._pace.wait_s() <= 0 and all(line.idle for line in self._lines.values())
 
-    async def carry(self, batch: Sequence[Delivery], send: Send) -> Sequence[Outcome]:
-        load = _Load(batch, send)
+    async def carry(
+        self, own: tuple[Hashable, Limits] | None, batch: Sequence[Delivery], send: Send
+    ) -> Sequence[Outcome]:
+        line = self._line(own)
+        load = Load(batch, send)
         # As many as it sends at one time always find room.
-        room = max(self._limits.concurrency - self._waiting, self._hosts.room_for(self._waiting))
+        room = max(line.most - line.waiting, self._hosts.room_for(self._waiting))
         taken = min(len(batch), room)
-        load.leave_out(taken, self._put_off)
+        load.leave_out(taken, line.put_off)
         if taken:
-            self._loads.append(load)
-            self._count(taken)
-            self._hire(taken)
-            timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._give_up, load)
+            self._add(line, load, taken)
+            self.fill()
+            timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._give_up, line, load)
             try:
                 await load.finished
             finally:
                 timer.cancel()
-                self._give_up(load)  # cancelled: nobody wants what was not begun
+                self._give_up(line, load)  # cancelled: nobody wants what was not begun
         return load.outcomes
 
+    def _line(self, own: tuple[Hashable, Limits] | None) -> Line:
+        key, limits = own or (None, Limits(self._limits.concurrency))
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(limits)
+        return line
+
+    def _add(self, line: Line, load: Load, count: int) -> None:
+        if not line.loads:
+            self._moving.append(line)
+        line.loads.append(load)
+        line.waiting += count
+        self._count(count)
+
     def stop(self) -> None:
+        self._stopped = True
         for worker in self._workers:
             worker.cancel()
+        for line in self._moving:
+            for load in line.loads:
+                load.fail(asyncio.CancelledError())
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _count(self, change: int) -> None:
         self._waiting += change
         self._hosts.waiting += change
 
-    def _hire(self, tasks: int) -> None:
-        for _ in range(min(tasks, self._limits.concurrency - self._busy)):
-            # Counted here and in the worker itself: a task that is over stays in the set a moment longer.
-            self._busy += 1
-            worker = asyncio.create_task(self._work())
+    # -- sending -----------------------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Begin as many as may be begun now."""
+        while (line := self._next_line()) is not None:
+            worker = asyncio.create_task(self._work(line, *self._begin(line)))
             self._workers.add(worker)
             worker.add_done_callback(self._ended)
+
+    def _next_line(self) -> Line | None:
+        """Whose turn it is; None when nobody may begin now."""
+        if not self._moving or self.busy >= self._limits.concurrency or self._stopped:
+            return None
+        soonest_s, host_s = inf, self._pace.wait_s()
+        for _ in range(len(self._moving)):
+            line = self._moving[0]
+            self._moving.rotate(-1)
+            if line.busy < line.most:
+                wait_s = max(host_s, line.pace.wait_s())
+                if wait_s <= 0:
+                    return line if self._hosts.may_connect(self) else None
+                soonest_s = min(soonest_s, wait_s)
+        if soonest_s < inf:
+            self._come_back(soonest_s)
+        return None
+
+    def _begin(self, line: Line) -> tuple[Load, int]:
+        load, at = line.begin()
+        if not line.loads:
+            self._moving.remove(line)
+        self._count(-1)
+        self.busy += 1
+        self._hosts.free -= 1
+        self._pace.took()
+        return load, at
+
+    async def _work(self, line: Line, load: Load, at: int) -> None:
+        while True:
+            try:
+                outcome = await load.send(load.batch[at])
+            except BaseException as error:
+                self._landed(line, answered=False)
+                load.fail(error)
+                raise
+            self._landed(line, answered=not isinstance(outcome, Retry) or outcome.response is not None)
+            load.settle(at, outcome)
+            line.pulse.beat()
+            self._hosts.feed()
+            following = self._next_line()
+            if following is None:
+                return
+            line = following
+            load, at = self._begin(line)
+            self.fill()
+
+    def _landed(self, line: Line, *, answered: bool) -> None:
+        # With every answer one more: a host that is well soon has all it may have.
+        self.proven = max(self.proven, self.busy + 1) if answered else self.proven // 2
+        self.busy -= 1
+        line.busy -= 1
+        self._hosts.free += 1
 
     def _ended(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
         if not worker.cancelled() and worker.exception() is not None:
-            self._hire(self._waiting)  # a bug: its load was told, and the others still need hands
+            self._hosts.feed()
+            self.fill()  # a bug: its load was told, and the others still need hands
 
-    async def _work(self) -> None:
-        try:
-            while self._loads:
-                if self._limits.rate is not None:
-                    await self._pace(self._limits.rate)
-                async with self._hosts.connections:
-                    if self._loads:  # else others were faster
-                        await self._send_next()
-        finally:
-            self._busy -= 1
+    def _come_back(self, wait_s: float) -> None:
+        """Nobody may begin before that, by the rates."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._time_has_come)
 
-    async def _send_next(self) -> None:
-        load, at = self._take()
-        try:
-            load.settle(at, await load.send(load.batch[at]))
-        except BaseException as error:
-            load.fail(error)
-            raise
-        self._pulse.beat()
+    def _time_has_come(self) -> None:
+        self._timer = None
+        self.fill()
 
-    def _take(self) -> "tuple[_Load, int]":
-        load = self._loads[0]
-        at = load.next
-        load.next += 1
-        if load.next == load.end:
-            self._loads.popleft()
-        self._count(-1)
-        return load, at
-
-    async def _pace(self, rate: float) -> None:
-        now = time.monotonic()
-        at = max(now, self._next_at)
-        self._next_at = at + 1 / rate
-        if at > now:
-            await asyncio.sleep(at - now)
-
-    def _give_up(self, load: "_Load") -> None:
+    def _give_up(self, line: Line, load: Load) -> None:
         """Put off what is left of a load."""
         if load.next < load.end:
-            self._loads.remove(load)
+            line.loads.remove(load)
+            if not line.loads:
+                self._moving.remove(line)
+            line.waiting += load.next - load.end
             self._count(load.next - load.end)
-            load.leave_out(load.next, self._put_off)
-
-    def _put_off(self) -> Retry:
-        """Each comes a little after the one before, as fast as the host took them lately."""
-        now = time.monotonic()
-        self._booked_until = max(self._booked_until, now + SOONEST_S) + 1 / self._pulse.rate()
-        self._booked_until = min(self._booked_until, now + LATEST_S)
-        after_ms = round((self._booked_until - now) * 1000)
-        return Retry("the host is busy; put off without an attempt", after_ms, untried=True)
-
-
-class _Load:
-    """One batch on its way through the queue: `next` to `end` is still to be begun."""
-
-    __slots__ = ("_left", "batch", "end", "finished", "next", "outcomes", "send")
-
-    def __init__(self, batch: Sequence[Delivery], send: Send) -> None:
-        self.batch = batch
-        self.send = send
-        self.outcomes: list[Outcome] = [_UNANSWERED] * len(batch)
-        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.next = 0
-        self.end = self._left = len(batch)
-
-    def settle(self, at: int, outcome: Outcome) -> None:
-        self.outcomes[at] = outcome
-        self._finish(1)
-
-    def leave_out(self, first: int, put_off: Callable[[], Retry]) -> None:
-        """Everything from `first` on is not begun."""
-        left_out, self.end = self.end - first, first
-        for at in range(first, first + left_out):
-            self.outcomes[at] = put_off()
-        self._finish(left_out)
-
-    def fail(self, error: BaseException) -> None:
-        if self.finished.done():
-            return
-        if isinstance(error, asyncio.CancelledError):
-            self.finished.cancel()
-        else:
-            self.finished.set_exception(error)
-
-    def _finish(self, count: int) -> None:
-        self._left -= count
-        if self._left == 0 and not self.finished.done():
-            self.finished.set_result(None)
-
-
-class _Pulse:
-    """How many a second a host takes, measured over the last second or so of work."""
-
-    def __init__(self, first_guess: float) -> None:
-        self._rate = first_guess
-        self._since = time.monotonic()
-        self._beats = 0
-
-    def beat(self) -> None:
-        self._beats += 1
-        self._measure()
-
-    def rate(self) -> float:
-        self._measure()
-        return max(self._rate, 0.1)
-
-    def _measure(self) -> None:
-        elapsed = time.monotonic() - self._since
-        if elapsed >= _MEASURE_S:
-            self._rate = (self._rate + self._beats / elapsed) / 2
-            self._since += elapsed
-            self._beats = 0
+            load.leave_out(load.next, line.put_off)

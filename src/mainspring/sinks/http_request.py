@@ -13,7 +13,8 @@ from ..model.outcome import Dead, Outcome, Response, Retry
 from ..model.webhook import BODILESS, Webhook
 from .http_answer import kept_headers, outcome_of
 from .http_guard import ForbiddenAddress
-from .http_session import failure_text, first_bytes, tls_context, url_for
+from .http_secrets import Secrets
+from .http_session import failure_brief, failure_text, first_bytes, tls_context, url_for
 from .http_signing import Signer
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Caller:
         given = {name.lower(): value for name, value in hook.headers}
         self._has_type = "content-type" in given
         self._headers = {"user-agent": USER_AGENT} | given
+        self._secrets = Secrets(hook)
         if hook.auth is not None:
             self._headers["authorization"] = hook.auth.header
 
@@ -74,32 +76,40 @@ class Caller:
                 timeout=self._timeout if timeout_s == self._timeout_s else aiohttp.ClientTimeout(total=timeout_s),
                 ssl=self._tls,
             ) as answer:
-                start = await first_bytes(answer, self._hook.response_bytes)
-                took_ms = round((time.monotonic() - began) * 1000)
-                response = Response(answer.status, kept_headers(answer.headers.items()), start, took_ms)
+                response = await self._kept(answer, began)
         except ForbiddenAddress as error:
             outcome: Outcome = Dead(str(error))
         except TimeoutError as error:
             outcome = Retry(f"no answer within {timeout_s:g} s", error=error.with_traceback(None))
         except (aiohttp.ClientError, OSError) as error:
-            outcome = Retry(failure_text(error), error=error.with_traceback(None))
+            told = self._secrets.out_of(failure_text(error))
+            outcome = Retry(told, error=error.with_traceback(None), brief=failure_brief(error))
         else:
             outcome = outcome_of(response, time.time(), self._keep_ms)
         if log.isEnabledFor(logging.DEBUG):
             self._tell(delivery, outcome, time.monotonic() - began)
         return outcome
 
+    async def _kept(self, answer: aiohttp.ClientResponse, began: float) -> Response:
+        """What is kept of an answer. A secret that lies across the cut is read whole, so that it is found."""
+        most = self._hook.response_bytes
+        start = self._secrets.out_of_bytes(await first_bytes(answer, most + self._secrets.longest if most else 0))
+        headers = kept_headers(self._secrets.out_of_headers(answer.headers.items()))
+        return Response(answer.status, headers, start[:most], round((time.monotonic() - began) * 1000))
+
     def _tell(self, delivery: Delivery, outcome: Outcome, took_s: float) -> None:
         status = outcome.response.status if outcome.response else "no answer"
+        shown = self._hook.parsed.shown
         log.debug(
             "%s %s: %s after %.0f ms, attempt %d of task %s%s",
             self._hook.method,
-            self._hook.parsed.shown,
+            shown,
             status,
             took_s * 1000,
             delivery.attempt,
             delivery.id,
-            f": {outcome.reason}" if isinstance(outcome, (Retry, Dead)) else "",
+            f": {outcome.brief or outcome.reason}" if isinstance(outcome, (Retry, Dead)) else "",
+            extra={"task": delivery.id, "target": shown},
         )
 
 

@@ -108,6 +108,7 @@ async def first_bytes(answer: aiohttp.ClientResponse, count: int) -> bytes:
 
 
 _SHORT_REST: Final = 64 * 1024
+_UNREADABLE: Final = "its answer cannot be read"
 
 
 def failure_text(error: BaseException) -> str:
@@ -120,4 +121,13 @@ def failure_text(error: BaseException) -> str:
         return f"cannot connect: {error.os_error.strerror or error.os_error}"
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "the server closed the connection without an answer"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"{_UNREADABLE}: {error.message}"  # the status in it is the library's, not the server's
     return f"{type(error).__name__}: {error}"
+
+
+def failure_brief(error: BaseException) -> str:
+    """The same for the log: without what the server sent."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return _UNREADABLE
+    return failure_text(error) if isinstance(error, aiohttp.ClientConnectionError) else type(error).__name__

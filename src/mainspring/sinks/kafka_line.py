@@ -2,23 +2,27 @@
 
 import asyncio
 import logging
+from binascii import hexlify
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from ..model.delivery import Delivery
+from ..model.stint import Stint
 from .kafka_carrier import Carrier
 
 log = logging.getLogger("mainspring.kafka")
 
-CHUNK_TASKS: Final = 1_024
-"""Messages handed to the library before others have their turn on the loop: about 3 ms."""
+CHUNK_TASKS: Final = 512
+"""Messages handed to the library in one go: about 1.5 ms."""
+
+STINT_S: Final = 0.003
+"""So long messages are handed over before others have their turn on the loop."""
 
 ROOM_S: Final = 0.005
 """How often a full queue is looked at again."""
 
-_FIRST_ATTEMPT: Final = ("attempt", b"1")
 
 Failures = Mapping[bytes, KafkaError]
 """What was not delivered, by message key. Two tasks of a batch with one key fail together: a repeat does no harm."""
@@ -39,9 +43,9 @@ class Parcel:
         if not self._missing and not self.done.done():  # it is, when the node gave up on this delivery
             self.done.set_result(None)
 
-    def refuse(self, key: str, error: KafkaError) -> None:
+    def refuse(self, key: bytes, error: KafkaError) -> None:
         """The library did not even take it."""
-        self.landed(error, Message(key=key.encode()))
+        self.landed(error, Message(key=key))
 
 
 class Line:
@@ -51,6 +55,7 @@ class Line:
         self._properties = properties
         self._carrier: Carrier | None = None
         self._turn = asyncio.Lock()
+        self._stint = Stint(STINT_S)
         self._away = False
         self.carriers_made = 0
 
@@ -78,16 +83,21 @@ class Line:
             await carrier.ended()
 
     async def _hand_over(self, topic: str, batch: Sequence[Delivery], parcel: Parcel) -> None:
-        at = 0
+        at, stint = 0, self._stint
+        stint.begin()
         while at < len(batch):
             chunk = batch[at : at + CHUNK_TASKS]
             carrier = self._working()
             taken = _produce(carrier, topic, chunk, parcel)
             at += taken
             carrier.wake()
-            if at < len(batch):
+            if taken < len(chunk):
                 # A full queue is no error: those behind wait here, and the engine begins no more than it may.
-                await asyncio.sleep(0 if taken == len(chunk) else ROOM_S)
+                await asyncio.sleep(ROOM_S)
+            elif at < len(batch) and stint.over:
+                stint.step_aside()
+                await asyncio.sleep(0)
+                stint.begin()
 
     def _working(self) -> Carrier:
         if self._carrier is not None and self._carrier.broken is not None:
@@ -108,7 +118,7 @@ class Line:
 def _produce(carrier: Carrier, topic: str, chunk: Sequence[Delivery], parcel: Parcel) -> int:
     """How many were taken; fewer than all when the queue is full or the producer broke."""
     produce, landed = carrier.producer.produce, parcel.landed
-    namespace = chunk[0].namespace
+    namespace = chunk[0].namespace.encode() + b"/"
     for number, one in enumerate(chunk):
         key, headers = message_of(one, namespace)
         try:
@@ -125,18 +135,22 @@ def _produce(carrier: Carrier, topic: str, chunk: Sequence[Delivery], parcel: Pa
     return len(chunk)
 
 
-def message_of(one: Delivery, namespace: str) -> tuple[str, list[tuple[str, str | bytes | None]]]:
-    """Key and headers. The value is the payload, byte for byte."""
-    body, due_ms = one.body, one.original_due_ms
+def message_of(one: Delivery, prefix: bytes) -> tuple[bytes, dict[str, str | bytes | None]]:
+    """Key and headers. The value is the payload, byte for byte. `prefix` is the namespace and a slash.
+
+    All in bytes: the library would have to turn every text into them, at a tenth of the cost of a message. A dict
+    spares it the look into a tuple for each header.
+    """
+    body, due = one.body, b"%d" % one.original_due_ms
     if body.id is None:
         # Hexadecimal digits need no quoting, which would cost as much as all of this.
-        id = one.idh.hex()
-        idempotency_key = f"{namespace}/{id}/{due_ms}"
+        id = hexlify(one.idh)
+        idempotency_key = b"".join((prefix, id, b"/", due))
     else:
-        id, idempotency_key = body.id, one.idempotency_key
-    return body.lane or id, [
-        ("idempotency-key", idempotency_key),
-        ("id", id),
-        ("due", b"%d" % due_ms),
-        _FIRST_ATTEMPT if body.attempt == 1 else ("attempt", b"%d" % body.attempt),
-    ]
+        id, idempotency_key = body.id.encode(), one.idempotency_key.encode()
+    return id if body.lane is None else body.lane.encode(), {
+        "idempotency-key": idempotency_key,
+        "id": id,
+        "due": due,
+        "attempt": b"1" if body.attempt == 1 else b"%d" % body.attempt,
+    }

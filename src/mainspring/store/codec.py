@@ -20,7 +20,14 @@ SCHEDULED: Final = 32
 HEADER_BYTES: Final = 21
 TOMB_BYTES: Final = 4
 """A cancelled entry keeps the first four bytes of its idh: enough to prove which entry stood there."""
+MARK_BYTES: Final = HEADER_BYTES + 14
+"""The header of a task that has moved, and its new address."""
 
+
+_ARRAYS_FROM: Final = 0x90
+"""Bodies begin with a byte from here on, addresses with the number of a width."""
+_TWO_FIELDS, _FOUR_FIELDS = 0x92, 0x94
+"""How bodies begin that say nothing beyond target, payload, id and lane."""
 
 _BODY: Final = itemgetter(slice(HEADER_BYTES, None))
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -42,7 +49,13 @@ def encode_payload(payload: Any, limit: int = MAX_PAYLOAD_BYTES) -> tuple[bytes,
 
 
 def decode_payload(body: Body) -> Any:
-    return body.payload if body.raw else msgspec.json.decode(body.payload)
+    """The payload as the caller gave it; its bytes where they are not the JSON that they should be."""
+    if body.raw:
+        return body.payload
+    try:
+        return msgspec.json.decode(body.payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body.payload  # any client in any language writes entries: one wrong payload must not hide the others
 
 
 def entry(offset_ms: int, flags: int, idh: bytes, body: Body) -> bytes:
@@ -65,16 +78,50 @@ def _fields(body: Body) -> Body | tuple[Any, ...]:
 
 def decode(row: bytes) -> Body:
     """The body of one entry; raises msgspec.DecodeError (or its kin) when it is damaged."""
-    return _decode(row[HEADER_BYTES:])
+    try:
+        return _decode(row[HEADER_BYTES:])
+    except RecursionError:
+        raise _too_deep() from None
 
 
-def decode_many(rows: list[bytes]) -> list[Body]:
-    """Bodies of many entries in one pass: joined they are one msgpack array, decoded without a call each."""
-    return _decode_many(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(map(_BODY, rows)))
+def without_headers(rows: list[bytes]) -> list[bytes]:
+    """The bodies of entries as they are written."""
+    return list(map(_BODY, rows))
+
+
+def decode_many(bodies: list[bytes]) -> list[Body]:
+    """Many bodies in one pass: joined they are one msgpack array, decoded without a call each."""
+    try:
+        return _decode_many(b"\xdd" + len(bodies).to_bytes(4, "big") + b"".join(bodies))
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _too_deep() -> msgspec.DecodeError:
+    """A field that we do not know may hold anything; it is skipped, level by level."""
+    return msgspec.DecodeError("values stand too deep within one another")
+
+
+def target_of_all(bodies: list[bytes]) -> str | None:
+    """The target of these bodies where all have the same and say nothing beyond id and lane; else None.
+
+    In the order of their bytes whatever lies between the first and the last begins with what these two have in
+    common: the number of fields, and the target. So two of them tell of all. Where one of these is damaged that is an
+    error, also if all of them together can be read: what one lacks the next may have too much.
+    """
+    first, last = min(bodies), max(bodies)
+    if not _TWO_FIELDS <= first[0] <= _FOUR_FIELDS:
+        return None
+    target = _decode(first).target
+    head = first[:1] + _encode(target)
+    return target if first.startswith(head) and last.startswith(head) else None
 
 
 def is_tomb(row: bytes) -> bool:
-    return len(row) == TOMB_BYTES or (len(row) >= HEADER_BYTES and row[4] & TOMB != 0)
+    """Is this what was left of an entry? One that still has its body is not, whatever its flags say: it is damaged."""
+    if len(row) == MARK_BYTES:
+        return row[4] & (TOMB | FORWARD) == TOMB | FORWARD and row[HEADER_BYTES] < _ARRAYS_FROM
+    return len(row) == TOMB_BYTES or (len(row) == HEADER_BYTES and row[4] & (TOMB | FORWARD) == TOMB)
 
 
 def forward_mark(row: bytes) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import hiredis
 
-from ..model.errors import InvalidInput, NotConfirmed
+from ..model.errors import InvalidInput, NotConfirmed, StoreError
 from .wire import Command
 
 WAIT_MS: Final = 5_000
@@ -38,6 +38,13 @@ def check_durability(value: str) -> Durability:
     if match is None:
         raise InvalidInput(f"durability {value!r}: use 'server', 'disk' or 'replicas=n' with n from 1 to 99")
     return Durability(value, ("WAIT", int(match[1]), WAIT_MS), int(match[1]))
+
+
+def executed(result: list[Any] | StoreError) -> list[Any] | None:
+    """The replies to what was written, confirmed or not; None where it is not known to be."""
+    if isinstance(result, NotConfirmed):
+        return None if result.replies is None else list(result.replies)
+    return None if isinstance(result, StoreError) else result
 
 
 async def confirm(pipeline: Pipeline, durability: Durability) -> NotConfirmed | None:

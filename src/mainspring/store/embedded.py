@@ -149,14 +149,24 @@ def _await_ready(folder: Folder, path: Path, watcher: Watcher, timeout_s: float)
             case Silent(reason):
                 if watcher.ended:
                     raise EmbeddedError(
-                        f"the embedded server in {folder.path} ended at its start. The end of {folder.log}:\n"
-                        f"{folder.log_tail()}"
+                        f"the embedded server in {folder.path} ended at its start.{_remedy(folder.log_tail())}"
+                        f" The end of {folder.log}:\n{folder.log_tail()}"
                     )
                 deadline.check(
                     f"the embedded server in {folder.path} does not answer ({reason}). The end of its log:\n"
                     f"{folder.log_tail()}"
                 )
         time.sleep(_POLL_S)
+
+
+def _remedy(log: str) -> str:
+    """What to do, where the server says itself what is wrong."""
+    if "Bad file format reading the append only file" not in log:
+        return ""
+    return (
+        " Its append-only file is damaged. Restore it from a copy; or make a copy, and let `valkey-check-aof --fix` (or"
+        " `redis-check-aof --fix`) cut off everything from the damage on, which is lost then."
+    )
 
 
 def _probe_running(folder: Folder) -> EmbeddedServer | Loading | Silent:

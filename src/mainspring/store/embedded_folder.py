@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from mainspring.model.errors import EmbeddedError
-from mainspring.store.embedded_memory import LISTS
+from mainspring.store import embedded_memory
 
 _LONGEST_SOCKET_PATH = 100  # the kernel takes 107 bytes on Linux, 103 on macOS
 _LOG_TAIL_BYTES = 1500
@@ -72,7 +72,7 @@ class Folder:
     def password(self) -> str:
         """The stored password; made at the first call, which the lock's holder makes."""
         file = self.path / "password"
-        if not file.exists():
+        if not file.exists() or not file.read_text().strip():  # an empty one would let everybody in
             write_private(file, secrets.token_urlsafe(32).encode())
         return file.read_text().strip()
 
@@ -102,7 +102,7 @@ class Folder:
             "appendfsync": "everysec",
             "save": "",  # the AOF and its rewrites are the persistence; a second copy is only work
             "maxmemory-policy": "noeviction",
-            **LISTS,
+            **embedded_memory.settings(),
             **extra,
         }
         write_private(self.conf, b"".join(f"{name} ".encode() + _quoted(text) for name, text in settings.items()))

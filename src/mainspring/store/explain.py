@@ -3,28 +3,24 @@
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from ..model.dead import DeadLetter
 from ..model.delivery import Body
 from ..model.explain import Code, Explanation, moment, span
 from ..model.hold import PARKED, HoldRecord
 from ..model.occurrence import schedule_of
 from ..model.pause import Pause, Pauses
-from .cancelled_ids import was_cancelled
-from .dead import Kept, find_letter
+from .explain_over import over
 from .find import Finder, Located, Reference
 from .holds import record_of
 from .lane_head import Head, head_before
+from .limits import Slots, running_slots
 from .members import About, Holding, View, look
 from .pauses import read_pauses
-from .query import Found, look_at
+from .query import Found
 from .schedules import run_before
 from .store import Store
 
 PROMPT_MS: Final = 1_000
 """A task that is due for less than this is simply about to fire."""
-
-EXPIRED: Final = "expired"
-"""The reason with which an engine buries what it did not deliver in time."""
 
 
 class Facts(NamedTuple):
@@ -39,7 +35,9 @@ class Facts(NamedTuple):
     hold: HoldRecord | None = None
     """Of the hold slice it stands in."""
     pause: Pause | None = None
-    """What stands still by somebody's will, and this task with it."""
+    """What stands still by somebody's will, and this task with it; of one in a queue, what stops its workers."""
+    slots: Slots | None = None
+    """Of its queue, where only so many jobs may run at one time."""
     run_before: str | None = None
     """The run of the same schedule that it waits for."""
 
@@ -81,6 +79,9 @@ def _in_queue(facts: Facts) -> tuple[Code, str] | None:
     if place is None:
         return None
     ago = span(max(0, facts.now_ms - place.since_ms))
+    if place.worker is None and facts.slots is not None and facts.slots.all_in_use:
+        most = f"as many run of it as may at one time, {facts.slots.most} on all workers"
+        return "rate-limited", f"It has been in queue {place.queue} for {ago}: {most}."
     if place.worker is None:
         return "queued", f"It has been in queue {place.queue} for {ago}, and no worker has taken it yet."
     stops = "; it was cancelled, and its worker is told to stop it" if place.cancelling else ""
@@ -89,10 +90,11 @@ def _in_queue(facts: Facts) -> tuple[Code, str] | None:
 
 def _expired(facts: Facts) -> tuple[Code, str] | None:
     expires_ms = facts.entry.body.expires_ms if facts.entry.body is not None else None
-    if facts.entry.state != "pending" or expires_ms is None or expires_ms >= facts.now_ms:
+    if facts.entry.state not in ("pending", "queued") or expires_ms is None or expires_ms >= facts.now_ms:
         return None
+    who = "its owner" if facts.entry.state == "pending" else "the next worker that comes to it"
     ago = span(facts.now_ms - expires_ms)
-    return "expired", f"It expired {ago} ago and is not delivered any more; its owner puts it with the dead letters."
+    return "expired", f"It expired {ago} ago and is not delivered any more; {who} puts it with the dead letters."
 
 
 def _ahead(facts: Facts) -> tuple[Code, str] | None:
@@ -133,7 +135,15 @@ def _held(facts: Facts) -> tuple[Code, str] | None:
     hold = facts.hold
     if hold is None or hold.code not in _HELD or facts.entry.state != "pending":
         return None
-    return _HELD[hold.code], f"It is held since {moment(hold.since_ms)}: {hold.reason}."
+    return _HELD[hold.code], f"It is held since {moment(hold.since_ms)}: {hold.reason}{_probed(hold, facts.now_ms)}."
+
+
+def _probed(hold: HoldRecord, now_ms: int) -> str:
+    """Of an open breaker it is known when it is tried."""
+    if hold.until_ms is None:
+        return ""
+    when = f"goes out in {span(hold.until_ms - now_ms)}" if hold.until_ms > now_ms else "is due"
+    return f"; the next probe {when} ({moment(hold.until_ms)})"
 
 
 _HELD: Final[dict[str, Code]] = {
@@ -226,7 +236,7 @@ def _overdue(facts: Facts) -> tuple[Code, str]:
 _NOT_OVER: Final = frozenset({"pending", "fired", "queued", "running"})
 
 REASONS: Final[tuple[Reason, ...]] = (
-    _unreadable, _paused_queue, _in_queue, _expired, _ahead, _ownerless, _under_way, _paused, _parked, _held,
+    _unreadable, _expired, _paused_queue, _in_queue, _ahead, _ownerless, _under_way, _paused, _parked, _held,
     _behind_head, _coming_back, _run_before, _overdue,
 )  # fmt: skip
 """What may hold up a task that is not over, in the order in which it is asked: the first that answers is the reason.
@@ -237,7 +247,7 @@ code in `model.explain`."""
 async def explain(store: Store, finder: Finder, task_id: str, reference: Reference) -> Explanation:
     located = await finder.find(reference)
     if located is None or located.entry.state not in _NOT_OVER:
-        return await _over(store, task_id, reference, located)
+        return await over(store, task_id, reference, located)
     view, holdings = await look(store)
     head = None
     body, address = located.entry.body, located.address
@@ -247,18 +257,22 @@ async def explain(store: Store, finder: Finder, task_id: str, reference: Referen
         place_ms = max(located.entry.due_ms or 0, 0 if address.slice.is_hold else address.slice.start_ms)
         head = await head_before(store, body.lane, reference.idh, address, place_ms) if place_ms <= now_ms else None
     hold = await record_of(store, address.partition, address.slice) if address.slice.is_hold else None
-    pause = None if body is None else await _pause_of(store, body, hold, now_ms)
+    pause = None if body is None else await _pause_of(store, located.entry, body, hold, now_ms)
+    waiting = located.entry.queued if located.entry.state == "queued" else None
+    slots = None if waiting is None else await running_slots(store, waiting.queue, now_ms)
     before = None
     if body is not None and body.occurrence is not None and located.entry.state == "pending":
         before = await run_before(store, address.partition, schedule_of(task_id), body.occurrence)
-    facts = Facts(task_id, now_ms, located, view, holdings[address.partition], head, hold, pause, before)
+    facts = Facts(task_id, now_ms, located, view, holdings[address.partition], head, hold, pause, slots, before)
     code, text = next(answer for reason in REASONS if (answer := reason(facts)) is not None)
     return _explanation(facts, code, text)
 
 
-async def _pause_of(store: Store, body: Body, hold: HoldRecord | None, now_ms: int) -> Pause | None:
-    """Its own, or that of the one before it in its lane."""
+async def _pause_of(store: Store, entry: Found, body: Body, hold: HoldRecord | None, now_ms: int) -> Pause | None:
+    """Its own, or that of the one before it in its lane; once it is in a queue, only that of the queue counts."""
     pauses = Pauses(await read_pauses(store), now_ms)
+    if entry.queued is not None:
+        return pauses.of_queue(entry.queued.queue)
     before = None if hold is None else pauses.by_scope.get(hold.cause.removeprefix("pause:"))
     return pauses.of_task(body.target, body.lane) or before
 
@@ -273,7 +287,7 @@ def _explanation(facts: Facts, code: Code, text: str) -> Explanation:
         told |= {"queue": place.queue, "worker": place.worker, "since_ms": place.since_ms}
     if head is not None:
         told |= {"head_id": head.id, "head_state": head.state, "head_due_ms": head.due_ms}
-    why = facts.pause if code == "paused" else facts.hold if code in ("parked", "held") else None
+    why = facts.pause if code == "paused" else facts.hold if code in ("parked", "held", *_HELD.values()) else None
     if why is not None:
         told |= {"since_ms": why.since_ms, "reason": why.reason or None, "until_ms": why.until_ms}
         told["who"] = why.who or None
@@ -292,86 +306,3 @@ def _explanation(facts: Facts, code: Code, text: str) -> Explanation:
         lag_ms=facts.lag_ms,
         **told,
     )
-
-
-# -- what is over -----------------------------------------------------------------------------------------------
-
-
-async def _over(store: Store, task_id: str, reference: Reference, located: Located | None) -> Explanation:
-    now_ms = await store.sample_clock()
-    state = "unknown" if located is None else located.entry.state
-    kept = None
-    if state in ("unknown", "dead"):
-        # An id is forgotten some time after its end, its dead letter is not.
-        kept = await find_letter(store, reference)
-    if kept is not None:
-        return _dead(task_id, now_ms, kept)
-    if located is None and reference.address is not None:
-        # Its old places were followed as far as that is done.
-        [entry] = await look_at(store, [(reference.address, reference.idh)])
-        state = entry.state
-    if located is None and reference.address is None:
-        partitions = range(len(store.keys)) if reference.elsewhere else [reference.home]
-        state = "cancelled" if await was_cancelled(store, reference.idh, partitions) else state
-    body = None if located is None else located.entry.body
-    code, text = _ENDS.get(state, _ENDS["unknown"])
-    if state == "finished" and reference.address is None:
-        # A cancelled task leaves no mark in the index.
-        code, text = _ENDS["done"]
-    return Explanation(
-        id=task_id,
-        code=code,
-        text=text,
-        state=state,
-        now_ms=now_ms,
-        due_ms=None if located is None else located.entry.due_ms,
-        partition=None if located is None else located.address.partition,
-        target=None if body is None else body.target,
-        lane=None if body is None else body.lane,
-        attempt=None if body is None else body.attempt,
-        errors=() if body is None else body.errors,
-    )
-
-
-_ENDS: Final[dict[str, tuple[Code, str]]] = {
-    "done": ("done", "It was delivered."),
-    "finished": ("finished", "It is over and its slice is gone: it was delivered, unless it was cancelled before."),
-    "cancelled": ("cancelled", "It was cancelled and will not fire."),
-    "replaced": ("replaced", "It was moved many times since this id was given out; ask with the id of the last move."),
-    "dead": ("dead", "It was given up; its dead letter has been replayed or dropped in this very moment."),
-    "unknown": (
-        "unknown",
-        "Nobody knows this id: it was never put, it was cancelled, or it has been over for longer than ids are kept.",
-    ),
-}
-
-
-def _dead(task_id: str, now_ms: int, kept: Kept) -> Explanation:
-    letter = kept.letter
-    code, text = _how_it_died(letter, now_ms)
-    return Explanation(
-        id=task_id,
-        code=code,
-        text=text,
-        state="dead",
-        now_ms=now_ms,
-        due_ms=letter.due_ms,
-        partition=kept.place[1],
-        target=letter.target or None,
-        lane=letter.lane,
-        attempt=letter.attempts,
-        errors=letter.errors,
-        reason=letter.reason,
-        died_ms=letter.died_ms,
-    )
-
-
-def _how_it_died(letter: DeadLetter, now_ms: int) -> tuple[Code, str]:
-    ago = f"{span(max(0, now_ms - letter.died_ms))} ago"
-    if letter.reason == EXPIRED:
-        return (
-            "expired",
-            f"It was not delivered in time and was recorded as expired {ago}; replay it to deliver it late.",
-        )
-    after = f"after {letter.attempts} attempt{'s' if letter.attempts > 1 else ''}"
-    return "dead", f"It was given up {ago} {after}: {letter.reason}; when the cause is gone, replay it."

@@ -45,10 +45,14 @@ MOST_TOUCHES: Final = 1_000
 """Slices and sections that a call carries at most: Lua can unpack some thousand values at once."""
 
 
+UNREAD: Final = -1
+"""Instead of a cursor: this is no slice, and nobody reads it."""
+
+
 class Known(NamedTuple):
     """A slice as far as it was read; lets the server see that nothing stands unread before a lane's task."""
 
-    name: str
+    name: str | bytes
     entries: str
     g: str
     cursor: int

@@ -1,8 +1,8 @@
 """Generated ids: random bytes whose last two place tasks of one call where they cost least.
 
 A transaction, and later a tick, costs per partition it touches. Tasks that are put together are mostly due together, so
-a call of some hundred tasks goes to a few partitions, one stretch of neighbours each, and the next call to the next
-ones. A larger call reaches all partitions anyway; there tasks that are due in the same second share one, so that a
+a call of some thousand tasks goes to a few partitions, one stretch of neighbours each, and the next call to the next
+ones. In a large call whose tasks are due over a long time those of one second share a partition instead, so that a
 slice gets many rows at once. The partition is still what the crc16 of the id says: whoever reads needs to know nothing
 of this.
 """
@@ -11,16 +11,20 @@ import os
 import random
 from binascii import crc_hqx
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import chain, repeat
 from operator import xor
+from struct import iter_unpack, pack
 from typing import Final
 
 from ..model.ids import IDH_BYTES
 
-STRETCH: Final = 32
-"""Tasks that share a partition: by then its costs per partition are small against those per task."""
+STRETCH: Final = 256
+"""Tasks of one call that share a partition: by then its costs per partition are small against those per task."""
+
+LARGE: Final = 32
+"""Tasks for each partition from which on a call is large."""
 
 SHARE: Final = 64
 """Tasks of one second and one large call that share a partition: beyond that a slice gains nothing by more of them."""
@@ -44,12 +48,13 @@ class GeneratedIds:
 
     def draw(self, count: int) -> bytes:
         """So many ids of 16 bytes, one behind the other."""
-        block = os.urandom(IDH_BYTES * count)
-        if count < 2 or count >= STRETCH * self._partitions:
-            return block  # one task, or so many that chance fills every partition
         stretches = -(-count // STRETCH)
-        length = -(-count // stretches) * IDH_BYTES
-        return b"".join(self._steered(block[at : at + length]) for at in range(0, len(block), length))
+        if count < 2 or stretches >= self._partitions or count > _MOST_NUMBERS:
+            return os.urandom(IDH_BYTES * count)  # one task, or so many that chance fills every partition
+        length = -(-count // stretches)
+        turns = range(self._next, self._next + stretches)
+        self._next = turns.stop % self._partitions
+        return self._numbered(chain.from_iterable(repeat(self._state_for(turn), length) for turn in turns), count)
 
     def draw_by_second(self, dues_ms: Sequence[int]) -> bytes:
         """For a large call, ids that lead what is due in one second into one partition, at most SHARE at a time.
@@ -58,18 +63,22 @@ class GeneratedIds:
         """
         seconds = (max(dues_ms) - min(dues_ms)) // 1000 + 1 if dues_ms else 0
         count = len(dues_ms)
-        if not STRETCH * self._partitions <= count <= min(ENOUGH * self._partitions * seconds, _MOST_NUMBERS):
+        if not LARGE * self._partitions <= count <= min(ENOUGH * self._partitions * seconds, _MOST_NUMBERS):
             return self.draw(count)
+        return self._numbered(self._states_of(dues_ms), count)
+
+    def _numbered(self, states: Iterable[int], count: int) -> bytes:
+        """Ids that differ in a number, each with the last bytes that lead from its state to where it belongs."""
         numbers, crcs = _numbers()
         base = os.urandom(_FREE - _CHOSEN)
         crc = crc_hqx(base + bytes(_CHOSEN), 0)
-        chosen = map(numbers.__getitem__, map(xor, crcs, self._states_of(dues_ms, crc)))
+        chosen = map(numbers.__getitem__, map(xor, crcs, map(xor, states, repeat(crc, count))))
         return b"".join(chain.from_iterable(zip(repeat(base), numbers, chosen)))
 
-    def _states_of(self, dues_ms: Sequence[int], crc: int) -> list[int]:
-        """For each task what leads it into the partition of its second, mixed with a crc16."""
+    def _states_of(self, dues_ms: Sequence[int]) -> list[int]:
+        """For each task what leads it into the partition of its second."""
         turn, partitions = random.randrange(self._partitions), self._partitions
-        states = [self._state_for(turn + number) ^ crc for number in range(partitions)]
+        states = [self._state_for(turn + number) for number in range(partitions)]
         seconds = [due_ms // 1000 for due_ms in dues_ms]
         if max(Counter(seconds).values()) <= SHARE:
             return [states[second % partitions] for second in seconds]
@@ -89,22 +98,13 @@ class GeneratedIds:
             self._states[partition] = state
         return state
 
-    def _steered(self, block: bytes) -> bytes:
-        """The same ids with their last bytes changed so that all have one crc16: one of the next partition's."""
-        partition, self._next = self._next, (self._next + 1) % self._partitions
-        state = _state_before(partition + self._partitions * random.randrange(65536 // self._partitions))
-        ids: list[bytes] = []
-        for at in range(0, len(block), IDH_BYTES):
-            free = block[at : at + _FREE]
-            ids += (free, (crc_hqx(free, 0) ^ state).to_bytes(_CHOSEN, "big"))
-        return b"".join(ids)
-
 
 @cache
 def _numbers() -> tuple[list[bytes], list[int]]:
     """All numbers of two bytes, and the crc16 of each: behind other bytes it is the same, mixed with theirs."""
-    numbers = [number.to_bytes(_CHOSEN, "big") for number in range(_MOST_NUMBERS)]
-    return numbers, [crc_hqx(number, 0) for number in numbers]
+    together = pack(f">{_MOST_NUMBERS}H", *range(_MOST_NUMBERS))
+    numbers = [number for (number,) in iter_unpack(f"{_CHOSEN}s", together)]
+    return numbers, list(map(crc_hqx, numbers, repeat(0)))
 
 
 def _state_before(crc: int) -> int:

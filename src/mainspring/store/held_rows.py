@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from ..model.choice import TaskFilter
 from ..model.errors import StoreError
 from .keys import HOLDS_FROM_S, PartitionKeys, Slice
+from .listing import slices_in
 from .rows import Place, Row, Sliced, any_of, fits, rows_of
 from .store import Group, Store
 from .wire import Command
@@ -47,7 +48,7 @@ async def held_rows(
         for one, first, entries, bits in await _read(store, slices, at, chunk):
             found = rows_of(one, entries, bits, where.state, first=first)
             inside = [row for row in found if span[0] <= row.fires_ms < span[1] and row.place > at]
-            fitting = [row for row in inside if fits(where, row)]
+            fitting = [row for row in inside if fits(where, row.row)]
             searched += len(entries)
             at = (0, one[0], one[1].start_ms, first + len(entries) - 1)
             if len(rows) + len(fitting) >= wanted:
@@ -82,17 +83,13 @@ async def _slices_from(store: Store, at: Place, most: int) -> list[Sliced]:
     for keys, result in zip(wanted, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
-        found += [(keys.number, place, score) for place, score in _parsed(result[0])]
+        found += [(keys.number, *one) for one in slices_in(keys, result[0])]
     behind = (partition, start_ms, index == _END)
     return sorted(one for one in found if (one[0], one[1].start_ms, False) >= behind)[:most]
 
 
 def _list_from(keys: PartitionKeys, low: int, most: int) -> Command:
     return ("ZRANGE", keys.slices, max(low, HOLDS_FROM_S), "+inf", "BYSCORE", "LIMIT", 0, most, "WITHSCORES")
-
-
-def _parsed(reply: list[bytes]) -> list[tuple[Slice, float]]:
-    return [(Slice.parse(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
 
 
 async def _read(

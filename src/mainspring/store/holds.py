@@ -7,6 +7,7 @@ from ..model.errors import StoreError
 from ..model.hold import HoldRecord
 from .index import look_up
 from .keys import HOLDS_FROM_S, Slice
+from .listing import slice_named
 from .store import Group, Store
 
 
@@ -66,11 +67,8 @@ async def record_of(store: Store, partition: int, place: Slice) -> HoldRecord | 
 
 def _hold_slice(name: str) -> Slice | None:
     """None for what is no hold slice's name: `mainspring verify` tells of it."""
-    try:
-        place = Slice.parse(name)
-    except ValueError:
-        return None
-    return place if place.is_hold and place.is_well_formed else None
+    place = slice_named(name.encode())
+    return place if place is not None and place.is_hold else None
 
 
 async def scores(store: Store, wanted: Mapping[int, Sequence[Slice]]) -> dict[int, list[float | None] | StoreError]:

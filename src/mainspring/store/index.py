@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from ..model.errors import StoreError
-from .durable import SERVER, Durability
+from ..model.errors import NotConfirmed, StoreError
+from .durable import SERVER, Durability, executed
 from .keys import Address, Slice, address_prefix
 from .put import WAKE_MS, fresh_score
 from .store import Group, Store
@@ -27,6 +27,8 @@ class Replaced(NamedTuple):
     status: Literal["ok", "changed", "cancelled", "too late", "gone"]
     address: Address | None = None
     """The new place; with "changed", what the index holds instead (None: nothing)."""
+    shortfall: NotConfirmed | None = None
+    """It is so, but not as safe as was asked for."""
 
 
 async def replace(
@@ -59,13 +61,18 @@ async def replace(
     commands = [store.scripts.call("replace", names, args)]
     if new.due_ms < now_ms + WAKE_MS:
         commands.append(("SPUBLISH", keys.wake, "1"))
-    reply = (await store.run_one(keys.slot, commands, durability))[0]
+    [result] = await store.run([(keys.slot, commands)], durability)
+    shortfall = result if isinstance(result, NotConfirmed) else None
+    if (done := executed(result)) is None:
+        assert isinstance(result, StoreError)
+        raise result
+    reply = done[0]
     status = reply[0].decode()
     if status == "ok":
-        return Replaced("ok", Address(partition, new.slice, reply[1], reply[2]))
+        return Replaced("ok", Address(partition, new.slice, reply[1], reply[2]), shortfall)
     if status == "changed":
-        return Replaced("changed", Address.unpack(partition, reply[1]) if reply[1] else None)
-    return Replaced(status)
+        return Replaced("changed", Address.unpack(partition, reply[1]) if reply[1] else None, shortfall)
+    return Replaced(status, None, shortfall)
 
 
 async def look_up(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Address | None]:

@@ -1,9 +1,9 @@
 """Turns tasks into entries: every check happens here, before anything is written."""
 
 from binascii import crc_hqx
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
+from struct import Struct
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,7 +15,8 @@ from ..model.limits import HORIZON_MS, MAX_PAYLOAD_BYTES
 from ..model.retry_text import retry_line
 from ..model.targets import check_target
 from ..model.task import Task
-from ..model.times import check_horizon, delay_ms, instant_ms
+from ..model.texts import plain
+from ..model.times import check_horizon, delay_ms, expiry_ms, instant_ms, timeout_ms
 from .codec import BIN8, INDEXED, LANE, bin_head, encode_payload, entry, short_head, to_json
 from .generated import GeneratedIds
 from .index import IdRow
@@ -24,6 +25,7 @@ from .put import Rows, Widths
 
 _MOST_TARGETS: Final = 10_000
 _BYTES: Final = (bytes, bytearray, memoryview)
+_TEXTS: Final = (str, type(None))
 _OFFSETS: Final = tuple(ms.to_bytes(4, "big") + b"\0" for ms in range(SECOND_MS))
 """Offset and flags of a plain entry."""
 _NAMED_OFFSETS: Final = tuple(ms.to_bytes(4, "big") + bytes((INDEXED,)) for ms in range(SECOND_MS))
@@ -61,6 +63,15 @@ class Batch:
     def __init__(self) -> None:
         self.rows = Rows()
         self.items: list[Plain | Named] = []
+        self.idhs = b""
+        """Those drawn for tasks without ids, in the order of the tasks; what stands there for others means nothing."""
+
+
+PlainLists = dict[int, tuple[list[bytes], Slice]]
+"""By second and partition in one number: the rows gathered there, and their slice."""
+
+
+_each_idh: Final[Callable[[bytes], Iterator[tuple[bytes]]]] = Struct(f"{IDH_BYTES}s").iter_unpack
 
 
 class Intake:
@@ -79,30 +90,33 @@ class Intake:
         Without `items` tasks that carry no id leave no trace in the batch but their rows.
         """
         batch = Batch()
-        random = self._draw(tasks)
-        partitions, heads, most = self._partitions, self._heads, self._max_payload_bytes
+        batch.idhs = self._draw(tasks)
+        partitions, most = self._partitions, self._max_payload_bytes
         # A common task: no id, no lane, due within the hour. Its row is made right here, without a call.
         first, last = now_ms - now_ms % SECOND_MS, now_ms + HOUR_MS
-        plain_lists: dict[int, tuple[list[bytes], Slice]] = {}
+        plain_lists: PlainLists = {}
         places: dict[int, Slice] = {}
-        for at in range(0, len(random), IDH_BYTES):
-            task = tasks[at // IDH_BYTES]
+        target, head, made = None, None, 0
+        for task, (idh,) in zip(tasks, _each_idh(batch.idhs), strict=True):
             due_ms = task.at
             if type(due_ms) is not int:
                 due_ms = self._due_ms(task, now_ms)
             payload = task.payload
-            head = heads.get(task.target) if type(task.target) is str else None
+            if head is None or type(task.target) is not str or task.target != target:
+                target = task.target
+                head = self._head_of(target)
             named = task.id is not None
             if (
                 head is None
                 or task.lane is not None
                 or task.expires is not None
                 or task.retry is not None
+                or task.timeout is not None
                 or task.after is not None
                 or not first <= due_ms < last
-                or isinstance(payload, _BYTES)
+                or (type(payload) is not dict and type(payload) is not str and isinstance(payload, _BYTES))
             ):
-                self._take_slowly(batch, task, random[at : at + IDH_BYTES], due_ms, now_ms, items)
+                self._take_slowly(batch, task, idh, due_ms, now_ms, items)
                 continue
             try:
                 data = to_json(payload)
@@ -114,23 +128,35 @@ class Intake:
             if named:
                 self._take_named(batch, task, head, due_ms, now_ms, data, places)
                 continue
-            idh = random[at : at + IDH_BYTES]
             second, offset = divmod(due_ms, SECOND_MS)
             partition = crc_hqx(idh, 0) % partitions
-            known = plain_lists.get(second * partitions + partition)
+            number = second * partitions + partition
+            known = plain_lists.get(number) or self._list_of_second(batch, plain_lists, number, due_ms, now_ms)
             if known is None:
-                place = self._widths.place(partition, due_ms, now_ms)
-                if place.width_ms != SECOND_MS:
-                    self._take_slowly(batch, task, idh, due_ms, now_ms, items)
-                    continue
-                known = plain_lists[second * partitions + partition] = (batch.rows.list_for(partition, place), place)
+                self._take_slowly(batch, task, idh, due_ms, now_ms, items)
+                continue
             rows, place = known
             rows.append(b"".join((_OFFSETS[offset], idh, head, BIN8[size] if size < 256 else bin_head(size), data)))
-            batch.rows.size += 1
+            made += 1
             if items:
                 where = (partition, place, len(rows) - 1)
                 batch.items.append(_new(Plain, (idh, due_ms, due_ms < now_ms, where)))
+        batch.rows.size += made
         return batch
+
+    def _list_of_second(
+        self, batch: Batch, lists: PlainLists, number: int, due_ms: int, now_ms: int
+    ) -> tuple[list[bytes], Slice] | None:
+        """Where the rows of a second and a partition are gathered; None where that second is cut finer."""
+        partition = number % self._partitions
+        place = self._widths.place(partition, due_ms, now_ms)
+        if place.width_ms == SECOND_MS:
+            lists[number] = (batch.rows.list_for(partition, place), place)
+        return lists.get(number)
+
+    def _head_of(self, target: object) -> bytes | None:
+        """What stands before the payload in entries for a target that was met before."""
+        return self._heads.get(target) if type(target) is str else None
 
     def _draw(self, tasks: Sequence[Task]) -> bytes:
         """Ids for those that carry none. All times that are not plain milliseconds count as one."""
@@ -182,6 +208,10 @@ class Intake:
 
     def _take_slowly(self, batch: Batch, task: Task, idh: bytes, due_ms: int, now_ms: int, items: bool) -> None:
         """Any task, with everything it may carry."""
+        if type(task.target) is not str or type(task.id) not in _TEXTS or type(task.lane) not in _TEXTS:
+            # Names of a subclass of `str` are taken for what they say.
+            names = {"target": plain(task.target), "id": plain(task.id), "lane": plain(task.lane)}
+            task = msgspec.structs.replace(task, **names)
         if task.at is not None and task.after is not None:
             raise InvalidInput("both at and after are given; say one of them")
         if not 0 <= due_ms <= now_ms + HORIZON_MS:
@@ -242,9 +272,10 @@ class Intake:
             None,
             None,
             1,
-            self._expires_ms(task, due_ms, now_ms),
+            None if task.expires is None else expiry_ms(task.expires, due_ms),
             raw,
             retry=None if task.retry is None else retry_line(task.retry),
+            timeout_ms=None if task.timeout is None else timeout_ms(task.timeout),
         )
         return self.encode(body, idh, partition, due_ms, now_ms)
 
@@ -259,18 +290,3 @@ class Intake:
         flags = (INDEXED if indexed else 0) | (LANE if body.lane is not None else 0)
         stored = msgspec.structs.replace(body, due_ms=due_ms) if late else body
         return place, entry(0 if late else offset, flags, idh, stored)
-
-    def _expires_ms(self, task: Task, due_ms: int, now_ms: int) -> int | None:
-        expires = task.expires
-        if expires is None:
-            return None
-        if isinstance(expires, str) and not expires[:4].isdigit():
-            expires_ms = due_ms + delay_ms(expires, field="expires")
-        elif isinstance(expires, (int, float, str, datetime)):
-            expires_ms = instant_ms(expires, field="expires")
-        else:
-            expires_ms = due_ms + delay_ms(expires, field="expires")
-        if expires_ms < due_ms:
-            raise InvalidInput("expires lies before the due time: the task could never be delivered")
-        check_horizon(expires_ms, now_ms + HORIZON_MS, field="expires")
-        return expires_ms

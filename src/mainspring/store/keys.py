@@ -107,7 +107,7 @@ class Slice(NamedTuple):
         """Could a slice have this width and this start?"""
         if self.is_hold:
             return 0 <= self.start_ms // 1000 - HOLDS_FROM_S < HOLDS_FROM_S
-        return self.width_ms in WIDTHS_MS and self.start_ms % self.width_ms == 0 and self.start_ms < 1 << 48
+        return self.width_ms in WIDTHS_MS and self.start_ms % self.width_ms == 0 and 0 <= self.start_ms < 1 << 48
 
     @classmethod
     def at(cls, due_ms: int, width_ms: int) -> "Slice":

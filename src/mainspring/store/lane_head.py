@@ -9,7 +9,8 @@ from ..model.delivery import Body
 from ..model.task import State
 from .codec import HEADER_BYTES, LANE, decode, is_tomb
 from .index import look_up
-from .keys import Address, PartitionKeys, Slice, r_of
+from .keys import Address, PartitionKeys, r_of
+from .listing import slices_in
 from .query import look_at
 from .store import Store
 
@@ -82,8 +83,7 @@ async def _unsettled(
     command = ("ZRANGE", keys.slices, "-inf", high, "BYSCORE", "LIMIT", 0, _SLICES_READ, "WITHSCORES")
     [listed] = await store.run_one(keys.slot, [command])
     rows_left = _ROWS_READ
-    for name, score in zip(listed[::2], listed[1::2], strict=True):
-        place = Slice.parse(name)
+    for place, score in slices_in(keys, listed):
         s, f, d, x = keys.slice_keys(place.name)
         first, rows = 0, [b""]
         while rows and rows_left > 0:
@@ -94,7 +94,7 @@ async def _unsettled(
             for index, row in enumerate(rows, first):
                 if not _bit(done, index) and not _bit(gone, index):
                     where = place.from_ms + int.from_bytes(row[:4], "big"), index
-                    address = Address(keys.number, place, r_of(float(score)), index)
+                    address = Address(keys.number, place, r_of(score), index)
                     yield where, address, row, _bit(fired, index)
             first, rows_left = first + len(rows), rows_left - len(rows)
 

@@ -10,6 +10,7 @@ from ..model.lane import LaneAnswer, LaneInfo, LaneState
 from .holds import Head
 from .index import look_up
 from .keys import HOLDS_FROM_S, Address, Slice, partition_of, score_of
+from .listing import slice_named
 from .query import Found, look_at
 from .store import Group, Store
 from .verify_count import open_entries
@@ -22,6 +23,10 @@ class Failed(NamedTuple):
     head: Head
     address: Address | None
     found: Found | None
+
+    @property
+    def waited_for(self) -> bool:
+        return self.found is not None and self.found.state in ("pending", "fired")
 
     @property
     def id(self) -> str:
@@ -65,8 +70,9 @@ async def _read(store: Store, partitions: Iterable[int]) -> list[LaneInfo]:
         live = set(names)
         for name, raw in zip(records[::2], records[1::2], strict=True):
             record = HoldRecord.decode(raw)
-            if record is not None and record.lane is not None and name in live:
-                holds[p, record.lane] = (Slice.parse(name), record)
+            place = slice_named(name) if name in live else None
+            if record is not None and record.lane is not None and place is not None:
+                holds[p, record.lane] = (place, record)
     failed = dict(zip(heads, await _look(store, [(p, head) for (p, _), head in heads.items()]), strict=True))
     behind = await _behind(store, {key: place for key, (place, _) in holds.items()})
     return [
@@ -116,7 +122,8 @@ def _info(partition: int, lane: str, failed: Failed | None, hold: _Hold | None) 
         state=state,
         partition=partition,
         since_ms=min(since_ms, default=None),
-        behind=max(0, behind - (inside and waiting)),
+        # Those that wait in ordinary slices could be counted only by reading all of them.
+        behind=max(0, behind - (inside and waiting)) if behind or state != "retrying" else None,
         head_id=None if failed is None else failed.id,
         head_state=None if failed is None or failed.found is None else failed.found.state,
         attempts=None if body is None else body.attempt - (1 if waiting else 0),
@@ -140,19 +147,22 @@ def _state(failed: Failed | None, hold: _Hold | None) -> LaneState:
 
 
 async def failed_head(store: Store, lane: str) -> Failed | None:
-    """The failed task a lane waits for; None when it waits for none."""
+    """The failed task a lane waits for; None when it waits for none, or for one that is over.
+
+    The owner finds out about the latter a moment later than whoever ended it.
+    """
     keys = store.keys.partitions[partition_of(lane, len(store.keys))]
     [raw] = await store.run_one(keys.slot, [("HGET", keys.held, lane)])
     if raw is None:
         return None
     [failed] = await _look(store, [(keys.number, Head.unpack(raw))])
-    return failed
+    return failed if failed.waited_for else None
 
 
 async def skip_head(store: Store, failed: Failed, reason: str) -> LaneAnswer:
     """Give the head up: a dead letter instead of a task, and the lane goes on."""
     at, found = failed.address, failed.found
-    if at is None or found is None or found.body is None or found.state not in ("pending", "fired"):
+    if at is None or found is None or found.body is None:
         return "gone"
     keys = store.keys.partitions[at.partition]
     body, now_ms = found.body, await store.sample_clock()

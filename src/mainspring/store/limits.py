@@ -1,11 +1,15 @@
 """Limits that all nodes of a namespace share: permits of a rate, slots of what may run at one time."""
 
+import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..model.rate import Limit
 from .store import Store
 from .wire import Arg
+
+_LEASE: Final = re.compile(rb"(\d+):\d+:(\d+)")
+"""How many slots a node has, how many more it wanted, and when its lease ends."""
 
 
 class Ask(NamedTuple):
@@ -24,6 +28,32 @@ class Granted(NamedTuple):
     """What it may use from now on, of what it has too: less than that where others want their share."""
     wait_ms: int
     """Worth asking again after this; 0 when all was granted."""
+
+
+class Slots(NamedTuple):
+    """How many slots there are, and how many of them are leased."""
+
+    most: int
+    held: int
+
+    @property
+    def all_in_use(self) -> bool:
+        return self.held >= self.most
+
+
+async def running_slots(store: Store, queue: str, now_ms: int) -> Slots | None:
+    """Of the jobs of a queue that may run at one time; None where nothing bounds them, or no worker has asked."""
+    flat = await store.run_one(store.keys.slot, [("HGETALL", store.keys.limit(running(queue)))])
+    fields: dict[bytes, bytes] = dict(zip(flat[0][::2], flat[0][1::2], strict=True))
+    most = int(fields.pop(b"slots", b"0"))
+    leases = [lease for one in fields.values() if (lease := _LEASE.fullmatch(one)) is not None]
+    held = sum(int(lease[1]) for lease in leases if int(lease[2]) > now_ms * 1000)
+    return Slots(most, held) if most else None
+
+
+def running(queue: str) -> str:
+    """The name of the limit of what runs of a queue."""
+    return f"running:{queue}"
 
 
 async def ask(store: Store, node: str, asks: Sequence[Ask], lease_ms: int) -> list[Granted]:

@@ -3,10 +3,10 @@
 import asyncio
 import time
 
-from ..model.errors import Conflict, StoreError, Unavailable
+from ..model.errors import Conflict, NotConfirmed, StoreError, Unavailable
 from ..model.task import Handle, OnConflict, PutOutcome
 from .codec import decode
-from .durable import Durability
+from .durable import SERVER, Durability
 from .index import Replaced, replace
 from .intake import Intake, Named
 from .keys import Address
@@ -28,6 +28,11 @@ class Patience:
         self._pause_s = 0.0
         self.unsure = False
         """Something was sent and its reply lost: what is found now may be our own."""
+        self.shortfall: NotConfirmed | None = None
+        """Something is stored, but not as safe as was asked for."""
+
+    def level(self, asked: Durability) -> Durability:
+        return asked if self.shortfall is None else SERVER
 
     async def after(self, failure: StoreError) -> None:
         """Wait before the next attempt, or raise the failure."""
@@ -51,25 +56,32 @@ class NamedPuts:
     async def put(
         self,
         items: list[Named],
+        handles: list[Handle | None],
         on_conflict: OnConflict,
         now_ms: int,
         level: Durability,
         *,
         wait_s: float = 0.0,
-    ) -> list[Handle]:
-        """One handle per item, in order."""
-        handles: list[Handle | None] = [None] * len(items)
+    ) -> None:
+        """Fill in one handle per item; when it fails, there are those of all that are stored.
+
+        Once something is not confirmed nothing else is waited for: the rest is stored, and told as that.
+        """
         todo = list(range(len(items)))
+        shortfall: NotConfirmed | None = None
         while todo:
             # Two tasks with one id in the same call come one after the other, as in two calls.
             todo, later = _first_of_each(items, todo)
             patience = Patience(self._store, wait_s)
-            known = await self._put_new(items, todo, handles, now_ms, level, patience)
+            patience.shortfall = shortfall
+            known = await self._put_new(items, todo, handles, now_ms, patience.level(level), patience)
             entries = await self._look([(address, items[i].row.idh) for i, address in known], patience)
             for (i, address), entry in zip(known, entries, strict=True):
-                handles[i] = await self._put_known(items[i], address, entry, on_conflict, now_ms, level, patience)
-            todo = later
-        return [handle for handle in handles if handle is not None]
+                level_now = patience.level(level)
+                handles[i] = await self._put_known(items[i], address, entry, on_conflict, now_ms, level_now, patience)
+            todo, shortfall = later, patience.shortfall
+        if shortfall is not None:
+            raise shortfall
 
     async def _put_new(
         self,
@@ -87,7 +99,9 @@ class NamedPuts:
             for i in todo:
                 by_partition.setdefault(items[i].partition, []).append(i)
             rows = {p: [items[i].row for i in members] for p, members in by_partition.items()}
-            answers = await put_ids(self._store, rows, self._widths, now_ms=now_ms, durability=level)
+            short: dict[int, NotConfirmed] = {}
+            answers = await put_ids(self._store, rows, self._widths, now_ms=now_ms, durability=level, short=short)
+            patience.shortfall = next(iter(short.values()), patience.shortfall)
             todo, failure = [], None
             for p, members in by_partition.items():
                 answer = answers[p]
@@ -96,10 +110,11 @@ class NamedPuts:
                     todo += members
                     continue
                 known += [(members[at], address) for at, address in answer.items()]
+                reached = SERVER if p in short else level
                 for at, i in enumerate(members):
                     if at not in answer:
                         item = items[i]
-                        handles[i] = Handle(item.id, item.row.due_ms, "created", item.past, level.text)
+                        handles[i] = Handle(item.id, item.row.due_ms, "created", item.past, reached.text)
             if failure is not None:
                 await patience.after(failure)
         return known
@@ -125,7 +140,7 @@ class NamedPuts:
         changes = 0
         while changes < _TRIES:
             try:
-                answer = await self._try_known(item, current, seen, on_conflict, now_ms, level, patience.unsure)
+                answer = await self._try_known(item, current, seen, on_conflict, now_ms, level, patience)
             except Unavailable as failure:
                 await patience.after(failure)
                 seen = None
@@ -145,7 +160,7 @@ class NamedPuts:
         on_conflict: OnConflict,
         now_ms: int,
         level: Durability,
-        unsure: bool,
+        patience: Patience,
     ) -> Handle | Replaced:
         """One attempt: the handle, or why there is none yet."""
         old: Address | None = None
@@ -155,17 +170,18 @@ class NamedPuts:
                 entry = await self._unless_queued(item, current, entry)
             # The body alone is not enough: within its slice a task's due time stands in the header.
             same_place = current.slice == item.row.slice and entry.due_ms == item.row.due_ms
-            if unsure and same_place and entry.body == decode(item.row.row):
+            if patience.unsure and same_place and entry.body == decode(item.row.row):
                 return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
             handle = self._keep(item, current, entry, on_conflict, now_ms, level)
             if handle is not None:
                 return handle
             old = current if entry.state == "pending" else None
         result = await self._replace(item, current, old, now_ms, level)
+        patience.shortfall = result.shortfall or patience.shortfall
         if result.status != "ok":
             return result
         outcome: PutOutcome = "created" if old is None else "replaced"
-        return Handle(item.id, item.row.due_ms, outcome, item.past, level.text)
+        return Handle(item.id, item.row.due_ms, outcome, item.past, patience.level(level).text)
 
     async def _unless_queued(self, item: Named, current: Address, entry: Found) -> Found:
         """What was handed off to workers is done for its slice, and over only when it has ended."""

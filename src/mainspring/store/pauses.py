@@ -40,6 +40,17 @@ async def write_pause(store: Store, pause: Pause) -> None:
     )
 
 
+async def write_if_none(store: Store, pause: Pause) -> None:
+    """The same, unless something of that name is paused: what a person wrote is not overwritten."""
+    await store.run_one(
+        store.keys.slot,
+        [
+            ("HSETNX", store.keys.pauses, pause.scope.text, _encode(pause)),
+            ("SPUBLISH", store.keys.cluster, "pauses"),
+        ],
+    )
+
+
 async def remove_pause(store: Store, scope: Scope) -> bool:
     """False when nothing of that name was paused."""
     removed, _ = await store.run_one(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..model.errors import StoreError, Unavailable
 from .codec import RESENT
-from .durable import SERVER, Durability
+from .durable import SERVER, Durability, executed
 from .keys import HOUR_MS, SECOND_MS, WIDTHS_MS, Address, PartitionKeys, Slice, base36, r_of, score_of
 from .store import Group, Store
 from .wire import Command
@@ -73,13 +73,15 @@ async def put_rows(
     store: Store,
     rows: Rows,
     widths: Widths,
+    places: Places,
     *,
     now_ms: int,
     wait_s: float = 0.0,
     durability: Durability = SERVER,
-) -> Places:
-    """Write all rows. A partition whose reply was lost is sent again, marked RESENT; once, or for `wait_s`."""
-    places: Places = {}
+    short: set[int] | None = None,
+) -> None:
+    """Write all rows; `places` says of which it is known, also when it fails. A partition whose reply was lost is sent
+    again, marked RESENT; once, or for `wait_s`. `short` gets the partitions that have their rows, but not confirmed."""
     todo, resent = list(rows.groups), False
     deadline = time.monotonic() + wait_s
     pause_s = 0.0
@@ -93,30 +95,23 @@ async def put_rows(
         for members, (_, commands), result in zip(transactions, groups, results, strict=True):
             if isinstance(result, StoreError):
                 failures.update(dict.fromkeys(members, result))
+                if short is not None and executed(result):
+                    short.update(members)
+            if (done := executed(result)) is None:
                 continue
-            replies = iter(result[commands.index(_EXEC)])
+            replies = iter(done[commands.index(_EXEC)])
             for p in members:
                 _learn(p, rows.groups[p], replies, widths, places)
         if not failures:
-            return places
+            return
         lost = all(isinstance(failure, Unavailable) for failure in failures.values())
         if not lost or (pause_s and time.monotonic() >= deadline):
-            raise _with_count(rows, failures)
+            raise next(iter(failures.values()))
         resent = resent or any(isinstance(one, Unavailable) and one.sent for one in failures.values())
         todo = list(failures)
         await asyncio.sleep(pause_s)
         pause_s = min(1.0, pause_s * 2 or 0.02)
         await store.recover()
-
-
-def _with_count(rows: Rows, failures: dict[int, StoreError]) -> StoreError:
-    """The first failure, saying how much of the call was stored all the same."""
-    failed = sum(len(entries) for p in failures for entries in rows.groups[p].values())
-    first = next(iter(failures.values()))
-    if failed == rows.size:
-        return first
-    note = f"{first} ({rows.size - failed} of {rows.size} tasks of this batch are stored)"
-    return Unavailable(note, sent=first.sent) if isinstance(first, Unavailable) else type(first)(note)
 
 
 def fresh_score(place: Slice) -> str:
@@ -131,7 +126,7 @@ def _transaction(store: Store, rows: Rows, members: list[int], now_ms: int, *, r
         slices = rows.groups[p]
         keys = store.keys.partitions[p]
         commands += commands_for(keys, slices, resent=resent)
-        if any(_soonest_ms(place, some) < now_ms + WAKE_MS for place, some in slices.items()):
+        if any(_comes_before(now_ms + WAKE_MS, place, some) for place, some in slices.items()):
             wakes.append(("SPUBLISH", keys.wake, "1"))
     # Not within the transaction: Valkey looks for keys that have left a moving slot only where nothing is published,
     # and would make them anew on the server that they have left.
@@ -158,9 +153,9 @@ def commands_for(keys: PartitionKeys, slices: dict[Slice, list[bytes]], *, resen
     ]
 
 
-def _soonest_ms(place: Slice, rows: list[bytes]) -> int:
+def _comes_before(until_ms: int, place: Slice, rows: list[bytes]) -> bool:
     # Rows start with their offset, so the smallest row is the earliest.
-    return place.start_ms + int.from_bytes(min(rows)[:4], "big")
+    return place.start_ms < until_ms and place.start_ms + int.from_bytes(min(rows)[:4], "big") < until_ms
 
 
 def _resent(row: bytes) -> bytes:

@@ -10,11 +10,13 @@ from ..model.choice import ListedState, TaskFilter
 from ..model.delivery import Body
 from ..model.errors import StoreError
 from ..model.task import Count, Page, State, TaskInfo
-from .codec import FORWARD, HEADER_BYTES, TOMB, TOMB_BYTES, decode, decode_payload
+from .codec import FORWARD, HEADER_BYTES, TOMB_BYTES, decode, decode_payload, is_tomb
+from .earliest import Look, earliest
 from .held_rows import count_held, held_rows
 from .keys import HOLDS_FROM_S, HOUR_MS, Address, Slice
+from .listing import slices_in
 from .queue_state import Queued
-from .rows import Place, Row, Sliced, any_of, fits, rows_of
+from .rows import Place, Row, Sliced, any_of
 from .store import Group, Store
 from .wire import Command
 
@@ -55,9 +57,9 @@ def _found(
         return Found("cancelled" if row == idh[:TOMB_BYTES] else "finished")
     if row[5:HEADER_BYTES] != idh:
         return _ended("finished", died_ms, address.slice.since_ms)
-    if row[4] & FORWARD:
-        return Found("replaced", moved_to=Address.unpack(address.partition, row[HEADER_BYTES:]))
-    if row[4] & TOMB:
+    if is_tomb(row):
+        if row[4] & FORWARD:
+            return Found("replaced", moved_to=Address.unpack(address.partition, row[HEADER_BYTES:]))
         # The failed head of a lane that was given up leaves as a cancelled task does, but with a letter.
         return Found("cancelled" if died_ms is None else "dead")
     state: State = "cancelled" if x else "done" if d else "fired" if f else "pending"
@@ -94,6 +96,7 @@ def describe(task_id: str, found: Found) -> TaskInfo:
         expires_ms=body.expires_ms,
         errors=body.errors,
         retry=body.retry,
+        timeout_ms=body.timeout_ms,
         **told,
     )
 
@@ -165,9 +168,10 @@ async def _timeline(
             continue
         end_ms = to_ms if until_ms is None else min(to_ms, until_ms)
         # What lies beyond the end is read again in its turn, together with all that comes before it.
-        found = await _rows(store, chosen, where.state)
-        seen += len(found)
-        rows += [row for row in found if start_ms <= row.fires_ms < end_ms and first < row.place and fits(where, row)]
+        look = Look(where, (start_ms, end_ms), first, wanted - len(rows))
+        found, looked_at = await earliest(store, chosen, look, listed.rows_a_slice)
+        seen += looked_at
+        rows += found
         if len(rows) >= wanted or until_ms is None or until_ms >= to_ms:
             break
         start_ms = until_ms
@@ -225,9 +229,9 @@ async def _list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> _
         score, reply, counters, slices, holds = result
         held = held or bool(holds)
         pending, total = pending + _open(counters), total + slices
-        listed = [(p, Slice.parse(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
-        if len(listed) == limit:
-            last_ms = listed[-1][1].start_ms // 1000 * 1000
+        listed: list[Sliced] = [(p, *one) for one in slices_in(store.keys.partitions[p], reply)]
+        if len(reply) == 2 * limit:
+            last_ms = int(float(reply[-1])) * 1000
             until_ms = last_ms if until_ms is None else min(until_ms, last_ms)
         if score is not None and hour.start_ms // 1000 < start_ms // 1000:
             listed.append((p, hour, float(score)))
@@ -250,22 +254,6 @@ def _choose(listed: _Listed, start_ms: int, rows_needed: int) -> tuple[list[Slic
         last_ms = second_ms
         expected += rows_a_slice * (place.end_ms - max(place.start_ms, start_ms)) / place.width_ms
     return slices, until_ms
-
-
-async def _rows(store: Store, slices: list[Sliced], state: ListedState) -> list[Row]:
-    """The entries of some slices that are in one state."""
-    groups: list[Group] = []
-    for p, place, _ in slices:
-        keys = store.keys.partitions[p]
-        s, f, d, x = keys.slice_keys(place.name)
-        groups.append((keys.slot, [("LRANGE", s, 0, -1), ("GET", f), ("GET", d), ("GET", x)]))
-    rows: list[Row] = []
-    for one, result in zip(slices, await store.run(groups), strict=True):
-        if isinstance(result, StoreError):
-            raise result
-        entries, *bits = result
-        rows += rows_of(one, entries, bits, state)
-    return rows
 
 
 # -- counts ------------------------------------------------------------------------------------------------
@@ -291,12 +279,12 @@ async def count_between(store: Store, from_ms: int, to_ms: int) -> Count:
     slices: list[tuple[int, Slice]] = []
     low, high = from_ms // 1000 - 3600, f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
     groups: list[Group] = [
-        (keys.slot, [("ZRANGE", keys.slices, low, high, "BYSCORE")]) for keys in store.keys.partitions
+        (keys.slot, [("ZRANGE", keys.slices, low, high, "BYSCORE", "WITHSCORES")]) for keys in store.keys.partitions
     ]
     for p, result in enumerate(await store.run(groups)):
         if isinstance(result, StoreError):
             raise result
-        slices += [(p, place) for name in result[0] if (place := Slice.parse(name)).end_ms > from_ms]
+        slices += [(p, place) for place, _ in slices_in(store.keys.partitions[p], result[0]) if place.end_ms > from_ms]
     total, exact = await count_held(store, from_ms, to_ms) if from_ms <= store.clock.now_ms() else (0.0, True)
     for at in range(0, len(slices), 10_000):
         some = slices[at : at + 10_000]

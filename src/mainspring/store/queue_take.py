@@ -1,7 +1,7 @@
 """Taking work from queues, keeping it, and taking over what its worker has left. See docs/queues.md."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -9,8 +9,8 @@ import msgspec
 from ..model.delivery import Body
 from ..model.errors import StoreError
 from ..model.job import Cancelled, End, Job
-from ..model.outcome import Dead
-from .codec import HEADER_BYTES, decode, decode_many
+from ..model.outcome import EXPIRED, Dead
+from .codec import HEADER_BYTES, decode, decode_many, without_headers
 from .keys import ADDRESS_BYTES, Address
 from .queue_end import By, by_partition, finish
 from .store import Group, Store
@@ -39,7 +39,14 @@ class _Taken(NamedTuple):
     called_off: bool = False
 
 
-async def take(store: Store, worker: str, asks: Asks) -> list[Job]:
+Died = Callable[[Job, Dead], None]
+"""Hears of jobs that nobody shall run any more: what has expired, or cannot be read."""
+
+
+def _nobody_hears(_job: Job, _why: Dead) -> None: ...
+
+
+async def take(store: Store, worker: str, asks: Asks, died: Died = _nobody_hears) -> list[Job]:
     """Work for this worker, at most so much of each queue; one call a partition. Expired tasks are ended here.
 
     A partition whose server does not answer is left out; when none answered, its failure is raised. What a server gave
@@ -59,13 +66,13 @@ async def take(store: Store, worker: str, asks: Asks) -> list[Job]:
         if flat:
             names = list(queues)
             taken = [_Taken(p, names[flat[i] - 1], flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)]
-            jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}")
+            jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}", died)
     if failures and len(failures) == len(asks):
         raise failures[0]
     return jobs
 
 
-async def reclaim(store: Store, worker: str, asks: Asks, *, lease_ms: int) -> list[Job]:
+async def reclaim(store: Store, worker: str, asks: Asks, died: Died = _nobody_hears, *, lease_ms: int) -> list[Job]:
     """Work whose worker has not said for a lease that it lives. What was to be cancelled is ended here."""
     claim = f"{worker}/{secrets.token_hex(4)}"
     groups = [_call(store, "queue_reclaim", p, [claim, lease_ms], queues) for p, queues in asks.items()]
@@ -82,7 +89,7 @@ async def reclaim(store: Store, worker: str, asks: Asks, *, lease_ms: int) -> li
             _Taken(p, names[flat[i] - 1], flat[i + 1], flat[i + 2], flat[i + 3], flat[i + 4] == 1)
             for i in range(0, len(flat), 5)
         ]
-        jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}")
+        jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}", died)
     if failures and len(failures) == len(asks):
         raise failures[0]
     return jobs
@@ -95,7 +102,7 @@ def _call(store: Store, script: str, partition: int, args: list[Any], queues: Ma
     return keys.slot, [store.scripts.call(script, [keys.queued, *map(keys.queue, queues)], args)]
 
 
-async def _to_run(store: Store, taken: list[_Taken], claim: str) -> list[Job]:
+async def _to_run(store: Store, taken: list[_Taken], claim: str, died: Died) -> list[Job]:
     """The jobs, less those that nobody shall run any more: these are ended."""
     now_ms = store.clock.now_ms()
     jobs: list[Job] = []
@@ -107,11 +114,13 @@ async def _to_run(store: Store, taken: list[_Taken], claim: str) -> list[Job]:
         elif one.called_off:
             ends.append(End(job, Cancelled()))
         elif body.expires_ms is not None and body.expires_ms < now_ms:
-            ends.append(End(job, Dead("expired")))
+            ends.append(End(job, Dead(EXPIRED)))
         else:
             jobs.append(job)
-    if ends:
-        await finish(store, ends)
+    for end, answer in zip(ends, await finish(store, ends) if ends else (), strict=True):
+        # What the server has not heard of comes back with its lease, and is told then.
+        if answer == "ok" and isinstance(end.outcome, Dead):
+            died(end.job, end.outcome)
     return jobs
 
 
@@ -119,7 +128,7 @@ def _bodies(taken: list[_Taken]) -> list[Body | str]:
     """The bodies, or of a damaged one why it cannot be read."""
     rows = [one.record[_ROW] for one in taken]
     try:
-        return [*decode_many(rows)]
+        return [*decode_many(without_headers(rows))]
     except (msgspec.DecodeError, UnicodeDecodeError):
         return [_body(row) for row in rows]
 

@@ -1,19 +1,28 @@
 """What an owner reads: counters, the list of slices, entries. See PROTOCOL "Read"."""
 
 from collections.abc import Sequence
+from math import inf, isfinite
 from typing import NamedTuple
 
 from ..model.errors import StoreError
-from .keys import Slice
+from .keys import PartitionKeys, Slice
+from .listing import Listed, Stranger, sorted_out
 from .store import Group, Store
 from .wire import Command
 
 
-class Listed(NamedTuple):
-    """A slice as the sorted set shows it."""
+class Listing(NamedTuple):
+    """The slices of a partition that start before a time, earliest first."""
 
-    slice: Slice
-    g: float
+    slices: list[Listed]
+    strangers: list[Stranger]
+    """Members among them that are no slices."""
+    next_ms: int | None
+    """When the first one after them starts."""
+
+    @property
+    def members(self) -> int:
+        return len(self.slices) + len(self.strangers)
 
 
 class Chunk(NamedTuple):
@@ -50,8 +59,8 @@ async def accepted_counts(store: Store, partitions: Sequence[int]) -> list[int |
 
 async def list_slices(
     store: Store, partitions: Sequence[int], *, before_ms: int, limits: Sequence[int]
-) -> list[tuple[list[Listed], list[Listed]] | StoreError]:
-    """Per partition: slices that start before a time, earliest first, and the first one after them."""
+) -> list[Listing | StoreError]:
+    """Per partition: slices that start before a time, and when the first one after them starts."""
     limit_s = f"({-(-before_ms // 1000)}"
     groups: list[Group] = []
     for p, limit in zip(partitions, limits, strict=True):
@@ -64,13 +73,16 @@ async def list_slices(
         )  # fmt: skip
         groups.append((keys.slot, [now, later]))
     return [
-        result if isinstance(result, StoreError) else (_listed(result[0]), _listed(result[1]))
-        for result in await store.run(groups)
+        result if isinstance(result, StoreError) else _listing(store.keys.partitions[p], *result)
+        for p, result in zip(partitions, await store.run(groups), strict=True)
     ]
 
 
-def _listed(reply: list[bytes]) -> list[Listed]:
-    return [Listed(Slice.parse(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
+def _listing(keys: PartitionKeys, now: list[bytes], later: list[bytes]) -> Listing:
+    slices, strangers = sorted_out(keys, now)
+    # By its score: it may be a stranger too, and slices may follow it.
+    next_s = float(later[1]) if later else inf
+    return Listing(slices, strangers, int(next_s) * 1000 if isfinite(next_s) else None)
 
 
 async def read_chunks(store: Store, chunks: Sequence[Chunk]) -> list[Rows | StoreError]:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..model.errors import StoreError
-from .durable import SERVER, Durability
+from ..model.errors import NotConfirmed, StoreError
+from .durable import SERVER, Durability, executed
 from .index import MOST_AT_ONCE, IdRow
 from .keys import Address, PartitionKeys, Slice, address_prefix
 from .put import WAKE_MS, Widths, fresh_score
@@ -40,10 +40,12 @@ async def put_ids(
     *,
     now_ms: int,
     durability: Durability = SERVER,
+    short: dict[int, NotConfirmed] | None = None,
 ) -> dict[int, dict[int, Address] | StoreError]:
     """Put rows unless their id is known: returns, per partition, row numbers and addresses of the known ones.
 
-    The ids of a partition must be distinct within one call.
+    The ids of a partition must be distinct within one call. `short` gets the partitions that have their rows, but not
+    as safe as was asked for.
     """
     shares = [
         _Share(store.keys.partitions[p], first, rows[first : first + MOST_AT_ONCE])
@@ -57,11 +59,14 @@ async def put_ids(
         for at, share in enumerate(call):
             p = share.keys.number
             so_far = answers[p]
-            if isinstance(result, StoreError) or isinstance(so_far, StoreError):
+            done = executed(result)
+            if done is None or isinstance(so_far, StoreError):
                 answers[p] = result if isinstance(result, StoreError) else so_far
-            else:
-                many = len(share.rows) >= MANY
-                so_far.update(_known(share, result[_EXEC + len(share.order)][-1] if many else result[0][at], widths))
+                continue
+            if short is not None and isinstance(result, NotConfirmed):
+                short[p] = result
+            many = len(share.rows) >= MANY
+            so_far.update(_known(share, done[_EXEC + len(share.order)][-1] if many else done[0][at], widths))
     return answers
 
 

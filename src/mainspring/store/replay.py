@@ -95,6 +95,7 @@ class Replayer:
             original_due_ms=None if new_key else letter.due_ms,
             raw=letter.raw,
             retry=letter.retry,
+            timeout_ms=letter.timeout_ms,
         )
         place, row = self._intake.encode(body, idh, partition, due_ms, now_ms, indexed=True)
         return _Wish(number, kept, place, row, due_ms)

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import hiredis
 
-from ..model.errors import StoreError, Unavailable
+from ..model.errors import NotConfirmed, StoreError, Unavailable
 from .durable import SERVER, Durability, Pipeline, confirm
 from .link import Link, redirect_of
 from .links import Links
@@ -192,8 +192,11 @@ class Sender:
         replies = await _pipelined(pipeline, commands, timeout_s, asking=asking)
         unknown = [j for j, reply in enumerate(replies) if isinstance(reply, hiredis.ReplyError) and _is_unknown(reply)]
         if unknown:
-            again = [self._scripts.in_full(commands[j]) for j in unknown]
-            for j, reply in zip(unknown, await _pipelined(pipeline, again, timeout_s, asking=asking), strict=True):
+            again = [(j, self._scripts.in_full(commands[j])) for j in unknown]
+            # Whoever was woken by the message behind a script came before it had run, and found nothing.
+            again += [(j, one) for j, one in enumerate(commands) if one[0] == "SPUBLISH" and j > unknown[0]]
+            answers = await _pipelined(pipeline, [command for _, command in again], timeout_s, asking=asking)
+            for (j, _), reply in zip(again, answers, strict=True):
                 replies[j] = reply
         return replies
 
@@ -232,10 +235,12 @@ def _units(commands: Sequence[Command]) -> Iterable[range]:
         start = stop
 
 
-def _put_in(results: Results, part: Part, size: int, replies: Replies, shortfall: StoreError | None) -> None:
+def _put_in(results: Results, part: Part, size: int, replies: Replies, shortfall: NotConfirmed | None) -> None:
     """Put the replies of a part where they belong in its group's."""
     if shortfall is not None and _executed(part.commands, replies):
-        results[part.group] = shortfall
+        # Each group its own: what was written, and where, stands in its replies.
+        results[part.group] = short = NotConfirmed(*shortfall.args)
+        short.replies = replies if len(replies) == size else None
     elif len(replies) == size:
         results[part.group] = replies
     else:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import hiredis
 
 from ..model.clock import Clock, ServerClock
-from ..model.errors import OutOfMemory, Refused, StoreError, WrongFormat
+from ..model.errors import InvalidInput, NotConfirmed, OutOfMemory, Refused, StoreError, WrongFormat
 from .durable import SERVER, Durability
 from .keys import Keyspace, check_namespace, meta_key, slot_of
 from .link import Link, LinkOptions, redirect_of
@@ -116,9 +116,9 @@ async def _agree_on_format(sender: Sender, namespace: str, partitions: int | Non
     """Write the namespace's format if it is new, and refuse one that differs."""
     key = meta_key(namespace)
     slot = slot_of(namespace)
-    wanted = partitions or DEFAULT_PARTITIONS
-    if not 1 <= wanted <= 4096:
-        raise WrongFormat(f"partitions is {wanted}; it must lie between 1 and 4096")
+    wanted = DEFAULT_PARTITIONS if partitions is None else partitions
+    if type(wanted) is not int or not 1 <= wanted <= 4096:
+        raise InvalidInput(f"partitions is {wanted!r}; give a whole number between 1 and 4096")
     ask: Command = ("HMGET", key, "format", "partitions")
     [known] = await _answered(sender, slot, [ask])
     if known == [None, None]:
@@ -155,6 +155,10 @@ async def _answered(sender: Sender, slot: int, commands: list[Command]) -> Repli
 
 
 def _as_result(commands: list[Command], result: Replies | StoreError) -> Replies | StoreError:
+    if isinstance(result, NotConfirmed) and result.replies is not None:
+        if isinstance(_as_result(commands, list(result.replies)), StoreError):
+            result.replies = None  # not all of it was done, and nobody may read it as if it were
+        return result
     if isinstance(result, StoreError):
         return result
     for command, reply in zip(commands, result, strict=True):
@@ -172,8 +176,8 @@ def error_of(reply: hiredis.ReplyError) -> StoreError:
     """An error reply as an exception of ours, in plain words."""
     if redirect_of(reply) == "oom":
         return OutOfMemory(
-            "the server has reached its maxmemory and takes no new tasks; nothing was written. Firing goes on and"
-            " frees memory: try again later or raise maxmemory"
+            "the server has reached its maxmemory and takes no new tasks. Firing goes on and frees memory: try again"
+            " later or raise maxmemory"
         )
     return Refused(f"the server refused: {reply}")
 

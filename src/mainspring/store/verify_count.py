@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from .keys import PartitionKeys, Slice
+from .listing import slice_named
 from .store import Store
 from .verify_report import Books
 
@@ -47,15 +48,6 @@ class _Counted(NamedTuple):
     counters: list[bytes | None]
     live: int
     slices: list[SliceCount | None]
-
-
-def slice_named(name: bytes) -> Slice | None:
-    """The slice, or None when no owner could read that name."""
-    width, _, start = name.partition(b".")
-    if not (width.isdigit() and start.isdigit()):
-        return None
-    place = Slice(int(width), int(start))
-    return place if place.is_well_formed and place.name.encode() == name else None
 
 
 async def list_live(store: Store, keys: PartitionKeys) -> dict[bytes, float]:

@@ -6,8 +6,8 @@ from typing import Final
 
 from ..model.hold import HoldRecord
 from .keys import PartitionKeys
+from .listing import slice_named
 from .store import Store
-from .verify_count import slice_named
 from .verify_keys import shown
 from .verify_report import Finding, Repair
 

@@ -10,9 +10,9 @@ import hiredis
 from ..model.errors import StoreError
 from .keys import Keyspace, PartitionKeys, Slice
 from .link import Link
+from .listing import slice_named
 from .put import fresh_score
 from .store import Group, Store, error_of
-from .verify_count import slice_named
 from .verify_report import Finding, Repair
 
 KEYS_A_PAGE: Final = 1_000

@@ -8,9 +8,10 @@ from ..model.ids import IDH_BYTES
 from .codec import FORWARD, HEADER_BYTES, TOMB_BYTES
 from .index import look_up
 from .keys import Address, PartitionKeys
+from .listing import slice_named
 from .query import look_at
 from .store import Store
-from .verify_count import list_live, slice_named
+from .verify_count import list_live
 from .verify_keys import shown
 from .verify_report import Finding, Repair
 

@@ -94,6 +94,10 @@ class Broker:
     def resume(self) -> None:
         os.killpg(self.pid, signal.SIGCONT)
 
+    def wait_well(self) -> None:
+        """Until it makes topics: after a long pause its controller takes it for lost, and for a moment nobody leads."""
+        wait_until(self._makes_topics, "the Kafka broker makes topics", timeout_s=START_S)
+
     def close(self) -> None:
         self._end(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -111,6 +115,20 @@ class Broker:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         _undertaker.tell("dead", process.pid, self.folder)
+
+    def _makes_topics(self) -> bool:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+        from confluent_kafka.cimpl import NewTopic
+
+        # A new one each time: one that has heard of no controller waits long before it asks again.
+        admin, name = AdminClient({"bootstrap.servers": self.servers, "log_level": 0}), f"probe-{uuid.uuid4().hex}"
+        try:
+            admin.create_topics([NewTopic(name, 1)], request_timeout=2)[name].result()
+            admin.delete_topics([name], request_timeout=2)[name].result()
+        except KafkaException:
+            return False
+        return True
 
     def _knows(self, brokers: int) -> bool:
         from confluent_kafka import KafkaException
@@ -200,8 +218,9 @@ def _settings(one: Broker, number: int, controller: int, count: int) -> dict[str
         "offsets.topic.replication.factor": str(replicas),
         "transaction.state.log.replication.factor": str(replicas),
         "transaction.state.log.min.isr": str(in_sync),
-        # A lost broker is noticed within seconds, so that a test need not wait long for its leaders to move.
-        "broker.session.timeout.ms": "3000",
+        # A lost one of several is noticed within seconds, so that a test need not wait long for its leaders to move.
+        # One alone would only take itself for lost whenever the machine stalls.
+        "broker.session.timeout.ms": "3000" if count > 1 else "9000",
         "broker.heartbeat.interval.ms": "500",
         "replica.lag.time.max.ms": "6000",
         # One producer and one consumer keep few threads busy; more only wake each other.

@@ -21,6 +21,7 @@ class ManualWorker:
             retry=config.retry,
             error_handler=config.error_handler,
             queue_retries=config.queue.retries(),
+            lane_policy=config.lane_policy,
         )
         self._worker = Worker(store, scheduler.registry, options)
 

@@ -3,12 +3,11 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from math import inf
 from typing import Any, Final
 
 import msgspec
 
-from ..engine import dispatcher, lookahead, sweeper
+from ..engine import lookahead, sweeper
 from ..engine.commits import Commits
 from ..engine.deliveries import Deliveries
 from ..engine.flight import Flight
@@ -18,8 +17,9 @@ from ..engine.outcomes import Outcomes
 from ..engine.partition import Partition
 from ..model.errors import StoreError
 from ..model.outcome import DONE
-from ..store import fire, holds, put, read
+from ..store import fire, holds, put
 from ..store.codec import HEADER_BYTES, RESENT, decode, entry
+from ..store.listing import Listed
 from ..store.scripts import Scripts, _sha
 from ..store.store import Store
 from ..store.wire import Arg, Command
@@ -64,7 +64,7 @@ _TIME: Final = (
     Mutation(
         "lease-not-checked-before-the-send",
         "what was begun is sent however long the answer took",
-        (Patch(dispatcher, "steady_s", lambda _: lambda: -inf),),
+        (Patch(Partition, "holds_lease", lambda _: True),),
     ),
     Mutation(
         "takeover-forgets-what-was-fired",
@@ -87,7 +87,7 @@ _TIME: Final = (
 
 
 def _settle_first(_: Any) -> Any:
-    def deliver(self: Deliveries, flights: list[Flight]) -> None:
+    def deliver(self: Deliveries, flights: list[Flight], _: str | None = None) -> None:
         for flight in flights:
             sink = self._sinks[flight.body.target.partition(":")[0]]
             task = asyncio.ensure_future(sink.deliver([flight]))
@@ -182,7 +182,7 @@ _COMMIT: Final = (
 
 
 def _old_cursor(reconcile: Any) -> Any:
-    def keep(self: LookAhead, partition: Partition, listed: list[read.Listed]) -> None:
+    def keep(self: LookAhead, partition: Partition, listed: list[Listed]) -> None:
         known = partition.slices
         same = [one._replace(g=known[one.slice].g) if one.slice in known else one for one in listed]
         reconcile(self, partition, same)

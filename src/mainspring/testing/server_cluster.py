@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from mainspring.model.errors import EmbeddedError
 from mainspring.store.topology import SLOTS
 from mainspring.testing.server_group import REPLICATION, Group, ok, started
-from mainspring.testing.server_process import Kind, Server, free_port, wait_until
+from mainspring.testing.server_process import Kind, Server, wait_until
 
 # Low, so that failovers in tests take a second or two.
 _NODE_TIMEOUT_MS = 2000
@@ -157,7 +157,6 @@ def _cluster_config() -> dict[str, str]:
     return {
         "cluster-enabled": "yes",
         "cluster-config-file": "nodes.conf",
-        "cluster-port": str(free_port()),
         "cluster-announce-ip": "127.0.0.1",
         "cluster-node-timeout": str(_NODE_TIMEOUT_MS),
         "repl-diskless-sync-delay": "0",

@@ -138,8 +138,10 @@ class Server:
         self.kind = kind
         self.folder = Path(tempfile.mkdtemp(prefix="mainspring-"))
         # Valkey as it is embedded, Redis as it is installed.
-        lists = embedded_memory.LISTS if kind == "valkey" and not mode else {}
-        self._config = {"bind": "127.0.0.1", "port": str(free_port()), "save": '""', **lists, **config}
+        lists = embedded_memory.settings() if kind == "valkey" and not mode else {}
+        ports = ["port", "cluster-port"] if "cluster-enabled" in config else ["port"]
+        chosen = {name: str(free_port()) for name in ports}
+        self._config = {"bind": "127.0.0.1", **chosen, "save": '""', **lists, **config}
         self.port = int(self._config.get("tls-port", self._config["port"]))
         self.password = password
         secret = f":{quote(self.password, safe='')}@" if self.password else ""

@@ -69,7 +69,8 @@ class CommandWork(Work):
             raise Outputs(self._why_not(error), Output()) from None
         output = process.run(lambda: context.cancelled, command.kill_after_ms / 1000)
         if output.exit_code != 0:
-            raise Outputs(_spoken(output), output)
+            how = _ended(output.exit_code or 0)
+            raise Outputs(how + _last_words(output), output, how)
         return output
 
     def _environ(self, context: Context) -> dict[str, str]:
@@ -89,17 +90,19 @@ def environ_of(context: Context) -> dict[str, str]:
         "MAINSPRING_TASK_ID": context.id,
         "MAINSPRING_TASK_KEY": context.idempotency_key,
         "MAINSPRING_TASK_ATTEMPT": str(context.attempt),
-        "MAINSPRING_TASK_DUE": context.due.isoformat(),
+        "MAINSPRING_TASK_DUE": context.due.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }
 
 
-def _spoken(output: Output) -> str:
-    code = output.exit_code or 0
-    lines = output.stderr.decode(errors="replace").strip().splitlines()
-    said = f": {lines[-1][-_REASON_CHARS:]}" if lines else ""
+def _ended(code: int) -> str:
     if code < 0:
         try:
-            return f"ended by {signal.Signals(-code).name}{said}"
+            return f"ended by {signal.Signals(-code).name}"
         except ValueError:
-            return f"ended by signal {-code}{said}"
-    return f"exit code {code}{said}"
+            return f"ended by signal {-code}"
+    return f"exit code {code}"
+
+
+def _last_words(output: Output) -> str:
+    lines = output.stderr.decode(errors="replace").strip().splitlines()
+    return f": {lines[-1][-_REASON_CHARS:]}" if lines else ""

@@ -5,13 +5,14 @@ soon as one is done, and only where a handler really waits does the next member 
 """
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any, Final
 
 from .context import CURRENT
-from .run import Run
+from .run import Run, end_if_forked
 
 SPELL: Final = 256
 """Jobs in a row before the loop gets its turn."""
@@ -24,6 +25,7 @@ class Crew:
         self._most = most
         self._now_ms = now_ms
         self._ended = ended
+        self._pid = os.getpid()
         self._waiting: deque[Run] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._members: set[asyncio.Task[None]] = set()
@@ -110,9 +112,21 @@ class Crew:
             while me.cancelling():
                 me.uncancel()
             run.failed(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a handler raises is how its task ended
+        except GeneratorExit as error:
+            if not _runs(me):
+                raise  # it is this coroutine that is thrown away
             run.failed(error)
-        finally:
-            run.task = None
-            CURRENT.reset(token)
+        except BaseException as error:  # noqa: BLE001  # whatever a handler raises is how its task ended
+            run.failed(error)
+        end_if_forked(self._pid)
+        run.task = None
+        CURRENT.reset(token)
         self._ended(run)
+
+
+def _runs(task: "asyncio.Task[None]") -> bool:
+    """Whether it is this task that is asked, and not a collector that throws it away in the middle of anything."""
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no loop runs here
+        return False

@@ -7,11 +7,12 @@ from typing import Final
 
 from ..engine.failures import Failures
 from ..model.errors import StoreError
-from ..model.failure import Failure
+from ..model.failure import UNREADABLE, Failure, Fate
 from ..model.ids import idempotency_key
 from ..model.job import Cancelled, End, Job
+from ..model.lane_policy import LanePolicy
 from ..model.limits import MAX_ERROR_CHARS
-from ..model.outcome import DONE, Dead, Done, Outcome, Retry
+from ..model.outcome import DONE, Dead, Done, Outcome, Retry, has_expired
 from ..model.policies import Policies
 from ..model.result import Ending, Result
 from ..model.retry import GiveUp, Wait, decide
@@ -30,13 +31,20 @@ class Ends:
     """Turns runs into ends, by the retry policy; `step` writes them."""
 
     def __init__(
-        self, store: Store, worker: str, policies: Policies, failures: Failures, wake: Callable[[], None]
+        self,
+        store: Store,
+        worker: str,
+        policies: Policies,
+        failures: Failures,
+        wake: Callable[[], None],
+        lane_policy: LanePolicy,
     ) -> None:
         self._store = store
         self._worker = worker
         self._policies = policies
         self._failures = failures
         self._wake = wake
+        self._lane_policy = lane_policy
         self.unsent: list[End] = []
         self.given_back: list[Job] = []
 
@@ -63,7 +71,7 @@ class Ends:
         self._wake()
 
     def _put(self, end: End) -> None:
-        if end.job.body.occurrence is not None and not isinstance(end.outcome, Retry):
+        if end.job.body.occurrence is not None and self._is_over(end.job, end.outcome):
             end.run_end = pack_end(end.job, _ending(end.outcome), self._store.clock.now_ms())
         if not self.unsent:
             self._wake()
@@ -77,22 +85,40 @@ class Ends:
             return Retry(outcome.reason, outcome.after_ms or UNTRIED_WAIT_MS, untried=True)
         policy = self._policies.of(job.body, run.work.retry if run is not None else None, job.queue)
         now_ms = self._store.clock.now_ms()
+        parks = self._parks(job, outcome)
         match decide(policy, job.body.attempt, outcome, job.original_due_ms, now_ms):
             case Wait(ms):
-                self._report(job, outcome, outcome.reason, now_ms + ms)
+                if parks:
+                    self._report(job, outcome, outcome.reason, "parked")
+                else:
+                    self._report(job, outcome, outcome.reason, "retry", now_ms + ms)
                 return Retry(outcome.reason, ms)
             case GiveUp(reason):
-                self._report(job, outcome, reason, None)
+                self._report(job, outcome, reason, "parked" if parks else "dead")
                 return Dead(reason)
 
-    def _report(self, job: Job, outcome: Retry | Dead, reason: str, next_at_ms: int | None) -> None:
+    def died(self, job: Job, outcome: Dead) -> None:
+        """The store has ended it when it was taken: it is only told here."""
+        self._report(job, outcome, outcome.reason, "dead")
+
+    def _is_over(self, job: Job, outcome: Outcome | Cancelled) -> bool:
+        """No further attempt can follow. One that heads a parked lane has failed, and waits for somebody."""
+        return not isinstance(outcome, Retry) and not (isinstance(outcome, Dead) and self._parks(job, outcome))
+
+    def _parks(self, job: Job, outcome: Retry | Dead) -> bool:
+        """By this failure its lane is parked, whatever the retry policy says. The owner does it; see `Outcomes`."""
+        parks = job.body.lane is not None and self._lane_policy.on_failure == "park"
+        return parks and not has_expired(outcome.reason)
+
+    def _report(self, job: Job, outcome: Retry | Dead, reason: str, fate: Fate, next_at_ms: int | None = None) -> None:
         namespace = self._store.keys.namespace
         failure = Failure(
             id=job.id,
-            target=job.body.target,
+            target=job.body.target or UNREADABLE,
             attempt=job.body.attempt,
             error=reason[:MAX_ERROR_CHARS],
-            outcome="dead" if next_at_ms is None else "retry",
+            brief=outcome.brief or "",
+            outcome=fate,
             next_at_ms=next_at_ms,
             lane=job.body.lane,
             original_due_ms=job.original_due_ms,
@@ -103,7 +129,7 @@ class Ends:
 
     def _end(self, run: Run, outcome: Outcome | Cancelled) -> End:
         ttl_ms = run.work.result_ttl_ms
-        if not ttl_ms or isinstance(outcome, Retry):
+        if not ttl_ms or not self._is_over(run.job, outcome):
             return End(run.job, outcome)
         ending = _ending(outcome)
         reason = "cancelled while it ran" if isinstance(outcome, Cancelled) else ""

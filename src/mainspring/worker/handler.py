@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..model.errors import InvalidInput
 from ..model.retry import RetryPolicy
-from ..model.times import Delay, delay_ms
+from ..model.times import Delay, delay_ms, timeout_ms
 from .arguments import CODECS, Arguments, Codec
 from .context import Context
 from .work import Work
@@ -34,13 +34,15 @@ class Handler(Work):
         called: str = name if name is not None else getattr(function, "__name__", "")
         if not _NAME.fullmatch(called):
             raise InvalidInput(f"the name of a handler is {called!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidInput(f"handler {called!r} is a generator: nobody would walk over it; return, do not yield")
         super().__init__(
             function,
             name=called,
             queue=queue,
             target=f"queue:{queue}/{called}",
             retry=policy_of(retries, retry),
-            timeout_ms=None if timeout is None else _span_ms(timeout),
+            timeout_ms=None if timeout is None else timeout_ms(timeout),
             result_ttl_ms=delay_ms(result_ttl, field="result_ttl"),
         )
         if codec not in CODECS:
@@ -64,10 +66,3 @@ def policy_of(retries: int | None, retry: RetryPolicy | None) -> RetryPolicy | N
     if type(retries) is not int or retries < 0:
         raise InvalidInput(f"retries is {retries!r}; give 0 or a larger whole number")
     return replace(retry or RetryPolicy(), max_attempts=retries + 1)
-
-
-def _span_ms(timeout: Delay) -> int:
-    found = delay_ms(timeout, field="timeout")
-    if found <= 0:
-        raise InvalidInput(f"timeout is {timeout!r}; leave it out for none")
-    return found

@@ -114,7 +114,7 @@ class Hands:
         if run.task is not None:
             run.task.cancel()
         elif not run.started or not run.work.obeys:
-            if run.started:
+            if run.started and not run.work.is_async:
                 self._stuck.add(run)
                 log.warning(
                     "%s: %s, and its thread cannot be ended: it keeps its place until it returns", run.job.id, why

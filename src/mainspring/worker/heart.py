@@ -19,7 +19,14 @@ class Heart:
     """Two roles: `beat` keeps what is ours, `reclaim` gets what has nobody any more."""
 
     def __init__(
-        self, store: Store, worker: str, hands: Hands, queues: Sequence[str], lease_s: float, room: Callable[[], int]
+        self,
+        store: Store,
+        worker: str,
+        hands: Hands,
+        queues: Sequence[str],
+        lease_s: float,
+        room: Callable[[], int],
+        died: queue.Died,
     ) -> None:
         self._store = store
         self._worker = worker
@@ -27,6 +34,7 @@ class Heart:
         self._queues = tuple(queues)
         self._lease_s = lease_s
         self._room = room
+        self._died = died
         self._next = 0
         self._asked = False
         self._beaten_at = 0.0
@@ -60,7 +68,7 @@ class Heart:
         if room < 1:
             return every_s
         asks = self._asks(room)
-        jobs = await queue.reclaim(self._store, self._worker, asks, lease_ms=int(self._lease_s * 1000))
+        jobs = await queue.reclaim(self._store, self._worker, asks, self._died, lease_ms=int(self._lease_s * 1000))
         for job in jobs:
             log.warning("%s: its worker has fallen silent; it runs here now", job.id, extra={"task": job.id})
         self._hands.add(jobs)

@@ -108,7 +108,8 @@ class _Once:
             context.log("has run already (attempt %d); its answer stands", record.attempt)
             return True
         if self._unsure == "dead":
-            raise Dead(f"attempt {record.attempt} was begun and never ended; nobody knows how far it came")
+            reason = f"attempt {record.attempt} was begun and never ended; nobody knows how far it came"
+            raise Dead(reason, brief=reason)
         context.log("attempt %d was begun and never ended; it runs again", record.attempt)
         return False
 

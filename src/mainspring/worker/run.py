@@ -1,15 +1,18 @@
 """One job in the hands of this worker, from taken to ended."""
 
 import asyncio
+import inspect
+import os
 import time
 from collections.abc import Callable
 from math import inf
 from typing import Any, Final, Literal
 
 from ..model.job import Job
-from ..model.outcome import DONE, Dead, Done, Outcome, Retry
+from ..model.outcome import DONE, EXPIRED_RUNNING, Dead, Done, Outcome, Retry
 from ..model.result import Output
 from ..model.texts import told
+from ..model.wordless import placed
 from .arguments import WrongArguments
 from .context import Context
 from .memory import Memory
@@ -18,7 +21,23 @@ from .work import Outputs, Work
 Stop = Literal["timeout", "expired", "cancelled", "lost", "stopping"]
 """Why a run is told to end before it is done."""
 
-_REASONS: Final = {"timeout": "timed out after {:g} s", "expired": "its expiry passed while it ran"}
+_REASONS: Final = {"timeout": "timed out after {:g} s", "expired": EXPIRED_RUNNING}
+
+
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
+
+
+def _never_ran(value: Any) -> bool:
+    """Work that was only made, and not done: what a function returned that should have been awaited or walked over."""
+    if inspect.iscoroutine(value):
+        value.close()  # else Python complains at the collection
+    return inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value)
+
+
+def end_if_forked(pid: int) -> None:
+    """A handler that forks and lets the child come back would make a second worker on the same connections."""
+    if os.getpid() != pid:
+        os._exit(1)
 
 
 class Run:
@@ -74,8 +93,15 @@ class Run:
             if self.stopped is not None:
                 # Told to end, it did: that it said so with 0 does not mean that its work is done.
                 self.outcome = self.late()
+        elif self.stopped in ("timeout", "expired"):
+            self.outcome = self.late()  # it was told to end, and has swallowed that
         elif isinstance(value, (Done, Retry, Dead)):
             self.outcome = value
+            if not isinstance(value, Done) and value.brief is None:
+                value.brief = f"{type(value).__name__}, returned by its handler"
+        elif type(value) not in _PLAIN and _never_ran(value):
+            kind = type(value).__name__
+            self.failed(TypeError(f"the handler returned a {kind}, which nobody runs; declare it with async def"))
         else:
             self.value = value
 
@@ -86,13 +112,15 @@ class Run:
         if self.stopped is not None:
             self.outcome = self.late()
         elif isinstance(error, Outputs):
-            self.outcome = Retry(str(error))
+            self.outcome = Retry(str(error), brief=error.brief)
         elif isinstance(error, (Retry, Dead)):
             self.outcome = error
+            if error.brief is None:
+                error.brief = placed(error)
         elif isinstance(error, WrongArguments):
-            self.outcome = Dead(str(error))
+            self.outcome = Dead(str(error), brief=f"its payload does not fit {self.job.body.target}")
         else:
-            self.outcome = Retry(told(error), error=error)
+            self.outcome = Retry(told(error), error=error, brief=placed(error))
 
     def late(self) -> Retry | Dead:
         """The outcome of a run that was stopped."""

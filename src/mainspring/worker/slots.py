@@ -56,7 +56,7 @@ class Slots:
 
     async def _ask(self, wants: Mapping[str, int], running: Counter[str]) -> None:
         asks = [
-            limits.Ask(f"running:{queue}", self._limits[queue], running[queue], max(0, want))
+            limits.Ask(limits.running(queue), self._limits[queue], running[queue], max(0, want))
             for queue, want in wants.items()
         ]
         answers = await limits.ask(self._store, self._worker, asks, self._lease_ms)

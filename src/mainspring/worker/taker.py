@@ -30,7 +30,14 @@ class Taker:
     """One round after the other while there is work and room."""
 
     def __init__(
-        self, store: Store, worker: str, shares: Shares, hands: Hands, unsent: Callable[[], int], slots: Slots
+        self,
+        store: Store,
+        worker: str,
+        shares: Shares,
+        hands: Hands,
+        unsent: Callable[[], int],
+        slots: Slots,
+        died: queue.Died,
     ) -> None:
         self._store = store
         self._slots = slots
@@ -38,6 +45,7 @@ class Taker:
         self._shares = shares
         self._hands = hands
         self._unsent = unsent
+        self._died = died
         self.calls = Calls(shares.queues, len(store.keys))
         self._polled_at = 0.0
         self._pauses = Pauses()
@@ -73,7 +81,7 @@ class Taker:
             # Slots come free on other workers too, and nobody says so.
             wait_s = max(0.0, self._polled_at + POLL_S - now)
             return min(wait_s, max(0.01, self._slots.wait_s(having))) if having else wait_s
-        jobs = await queue.take(self._store, self._worker, asks)
+        jobs = await queue.take(self._store, self._worker, asks, self._died)
         self._hands.add(jobs)
         self.calls.came(asks, ((job.partition, job.queue) for job in jobs))
         got = dict.fromkeys(shares, 0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from contextvars import Context as Variables
 from queue import SimpleQueue
 
 from .context import CURRENT
-from .run import Run
+from .run import Run, end_if_forked
 
 
 class Threads:
@@ -19,6 +20,7 @@ class Threads:
         self._most = most
         self._now_ms = now_ms
         self._ended = ended
+        self._pid = os.getpid()
         self._jobs: SimpleQueue[Run | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._done: deque[Run] = deque()
@@ -64,8 +66,10 @@ class Threads:
         CURRENT.set(run.context)
         try:
             run.answered(run.work.function(**run.start(self._now_ms)))
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # the task's end, not the thread's
+        except BaseException as error:  # noqa: BLE001  # the task's end, not the thread's
             run.failed(error)
+        finally:
+            end_if_forked(self._pid)
 
     def _tell(self, run: Run) -> None:
         with self._lock:

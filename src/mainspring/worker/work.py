@@ -44,6 +44,8 @@ class Work:
 class Outputs(Exception):
     """Carries what a failed command wrote beside why it failed."""
 
-    def __init__(self, reason: str, output: Output) -> None:
+    def __init__(self, reason: str, output: Output, brief: str | None = None) -> None:
         super().__init__(reason)
         self.output = output
+        self.brief = brief
+        """The reason without what the command wrote, for logs."""

@@ -11,6 +11,7 @@ from ..engine.failures import Failures
 from ..engine.loop import Loop
 from ..model.errors import InvalidInput, StoreError
 from ..model.failure import ErrorHandler
+from ..model.lane_policy import LanePolicy
 from ..model.policies import Policies
 from ..model.rate import Limit
 from ..model.retry import RetryPolicy
@@ -47,6 +48,8 @@ class WorkerOptions:
     """How many jobs of some queues may run at one time, on all workers together."""
     queue_retries: Mapping[str, RetryPolicy] = field(default_factory=dict)
     """By queue; for handlers without a policy of their own."""
+    lane_policy: LanePolicy = field(default_factory=LanePolicy)
+    """The nodes', who carry it out: a lane that they park waits for its head, which is not over then."""
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -62,7 +65,9 @@ class Worker:
         self.options = options
         self._store = store
         self.failures = Failures(options.error_handler)
-        self.ends = Ends(store, options.name, _policies(options), self.failures, self._something_ended)
+        self.ends = Ends(
+            store, options.name, _policies(options), self.failures, self._something_ended, options.lane_policy
+        )
         self.hands = Hands(
             registry,
             store.keys.namespace,
@@ -75,8 +80,9 @@ class Worker:
         )
         shares = Shares(options.queues, strict=options.strict)
         slots = Slots(store, options.name, options.slots, options.lease_s, self._queues_in_hand)
-        self.taker = Taker(store, options.name, shares, self.hands, lambda: len(self.ends.unsent), slots)
-        self.heart = Heart(store, options.name, self.hands, shares.queues, options.lease_s, lambda: self.taker.room)
+        name, died = options.name, self.ends.died
+        self.taker = Taker(store, name, shares, self.hands, lambda: len(self.ends.unsent), slots, died)
+        self.heart = Heart(store, name, self.hands, shares.queues, options.lease_s, lambda: self.taker.room, died)
         self._take = Loop("worker: take", self.taker.step, max_backoff_s=0.5)
         self._end = Loop("worker: end", self.ends.step, max_backoff_s=0.5)
         self._beat = Loop("worker: beat", self.heart.beat, max_backoff_s=options.lease_s / 4)

@@ -7,6 +7,7 @@
 -- keeps: over any span no more permits than the rate and the burst allow, and never more than `slots` in use or granted
 --   by all live nodes together. The rate is kept as the time at which all permits given so far are used up at an even
 --   pace. A node that is not heard of for a lease gives back its slots. Two nodes that want slots get as many each.
+--   How many slots there are is kept as well, for who asks why something waits (`running_slots`).
 local now = now_us()
 local key, node = KEYS[1], ARGV[1]
 local used, want, lease_us = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]) * 1000
@@ -53,7 +54,7 @@ end
 if slots > 0 then
   if used + granted + want > 0 then
     redis.call('HSET', key, 'n:' .. node,
-      string.format('%d:%d:%.0f', used + granted, want - granted, now + lease_us))
+      string.format('%d:%d:%.0f', used + granted, want - granted, now + lease_us), 'slots', slots)
   else
     gone[#gone + 1] = 'n:' .. node
   end

@@ -14,20 +14,35 @@
 --         per large slice: f offset, f bytes
 --         per commit: d offset (-1 = the bytes are all of d), d bytes
 --         per proof: name, g, m, header at m (only rows that no earlier call has proven)
---         per known slice (only when lane tasks begin): name, g, cursor; and before them the section's latest due
+--         per known slice (only when lane tasks begin): name, g, cursor (-1 = no slice, whatever its list holds); and before
+--           them the section's latest due
 --         if there are plants: places, slices with skipped ones; per place: name, score, address prefix; then per plant
 --           what is in _plant.lua
 -- returns {time in us, {status, x of each small, x range of each large ...} per section}
 --   status: ok | fenced | rolledback | early | stale | more; only ok wrote anything
 -- keeps: nothing fires before its time by the server's clock, nothing is written by a former owner, and of a lane
 --   no task begins while an earlier one may stand unread. Of a schedule the following occurrence is put in the step
---   in which one begins: not at commit, or a slow delivery would lose planned times.
+--   in which one begins: not at commit, or a slow delivery would lose planned times. What finished is counted last, once
+--   the fences say so: a call that failed before is repeated, and would count it again.
 local now = now_us()
 local out = {now}
 local sections, all_small, latest = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local early = latest and latest * 1000 > now
-local values = redis.call('MGET', unpack(KEYS, 1, sections + all_small))
+local MOST_VALUES = 4000 -- Lua cannot spread more than some thousand; even, for the pairs of MSET
+
+local function values_of(count)
+  if count <= MOST_VALUES then return redis.call('MGET', unpack(KEYS, 1, count)) end
+  local all = {}
+  for first = 1, count, MOST_VALUES do
+    local some = redis.call('MGET', unpack(KEYS, first, math.min(first + MOST_VALUES - 1, count)))
+    for i = 1, #some do all[first + i - 1] = some[i] end
+  end
+  return all
+end
+
+local values = values_of(sections + all_small)
 local writes, w = {}, 0
+local counters, counts = {}, {}
 local k, a, small_at = sections + all_small * 2, 3, sections
 
 local function check_known(slices, known, max_due, key, arg)
@@ -36,7 +51,8 @@ local function check_known(slices, known, max_due, key, arg)
   for i = 0, known - 1 do
     local at = arg + i * 3
     if not same_incarnation(slices, ARGV[at + 1], tonumber(ARGV[at + 2])) then return false end
-    if redis.call('LLEN', KEYS[key + i + 1]) ~= tonumber(ARGV[at + 3]) then return false end
+    local cursor = tonumber(ARGV[at + 3])
+    if cursor >= 0 and redis.call('LLEN', KEYS[key + i + 1]) ~= cursor then return false end
   end
   return true
 end
@@ -115,7 +131,7 @@ for section = 1, sections do
           redis.call('SETRANGE', KEYS[commit_key + i + 1], ARGV[at + 1], ARGV[at + 2])
         end
       end
-      if finished > 0 then redis.call('HINCRBY', n, 'done', finished) end
+      if finished > 0 then counters[#counters + 1], counts[#counts + 1] = n, finished end
     end
   end
   if status == nil or status == 'repeated' then
@@ -132,5 +148,8 @@ for section = 1, sections do
   end
   small_at = small_at + small
 end
-if w > 0 then redis.call('MSET', unpack(writes, 1, w)) end
+for first = 1, w, MOST_VALUES do
+  redis.call('MSET', unpack(writes, first, math.min(first + MOST_VALUES - 1, w)))
+end
+for i = 1, #counters do redis.call('HINCRBY', counters[i], 'done', counts[i]) end
 return out

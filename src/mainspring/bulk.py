@@ -1,0 +1,119 @@
+"""Bulk puts: the tasks in batches, and what became of each."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Container, Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from .model.errors import InvalidInput, MainspringError
+from .model.ids import IDH_BYTES
+from .model.task import Handle, PutSummary, Task
+from .store.codec import HEADER_BYTES, decode
+from .store.durable import SERVER, Durability
+from .store.intake import Batch, Plain
+from .store.put import AddressTexts, Places
+
+BATCH: Final = 16_384
+"""Tasks that travel together in a bulk put: the more, the more of them share a slice, which costs the server less.
+To make them ready keeps the loop for about 20 ms."""
+
+
+class Tally:
+    """What a bulk put came to so far."""
+
+    def __init__(self, level: Durability, handles: bool) -> None:
+        self.level = level
+        self.handles: list[Handle] | None = [] if handles else None
+        self.accepted = 0
+        self.last: list[Handle | None] = []
+        """Of a batch that was not written whole. Kept here: calls that wait for one connection share its error."""
+        self._counts = {"created": 0, "kept": 0, "replaced": 0}
+
+    def add(self, batch: Batch, places: Places, named: list[Handle]) -> None:
+        self._counts["created"] += batch.rows.size
+        for handle in named:
+            self._counts[handle.outcome] += 1
+        self.accepted += batch.rows.size + len(named)
+        if self.handles is not None:
+            self.handles += _handles(batch, places, named, self.level)
+
+    def tell(self, error: MainspringError) -> None:
+        """Say with an error what is stored all the same."""
+        error.stored = self.accepted + sum(handle is not None for handle in self.last)
+        error.handles = [*(self.handles or ()), *self.last]
+
+    def summary(self) -> PutSummary:
+        counts = self._counts
+        return PutSummary(
+            self.accepted,
+            counts["created"],
+            counts["kept"],
+            counts["replaced"],
+            self.level.text,
+            self.handles,
+        )
+
+
+def _handles(batch: Batch, places: Places, named: Iterable[Handle], level: Durability) -> list[Handle]:
+    """One for each task, in the order given."""
+    found: list[Handle] = []
+    with_ids = iter(named)
+    addresses = AddressTexts(places)
+    for item in batch.items:
+        if type(item) is Plain:
+            task_id = f"{item.idh.hex()}~{addresses.at(item.where)}"
+            found.append(Handle(task_id, item.due_ms, "created", item.past, level.text))
+        else:
+            found.append(next(with_ids))
+    return found
+
+
+def handles_in_part(
+    tasks: Sequence[Task],
+    batch: Batch,
+    places: Places,
+    named: Iterable[Handle | None],
+    level: Durability,
+    short: Container[int],
+) -> list[Handle | None]:
+    """The same when not all of it was written, from what was: None for the others.
+
+    In the partitions `short` it is as safe as the server is, whatever was asked for.
+    """
+    written: dict[bytes, Handle] = {}
+    addresses = AddressTexts(places)
+    for partition, place in places:
+        reached = SERVER if partition in short else level
+        for index, row in enumerate(batch.rows.groups[partition][place]):
+            idh, overdue_ms = row[5:HEADER_BYTES], decode(row).due_ms
+            due_ms = place.start_ms + int.from_bytes(row[:4], "big") if overdue_ms is None else overdue_ms
+            task_id = f"{idh.hex()}~{addresses.at((partition, place, index))}"
+            written[idh] = Handle(task_id, due_ms, "created", overdue_ms is not None, reached.text)
+    with_ids = iter(named)
+    drawn = (batch.idhs[at : at + IDH_BYTES] for at in range(0, len(batch.idhs), IDH_BYTES))
+    return [written.get(idh) if task.id is None else next(with_ids) for task, idh in zip(tasks, drawn, strict=True)]
+
+
+async def batches(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[list[Task]]:
+    if isinstance(tasks, Iterable):
+        rest = iter(tasks)
+        while some := list(islice(rest, BATCH)):
+            yield checked(some)
+        return
+    if not isinstance(tasks, AsyncIterable):
+        raise InvalidInput(f"put_many takes an iterable of Task objects; this is a {type(tasks).__name__}")
+    some = []
+    async for task in tasks:
+        some.append(task)
+        if len(some) == BATCH:
+            yield checked(some)
+            some = []
+    if some:
+        yield checked(some)
+
+
+def checked(tasks: list[Task]) -> list[Task]:
+    strange = set(map(type, tasks)) - {Task}
+    for kind in strange:
+        if not issubclass(kind, Task):
+            raise InvalidInput(f"put_many takes Task objects; this is a {kind.__name__}")
+    return tasks

@@ -1,0 +1,86 @@
+"""The error handler of a worker hears of what dies in a queue, without having been run."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from mainspring.client import Client
+from mainspring.model.failure import Failure
+from mainspring.store.codec import HEADER_BYTES
+from mainspring.store.hand_off import HandOff, hand_off
+from mainspring.store.store import Store
+from mainspring.testing.owner import HandOwner, address_of
+from mainspring.testing.ticker import Ticker
+from mainspring.worker.handler import Handler
+from mainspring.worker.registry import Registry
+from mainspring.worker.worker import Worker, WorkerOptions
+
+from .queueing import QUEUE, TARGET, HandWorker
+
+Tickers = Callable[..., Awaitable[Ticker]]
+
+
+async def send() -> None:
+    raise AssertionError("nobody shall run this")
+
+
+@pytest.fixture
+def told() -> list[Failure]:
+    return []
+
+
+@pytest.fixture
+async def worker(store: Store, told: list[Failure]) -> AsyncIterator[Worker]:
+    """One whose steps the test calls itself."""
+    options = WorkerOptions("w", {QUEUE: 1}, lease_s=0.001, error_handler=told.append)
+    made = Worker(store, Registry([Handler(send, queue=QUEUE)]), options)
+    yield made
+    await made.hands.close()
+    await made.failures.aclose()
+
+
+@pytest.mark.parametrize("lane", [None, "a"])
+async def test_it_hears_of_a_task_that_expired_in_its_queue(
+    tickers: Tickers, worker: Worker, told: list[Failure], lane: str | None
+) -> None:
+    ticker = await tickers(workers=True)
+    handle = await ticker.client.put(TARGET, id="late", lane=lane, after="1s", expires="2s")
+    await ticker.advance(seconds=1)
+    ticker.clock.advance(seconds=10)
+    await worker.taker.step()
+    await worker.failures.seen()
+    assert [(one.id, one.outcome, one.error, one.lane) for one in told] == [("late", "dead", "expired", lane)]
+    assert told[0].idempotency_key == f"{ticker.store.keys.namespace}/late/{handle.due_ms}"
+
+
+async def test_it_hears_of_a_task_that_expired_with_a_worker_that_died(
+    tickers: Tickers, worker: Worker, told: list[Failure], store: Store
+) -> None:
+    ticker = await tickers(workers=True)
+    await ticker.client.put(TARGET, id="left", after="1s", expires="2s")
+    await ticker.advance(seconds=1)
+    await HandWorker(store, "dead").take_one()
+    ticker.clock.advance(seconds=10)
+    async with asyncio.timeout(60):
+        while not told:  # the server's own clock says when the lease of the dead one is over
+            await worker.heart.reclaim()
+            await worker.failures.seen()
+    assert [(one.id, one.outcome, one.error) for one in told] == [("left", "dead", "expired")]
+
+
+async def test_it_hears_of_an_entry_that_nobody_can_read(
+    client: Client, store: Store, worker: Worker, told: list[Failure]
+) -> None:
+    address = address_of((await client.put(TARGET, "x", after="0s")).id)
+    owner = await HandOwner.acquire(store, address.partition)
+    await owner.begin(address.slice, [address.index])
+    [row] = await owner.rows(address.slice)
+    damaged = address.pack() + row[:HEADER_BYTES] + b"\xc1"
+    touch = await owner.touch(address.slice, done=[0])
+    await hand_off(store, [HandOff(owner.partition, owner.token, 2, 0, [touch], {QUEUE: [damaged]})])
+    await worker.taker.step()
+    await worker.failures.seen()
+    [failure] = told
+    assert (failure.target, failure.outcome) == ("(unreadable)", "dead")
+    assert failure.error.startswith("the entry cannot be read: ")
