@@ -207,6 +207,7 @@ class Dispatcher:
         return fired
 
     async def _begin(self, calls: _Calls, room: int, now_ms: int, now_s: float) -> None:
+        all_room = room
         for partition in self._in_turn(now_ms, now_s):
             if self._owned.get(partition.number) is not partition:
                 continue  # lost since the tick began: others had the loop while the first calls were sent
@@ -216,7 +217,8 @@ class Dispatcher:
             if limit <= 0 and not commit:
                 continue
             aside = partition.held_work.aside.count
-            begun = partition.begin(now_ms, limit, commit=commit)
+            # What is left over by others is not enough for a large slice: it is the first of the next tick.
+            begun = partition.begin(now_ms, limit, commit=commit, whole=room < all_room)
             if partition.held_work.aside.count > aside:
                 room -= partition.held_work.aside.count - aside
                 self._last_served = partition.number

@@ -175,9 +175,12 @@ class Partition:
 
     # -- begin ---------------------------------------------------------------------------------------
 
-    def begin(self, now_ms: int, limit: int, *, commit: bool) -> Begun | None:
-        """Everything due by now (up to the limit) and, with `commit`, everything settled since the last one."""
-        flights, by_live, max_due, limit, alike = self._take_due(now_ms, limit)
+    def begin(self, now_ms: int, limit: int, *, commit: bool, whole: bool = False) -> Begun | None:
+        """Everything due by now (up to the limit) and, with `commit`, everything settled since the last one.
+
+        With `whole` it begins no part of a slice that is overdue as a whole: it has its turn soon.
+        """
+        flights, by_live, max_due, limit, alike = self._take_due(now_ms, limit, whole=whole)
         if self.lanes.early:
             self.lanes.stir_due(now_ms)
         # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
@@ -192,7 +195,7 @@ class Partition:
         return self._section(flights, by_live, max_due, commit, now_ms, alike)
 
     def _take_due(
-        self, now_ms: int, limit: int
+        self, now_ms: int, limit: int, *, whole: bool
     ) -> tuple[list[Flight], dict[LiveSlice, Sequence[int]], int, int, str | None]:
         """Flights, their places by slice, the latest due time among them, how much room is left, and the target if
         all have the same and none expires."""
@@ -205,7 +208,7 @@ class Partition:
                 break
             if not live.waiting or live.blocks_its_lane:
                 continue
-            if flights and live.waiting > limit:
+            if live.waiting > limit and (flights or (whole and live.slice.end_ms <= now_ms)):
                 break  # a slice that leaves whole costs less than one that leaves in two parts
             most = limit if live.pace is None else self._room_of(live, limit)
             due = live.take_due(now_ms, most) if most else NOTHING_DUE
