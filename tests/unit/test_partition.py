@@ -27,9 +27,9 @@ def begun(partition: Partition, now_ms: int, limit: int, *, whole: bool) -> int:
 
 
 def test_an_overdue_slice_is_not_cut_to_fill_what_others_left_of_a_tick() -> None:
-    partition = partition_with(0)
+    partition = partition_with(1_000)
     assert begun(partition, 5_000, ROWS - 1, whole=True) == 0
-    assert partition.soonest_ms == 0, "it waits, and is due"
+    assert partition.soonest_ms == 1_000, "it waits, and is due"
     assert begun(partition, 5_000, ROWS, whole=True) == ROWS
 
 
