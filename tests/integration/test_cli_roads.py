@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mainspring.model.access import new_token
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Conflict, InvalidInput, NotConfirmed, Unavailable
 from mainspring.model.outcome import DONE, Dead, Outcome, Retry
+from mainspring.model.times import delay_ms
 from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.null import NullSink
 from mainspring.testing.servers import Server
@@ -288,6 +290,15 @@ async def test_a_schedule_from_add_to_remove(say: Say) -> None:
     assert (await told(say, "schedule", "list"))["count"] == 1
     assert (await told(say, "schedule", "remove", "s"))["removed"] is True
     assert (await told(say, "schedule", "remove", "s", code=1))["removed"] is False
+
+
+@pytest.mark.parametrize("span", ["3600s", "5400000ms", "PT1H"])
+async def test_a_schedule_rests_for_a_span_in_any_unit(say: Say, span: str) -> None:
+    await say("schedule", "add", "s", "--cron", "7 * * * *", "--target", "log:")
+    paused = await told(say, "schedule", "pause", "s", "--until", span)
+    rests = datetime.fromisoformat(paused["paused"]["until"]) - datetime.fromisoformat(paused["paused"]["since"])
+    assert rests == timedelta(milliseconds=delay_ms(span))
+    await say("schedule", "pause", "s", "--until", "0s", code=1)
 
 
 async def test_times_without_an_offset_are_of_the_schedules_zone(say: Say) -> None:

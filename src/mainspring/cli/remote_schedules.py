@@ -7,6 +7,7 @@ import msgspec
 
 from mainspring.cli.remote import Api, moment_of
 from mainspring.model.errors import InvalidInput, NotFound
+from mainspring.model.times import is_delay
 
 if TYPE_CHECKING:
     from mainspring.model.schedule import Definition, PauseMode
@@ -52,7 +53,7 @@ class RemoteSchedules:
     ) -> "ScheduleView":
         del by
         # The same option takes a time and a delay; the API tells them apart by name.
-        span = isinstance(until, str) and not until[:4].isdigit()
+        span = until is not None and is_delay(until)
         when = {"for": until} if span else {"until": moment_of(until)}  # type: ignore[arg-type]
         return _view(self._api.post(_SCHEDULES, name, "pause", reason=reason, mode=mode, **when))
 

@@ -3,7 +3,8 @@
 import math
 import re
 from datetime import datetime, timedelta
-from typing import Final, cast
+from decimal import Decimal
+from typing import Final, TypeGuard, cast
 
 from .errors import InvalidInput
 from .limits import HORIZON_MS
@@ -48,31 +49,38 @@ def _text_ms(text: str, field: str) -> int:
     if text[:1] in ("P", "p"):
         match = _ISO.fullmatch(text)
         if match and any(match.groupdict().values()):
-            parts = {unit: float(n) for unit, n in match.groupdict().items() if n}
-            return _rounded(sum(n * _UNIT_MS[unit] for unit, n in parts.items()))
+            return _rounded([(n, unit) for unit, n in match.groupdict().items() if n])
     else:
-        total, end = 0.0, 0
+        pieces: list[tuple[str, str]] = []
+        end = 0
         for piece in _SHORT.finditer(text):
             if piece.start() != end:
                 break
-            total, end = total + float(piece[1]) * _UNIT_MS[piece[2]], piece.end()
+            pieces.append((piece[1], piece[2]))
+            end = piece.end()
         if end == len(text) and end:
-            return _rounded(total)
+            return _rounded(pieces)
     raise InvalidInput(
         f"{field}: {_cut(text)!r} is not a delay; write '30m', '1h30m', '250ms' or ISO 8601 such as 'PT10M'"
         " (no months or years: their length varies)"
     )
 
 
-def _rounded(ms: float) -> int:
-    return math.ceil(min(ms, HORIZON_MS + 1))  # a number of hundreds of digits is infinite
+def _rounded(pieces: list[tuple[str, str]]) -> int:
+    """In decimals: as a float 8.3 minutes would be a little more than 498,000 ms, and rounded up one too many."""
+    ms = sum(Decimal(number) * _UNIT_MS[unit] for number, unit in pieces)
+    return math.ceil(min(ms, HORIZON_MS + 1))  # a number may have hundreds of digits
+
+
+def is_delay(value: When | Delay) -> TypeGuard[Delay]:
+    """Whether it is a span of time, where a time may be given as well: `2h`, and not `2030-01-01T09:00:00Z`."""
+    return isinstance(value, timedelta) or (isinstance(value, str) and not _DATE.match(value))
 
 
 def expiry_ms(expires: When | Delay, due_ms: int) -> int:
     """Until when a task may be delivered: a time, or a delay from the due time."""
-    delays = isinstance(expires, timedelta) or (isinstance(expires, str) and not _DATE.match(expires))
-    if delays:
-        found_ms = due_ms + delay_ms(cast("Delay", expires), field="expires")
+    if is_delay(expires):
+        found_ms = due_ms + delay_ms(expires, field="expires")
     else:
         found_ms = instant_ms(cast("When", expires), field="expires")
     if found_ms < due_ms:
