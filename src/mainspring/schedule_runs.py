@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from .model.errors import Conflict, InvalidInput, NotFound, StoreError
+from .model.limits import HORIZON_MS
 from .model.occurrence import check_schedule_name, instant_text, occurrence_id
 from .model.schedule import Definition
 from .model.schedule_input import local_ms
@@ -70,6 +71,8 @@ class RunsBeside:
         if dry_run or not slots:
             return Backfilled(len(slots), 0, 0, *edges)
         step_ms = 0.0 if rate is None else 1000 / rate
+        if step_ms * len(slots) > HORIZON_MS:
+            raise InvalidInput(f"rate is {rate:g}: {len(slots)} runs would take more than ten years; give a higher one")
         rows = [(occurrence_id(name, slot), slot, now_ms + round(i * step_ms)) for i, slot in enumerate(slots)]
         created = 0
         for first in range(0, len(rows), BACKFILL_BATCH):

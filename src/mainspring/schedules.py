@@ -1,9 +1,8 @@
 """The calls of a client that deal with schedules: `client.schedules.add(…)` and the others."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Literal, Unpack
+from typing import Any, Final, Literal, Unpack, cast
 
 import msgspec
 
@@ -12,7 +11,7 @@ from .model.occurrence import check_schedule_name
 from .model.schedule import Definition, Pause, PauseMode, changes, check_definition, check_runs_left, same_schedule
 from .model.schedule_input import ScheduleFields, define, edited_by
 from .model.schedule_view import SchedulePage, ScheduleView, told_changes, view_of
-from .model.times import Delay, When, delay_ms, instant_ms
+from .model.times import Delay, When, check_horizon, delay_ms, instant_ms, is_delay
 from .schedule_runs import RunsBeside
 from .schedule_writes import Writer, nothing, stamped
 from .store import schedules as kept
@@ -260,11 +259,13 @@ def _runs(seen: Seen) -> int:
 def _until_ms(until: When | Delay | None, now_ms: int) -> int | None:
     if until is None:
         return None
-    if isinstance(until, timedelta) or (isinstance(until, str) and not until[:4].isdigit()):
-        return now_ms + delay_ms(until, field="until")
-    until_ms = instant_ms(until, field="until")
+    if is_delay(until):
+        until_ms = now_ms + delay_ms(until, field="until")
+    else:
+        until_ms = instant_ms(cast("When", until), field="until")
     if until_ms <= now_ms:
         raise InvalidInput("until lies in the past; the pause would be over before it begins")
+    check_horizon(until_ms, now_ms, field="until")
     return until_ms
 
 

@@ -111,6 +111,14 @@ async def test_a_pause_outlives_a_replacement(client: Client) -> None:
     assert (await client.schedules.resume("job")).state == "active"
 
 
+async def test_a_pause_ends_within_ten_years_or_with_a_resume(client: Client) -> None:
+    await client.schedules.add("job", every="1m", target="log:")
+    for until in (10**18, "9999-01-01T00:00:00Z", "600w"):
+        with pytest.raises(InvalidInput, match="ten years"):
+            await client.schedules.pause("job", until=until)
+    assert (await view_of(client, "job")).state == "active"
+
+
 async def test_a_file_leaves_alone_what_has_made_all_its_runs(ticker: Ticker, client: Client) -> None:
     await client.schedules.add("twice", every="1s", max_runs=2, target="log:")
     await ticker.advance(seconds=5)
@@ -355,9 +363,11 @@ async def test_a_backfill_runs_what_was_planned_and_twice_is_once(ticker: Ticker
     again = await client.schedules.backfill("job", start=start, end=end)
     assert (again.created, again.kept) == (0, 6)
     assert [one.id for one in await ticker.advance(hours=1)] == ["job@2027-01-15T09:00:00Z"], "the chain goes on"
-    for wrong in ({"start": end, "end": start}, {"start": start, "end": end, "rate": float("nan")}):
-        with pytest.raises(InvalidInput):
-            await client.schedules.backfill("job", **wrong)
+    with pytest.raises(InvalidInput):
+        await client.schedules.backfill("job", start=end, end=start)
+    for rate in (float("nan"), 0, 1e-9, 1e-300):
+        with pytest.raises(InvalidInput, match="rate"):
+            await client.schedules.backfill("job", start=start, end=end, rate=rate)
 
 
 async def test_an_occurrence_that_is_there_already_is_not_put_a_second_time(
@@ -468,6 +478,13 @@ async def test_what_could_not_work_is_refused_with_the_reason(client: Client) ->
         await add("job", every="1s", end=START_MS - 1, target="log:")
     with pytest.raises(InvalidInput, match="buffer_all"):
         await add("job", every="1s", overlap="sometimes", target="log:")
+    for bound in (10**18, 1 << 45, "9999-12-31T23:59:59Z", -1):
+        with pytest.raises(InvalidInput, match="outside of the years 1970 to 3084"):
+            await add("job", every="1s", end=bound, target="log:")
+        with pytest.raises(InvalidInput, match="outside of the years 1970 to 3084"):
+            await add("job", every="1s", start=bound, target="log:")
+    with pytest.raises(InvalidInput, match="max_runs"):
+        await add("job", every="1s", max_runs=1 << 64, target="log:")
     assert await client.schedules.get("job") is None
 
 

@@ -15,7 +15,7 @@ MAX_ERRORS_KEPT: Final = 16
 MAX_ERROR_CHARS: Final = 500
 
 LAST_START_MS: Final = 1 << 45
-"""In the year 3084: previews begin before it."""
+"""In the year 3084: previews begin before it, and bounds of schedules lie before it."""
 
 LAST_SHOWN_MS: Final = 1 << 47
 """In the year 6429: runs are shown up to there. Calendars of Python end with the year 9999, and zones look ahead."""

@@ -25,6 +25,8 @@ PauseMode = Literal["drop", "hold"]
 MOST_KEPT: Final = 1_000
 """Runs that `buffer_all` and `all` may keep at most."""
 MOST_SPECS: Final = 32
+MOST_RUNS: Final = (1 << 53) - 1
+"""What every JSON reader takes for a whole number."""
 _KEPT_BY_DEFAULT: Final = 100
 _RULE: Final = re.compile(r"([a-z_]+)(?:\((\d{1,6})\))?")
 _SAMPLE: Final = 20
@@ -162,8 +164,8 @@ def check_definition(definition: Definition, now_ms: int) -> Definition:
         value = getattr(definition, field)
         if not 0 <= value <= HORIZON_MS:
             raise InvalidInput(f"{field} is {value}; it must lie between 0 and ten years")
-    if definition.max_runs is not None and definition.max_runs < 1:
-        raise InvalidInput(f"max_runs is {definition.max_runs}; leave it out, or give at least 1")
+    if definition.max_runs is not None and not 1 <= definition.max_runs <= MOST_RUNS:
+        raise InvalidInput(f"max_runs is {definition.max_runs}; leave it out, or give 1 to {MOST_RUNS}")
     if definition.timeout_ms is not None and definition.timeout_ms < 1:
         raise InvalidInput(f"timeout is {definition.timeout_ms} ms; it must be at least 1")
     first_ms = definition.slots.after(now_ms)

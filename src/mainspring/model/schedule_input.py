@@ -9,7 +9,7 @@ import msgspec
 
 from .errors import InvalidInput
 from .known_names import did_you_mean
-from .limits import MAX_PAYLOAD_BYTES
+from .limits import LAST_START_MS, MAX_PAYLOAD_BYTES
 from .retry import RetryPolicy
 from .retry_text import retry_line
 from .schedule import Definition
@@ -80,7 +80,7 @@ def read_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field, value in fields.items():
         if field in ("start", "end"):
-            found[f"{field}_ms"] = None if value is None else local_ms(value, fields.get("timezone"), field)
+            found[f"{field}_ms"] = None if value is None else _bound_ms(value, fields.get("timezone"), field)
         elif field in _READERS:
             ours, read = _READERS[field]
             found[ours] = read(name, field, value)
@@ -162,6 +162,14 @@ def local_ms(when: When | date, zone_name: str | None, field: str) -> int:
     if isinstance(when, datetime) and when.tzinfo is None and isinstance(zone_name, str):
         when = when.replace(tzinfo=zone(zone_name).info)
     return instant_ms(when, field=field)
+
+
+def _bound_ms(when: When | date, zone_name: str | None, field: str) -> int:
+    """Of a schedule. One that no calendar can show would end every list that it stands in."""
+    at_ms = local_ms(when, zone_name, field)
+    if not 0 <= at_ms < LAST_START_MS:
+        raise InvalidInput(f"{field} {str(when)[:40]!r} lies outside of the years 1970 to 3084; leave it out for none")
+    return at_ms
 
 
 def _exclude(name: str, field: str, value: Any) -> tuple[str, ...]:
