@@ -114,7 +114,7 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
         if "lane" in different:
             raise InvalidInput(f"schedule {definition.name!r}: its lane cannot be changed; remove it, and add it anew")
         action: Action = "same"
-        if different or there.definition.source != source:
+        if different or there.definition.source != kept.source:
             action = "over" if over else "change"
         steps.append(Step(definition.name, action, different, kept))
     for step in steps:

@@ -10,7 +10,7 @@ from mainspring.model.clock import ManualClock
 from mainspring.model.errors import Conflict, InvalidInput, NotFound, Unavailable
 from mainspring.model.schedule_input import define, local_ms
 from mainspring.model.schedule_view import ScheduleView
-from mainspring.schedule_file import plan
+from mainspring.schedule_file import carry_out, plan
 from mainspring.store.index import IdRow
 from mainspring.store.keys import partition_of
 from mainspring.store.put import Widths
@@ -126,6 +126,15 @@ async def test_a_file_leaves_alone_what_has_made_all_its_runs(ticker: Ticker, cl
     steps = await plan(client.schedules, wanted, "", prune=False)
     assert [one.action for one in steps] == ["over", "create"]
     assert steps[0].lines() == ["! twice: its end has passed, or max_runs is reached; nothing of it is written"]
+
+
+async def test_one_that_names_a_source_of_its_own_is_applied_once(client: Client) -> None:
+    wanted = [define("job", every="1h", target="log:", source="somebody")]
+    for written in (1, 0):
+        steps = await plan(client.schedules, wanted, "file", prune=True)
+        assert await carry_out(client.schedules, [one for one in steps if one.action != "same"]) == written
+    taken = await plan(client.schedules, [define("job", every="1h", target="log:", source="file")], "file", prune=True)
+    assert [one.action for one in taken] == ["change"]
 
 
 async def test_an_edit_takes_effect_at_once_and_the_old_plan_never_runs(ticker: Ticker, client: Client) -> None:
