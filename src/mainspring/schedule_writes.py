@@ -14,6 +14,7 @@ from .model.schedule_view import ScheduleView, view_of
 from .model.zone import tz_version
 from .store import schedules as kept
 from .store.keys import partition_of
+from .store.schedule_care import with_called_off
 from .store.schedule_rows import row_of
 from .store.schedules import Change, Seen
 from .store.store import Store
@@ -42,7 +43,7 @@ class Writer:
         unsure: dict[str, Definition | None] = {}
         todo = list(makes)
         for attempt in range(_TRIES):
-            seen = await kept.see(self._store, todo)
+            seen = await with_called_off(self._store, await kept.see(self._store, todo))
             pending: list[Change] = []
             now_ms = self._store.clock.now_ms()
             for name, one in zip(todo, seen, strict=True):

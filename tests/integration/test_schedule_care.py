@@ -93,6 +93,28 @@ async def test_a_run_that_was_read_and_cancelled_still_puts_the_next(ticker: Tic
     assert (view.runs, view.not_run, view.running_since_ms) == (2, {"cancelled": 1}, None)
 
 
+@pytest.mark.parametrize("seen", [False, True])
+async def test_a_cancelled_run_stays_cancelled_whatever_becomes_of_the_schedule(
+    ticker: Ticker, client: Client, store: Store, *, seen: bool
+) -> None:
+    """Before a check has found it, and after."""
+    schedules = client.schedules
+    await schedules.add("job", every="10s", target="log:")
+    await lose_the_next_run(client)
+    if seen:
+        assert await ticker.engine.planner.check(partition_of("job", len(store.keys))) == 1
+    await schedules.edit("job", payload=1)
+    await schedules.pause("job", until="5s")
+    await schedules.pause("job", mode="hold")
+    await schedules.resume("job")
+    await schedules.rollback("job")
+    assert [one.id for one in await ticker.advance(seconds=25)] == ["job@2027-01-15T08:00:20Z"]
+    view = await schedules.get("job")
+    assert view is not None
+    assert (view.runs, view.not_run) == (1, {"cancelled": 1})
+    assert (await verify(store)).left == 0
+
+
 async def test_a_check_does_not_disturb_what_waits(
     ticker: Ticker, client: Client, store: Store, clock: ManualClock
 ) -> None:

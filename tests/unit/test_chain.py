@@ -14,6 +14,7 @@ from mainspring.model.chain import (
     Run,
     State,
     after_begin,
+    after_loss,
     after_misfire,
     first_of,
     from_here,
@@ -135,6 +136,47 @@ def test_an_edit_of_an_overdue_schedule_does_not_forget_what_was_missed() -> Non
     other = msgspec.structs.replace(new, specs=("@every 7m",))
     assert first_of(other, old, link, at(5.5))[0] == at(7)
     assert from_here(old, at(1), at(1.5), State()) == (at(2), State())
+
+
+def test_an_edit_does_not_bring_back_what_found_the_buffer_full() -> None:
+    """Run 2 goes, 3 and 4 wait, 5 to 9 are left out; then somebody edits the payload."""
+    old = minutely(overlap="buffer_all(3)", misfire="all")
+    next_ms, state = after_begin(old, link_to(old, at(2), State(runs=1)), at(9.5), waited=True)
+    new = msgspec.structs.replace(old, payload=b"1", generation=2)
+    next_ms, state = first_of(new, old, link_to(old, next_ms, state), at(9.5))
+    ran = []
+    while next_ms is not None and next_ms < at(12):
+        ran.append((next_ms - NOW_MS) // MINUTE_MS)
+        next_ms, state = after_begin(new, link_to(new, next_ms, state), max(at(9.5), next_ms))
+    assert ran == [3, 4, 10, 11]
+    assert state.not_run == {"overlap": 5}
+
+
+def test_a_time_that_was_called_off_stays_so_as_long_as_the_times_are_the_same() -> None:
+    old = minutely()
+    next_ms, state = after_loss(old, link_to(old, at(5), State(runs=4)), at(4.5), "cancelled")
+    assert next_ms == at(6)
+    link = link_to(old, next_ms, state)
+    new = msgspec.structs.replace(old, payload=b"1", generation=2)
+    assert first_of(new, old, link, at(4.6)) == (at(6), state)
+    for pause in (Pause(at(4.6), until_ms=at(4.8)), Pause(at(4.6), "hold", at(4.8)), Pause(at(4.6), "hold", at(5.5))):
+        paused = msgspec.structs.replace(old, paused=pause, generation=2)
+        assert first_of(paused, old, link, at(4.6))[0] == at(6)
+    other = msgspec.structs.replace(new, specs=("@every 30s",))
+    assert first_of(other, old, link, at(4.6))[0] == at(5), "it means other times now"
+    assert after_begin(old, link, at(6))[1].cuts == (), "nothing comes to it any more"
+
+
+def test_a_time_that_was_called_off_is_counted_once() -> None:
+    old = msgspec.structs.replace(minutely(), paused=Pause(at(0.5)))
+    state = State().called_off(at(2), "cancelled")
+    new = msgspec.structs.replace(old, paused=None, generation=2)
+    next_ms, state = first_of(new, old, link_to(old, None, state), at(5.5))
+    assert (next_ms, state.not_run) == (at(6), {"cancelled": 1, "paused": 4})
+    state = State().called_off(at(5), "cancelled")
+    missed = after_misfire(minutely(), link_to(minutely(), at(1), state), at(5.5))
+    assert missed is not None
+    assert (missed[0], missed[1].not_run) == (at(4), {"cancelled": 1, "missed": 3})
 
 
 def test_a_pause_without_an_end_plans_nothing() -> None:

@@ -6,6 +6,7 @@ from struct import Struct
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from .ids import IDH_BYTES, idh_of
 from .occurrence import occurrence_id
@@ -13,6 +14,7 @@ from .schedule import Definition, Pause
 
 NOT_RUN_KEPT: Final = 10
 RUNS_KEPT: Final = 5
+CUTS_KEPT: Final = 100
 _HEAD: Final = Struct(f">IQ{IDH_BYTES}s")
 _CLAIM: Final = Struct(">IQ")
 NOBODY: Final = bytes(IDH_BYTES)
@@ -53,7 +55,8 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
     recent: tuple[NotRun, ...] = ()
     history: tuple[Run, ...] = ()
     cuts: tuple[tuple[int, int], ...] = ()
-    """(after, until] of planned times that found the buffer full, and are left out when their turn comes."""
+    """(after, until] of planned times that are counted, and left out when their turn comes: they found the buffer
+    full, or somebody has cancelled them ahead of their time."""
     rested_ms: int = 0
     """End of the last pause that ended by itself and whose planned times are counted."""
 
@@ -65,7 +68,20 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
         """Note how the last run ended; said twice it is the same."""
         if self.history and self.history[-1].planned_ms >= run.planned_ms:
             return self
-        return msgspec.structs.replace(self, history=(*self.history, run)[-RUNS_KEPT:])
+        return replace(self, history=(*self.history, run)[-RUNS_KEPT:])
+
+    def called_off(self, planned_ms: int, reason: str) -> "State":
+        """Note one planned time that does not run, and that no edit or pause brings back."""
+        state = self.without(NotRun(planned_ms, planned_ms, 1, reason))
+        return replace(state, cuts=(*state.cuts, (planned_ms - 1, planned_ms))[-CUTS_KEPT:])
+
+    def cut_over(self, planned_ms: int) -> tuple[int, int] | None:
+        return next((cut for cut in self.cuts if cut[0] < planned_ms <= cut[1]), None)
+
+    def with_cuts_from(self, from_ms: int) -> "State":
+        """Without those that nothing will come to any more."""
+        kept = tuple(cut for cut in self.cuts if cut[1] >= from_ms)
+        return self if len(kept) == len(self.cuts) else replace(self, cuts=kept)
 
     def without(self, slot: NotRun) -> "State":
         """Note planned times that do not run."""
@@ -76,8 +92,8 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
         if recent and recent[-1].reason == slot.reason and recent[-1].runs == self.runs:
             before = recent.pop()
             slot = NotRun(before.from_ms, slot.to_ms, before.count + slot.count, slot.reason)
-        recent.append(msgspec.structs.replace(slot, runs=self.runs))
-        return msgspec.structs.replace(self, not_run=counts, recent=tuple(recent[-NOT_RUN_KEPT:]))
+        recent.append(replace(slot, runs=self.runs))
+        return replace(self, not_run=counts, recent=tuple(recent[-NOT_RUN_KEPT:]))
 
 
 class Link(msgspec.Struct, frozen=True, gc=False):
@@ -123,7 +139,8 @@ def link_to(definition: Definition, planned_ms: int | None, state: State) -> Lin
 def after_begin(definition: Definition, link: Link, now_ms: int, *, waited: bool = False) -> tuple[int | None, State]:
     """The occurrence runs: what is planned next. `waited`: it was kept back until the run before it was over."""
     state = _after_rest(definition, link)
-    state = msgspec.structs.replace(state, last=link.idh, last_ms=link.planned_ms, began_ms=now_ms, runs=state.runs + 1)
+    state = replace(state, last=link.idh, last_ms=link.planned_ms, began_ms=now_ms, runs=state.runs + 1)
+    state = state.with_cuts_from(link.planned_ms)
     next_ms = _uncut(definition, state, link.planned_ms)
     if waited and next_ms is not None and next_ms <= now_ms:
         next_ms, state = _after_wait(definition, state, next_ms, now_ms)
@@ -133,11 +150,20 @@ def after_begin(definition: Definition, link: Link, now_ms: int, *, waited: bool
 
 
 def _uncut(definition: Definition, state: State, after_ms: int) -> int | None:
+    """The first planned time that is not left out."""
     next_ms = definition.slots.after(after_ms)
-    for low_ms, high_ms in state.cuts:
-        if next_ms is not None and low_ms < next_ms <= high_ms:
-            next_ms = definition.slots.after(high_ms)
+    while next_ms is not None and (cut := state.cut_over(next_ms)) is not None:
+        next_ms = definition.slots.after(cut[1])
     return next_ms
+
+
+def _count(definition: Definition, state: State, from_ms: int, to_ms: int) -> int:
+    """Planned times in [from_ms, to_ms] that are not counted yet."""
+    count = definition.slots.count(from_ms, to_ms) if from_ms <= to_ms else 0
+    for low_ms, high_ms in state.cuts:
+        first_ms, last_ms = max(from_ms, low_ms + 1), min(to_ms, high_ms)
+        count -= definition.slots.count(first_ms, last_ms) if first_ms <= last_ms else 0
+    return max(0, count)
 
 
 def _after_wait(definition: Definition, state: State, next_ms: int, now_ms: int) -> tuple[int | None, State]:
@@ -149,42 +175,52 @@ def _after_wait(definition: Definition, state: State, next_ms: int, now_ms: int)
         last_ms, at_ms, kept = at_ms, _uncut(definition, state, at_ms), kept - 1
     if at_ms is None or at_ms > now_ms:
         return next_ms, state
-    left_out = NotRun(at_ms, now_ms, definition.slots.count(at_ms, now_ms), "overlap")
+    left_out = NotRun(at_ms, now_ms, _count(definition, state, at_ms, now_ms), "overlap")
     state = state.without(left_out)
     if last_ms is None:
-        return definition.slots.after(now_ms), msgspec.structs.replace(state, cuts=())
+        return _uncut(definition, state, now_ms), state.with_cuts_from(now_ms + 1)
     cuts = tuple(cut for cut in state.cuts if cut[1] > next_ms)
-    return next_ms, msgspec.structs.replace(state, cuts=(*cuts, (last_ms, now_ms)))
+    return next_ms, replace(state, cuts=(*cuts, (last_ms, now_ms)))
 
 
 def after_overlap(definition: Definition, link: Link) -> tuple[int | None, State]:
     """The run before is not over: this one is left out."""
     state = _after_rest(definition, link).without(NotRun(link.planned_ms, link.planned_ms, 1, "overlap"))
-    return definition.slots.after(link.planned_ms), state
+    return _uncut(definition, state, link.planned_ms), state
 
 
 def after_misfire(definition: Definition, link: Link, now_ms: int) -> tuple[int | None, State] | None:
     """Nobody was up when it was due. None: it runs all the same; else what is planned instead."""
-    slots, rule, planned_ms = definition.slots, definition.misfire_rule, link.planned_ms
+    rule, planned_ms, state = definition.misfire_rule, link.planned_ms, link.state
     if rule.word == "skip":
-        next_ms = slots.after(max(planned_ms, now_ms - definition.grace_ms) - 1)
+        next_ms = _uncut(definition, state, max(planned_ms, now_ms - definition.grace_ms) - 1)
         if next_ms == planned_ms:
             return None  # it is not late
         until_ms = now_ms if next_ms is None else min(now_ms, next_ms - 1)
     else:
-        kept = 1 if rule.word == "coalesce" else rule.most
-        next_ms = slots.newest(planned_ms, now_ms) if kept == 1 else slots.last(kept, planned_ms, now_ms)
+        next_ms = _kept_of_missed(definition, state, planned_ms, now_ms, 1 if rule.word == "coalesce" else rule.most)
         if next_ms is None or next_ms <= planned_ms:
             return None
         until_ms = next_ms - 1
-    missed = NotRun(planned_ms, until_ms, max(1, slots.count(planned_ms, until_ms)), "missed")
+    missed = NotRun(planned_ms, until_ms, max(1, _count(definition, state, planned_ms, until_ms)), "missed")
     return next_ms, _after_rest(definition, link).without(missed)
+
+
+def _kept_of_missed(definition: Definition, state: State, planned_ms: int, now_ms: int, kept: int) -> int | None:
+    """The first of the newest so many that were missed and are not left out."""
+    if kept > 1:
+        next_ms = definition.slots.last(kept, planned_ms, now_ms)
+        return None if next_ms is None else _uncut(definition, state, next_ms - 1)
+    next_ms = definition.slots.newest(planned_ms, now_ms)
+    while next_ms is not None and (cut := state.cut_over(next_ms)) is not None:
+        next_ms = definition.slots.newest(planned_ms, cut[0])
+    return next_ms
 
 
 def after_loss(definition: Definition, link: Link, now_ms: int, reason: str) -> tuple[int | None, State]:
     """The planned occurrence is not there (any more): the chain goes on behind it."""
     state = link.state if definition.paused_at(now_ms) else _after_rest(definition, link)
-    state = state.without(NotRun(link.planned_ms, link.planned_ms, 1, reason))
+    state = state.called_off(link.planned_ms, reason)
     return from_here(definition, link.planned_ms, now_ms, state)
 
 
@@ -194,14 +230,14 @@ def _after_rest(definition: Definition, link: Link) -> State:
     if pause is None or pause.until_ms is None or pause.until_ms <= state.rested_ms:
         return state
     from_ms, to_ms = max(pause.first_ms, state.last_ms + 1), min(pause.until_ms, link.planned_ms) - 1
-    count = definition.slots.count(from_ms, to_ms) if from_ms <= to_ms else 0
+    count = _count(definition, state, from_ms, to_ms)
     state = state.without(NotRun(from_ms, to_ms, count, "paused" if pause.mode == "drop" else "missed"))
-    return msgspec.structs.replace(state, rested_ms=pause.until_ms)
+    return replace(state, rested_ms=pause.until_ms)
 
 
 def from_here(definition: Definition, after_ms: int, now_ms: int, state: State) -> tuple[int | None, State]:
     """Where a chain goes on that stopped after a time: what has passed since is missed, by the rule for that."""
-    next_ms = definition.slots.after(after_ms)
+    next_ms = _uncut(definition, state, after_ms)
     if next_ms is None or next_ms > now_ms:
         return next_ms, state
     link = link_to(definition, next_ms, state)
@@ -225,34 +261,47 @@ def first_of(
     definition: Definition, old: Definition | None, link: Link | None, now_ms: int
 ) -> tuple[int | None, State]:
     """The first occurrence of a new generation, and what it remembers of the one before."""
-    state = State() if link is None else msgspec.structs.replace(link.state, cuts=())
+    state = State() if link is None else link.state
     if old is not None and link is not None and link.planned_ms and not old.paused_at(now_ms):
-        state = msgspec.structs.replace(_after_rest(old, link), cuts=())
+        state = _after_rest(old, link)
+    same_times = old is not None and old.slots is definition.slots
+    state = state.with_cuts_from(_not_behind(old, link, now_ms)) if same_times else replace(state, cuts=())
     if definition.max_runs is not None and state.runs >= definition.max_runs:
         return None, state
     if definition.paused is not None and definition.paused_at(now_ms):
-        return _first_after_pause(definition, definition.paused), state
+        return _first_after_pause(definition, definition.paused, state), state
     if old is not None and old.paused is not None and definition.paused is None and old.paused_at(now_ms):
         return _resumed(definition, old.paused, now_ms, state)
     if old is not None and link is not None and 0 < link.planned_ms <= now_ms:  # overdue: nobody was up
-        if old.slots is definition.slots:
+        if same_times:
             return from_here(definition, link.planned_ms - 1, now_ms, state)
-        state = state.without(NotRun(link.planned_ms, now_ms, old.slots.count(link.planned_ms, now_ms), "missed"))
-    return definition.slots.after(now_ms), state
+        missed = _count(old, link.state, link.planned_ms, now_ms)
+        state = state.without(NotRun(link.planned_ms, now_ms, missed, "missed"))
+    return _uncut(definition, state, now_ms), state
 
 
-def _first_after_pause(definition: Definition, pause: Pause) -> int | None:
+def _not_behind(old: Definition | None, link: Link | None, now_ms: int) -> int:
+    """Planned times from here on may still be counted or planned."""
+    places_ms = [now_ms + 1]
+    if link is not None and link.planned_ms:
+        places_ms.append(link.planned_ms)
+    if old is not None and old.paused is not None:
+        places_ms.append(old.paused.first_ms)
+    return min(places_ms)
+
+
+def _first_after_pause(definition: Definition, pause: Pause, state: State) -> int | None:
     """The misfire rule says which of those that were held back run at its end."""
     if pause.until_ms is None:
         return None
     if pause.mode == "hold":
-        return from_here(definition, pause.first_ms - 1, pause.until_ms, State())[0]
-    return definition.slots.after(pause.until_ms - 1)
+        return from_here(definition, pause.first_ms - 1, pause.until_ms, State(cuts=state.cuts))[0]
+    return _uncut(definition, state, pause.until_ms - 1)
 
 
 def _resumed(definition: Definition, pause: Pause, now_ms: int, state: State) -> tuple[int | None, State]:
     until_ms = now_ms if pause.until_ms is None else min(now_ms, pause.until_ms)
     if pause.mode == "hold":
         return from_here(definition, pause.first_ms - 1, now_ms, state)
-    rested = NotRun(pause.first_ms, until_ms, definition.slots.count(pause.first_ms, until_ms), "paused")
-    return definition.slots.after(now_ms), state.without(rested)
+    rested = NotRun(pause.first_ms, until_ms, _count(definition, state, pause.first_ms, until_ms), "paused")
+    return _uncut(definition, state, now_ms), state.without(rested)

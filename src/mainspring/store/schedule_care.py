@@ -11,7 +11,7 @@ from .cancelled_ids import last_cancelled
 from .index import look_up
 from .query import look_at
 from .schedule_rows import row_of
-from .schedules import Change, Written, see_at, write
+from .schedules import Change, Seen, Written, see_at, write
 from .store import Store
 
 AT_ONCE: Final = 500
@@ -50,6 +50,26 @@ async def still_planned(store: Store, partition: int, links: Sequence[Link]) -> 
         gone = [state == "unknown" and link.idh in cancelled for state, link in zip(states, links, strict=True)]
         states = ["cancelled" if is_gone else state for is_gone, state in zip(gone, states, strict=True)]
     return [(state == "pending", state) for state in states]
+
+
+async def with_called_off(store: Store, seen: Sequence[Seen]) -> list[Seen]:
+    """Schedules as they stand, for who writes them: a planned occurrence that somebody has cancelled, and that no check
+    has found yet, is noted, for an edit must not plant it anew."""
+    planned = [
+        (i, one.partition, one.link)
+        for i, one in enumerate(seen)
+        if one.definition is not None and one.link is not None and one.link.planned_ms
+    ]
+    found = list(seen)
+    addresses = await look_up(store, [(partition, link.idh) for _, partition, link in planned]) if planned else []
+    missing = [one for one, address in zip(planned, addresses, strict=True) if address is None]
+    if missing:  # the index forgets a cancelled id at once
+        cancelled = await last_cancelled(store, {partition for _, partition, _ in missing})
+        for i, _, link in missing:
+            if link.idh in cancelled:
+                state = link.state.called_off(link.planned_ms, "cancelled")
+                found[i] = found[i]._replace(link=msgspec.structs.replace(link, state=state))
+    return found
 
 
 def reason_of(state: str) -> str:
