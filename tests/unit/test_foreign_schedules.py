@@ -44,6 +44,18 @@ app.conf.beat_schedule = {
 """
 
 
+def test_what_names_a_zone_that_is_none_is_left_out_and_the_rest_is_taken_over() -> None:
+    found = read_crontab("CRON_TZ=Europe/Pariss\n0 3 * * * backup\nCRON_TZ=Europe/Paris\n0 4 * * * tidy")
+    assert [one.name for one in found.definitions] == ["tidy"]
+    assert list(found.commands) == ["tidy"]
+    [problem] = found.problems
+    assert problem.startswith("line 2: schedule 'backup': zone 'Europe/Pariss' is not in the time zone database")
+    entries = {"": {"task": "t", "schedule": 5}, "hourly": {"task": "t", "schedule": 3600}}
+    celery = read_celery(json.dumps(entries))
+    assert [one.name for one in celery.definitions] == ["hourly"]
+    assert len(celery.problems) == 1
+
+
 def test_a_crontab_becomes_schedules_of_commands_that_have_to_be_registered() -> None:
     found = read_crontab(CRONTAB)
     assert [(one.name, one.specs, one.zone, one.target) for one in found.definitions] == [

@@ -10,6 +10,7 @@ import msgspec
 from .errors import InvalidInput
 from .known_names import did_you_mean
 from .limits import LAST_START_MS, MAX_PAYLOAD_BYTES
+from .occurrence import check_schedule_name
 from .retry import RetryPolicy
 from .retry_text import retry_line
 from .schedule import Definition
@@ -100,8 +101,17 @@ def _plain(name: str, field: str, value: Any) -> Any:
     raise InvalidInput(f"schedule {name!r}: {field} is a {type(value).__name__}; give {wanted}")
 
 
+def _timezone(name: str, field: str, value: Any) -> str:
+    text: str = _plain(name, field, value)
+    try:
+        return zone(text).name
+    except InvalidInput as error:
+        raise InvalidInput(f"schedule {name!r}: {error}") from None
+
+
 def define(name: str, **fields: Any) -> Definition:
     """A definition from what callers say; `check_definition` is asked when it is written."""
+    check_schedule_name(name)
     found = read_fields(name, fields)
     if not found.get("specs"):
         raise InvalidInput(f"schedule {name!r} says nothing about its times; give cron, every or after_end")
@@ -195,7 +205,7 @@ def _near(unknown: set[str]) -> str:
 _READERS: Final[dict[str, tuple[str, Callable[[str, str, Any], Any]]]] = {
     **{field: (field, _plain) for field in ("target", "max_runs", "dst_overlap", "lane", "misfire", "overlap")},
     **{field: (field, _plain) for field in ("note", "by", "source")},
-    "timezone": ("zone", _plain),
+    "timezone": ("zone", _timezone),
     "dst_gap": ("gap", _plain),
     "timeout": ("timeout_ms", _span_ms),
     "grace": ("grace_ms", _span_or_zero),
