@@ -267,6 +267,24 @@ def test_a_stop_leaves_behind_what_does_not_heed_it(server: Server, caplog: pyte
     gc.collect()  # here, and not in the middle of another test
 
 
+async def test_what_is_broken_off_in_the_programs_own_loop_leaves_nothing_there(config: Config) -> None:
+    scheduler = Scheduler(replace(config, shutdown_timeout_s=0.2))
+    began = asyncio.Event()
+
+    @scheduler.handler()
+    async def endless() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    ours = asyncio.all_tasks()
+    for number in range(2):
+        async with scheduler:
+            await endless.after("0s", id=f"endless-{number}").aput()
+            await asyncio.wait_for(began.wait(), PATIENCE_S)
+            began.clear()
+        assert asyncio.all_tasks() == ours
+
+
 def test_a_stop_waits_for_what_ends_in_time(server: Server) -> None:
     scheduler = Scheduler(Config(redis_url=server.url, namespace="wait", partitions=4, shutdown_timeout_s=PATIENCE_S))
     begun, go_on = threading.Event(), threading.Event()

@@ -80,13 +80,15 @@ class Crew:
         me: asyncio.Task[None] | None = asyncio.current_task()
         assert me is not None
         clean = copy_context()
-        while not self._stopping:
+        while True:
             for _ in range(SPELL):
                 if not self._waiting or self._stopping:
                     break
                 await self._do(me, self._waiting.popleft())
                 if copy_context() != clean:
                     return  # a handler left something in its context: the next job must not find it
+            if self._stopping:
+                return  # what was cancelled with the job before was meant for this member, too
             if self._waiting:
                 await asyncio.sleep(0)
                 continue
