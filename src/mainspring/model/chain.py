@@ -80,6 +80,8 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
 
     def with_cuts_from(self, from_ms: int) -> "State":
         """Without those that nothing will come to any more."""
+        if not self.cuts:
+            return self  # nearly always
         kept = tuple(cut for cut in self.cuts if cut[1] >= from_ms)
         return self if len(kept) == len(self.cuts) else replace(self, cuts=kept)
 
@@ -152,7 +154,7 @@ def after_begin(definition: Definition, link: Link, now_ms: int, *, waited: bool
 def _uncut(definition: Definition, state: State, after_ms: int) -> int | None:
     """The first planned time that is not left out."""
     next_ms = definition.slots.after(after_ms)
-    while next_ms is not None and (cut := state.cut_over(next_ms)) is not None:
+    while state.cuts and next_ms is not None and (cut := state.cut_over(next_ms)) is not None:
         next_ms = definition.slots.after(cut[1])
     return next_ms
 
