@@ -1,6 +1,7 @@
 """A credential provider is asked at every connect, so a changed password or token costs one reconnect."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +93,12 @@ async def test_a_wrong_token_is_refused_and_a_provider_that_fails_is_named(serve
     with pytest.raises(Unavailable, match="provider failed: OSError: the token service is away"):
         await connect(broken)
 
+    def gone() -> tuple[None, str]:
+        raise SystemExit("no such profile")
+
+    with pytest.raises(Unavailable, match="provider failed: SystemExit: no such profile"):
+        await connect(gone)
+
     async def slow() -> tuple[None, str]:
         await asyncio.Event().wait()
         return None, ""
@@ -101,6 +108,21 @@ async def test_a_wrong_token_is_refused_and_a_provider_that_fails_is_named(serve
     with pytest.raises(ConfigError, match=r"must return \(user or None, password\)") as caught:
         await connect(lambda: ADMIN)
     assert ADMIN not in str(caught.value)
+
+
+def test_a_provider_that_does_not_answer_holds_up_neither_a_start_nor_its_failure(server: Server) -> None:
+    service, answers = threading.Event(), []
+
+    def stuck() -> tuple[None, str]:
+        service.wait(30.0)
+        answers.append(ADMIN)
+        return None, ADMIN
+
+    scheduler = Scheduler(Config(redis_url=bare(server), credentials=stuck))
+    with pytest.raises(Unavailable, match="provider did not answer"):
+        scheduler.start()
+    assert (scheduler.state, answers) == ("stopped", [])
+    service.set()
 
 
 async def test_a_running_scheduler_survives_a_change_of_its_token(server: Server) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from mainspring.model.errors import ConfigError, Unavailable
 from mainspring.store.url import Endpoint
@@ -15,6 +18,9 @@ Login = tuple[str | None, str]
 """User (None: the default user) and password or token."""
 CredentialProvider = Callable[[], Login | Awaitable[Login]]
 """Called at every (re)connect. A plain function runs in a thread, so it may ask over the network."""
+
+_THREADS: Final = threading.BoundedSemaphore(256)
+"""As many may be asked at one time; more are there only when they do not answer."""
 
 
 async def signed(endpoint: Endpoint, provider: CredentialProvider | None, *, within_s: float) -> Endpoint:
@@ -30,7 +36,7 @@ async def signed(endpoint: Endpoint, provider: CredentialProvider | None, *, wit
         raise Unavailable(
             f"{endpoint.address}: the credential provider did not answer within {within_s:g} s", sent=False
         ) from None
-    except Exception as error:  # whatever a provider raises: a token service that is away is a road that is broken
+    except (Exception, SystemExit) as error:  # whatever it raises: a token service that is away is a broken road
         raise Unavailable(
             f"{endpoint.address}: the credential provider failed: {type(error).__name__}: {error}", sent=False
         ) from error
@@ -39,10 +45,41 @@ async def signed(endpoint: Endpoint, provider: CredentialProvider | None, *, wit
 
 
 async def _ask(provider: CredentialProvider) -> object:
+    answer = provider() if inspect.iscoroutinefunction(provider) else await _in_thread(provider)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+async def _in_thread(provider: CredentialProvider) -> object:
+    """In a thread of its own, for which nobody waits: one that never answers must not hold up a stop, or the end of the
+    process, as a thread of the loop's executor would."""
     import asyncio
 
-    answer = provider() if inspect.iscoroutinefunction(provider) else await asyncio.to_thread(provider)
-    return await answer if inspect.isawaitable(answer) else answer
+    if not _THREADS.acquire(blocking=False):
+        raise TimeoutError
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
+    context = copy_context()
+
+    def tell(answer: object, error: BaseException | None) -> None:
+        if not answered.done():
+            answered.set_result((answer, error))
+
+    def ask() -> None:
+        answer: object = None
+        failure: BaseException | None = None
+        try:
+            answer = context.run(provider)
+        except BaseException as error:  # noqa: BLE001  # it is raised where the answer is waited for
+            failure = error
+        _THREADS.release()
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell, answer, failure)
+
+    threading.Thread(target=ask, name="mainspring-credentials", daemon=True).start()
+    answer, error = await answered
+    if error is not None:
+        raise error
+    return answer
 
 
 def _checked(endpoint: Endpoint, answer: Any) -> Login:
