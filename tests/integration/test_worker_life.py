@@ -150,6 +150,22 @@ async def test_a_dead_workers_job_runs_elsewhere_with_the_same_key_and_its_own_e
     assert await handle.result() == "from the living"
 
 
+async def test_a_worker_with_room_for_one_job_takes_over_from_each_of_its_queues(place: Place) -> None:
+    ran: list[str] = []
+
+    async def work(ctx: Context) -> None:
+        ran.append(ctx.queue)
+
+    names = ("first", "second", "third")
+    await place.client.put_many(Task(f"queue:{name}/work", None) for name in names)
+    await queued(place, len(names))
+    asks = {partition: dict.fromkeys(names, 1) for partition in range(PARTITIONS)}
+    assert len(await queue.take(place.store, "dead", asks)) == len(names)
+    await place.worker(*(Handler(work, queue=name) for name in names), concurrency=1, lease_s=0.5)
+    await until(lambda: len(ran) == len(names))
+    assert sorted(ran) == sorted(names)
+
+
 async def test_a_long_job_is_never_taken_away_while_its_worker_beats(place: Place) -> None:
     runs: list[int] = []
     go = asyncio.Event()
