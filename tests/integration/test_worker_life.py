@@ -231,6 +231,31 @@ async def test_a_clean_stop_finishes_what_runs_and_gives_back_what_does_not(plac
     assert second.hands.ended == 4
 
 
+async def test_what_the_server_gives_while_a_worker_stops_does_not_wait_for_its_lease(place: Place) -> None:
+    ran: list[int] = []
+
+    async def work(ctx: Context) -> None:
+        ran.append(ctx.job.deliveries)
+
+    works = [Handler(work, queue="q")]
+    asks = {partition: {"q": 1} for partition in range(PARTITIONS)}
+    assert await queue.take(place.store, "other", asks) == []  # the server knows the script
+    await place.client.put_many(Task("queue:q/work", None) for _ in range(5))
+    await queued(place, 5)
+    first = await place.idle_worker(works, lease_s=600.0)
+    with bad_road(first._store) as road:
+        road.next(*["late reply"] * PARTITIONS, only=calls("queue_take"))
+        await first.start()
+        await until(lambda: road.late)
+        stopping = asyncio.create_task(first.stop())
+        await asyncio.sleep(0)  # it has begun to stop
+        road.deliver_late()
+        assert await stopping
+    await place.worker(*works, lease_s=600.0)
+    await place.settled()
+    assert ran == [1] * 5
+
+
 async def test_what_was_taken_ahead_and_cannot_begin_goes_to_who_is_free(place: Place) -> None:
     running: list[str] = []
     go = asyncio.Event()

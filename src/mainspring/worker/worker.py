@@ -116,8 +116,8 @@ class Worker:
 
     async def stop(self) -> bool:
         """Finish what runs, give back what does not. True when nothing had to be broken off."""
-        await self._take.stop()
-        await self._reclaim.stop()
+        # Not in the middle of a call: what the server has just given would wait here for a lease.
+        await asyncio.gather(self._take.finish(LAST_WORD_S), self._reclaim.finish(LAST_WORD_S))
         self.ends.put_back(self.hands.take_back())
         await self._hand_back()
         clean = await self._finished_in_time()
