@@ -145,7 +145,7 @@ async def test_a_replay_that_takes_many_requests_ends_though_all_die_again(
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf")])
 async def test_a_rate_that_is_no_number_is_refused_before_it_means_none_at_all(api: Api, rate: float) -> None:
-    with pytest.raises(InvalidInput, match="rate is (nan|inf); give a number"):
+    with pytest.raises(InvalidInput, match=r"rate is (nan|inf); give a number"):
         await RemoteClient(Remote(api.url)).dead_replay_many(rate=rate)
 
 

@@ -10,9 +10,7 @@ from mainspring.store.store import Store
 LEASE_MS = 5_000
 
 
-async def grant(
-    store: Store, limit: Limit, want: int, *, node: str = "a", used: int = 0, have: int = 0
-) -> Granted:
+async def grant(store: Store, limit: Limit, want: int, *, node: str = "a", used: int = 0, have: int = 0) -> Granted:
     [granted] = await ask(store, node, [Ask("target:shop", limit, used, want, have)], LEASE_MS)
     return granted
 

@@ -244,7 +244,8 @@ async def test_what_the_server_gives_while_a_worker_stops_does_not_wait_for_its_
     await queued(place, 5)
     first = await place.idle_worker(works, lease_s=600.0)
     with bad_road(first._store) as road:
-        road.next(*["late reply"] * PARTITIONS, only=calls("queue_take"))
+        for _ in range(PARTITIONS):
+            road.next("late reply", only=calls("queue_take"))
         await first.start()
         await until(lambda: road.late)
         stopping = asyncio.create_task(first.stop())

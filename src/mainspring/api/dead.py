@@ -93,8 +93,8 @@ class ReplayMany(Choice, forbid_unknown_fields=True):
 
 
 class ManyReplayed(msgspec.Struct):
-    """`complete` is false when time ran out: send the request again for the rest, with this `died_before` in it. Without,
-    what has died once more meanwhile is replayed once more too."""
+    """`complete` is false when time ran out: send the request again for the rest, with this `died_before` in it.
+    Without, what has died once more meanwhile is replayed once more too."""
 
     replayed: int
     conflict: int
