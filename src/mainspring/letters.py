@@ -22,6 +22,9 @@ Sleep = Callable[[float], Awaitable[Any]]
 AHEAD_MS: Final = 1_000
 """With a rate, letters are put back this long before they come due: a replay that is stopped stops at once."""
 
+FARTHEST_AHEAD_MS: Final = 2 * AHEAD_MS
+"""So far ahead the last letter of a portion comes due."""
+
 _FOREVER_MS: Final = 1 << 45
 
 

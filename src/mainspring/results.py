@@ -9,6 +9,7 @@ from .model.errors import InvalidInput, MainspringError, NotFound, TaskFailed
 from .model.result import Result
 from .model.task import TaskInfo
 from .model.times import Delay, delay_ms
+from .store.cancelled_ids import was_cancelled
 from .store.find import Reference
 from .store.results import read_result
 from .store.store import Store
@@ -19,6 +20,9 @@ LOOK_EVERY: Final = 8
 """After so many questions for the result, look whether there will ever be one."""
 
 _OVER: Final = frozenset({"done", "finished", "cancelled", "replaced", "dead", "unknown"})
+
+
+_BEFORE_IT_RAN: Final = "cancelled before it ran"
 
 
 class Results:
@@ -102,15 +106,23 @@ class Results:
                 response=letter.response,
             )  # fmt: skip
         if info.state == "cancelled" and (found is None or found.ending != "cancelled" or not _is_of(found, info)):
-            return Result("cancelled", reason="cancelled before it ran")
+            return Result("cancelled", reason=_BEFORE_IT_RAN)
         if found is not None and _is_of(found, info):
             return found
         if info.state == "unknown":
+            # The index forgets a cancelled id at once, so that it can be used again.
+            if found is None and await _was_cancelled(self.store, reference):
+                return Result("cancelled", reason=_BEFORE_IT_RAN)
             raise NotFound(f"there is no task {id!r}")
         raise NotFound(
             f"task {id!r} is {info.state} and left no result: its handler or target keeps none (set result_ttl), or "
             "it is past"
         )
+
+
+async def _was_cancelled(store: Store, reference: Reference) -> bool:
+    every = range(len(store.keys)) if reference.elsewhere else (reference.home,)
+    return await was_cancelled(store, reference.idh, every)
 
 
 def _tells_more(found: Result | None, letter: DeadLetter) -> bool:

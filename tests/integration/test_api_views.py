@@ -1,16 +1,21 @@
 """Dead letters, named targets, the cluster and the OpenAPI document over real HTTP."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from mainspring.api import surface
+from mainspring.api import dead, surface
 from mainspring.api.problems import PROBLEMS
+from mainspring.cli.remote import Api as Remote
+from mainspring.cli.remote_client import RemoteClient
 from mainspring.config import Config
+from mainspring.model.dead import ReplaySummary
 from mainspring.model.delivery import Delivery
+from mainspring.model.errors import InvalidInput
 from mainspring.model.named import Targets
 from mainspring.model.outcome import Dead, Outcome
 from mainspring.sinks.null import NullSink
@@ -111,6 +116,37 @@ async def test_many_letters_are_replayed_and_dropped_by_filter(api: Api) -> None
     assert (replayed["replayed"], replayed["conflict"], replayed["problems"]) == (6, 0, [])
     await kill(api, "x", "y")
     assert (await api.post("/v1/dead:drop", {"all": True})).json["dropped"] == 2
+
+
+async def test_a_replay_that_takes_many_requests_ends_though_all_die_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead, "MANY_S", 0.5)
+    await kill(api, *(f"n{n}" for n in range(60)))
+    before = await api.client.dead_list(limit=100)
+
+    def replay() -> ReplaySummary:
+        with contextlib.closing(Remote(api.url)) as remote:
+            return asyncio.run(RemoteClient(remote).dead_replay_many(rate=20))
+
+    async with asyncio.timeout(60):
+        summary = await asyncio.to_thread(replay)
+    assert summary.replayed == 60
+    for _ in range(1200):
+        letters = (await api.client.dead_list(limit=100)).letters
+        if len(letters) == 60 and min(one.died_ms for one in letters) > max(one.died_ms for one in before.letters):
+            break
+        await asyncio.sleep(0.05)
+    else:
+        raise AssertionError("not all of them were delivered once more")
+    died_ms = [one.died_ms for one in letters]
+    assert max(died_ms) - min(died_ms) > 2_500, "requests that follow one another keep the rate together"
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf")])
+async def test_a_rate_that_is_no_number_is_refused_before_it_means_none_at_all(api: Api, rate: float) -> None:
+    with pytest.raises(InvalidInput, match=r"rate is (nan|inf); give a number"):
+        await RemoteClient(Remote(api.url)).dead_replay_many(rate=rate)
 
 
 @pytest.mark.parametrize("query", ["limit=0", "cursor=1", "died_after=now", "died_before=0", "reason=a&reason=b"])

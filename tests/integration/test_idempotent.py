@@ -9,6 +9,7 @@ import pytest
 from mainspring import Context, Retry, TaskFailed, current, idempotent
 from mainspring.model.errors import InvalidInput
 from mainspring.store import queue
+from mainspring.testing.faults import bad_road
 from mainspring.worker.handler import Handler
 
 from .conftest import PARTITIONS, Fleet
@@ -75,6 +76,29 @@ async def test_a_run_that_failed_is_run_again(place: Place, how: str) -> None:
     handle = await place.client.put("queue:q/charge")
     assert await handle.result(timeout=60) == "paid"
     assert calls == [1, 2]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_run_whose_record_the_server_did_not_take_is_not_repeated(place: Place, plain: bool) -> None:
+    calls: list[int] = []
+
+    @idempotent
+    async def charge(ctx: Context) -> str:
+        calls.append(ctx.attempt)
+        return "paid"
+
+    @idempotent
+    def charge_in_thread(ctx: Context) -> str:
+        calls.append(ctx.attempt)
+        return "paid"
+
+    function = charge_in_thread if plain else charge
+    worker = await place.worker(Handler(function, name="charge", queue="q", result_ttl="1m", retries=3))
+    with bad_road(worker._store) as road:
+        road.next("never sent", only=lambda commands: any(one[0] == "SET" and "NX" not in one for one in commands))
+        handle = await place.client.put("queue:q/charge")
+        assert await handle.result(timeout=60) == "paid"
+    assert calls == [1]
 
 
 async def begun_and_never_ended(place: Place, handler: Handler) -> Any:

@@ -292,6 +292,23 @@ async def test_a_producer_that_lost_its_identity_is_made_anew(kafka: Broker) -> 
         assert sink.producers_made == 2
 
 
+async def test_what_a_broken_producer_still_had_comes_back_without_a_lost_attempt(kafka: Broker) -> None:
+    narrow, wide = made_topic(kafka, max_message_bytes="2000"), made_topic(kafka)
+    async with sinking(kafka, {"enable.gapless.guarantee": True}) as sink:
+        for topic in (narrow, wide):
+            assert await sink.deliver(some(topic, 1)) == [DONE]
+        breaking = asyncio.create_task(sink.deliver([delivery(narrow, "large", b"x" * 5_000)]))
+        beside = []
+        while not breaking.done():
+            beside.append(asyncio.create_task(sink.deliver(some(wide, 50))))
+            await asyncio.sleep(0)
+        outcomes = [outcome for one in beside for outcome in await one]
+        failed = [outcome for outcome in outcomes if outcome != DONE]
+        assert failed, "some were with the producer when it broke"
+        assert all(isinstance(outcome, Retry) and outcome.untried for outcome in failed), failed[0]
+        assert await sink.deliver(some(wide, 1)) == [DONE]
+
+
 async def test_a_stop_waits_for_the_broker_to_have_everything(
     world: Callable[..., Any], kafka: Broker, topic: str
 ) -> None:

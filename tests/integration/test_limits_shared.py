@@ -10,8 +10,8 @@ from mainspring.store.store import Store
 LEASE_MS = 5_000
 
 
-async def grant(store: Store, limit: Limit, want: int, *, node: str = "a", used: int = 0) -> Granted:
-    [granted] = await ask(store, node, [Ask("target:shop", limit, used, want)], LEASE_MS)
+async def grant(store: Store, limit: Limit, want: int, *, node: str = "a", used: int = 0, have: int = 0) -> Granted:
+    [granted] = await ask(store, node, [Ask("target:shop", limit, used, want, have)], LEASE_MS)
     return granted
 
 
@@ -84,3 +84,14 @@ async def test_a_rate_and_slots_together_give_the_less_of_both(store: Store, clo
     assert (await grant(store, limit, 9, used=0)).permits == 0
     clock.advance(ms=100)
     assert (await grant(store, limit, 9, used=0)).permits == 1
+
+
+async def test_who_has_permits_in_hand_gets_slots_for_them_and_no_more_permits(store: Store) -> None:
+    limit = Limit(Rate.read("1/h"), concurrency=2)
+    assert await grant(store, limit, 1) == Granted(1, 1, 0)
+    assert await grant(store, limit, 0, have=1) == Granted(0, 0, 0), "nobody came: the slot is given back"
+    assert await grant(store, limit, 1, have=1) == Granted(0, 1, 0)
+    # Without a permit a slot is of no use, and is left to who has one.
+    assert (await grant(store, limit, 2, node="b"))[:2] == (0, 0)
+    assert (await grant(store, limit, 1, node="b", have=1))[:2] == (0, 1)
+    assert (await grant(store, limit, 1, node="c", have=1))[:2] == (0, 0)

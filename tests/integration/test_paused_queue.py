@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mainspring.model.task import Task
+from mainspring.store import queue
 from mainspring.worker.handler import Handler
 
 from .conftest import PARTITIONS, Fleet
@@ -39,3 +40,27 @@ async def test_workers_take_nothing_from_a_paused_queue_until_it_is_resumed(plac
     await place.client.resume(queue="mail")
     await place.settled()
     assert ran.count("mail") == 11
+
+
+async def test_the_job_of_a_dead_worker_waits_in_a_paused_queue_too(place: Place) -> None:
+    """It may be what its workers die of, and the pause what somebody does about it."""
+    ran: list[str] = []
+
+    async def work() -> None:
+        ran.append("once")
+
+    await place.client.put("queue:mail/work", None, id="poison")
+    await queued(place, 1)
+    asks = {partition: {"mail": 1} for partition in range(PARTITIONS)}
+    assert len(await queue.take(place.store, "dead", asks)) == 1
+    await place.client.pause(queue="mail", reason="its workers die")
+    worker = await place.idle_worker([Handler(work, queue="mail")], lease_s=0.0)
+    assert await worker.heart.reclaim() == 0.0
+    assert not worker.hands.runs
+    await place.client.resume(queue="mail")
+    await worker.heart.reclaim()
+    await until(lambda: ran)
+    await until(lambda: not worker.hands.runs)
+    await worker.ends.step()
+    await place.settled()
+    assert ran == ["once"]

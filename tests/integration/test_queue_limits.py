@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mainspring import Retry
+from mainspring import Context, Retry
 from mainspring.model.errors import InvalidInput
 from mainspring.model.queue_rules import QueueRules
 from mainspring.model.rate import Limit, Rate
@@ -46,6 +46,42 @@ async def test_all_workers_together_run_no_more_of_a_queue_than_it_has_slots(pla
     await place.settled()
     assert most <= 3
     assert others == 60
+
+
+async def test_workers_of_one_name_share_the_slots_like_any_others(place: Place) -> None:
+    running: list[str] = []
+    go = asyncio.Event()
+
+    async def limited(ctx: Context) -> None:
+        running.append(ctx.id)
+        await go.wait()
+
+    slots = {"mail": Limit(concurrency=1)}
+    await place.client.put_many(Task("queue:mail/limited") for _ in range(4))
+    workers = [await place.worker(Handler(limited, queue="mail"), slots=slots, name="same") for _ in range(2)]
+    await until(lambda: running)
+    for worker in workers:
+        worker.taker.calls.call_all()
+        await worker.taker.step()
+    assert len(running) == sum(len(worker.hands.runs) for worker in workers) == 1
+    go.set()
+    await place.settled()
+    assert len(set(running)) == len(running) == 4
+
+
+async def test_a_worker_that_stops_gives_its_slots_back(place: Place) -> None:
+    ran: list[str] = []
+
+    async def limited(ctx: Context) -> None:
+        ran.append(ctx.id)
+
+    slots = {"mail": Limit(concurrency=1)}
+    for _ in range(2):
+        await place.client.put("queue:mail/limited")
+        worker = await place.worker(Handler(limited, queue="mail"), slots=slots, lease_s=600.0)
+        await place.settled()
+        await worker.stop()
+    assert len(ran) == 2
 
 
 async def test_a_queue_may_have_a_retry_policy_and_a_handlers_own_goes_before_it(place: Place) -> None:

@@ -310,6 +310,19 @@ async def test_all_nodes_together_have_no_more_under_way_than_the_limit_says(tic
     assert (await balance(store)).done == 40
 
 
+async def test_a_target_with_a_rate_and_a_concurrency_goes_on_after_it_had_nothing_to_do(
+    tickers: Tickers, store: Store
+) -> None:
+    shop = Shop()
+    flow = FlowOptions(limits={"target:shop": Limit(Rate(2), concurrency=1)})
+    ticker = await tickers(options=EngineOptions(flow=flow))
+    ticker.answer("target", shop)
+    for sent in range(1, 6):
+        await put(ticker, "target:shop", 3)
+        await pass_time(ticker, 10)
+        assert len(shop.seen) == 3 * sent
+
+
 async def test_a_target_that_never_answers_delays_nobody_else(tickers: Tickers, store: Store) -> None:
     slow = Slow()
     options = EngineOptions(concurrency=200, flow=FlowOptions(BreakerPolicy(off=True)))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mainspring import Context, Dead, Retry, TaskFailed, current
-from mainspring.model.errors import InvalidInput, MainspringError
+from mainspring.model.errors import InvalidInput, MainspringError, NotFound
 from mainspring.model.failure import Failure
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
@@ -68,6 +68,20 @@ async def test_a_task_that_keeps_no_result_says_so_and_one_that_waits_times_out(
     handle = await place.client.put("queue:q/quiet", id="quiet")
     with pytest.raises(MainspringError, match="left no result"):
         await handle.result(timeout=60)
+
+
+@pytest.mark.parametrize("lane", [None, "user-7"])
+async def test_who_waits_for_a_task_with_an_id_of_its_own_hears_that_it_was_cancelled(
+    place: Place, lane: str | None
+) -> None:
+    handle = await place.client.put("queue:mail/nobody", after="1h", id="order-42", lane=lane)
+    waiting = asyncio.create_task(handle.result(timeout=60))
+    assert await place.client.cancel("order-42", lane=lane) == "cancelled"
+    with pytest.raises(TaskFailed, match="is cancelled: cancelled before it ran"):
+        await waiting
+    assert (await place.client.run_result("order-42")).ending == "cancelled"
+    with pytest.raises(NotFound, match="there is no task"):
+        await place.client.run_result("never-put")
 
 
 async def test_wrong_arguments_never_reach_the_handler_and_leave_a_letter_that_names_them(place: Place) -> None:

@@ -150,6 +150,22 @@ async def test_a_dead_workers_job_runs_elsewhere_with_the_same_key_and_its_own_e
     assert await handle.result() == "from the living"
 
 
+async def test_a_worker_with_room_for_one_job_takes_over_from_each_of_its_queues(place: Place) -> None:
+    ran: list[str] = []
+
+    async def work(ctx: Context) -> None:
+        ran.append(ctx.queue)
+
+    names = ("first", "second", "third")
+    await place.client.put_many(Task(f"queue:{name}/work", None) for name in names)
+    await queued(place, len(names))
+    asks = {partition: dict.fromkeys(names, 1) for partition in range(PARTITIONS)}
+    assert len(await queue.take(place.store, "dead", asks)) == len(names)
+    await place.worker(*(Handler(work, queue=name) for name in names), concurrency=1, lease_s=0.5)
+    await until(lambda: len(ran) == len(names))
+    assert sorted(ran) == sorted(names)
+
+
 async def test_a_long_job_is_never_taken_away_while_its_worker_beats(place: Place) -> None:
     runs: list[int] = []
     go = asyncio.Event()
@@ -213,6 +229,32 @@ async def test_a_clean_stop_finishes_what_runs_and_gives_back_what_does_not(plac
     await place.settled()
     assert sorted(running) == [str(n) for n in range(6)]
     assert second.hands.ended == 4
+
+
+async def test_what_the_server_gives_while_a_worker_stops_does_not_wait_for_its_lease(place: Place) -> None:
+    ran: list[int] = []
+
+    async def work(ctx: Context) -> None:
+        ran.append(ctx.job.deliveries)
+
+    works = [Handler(work, queue="q")]
+    asks = {partition: {"q": 1} for partition in range(PARTITIONS)}
+    assert await queue.take(place.store, "other", asks) == []  # the server knows the script
+    await place.client.put_many(Task("queue:q/work", None) for _ in range(5))
+    await queued(place, 5)
+    first = await place.idle_worker(works, lease_s=600.0)
+    with bad_road(first._store) as road:
+        for _ in range(PARTITIONS):
+            road.next("late reply", only=calls("queue_take"))
+        await first.start()
+        await until(lambda: road.late)
+        stopping = asyncio.create_task(first.stop())
+        await asyncio.sleep(0)  # it has begun to stop
+        road.deliver_late()
+        assert await stopping
+    await place.worker(*works, lease_s=600.0)
+    await place.settled()
+    assert ran == [1] * 5
 
 
 async def test_what_was_taken_ahead_and_cannot_begin_goes_to_who_is_free(place: Place) -> None:

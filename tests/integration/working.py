@@ -55,7 +55,7 @@ class Place:
         registry = Registry(works)
         store = await Store.open(self.url, namespace=self.store.keys.namespace)
         self._stack.push_async_callback(store.aclose)
-        name = f"w-{uuid.uuid4().hex[:6]}"
+        name = options.pop("name", f"w-{uuid.uuid4().hex[:6]}")
         options.setdefault("shutdown_timeout_s", 10.0)
         served = queues or dict.fromkeys(registry.queues, 1)
         return Worker(store, registry, WorkerOptions(name, served, **options))

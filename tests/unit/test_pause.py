@@ -52,6 +52,12 @@ def test_a_pause_that_is_over_by_time_holds_up_nothing() -> None:
     assert not Pauses([pause], 1_000)
 
 
+def test_a_pause_of_a_queue_that_there_cannot_be_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="queue 'a b': use 1 to 64 of"):
+        Pause(Scope.of(queue="a b")).check()
+    assert Pause(Scope.of(queue="mail")).check().scope.name == "mail"
+
+
 @pytest.mark.parametrize("text", ["", "all x", "target", "target nothing", "schedule x", "lane ", "queue " + "x" * 300])
 def test_a_scope_that_says_nothing_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):

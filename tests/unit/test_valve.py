@@ -148,6 +148,20 @@ def test_slots_in_use_are_not_given_twice() -> None:
     assert valve.room(0, MOST) == 0, "others want their share"
 
 
+def test_a_permit_in_hand_does_not_keep_it_from_asking_for_a_slot() -> None:
+    valve = Valve("target:shop", None, Limit(Rate(2), concurrency=1))
+    assert valve.room(0, MOST) == 0
+    valve.granted(valve.want(), Granted(1, 1, 0), 0)
+    assert valve.room(0, MOST) == 1
+    valve.granted(0, Granted(0, 0, 0), 0)  # nobody came: the slot is given back, the permit stays
+    assert valve.room(0, MOST) == 0
+    assert (valve.thirsty, valve.want(), valve.permits) == (True, 1, 1)
+    valve.granted(1, Granted(0, 0, 50), 0)
+    assert valve.thirsty, "others have it"
+    valve.granted(1, Granted(0, 1, 0), 0)
+    assert (valve.thirsty, valve.room(0, MOST)) == (False, 1)
+
+
 def test_no_more_lanes_try_their_luck_than_there_is_room() -> None:
     made, _, _ = valves(FlowOptions(limits={"target:shop": Limit(Rate(100))}))
     [valve] = made.bounded

@@ -5,9 +5,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from ..letters import FARTHEST_AHEAD_MS
 from ..model.audit_views import of_letter, of_letters
 from ..model.choice import pattern_fits
 from ..model.dead import DeadLetter, Replayed, ReplaySummary
+from ..model.times import instant_ms
 from .asgi import Answer, answer
 from .call import Call, no_such
 from .new_task import Moment, due_ms_of
@@ -91,7 +93,8 @@ class ReplayMany(Choice, forbid_unknown_fields=True):
 
 
 class ManyReplayed(msgspec.Struct):
-    """`complete` is false when time ran out: send the request again for the rest."""
+    """`complete` is false when time ran out: send the request again for the rest, with this `died_before` in it.
+    Without, what has died once more meanwhile is replayed once more too."""
 
     replayed: int
     conflict: int
@@ -99,6 +102,7 @@ class ManyReplayed(msgspec.Struct):
     gone: int
     dry_run: bool
     complete: bool
+    died_before: int
     problems: list[Replayed]
 
 
@@ -177,6 +181,9 @@ async def replay_many_dead(call: Call) -> Answer:
     filters = _filters(call, wanted)
     summary = ReplaySummary(wanted.dry_run)
     complete = True
+    so_far_ms = await call.client.store.sample_clock() + 1
+    if filters["died_before"] is not None:
+        so_far_ms = min(so_far_ms, instant_ms(filters["died_before"]))
 
     def progress(so_far: ReplaySummary) -> None:
         nonlocal summary
@@ -194,10 +201,13 @@ async def replay_many_dead(call: Call) -> Answer:
             )
     except TimeoutError:
         complete = False
+        if wanted.rate is not None:
+            # What was put back ahead comes due first: the next request begins at this moment, and keeps the rate.
+            await asyncio.sleep(FARTHEST_AHEAD_MS / 1000)
     if not wanted.dry_run:
         await call.audit("dead.replay", "many", _chosen(wanted), {"replayed": summary.replayed})
     told = {"replayed", "conflict", "damaged", "gone", "dry_run", "problems"}
-    return answer({name: getattr(summary, name) for name in told} | {"complete": complete})
+    return answer({name: getattr(summary, name) for name in told} | {"complete": complete, "died_before": so_far_ms})
 
 
 async def drop_many_dead(call: Call) -> Answer:

@@ -3,6 +3,7 @@
 import http.client
 import ssl
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -80,6 +81,10 @@ class Api:
 
     def post(self, *path: str, query: Mapping[str, object] | None = None, **body: object) -> Any:
         """Fields that are None are left out."""
+        for name, value in body.items():
+            if isinstance(value, float) and not isfinite(value):
+                # JSON has no word for it but null, which would mean that nothing was said.
+                raise InvalidInput(f"{name} is {value}; give a number")
         return self.call("POST", *path, query=query, body=_said(body))
 
     def delete(self, *path: str, **query: object) -> Any:

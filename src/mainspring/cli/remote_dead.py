@@ -85,6 +85,8 @@ class RemoteLetters:
                 progress(summary)
             if told["complete"] or dry_run or not told["replayed"]:
                 return summary
+            # What has died once more since the first request is left for another time: else this might never end.
+            filters["died_before"] = told.get("died_before", filters.get("died_before"))
 
     async def dead_drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
         try:

@@ -26,6 +26,7 @@ class Loop:
         self._task: asyncio.Task[None] | None = None
         self._min_backoff_s = min_backoff_s
         self._max_backoff_s = max_backoff_s
+        self._last = False
         self.failures = 0
         """Failed steps in a row; 0 when the last one went well."""
 
@@ -41,6 +42,14 @@ class Loop:
             task.cancel()
             await asyncio.wait([task])
 
+    async def finish(self, within_s: float) -> None:
+        """Stop after the step that runs now: what it brings is not thrown away. One that takes longer is cut short."""
+        self._last = True
+        self.wake()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=within_s)
+        await self.stop()
+
     @property
     def crashed(self) -> BaseException | None:
         """The error that ended the loop; such an error is a bug, and the node must not pretend to be well."""
@@ -49,7 +58,7 @@ class Loop:
         return self._task.exception()
 
     async def _run(self) -> None:
-        while True:
+        while not self._last:
             self._wake.clear()
             try:
                 wait_s = await self._step()
@@ -61,7 +70,7 @@ class Loop:
                 wait_s = min(self._max_backoff_s, self._min_backoff_s * 2 ** min(self.failures, 6))
                 if self.failures in (1, 10, 100):
                     log.warning("%s: %s; trying again", self._name, error)
-            if wait_s > 0:
+            if wait_s > 0 and not self._last:
                 await self._pause(wait_s)
             else:
                 await asyncio.sleep(0)

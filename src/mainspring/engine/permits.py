@@ -33,7 +33,7 @@ class Permits:
         now_ms = self._store.clock.now_ms()
         wanting = [one for one in self._valves.bounded if one.limit and self._is_due(one, now_ms)]
         if wanting:
-            asks = [limits.Ask(one.receiver, one.limit, one.in_flight, one.want()) for one in wanting]
+            asks = [limits.Ask(one.receiver, one.limit, one.in_flight, one.want(), one.permits) for one in wanting]
             answers = await limits.ask(self._store, self._node, asks, self._lease_ms)
             now_ms = self._store.clock.now_ms()
             supplied = [

@@ -62,7 +62,7 @@ class Valve:
         """How many may leave now. `most` is what the node may have in flight in all."""
         room = inf if self.breaker is None else self.breaker.room(now_ms)
         if room > 0 and self.limit:
-            allowed = self._allowed()
+            allowed = self._allowed(self.reserved)
             self.thirsty = self.thirsty or allowed <= 0
             room = min(room, allowed)
         if self.slow_since_ms:
@@ -70,9 +70,10 @@ class Valve:
         self.refused = self.refused or room < 1
         return int(min(max(0, room), 1 << 30))
 
-    def _allowed(self) -> float:
+    def _allowed(self, reserved: int) -> float:
+        """By permits and slots in hand, of which so many are for those let through and not yet in flight."""
         by_rate = inf if self.limit.rate is None else self.permits
-        by_slots = inf if self.limit.concurrency is None else self.slots - self.in_flight - self.reserved
+        by_slots = inf if self.limit.concurrency is None else self.slots - self.in_flight - reserved
         return min(by_rate, by_slots)
 
     def take(self, now_ms: int) -> None:
@@ -107,9 +108,9 @@ class Valve:
     # -- what all nodes share --------------------------------------------------------------------------------------
 
     def want(self) -> int:
-        """How much to ask for at once."""
+        """How many to begin at once. The server takes off the permits in hand: those wait for slots only."""
         rate, slots = self.limit.rate, self.limit.concurrency
-        by_rate = inf if rate is None else max(1, int(rate.per_s * PERMITS_S)) - self.permits
+        by_rate = inf if rate is None else max(1, int(rate.per_s * PERMITS_S))
         by_slots = inf if slots is None else slots - self.in_flight
         return int(max(0, min(by_rate, by_slots))) if self.thirsty else 0
 
@@ -118,10 +119,10 @@ class Valve:
         self.slots = granted.slots if self.limit.concurrency is not None else 0
         if self.limit.rate is not None:
             self.permits += granted.permits
-        self.thirsty = self.thirsty and granted.permits == 0 and asked > 0
+        self.thirsty = self.thirsty and asked > 0 and self._allowed(0) <= 0
         self.ask_at_ms = now_ms + granted.wait_ms
         self.renewed_ms = now_ms
-        return self._allowed() > 0
+        return self._allowed(self.reserved) > 0
 
     # -- for people ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import msgspec
 
 from .errors import InvalidInput
 from .limits import MAX_ERROR_CHARS, MAX_NAME_BYTES
-from .queues import queue_named
+from .queues import check_queue, queue_named
 from .targets import known_scheme
 
 Kind = Literal["all", "target", "queue", "lane"]
@@ -63,6 +63,8 @@ class Pause(msgspec.Struct, frozen=True):
     def check(self) -> "Pause":
         if self.mode not in ("hold", "drop"):
             raise InvalidInput(f"mode is {self.mode!r}; use 'hold' or 'drop'")
+        if self.scope.kind == "queue":
+            check_queue(self.scope.name)  # else it would be a pause of nothing
         for name in ("reason", "who"):
             if len(getattr(self, name)) > MAX_ERROR_CHARS:
                 raise InvalidInput(f"{name} has more than {MAX_ERROR_CHARS} characters")

@@ -61,7 +61,7 @@ def retry_after_ms(value: str | None, now_s: float) -> int | None:
     else:
         try:
             when = parsedate_to_datetime(text)
-        except (ValueError, TypeError, IndexError):
+        except (ValueError, TypeError, IndexError, OverflowError):
             return None
         if when.tzinfo is None:
             when = when.replace(tzinfo=UTC)

@@ -119,6 +119,9 @@ def _outcome(error: "KafkaError | None") -> Outcome:
             )
         case KafkaError._MSG_TIMED_OUT:
             return Retry("Kafka did not acknowledge it in time (message.timeout.ms)", AWAY_MS, untried=True)
+        case KafkaError._PURGE_QUEUE | KafkaError._PURGE_INFLIGHT | KafkaError._FATAL:
+            # Something else ended the producer: that is no failure of the tasks it had.
+            return Retry("the Kafka producer had to be made anew before it was acknowledged", untried=True)
         case _:
             return Retry(f"Kafka: {error.str()}")
 

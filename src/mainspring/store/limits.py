@@ -20,6 +20,9 @@ class Ask(NamedTuple):
     used: int
     """Slots that it holds and uses; those it holds and does not use are given back."""
     want: int
+    """How many more it would begin now."""
+    have: int = 0
+    """Permits of the rate that it has in hand."""
 
 
 class Granted(NamedTuple):
@@ -59,11 +62,11 @@ def running(queue: str) -> str:
 async def ask(store: Store, node: str, asks: Sequence[Ask], lease_ms: int) -> list[Granted]:
     """One call for all; a lost reply costs permits, never breaks a limit."""
     calls = []
-    for name, limit, used, want in asks:
+    for name, limit, used, want, have in asks:
         rate = limit.rate
         interval_us = 0.0 if rate is None else rate.interval_us
         burst = 0 if rate is None else rate.at_once
-        args: list[Arg] = [node, used, want, lease_ms, repr(interval_us), burst, limit.concurrency or 0]
+        args: list[Arg] = [node, used, want, lease_ms, repr(interval_us), burst, limit.concurrency or 0, have]
         calls.append(store.scripts.call("allow", [store.keys.limit(name)], args))
     replies = await store.run_one(store.keys.slot, calls)
     return [Granted(granted, slots, -(-wait_us // 1000)) for _, granted, slots, wait_us in replies]

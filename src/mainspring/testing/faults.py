@@ -1,5 +1,6 @@
-"""A bad road to the server: replies that get lost, commands that arrive late."""
+"""A bad road to the server: replies that get lost or come late, commands that arrive late."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from ..store.scripts import _sha
 from ..store.store import Store
 from ..store.wire import Command
 
-Fault = Literal["lose reply", "never sent", "hold back"]
+Fault = Literal["lose reply", "never sent", "hold back", "late reply"]
 Match = Callable[[Sequence[Command]], bool]
 
 
@@ -22,6 +23,9 @@ class Road:
         """(address of the server, commands) of every pipeline."""
         self._faults: list[tuple[Fault, Match]] = []
         self._held: list[tuple[Any, Sequence[Command]]] = []
+        self.late = 0
+        """Replies that are on their way until `deliver_late`."""
+        self._arrive = asyncio.Event()
 
     def next(self, *faults: Fault, only: Match | None = None) -> None:
         """What happens to the next pipelines (of those that match), one after the other."""
@@ -32,6 +36,10 @@ class Road:
         held, self._held = self._held, []
         for pipeline, commands in held:
             await pipeline(commands)
+
+    def deliver_late(self) -> None:
+        """Replies that came late arrive now, and those to come at once."""
+        self._arrive.set()
 
     @property
     def round_trips(self) -> int:
@@ -45,6 +53,11 @@ class Road:
         if at is None:
             return await pipeline(commands, timeout_s=timeout_s)
         fault, _ = self._faults.pop(at)
+        if fault == "late reply":
+            replies = await pipeline(commands, timeout_s=timeout_s)
+            self.late += 1
+            await self._arrive.wait()
+            return replies
         if fault == "hold back":
             self._held.append((pipeline, commands))
         elif fault == "lose reply":

@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ..model.pause import Pauses
 from ..store import queue
+from ..store.pauses import read_pauses
 from ..store.store import Store
 from .hands import Hands
 
@@ -62,24 +64,29 @@ class Heart:
         return every_s
 
     async def reclaim(self) -> float:
-        """Jobs whose worker has fallen silent for a lease."""
-        every_s = self._lease_s / 2
-        room = self._room()
+        """Jobs whose worker has fallen silent for a lease. In a paused queue they wait with the others."""
+        every_s, room = self._lease_s / 2, self._room()
         if room < 1:
             return every_s
-        asks = self._asks(room)
+        pauses = Pauses(await read_pauses(self._store), self._store.clock.now_ms())
+        queues = [queue for queue in self._queues if pauses.of_queue(queue) is None]
+        asks, part = self._asks(room, queues)
+        if not asks:
+            return every_s
         jobs = await queue.reclaim(self._store, self._worker, asks, self._died, lease_ms=int(self._lease_s * 1000))
         for job in jobs:
             log.warning("%s: its worker has fallen silent; it runs here now", job.id, extra={"task": job.id})
         self._hands.add(jobs)
-        return 0.0 if jobs else every_s * len(asks) / len(self._store.keys)
+        return 0.0 if jobs else every_s * part
 
-    def _asks(self, room: int) -> dict[int, dict[str, int]]:
-        """All partitions where there is room for it, else as many as fit, in turn."""
-        partitions = len(self._store.keys)
-        count = max(1, min(partitions, room // len(self._queues)))
-        each = max(1, room // (count * len(self._queues)))
-        turn = [(self._next + i) % partitions for i in range(count)]
-        self._next = (self._next + count) % partitions
-        queues = self._queues if room >= len(self._queues) else self._queues[:room]
-        return {partition: dict.fromkeys(queues, each) for partition in turn}
+    def _asks(self, room: int, queues: Sequence[str]) -> tuple[dict[int, dict[str, int]], float]:
+        """All queues in all partitions where there is room for them, else as many as fit, in turn; and what part of
+        all that is. With room for one job only, each queue must come to its turn all the same."""
+        places = [(p, one) for p in range(len(self._store.keys)) for one in queues]
+        count = min(room, len(places))
+        asks: dict[int, dict[str, int]] = {}
+        for i in range(self._next, self._next + count):
+            partition, one = places[i % len(places)]
+            asks.setdefault(partition, {})[one] = room // count
+        self._next = (self._next + count) % max(1, len(places))
+        return asks, count / max(1, len(places))

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from ..model.errors import InvalidInput, StoreError
@@ -77,7 +77,8 @@ class _Once:
                 with contextlib.suppress(StoreError):  # what it raised says more than that
                     await memory.forget(context.job)
                 raise
-            await self._keep(memory, context, value)
+            with self._containing(context):
+                await self._keep(memory, context, value)
             return value
 
         return call
@@ -97,7 +98,8 @@ class _Once:
                 with contextlib.suppress(StoreError, TimeoutError):
                     memory.wait(memory.forget(context.job))
                 raise
-            memory.wait(self._keep(memory, context, value))
+            with self._containing(context):
+                memory.wait(self._keep(memory, context, value))
             return value
 
         return call
@@ -112,6 +114,15 @@ class _Once:
             raise Dead(reason, brief=reason)
         context.log("attempt %d was begun and never ended; it runs again", record.attempt)
         return False
+
+    @contextlib.contextmanager
+    def _containing(self, context: Context) -> Iterator[None]:
+        """It has run. That the server could not be told so must not fail the run: it would run once more for that."""
+        try:
+            yield
+        except (StoreError, TimeoutError) as error:
+            log.warning("%s: that it has run could not be kept (%s); it counts only if the end of this run is told",
+                        context.id, error, extra={"task": context.id})  # fmt: skip
 
     async def _keep(self, memory: Memory, context: Context, value: Any) -> None:
         if isinstance(value, (Retry, Dead)):

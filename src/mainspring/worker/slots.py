@@ -1,5 +1,6 @@
 """How many jobs of a queue may run at one time, on all workers together: slots that are leased from the server."""
 
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -20,7 +21,8 @@ class Slots:
         running: Callable[[], Iterable[str]],
     ) -> None:
         self._store = store
-        self._worker = worker
+        # Workers may have one name, and must not count as one: each has slots of its own.
+        self._holder = f"{worker}/{secrets.token_hex(4)}"
         self._limits = dict(by_queue)
         self._lease_ms = int(lease_s * 1000)
         self._running = running
@@ -54,12 +56,17 @@ class Slots:
         if held and now_ms >= self._renew_at_ms:
             await self._ask(dict.fromkeys(held, 0), Counter(self._running()))
 
+    async def release(self) -> None:
+        """Nothing runs here any more: others need not wait for the lease."""
+        if held := [queue for queue, count in self._slots.items() if count]:
+            await self._ask(dict.fromkeys(held, 0), Counter(self._running()))
+
     async def _ask(self, wants: Mapping[str, int], running: Counter[str]) -> None:
         asks = [
             limits.Ask(limits.running(queue), self._limits[queue], running[queue], max(0, want))
             for queue, want in wants.items()
         ]
-        answers = await limits.ask(self._store, self._worker, asks, self._lease_ms)
+        answers = await limits.ask(self._store, self._holder, asks, self._lease_ms)
         now_ms = self._store.clock.now_ms()
         for queue, answer in zip(wants, answers, strict=True):
             self._slots[queue] = answer.slots

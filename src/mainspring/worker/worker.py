@@ -79,7 +79,7 @@ class Worker:
             returned=self.ends.put_back,
         )
         shares = Shares(options.queues, strict=options.strict)
-        slots = Slots(store, options.name, options.slots, options.lease_s, self._queues_in_hand)
+        self._slots = slots = Slots(store, options.name, options.slots, options.lease_s, self._queues_in_hand)
         name, died = options.name, self.ends.died
         self.taker = Taker(store, name, shares, self.hands, lambda: len(self.ends.unsent), slots, died)
         self.heart = Heart(store, name, self.hands, shares.queues, options.lease_s, lambda: self.taker.room, died)
@@ -116,8 +116,8 @@ class Worker:
 
     async def stop(self) -> bool:
         """Finish what runs, give back what does not. True when nothing had to be broken off."""
-        await self._take.stop()
-        await self._reclaim.stop()
+        # Not in the middle of a call: what the server has just given would wait here for a lease.
+        await asyncio.gather(self._take.finish(LAST_WORD_S), self._reclaim.finish(LAST_WORD_S))
         self.ends.put_back(self.hands.take_back())
         await self._hand_back()
         clean = await self._finished_in_time()
@@ -127,6 +127,7 @@ class Worker:
         for loop in (self._watch, self._beat, self._end):
             await loop.stop()
         await self._last_word()
+        await self._release()
         await self.failures.aclose()
         if self._subscription is not None:
             await self._subscription.close()
@@ -151,6 +152,13 @@ class Worker:
         except (StoreError, TimeoutError) as error:
             log.warning("the ends of %d jobs could not be told (%s); they run again", len(self.ends.unsent), error)
         await self._hand_back()
+
+    async def _release(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                await self._slots.release()
+        except (StoreError, TimeoutError) as error:
+            log.warning("slots could not be given back (%s); others get them when the lease is over", error)
 
     async def _hand_back(self) -> None:
         try:

@@ -2,8 +2,9 @@
 --
 -- KEYS  the limit
 -- ARGV  node, how many of its permits are in use, how many more it wants, lease in ms,
---       us between two permits (0 = no rate), how many at once after a pause, slots (0 = no bound)
--- returns {time in us, granted, most slots it may use from now on, us until it is worth to ask again}
+--       us between two permits (0 = no rate), how many at once after a pause, slots (0 = no bound), permits of the rate
+--       that it has in hand: with them it needs slots only
+-- returns {time in us, granted (of a rate, permits), most slots it may use from now on, us until it is worth to ask again}
 -- keeps: over any span no more permits than the rate and the burst allow, and never more than `slots` in use or granted
 --   by all live nodes together. The rate is kept as the time at which all permits given so far are used up at an even
 --   pace. A node that is not heard of for a lease gives back its slots. Two nodes that want slots get as many each.
@@ -12,7 +13,9 @@ local now = now_us()
 local key, node = KEYS[1], ARGV[1]
 local used, want, lease_us = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]) * 1000
 local interval, burst, slots = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local have = tonumber(ARGV[8])
 local granted, most, wait, lasts_us = want, used + want, 0, lease_us
+local fair = slots
 local gone = {}
 
 if slots > 0 then
@@ -29,32 +32,34 @@ if slots > 0 then
       end
     end
   end
-  local fair = math.ceil(slots / wanting)
+  if wanting > 1 then fair = math.ceil(slots / wanting) end
   granted = math.max(0, math.min(granted, slots - others - used, fair - used))
-  most = math.min(used + granted, wanting > 1 and fair or slots)
   -- Slots come free when deliveries end, which nobody here knows: ask again soon.
   if granted < want then wait = 50000 end
 end
 
+local begins = granted
 if interval > 0 then
   local used_up = math.max(tonumber(redis.call('HGET', key, 'tat') or 0), now)
   -- Further ahead than the rate can be: the clock was set back, or the rate was another one.
   local too_far = used_up > now + burst * interval
   if too_far then used_up = now + burst * interval end
   local free = math.max(0, math.floor((now + burst * interval - used_up) / interval + 0.000001))
-  if free < granted then granted = free end
+  granted = math.min(free, math.max(0, granted - have))
+  begins = math.min(begins, have + granted)
   if granted > 0 or too_far then
     used_up = used_up + granted * interval
     redis.call('HSET', key, 'tat', string.format('%.0f', used_up))
   end
-  if granted < want then wait = math.max(wait, math.ceil(used_up + interval - burst * interval - now)) end
+  if granted < want - have then wait = math.max(wait, math.ceil(used_up + interval - burst * interval - now)) end
   lasts_us = math.max(lasts_us, used_up - now)
 end
 
 if slots > 0 then
-  if used + granted + want > 0 then
+  most = math.min(used + begins, fair)
+  if used + want > 0 then
     redis.call('HSET', key, 'n:' .. node,
-      string.format('%d:%d:%.0f', used + granted, want - granted, now + lease_us), 'slots', slots)
+      string.format('%d:%d:%.0f', used + begins, want - begins, now + lease_us), 'slots', slots)
   else
     gone[#gone + 1] = 'n:' .. node
   end
