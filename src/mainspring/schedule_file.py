@@ -79,7 +79,10 @@ def read_table(table: Mapping[str, Any], where: str, source: str, *, timezone: s
     unknown = set(table) - {"schedules", "defaults", "source"}
     if unknown:
         raise InvalidInput(f"{where}: unknown {', '.join(sorted(unknown))}; write [schedules.<name>] or [defaults]")
-    defaults, tables = table.get("defaults", {}), table.get("schedules", {})
+    if "schedules" not in table:
+        # It may have been cut off, or be in the making: taken at its word it would remove every schedule of its source.
+        raise InvalidInput(f"{where}: has no schedules; if there shall be none, write [schedules] with nothing in it")
+    defaults, tables = table.get("defaults", {}), table["schedules"]
     if not isinstance(tables, Mapping) or not isinstance(defaults, Mapping):
         raise InvalidInput(f"{where}: write [schedules.<name>], each with its fields")
     found = []

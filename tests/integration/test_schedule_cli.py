@@ -345,6 +345,25 @@ async def test_a_watched_file_that_is_being_written_is_not_applied_by_halves(ser
         assert views == {"nightly": 2, "ping": 1}, "ping was never away"
 
 
+@pytest.mark.parametrize("text", ["", "# moved\n", "[defaults]\ntimezone = 'Europe/Paris'\n"])
+async def test_a_watched_file_without_schedules_removes_none_unless_it_says_so(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "watched.toml"
+    file.write_text(FILE, encoding="utf-8")
+    async with Client(server.url, partitions=4) as client:
+        watch = ScheduleWatch(client.schedules, file)
+        await watch.step()
+        file.write_text(text, encoding="utf-8")
+        await watch.step()
+        assert len([view async for view in client.schedules.all()]) == 2
+        assert "if there shall be none, write [schedules]" in caplog.text
+        file.write_text(text + "[schedules]\n", encoding="utf-8")
+        await watch.step()
+        assert [view async for view in client.schedules.all()] == []
+
+
 async def test_what_may_be_secret_is_not_in_the_log_of_a_watched_file(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
