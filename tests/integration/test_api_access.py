@@ -257,6 +257,14 @@ async def test_a_key_does_not_lift_the_rate_of_the_setting(server: Server) -> No
     server.call("FLUSHALL")
 
 
+async def test_a_record_that_cannot_be_read_is_no_key_and_can_be_taken_away(api: Api, server: Server) -> None:
+    api.token = await api.key("admin")
+    server.call("HSET", api.client.store.keys.access, "k1", "{torn")
+    assert [one["id"] for one in (await api.get("/v1/keys")).json["keys"]] != []
+    assert (await api.delete("/v1/keys/k1")).problem == "not-found"
+    assert server.call("HEXISTS", api.client.store.keys.access, "k1") == 0
+
+
 async def test_where_anybody_is_answered_nobody_makes_or_revokes_keys(open_api: Api) -> None:
     await open_api.key("reader")
     [known] = await list_keys(open_api.client.store)
