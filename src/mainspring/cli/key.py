@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, remote
+from mainspring.cli.table import aligned
 from mainspring.cli.witness import user
 from mainspring.model.access import check_role, new_token
 from mainspring.model.audit import Change
@@ -58,12 +59,15 @@ def list_(
     if json:
         print(msgspec.json.encode(keys).decode())
         return
+    rows = []
     for one in keys:
         bound = [f"until {moment(one.expires_ms)}"] if one.expires_ms is not None else []
         bound += [f"targets {', '.join(one.targets)}"] if one.targets is not None else []
         bound += [f"also {', '.join(one.also)}"] if one.also else []
         bound += [f"{one.rate:g} a second"] if one.rate is not None else []
-        print("  ".join([one.id, one.role.ljust(11), one.name, *bound]))
+        rows.append([one.id, one.role, one.name, "  ".join(bound)])
+    for line in aligned(rows):
+        print(line)
     if not keys:
         print("there are no keys; make one: mainspring key add --role admin", file=sys.stderr)
 
