@@ -42,7 +42,7 @@ class Found(NamedTuple):
     check: Check
 
 
-async def checkup(config: Config, url: str) -> list[Found]:
+async def checkup(config: Config, url: str, *, here: str = "this machine") -> list[Found]:
     """All checks; one that cannot be made is an answer as well."""
     found: list[Found] = []
     try:
@@ -57,7 +57,7 @@ async def checkup(config: Config, url: str) -> list[Found]:
         found.append(Found(safe_url(url), Check("reach", "error", f"{error}. {advice}")))
     if config.kafka_url is not None:
         found.append(Found(safe_kafka(config.kafka_url), await asyncio.to_thread(_kafka, config)))
-    return [*found, Found("this machine", _files(config))]
+    return [*found, Found(here, _files(config))]
 
 
 # -- servers -------------------------------------------------------------------------------------------------

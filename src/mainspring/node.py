@@ -110,6 +110,13 @@ class Node:
             return self.embedding.where
         return safe_url(self.config.redis_url or "")
 
+    @property
+    def server_url(self) -> str | None:
+        """Of the server, with its secrets; None while an embedded one is not there."""
+        if self.embedding is None:
+            return self.config.redis_url
+        return None if self.embedding.server is None else self.embedding.server.url
+
     async def reachable(self) -> bool:
         """True when the server answers now."""
         if self._store is None:

@@ -67,6 +67,10 @@ RULES: dict[str, Right | None] = {
     "GET /v1/targets/{name}": "read",
     "GET /v1/cluster": "read",
     "GET /v1/audit": "admin",
+    "GET /v1/doctor": "admin",
+    "GET /v1/keys": "admin",
+    "POST /v1/keys": "admin",
+    "DELETE /v1/keys/{id}": "admin",
     "GET /livez": None,
     "GET /readyz": None,
     "GET /healthy": None,
@@ -131,7 +135,7 @@ async def test_a_route_answers_the_roles_that_may_call_it_and_no_others(api: Api
 
 async def test_a_path_that_leads_nowhere_tells_nobody_anything(api: Api) -> None:
     assert (await api.get("/v1/nothing")).status == 404
-    assert (await api.get("/v1/keys")).status == 404
+    assert (await api.get("/v1/secrets")).status == 404
 
 
 # -- keys ------------------------------------------------------------------------------------------------------
@@ -194,6 +198,80 @@ async def test_guessing_keys_is_slowed_down(api: Api) -> None:
     # Whoever has a key is not held up by those who guess from the same address.
     api.token = await api.key("reader")
     assert (await api.get("/v1/tasks")).status == 200
+
+
+async def test_an_administrator_makes_lists_and_revokes_keys(api: Api, server: Server) -> None:
+    api.token = await api.key("admin")
+    made = await api.post("/v1/keys", {"role": "reader", "name": "shop", "expires": "1d"})
+    assert (made.status, made.headers["cache-control"]) == (201, "no-store")
+    text, key_id = made.json["key"], made.json["id"]
+    assert (await api.get("/v1/tasks", authorization=f"Bearer {text}")).status == 200, "at once, not a second later"
+    listed = await api.get("/v1/keys")
+    assert key_id in [one["id"] for one in listed.json["keys"]]
+    assert text not in listed.body.decode()
+    assert "hash" not in listed.body.decode()
+    repeated = await api.post("/v1/keys", {"role": "reader"}, idempotency_key="a")
+    assert repeated.status == 201
+    for key in server.call("KEYS", "*"):
+        for shown in (text, repeated.json["key"]):
+            assert shown.encode() not in (server.call("DUMP", key) or b""), key
+    assert (await api.delete(f"/v1/keys/{key_id}")).json == {"id": key_id, "name": "shop", "outcome": "revoked"}
+    assert (await api.get("/v1/tasks", authorization=f"Bearer {text}")).status == 401
+    assert (await api.delete(f"/v1/keys/{key_id}")).problem == "not-found"
+    for wrong in ({}, {"role": "king"}, {"role": "reader", "rate": 0}, {"role": "reader", "expires": 1}, {"rolle": 1}):
+        assert (await api.post("/v1/keys", wrong)).problem == "invalid", wrong
+
+
+@pytest.mark.parametrize(
+    ("giver", "order", "status"),
+    [
+        ({}, {"role": "admin"}, 201),
+        ({}, {"role": "reader", "also": ["shop"]}, 403),
+        ({}, {"role": "reader", "also": ["*"]}, 403),
+        ({"namespaces": ("shop",)}, {"role": "reader", "also": ["shop", "main"]}, 201),
+        ({"namespaces": ("shop",)}, {"role": "reader", "also": ["*"]}, 403),
+        ({"namespaces": ("*",)}, {"role": "reader", "also": ["*"]}, 201),
+        ({"expires_ms": LATER}, {"role": "reader"}, 403),
+        ({"expires_ms": LATER}, {"role": "reader", "expires": LATER + 1}, 403),
+        ({"expires_ms": LATER}, {"role": "reader", "expires": LATER}, 201),
+        ({"rate": 50.0}, {"role": "reader"}, 403),
+        ({"rate": 50.0}, {"role": "reader", "rate": 51}, 403),
+        ({"rate": 50.0}, {"role": "reader", "rate": 50}, 201),
+        ({"targets": ("log:*",)}, {"role": "reader", "targets": ["log:*"]}, 403),
+    ],
+)
+async def test_a_key_makes_none_that_may_more_than_itself(
+    api: Api, giver: dict[str, Any], order: dict[str, Any], status: int
+) -> None:
+    api.token = await api.key("admin", **giver)
+    before = len(await list_keys(api.client.store))
+    assert (await api.post("/v1/keys", order)).status == status
+    assert len(await list_keys(api.client.store)) == before + (status == 201)
+
+
+async def test_a_key_does_not_lift_the_rate_of_the_setting(server: Server) -> None:
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4, api_rate=50.0)) as api:
+        api.token = await api.key("admin")
+        assert (await api.post("/v1/keys", {"role": "reader", "rate": 51})).status == 403
+        assert (await api.post("/v1/keys", {"role": "reader"})).status == 201
+    server.call("FLUSHALL")
+
+
+async def test_a_record_that_cannot_be_read_is_no_key_and_can_be_taken_away(api: Api, server: Server) -> None:
+    api.token = await api.key("admin")
+    server.call("HSET", api.client.store.keys.access, "k1", "{torn")
+    assert [one["id"] for one in (await api.get("/v1/keys")).json["keys"]] != []
+    assert (await api.delete("/v1/keys/k1")).problem == "not-found"
+    assert server.call("HEXISTS", api.client.store.keys.access, "k1") == 0
+
+
+async def test_where_anybody_is_answered_nobody_makes_or_revokes_keys(open_api: Api) -> None:
+    await open_api.key("reader")
+    [known] = await list_keys(open_api.client.store)
+    assert (await open_api.post("/v1/keys", {"role": "admin"})).problem == "forbidden"
+    assert (await open_api.delete(f"/v1/keys/{known.id}")).problem == "forbidden"
+    assert await list_keys(open_api.client.store) == [known]
+    assert (await open_api.get("/v1/keys")).status == 200
 
 
 async def test_a_key_has_its_own_rate(api: Api) -> None:

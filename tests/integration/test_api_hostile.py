@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from mainspring.api.asgi import GUARDED
 from mainspring.api.protocol import MAX_AHEAD, MAX_HEAD_BYTES, MAX_HEADERS, sweep
 from mainspring.config import Config
 from mainspring.testing.balance import balance
@@ -241,12 +242,22 @@ async def test_a_client_that_has_said_all_still_gets_its_answers(api: Api, path:
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"202", b"200", b"200"]
 
 
+async def test_what_is_refused_on_the_connection_itself_guards_browsers_as_every_answer_does(api: Api) -> None:
+    async with Wire(api) as wire:
+        await wire.send(b"NONSENSE\r\n\r\n")
+        answer = await wire.rest()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    for name, value in GUARDED:
+        assert b"%b: %b\r\n" % (name, value) in answer
+
+
 async def test_requests_without_end_before_the_first_answer_are_refused(api: Api) -> None:
     one = b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n"
     async with Wire(api) as wire:
         await wire.send(one * 5_000)
         answer = await wire.rest()
     assert b"HTTP/1.1 429 " in answer
+    assert b"retry-after: 1\r\n" in answer.partition(b"HTTP/1.1 429 ")[2]
     assert answer.count(b"HTTP/1.1 200 ") <= 2 * MAX_AHEAD
     async with Wire(api) as wire:
         await wire.send(one * 100 + one.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))

@@ -111,6 +111,24 @@ async def test_over_an_api_the_namespace_of_its_node_is_meant_unless_one_is_give
         assert json.loads(found.stdout)["pending"] == 1
 
 
+async def test_a_list_has_columns_and_no_id_takes_hold_of_the_terminal(say: Say, api: Api) -> None:
+    wild = "\x1b[2Jwild\r\n\u202e"
+    await api.client.put("log:", "die", id=wild, lane=wild)
+    await until(lambda: _is_dead(api, wild))
+    await api.client.put("null:", 1, after="1h", id=wild + "2")
+    await api.client.put("log:", 1, after="2h", id="tame")
+    told = (await say("task", "list")).stdout.splitlines()
+    assert [line[24:] for line in told] == ["  null:  \ufffd[2Jwild\ufffd\ufffd\ufffd2", "  log:   tame"]
+    for words in (("task", "get", wild + "2"), ("task", "explain", wild), ("dead", "list"), ("dead", "show", wild)):
+        shown = (await say(*words)).stdout
+        assert "\ufffd[2Jwild" in shown, words
+        assert not {"\x1b", "\r", "\u202e"} & set(shown), words
+
+
+async def _is_dead(api: Api, id: str) -> bool:
+    return (await api.client.get(id)).state == "dead"
+
+
 # -- tasks -----------------------------------------------------------------------------------------------------
 
 
@@ -400,10 +418,58 @@ async def test_an_api_that_is_not_there_or_is_none(api: Api, server: Server) -> 
         assert "does not answer as Mainspring's API" in str(await get(f"http://127.0.0.1:{port}"))
 
 
-@pytest.mark.parametrize("line", ["doctor", "verify", "key list"])
-async def test_a_command_that_needs_the_server_itself_says_so(api: Api, line: str) -> None:
-    result = await asyncio.to_thread(CliRunner().invoke, app, [*line.split(), "--url", api.url])
+async def test_a_command_that_needs_the_server_itself_says_so(api: Api) -> None:
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["verify", "--url", api.url])
     assert "looks at the server itself" in str(result.exception)
+
+
+async def test_keys_are_made_listed_and_revoked(say: Say, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAINSPRING_API_TOKEN", await api.key("admin"))
+    made = await told(
+        say, "key", "add", "shop", "--role", "reader", "--target", "log:*", "--expires", "1d", "--rate", "5"
+    )
+    assert (await api.get("/v1/tasks", authorization=f"Bearer {made['key']}")).status == 200
+    shown = {name: value for name, value in made.items() if name != "key"}
+    assert shown | {"expires_ms": 0} == {
+        "id": made["id"], "name": "shop", "role": "reader", "created_ms": made["created_ms"], "expires_ms": 0,
+        "also": [], "targets": ["log:*"], "rate": 5.0,
+    }  # fmt: skip
+    assert shown in await told(say, "key", "list")
+    listed = (await say("key", "list")).stdout.splitlines()
+    assert [line.index("a test's" if "a test's" in line else "shop") for line in listed] == [21, 21], listed
+    assert (await say("key", "add", "--role", "king", code=1)).exception is not None
+    both = await told(say, "key", "revoke", made["id"], "k0", code=1)
+    assert both == [{"id": made["id"], "outcome": "revoked"}, {"id": "k0", "outcome": "unknown"}]
+    api.node_ring_forgets()
+    assert (await api.get("/v1/tasks", authorization=f"Bearer {made['key']}")).status == 401
+    trail = (await told(say, "audit"))["changes"]
+    assert [(one["change"]["what"], one["change"]["object"]) for one in trail] == [
+        ("key.revoke", made["id"]),
+        ("key.add", made["id"]),
+    ]
+    assert made["key"] not in json.dumps(trail)
+
+
+async def test_a_doctor_finds_the_same_on_both_roads(say: Say) -> None:
+    rows = {row["name"]: row for row in await told(say, "doctor")}
+    servers = {"version", "role", "eviction", "persistence", "clock", "latency", "memory", "rights"}
+    assert servers | {"data", "orphans", "nodes", "open files"} <= set(rows)
+    assert (rows["nodes"]["status"], rows["rights"]["status"]) == ("ok", "ok")
+
+
+async def test_a_doctor_tells_of_an_api_that_it_cannot_ask(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def asked(url: str) -> list[dict[str, str]]:
+        found = await asyncio.to_thread(CliRunner().invoke, app, ["doctor", "--json", "--url", url])
+        assert found.exit_code == 1, found.output
+        rows: list[dict[str, str]] = json.loads(found.stdout)
+        return rows
+
+    [nobody] = await asked("http://127.0.0.1:9")
+    assert (nobody["name"], nobody["status"]) == ("reach", "error")
+    assert "cannot connect" in nobody["message"]
+    monkeypatch.setenv("MAINSPRING_API_TOKEN", await api.key("operator"))
+    [refused] = await asked(api.url)
+    assert "may not admin" in refused["message"]
 
 
 async def test_the_environment_names_an_api_and_a_flag_a_server(api: Api, server: Server) -> None:

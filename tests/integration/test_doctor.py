@@ -79,4 +79,5 @@ def test_orphans_and_a_namespace_without_nodes_are_told(server: Server, tmp_path
 
 
 def test_wrong_settings_are_exit_code_2(tmp_path: Path) -> None:
-    assert run("doctor", "--redis-url", "http://nowhere", cwd=tmp_path).returncode == 2
+    assert run("doctor", "--redis-url", "ftp://nowhere", cwd=tmp_path).returncode == 2
+    assert run("doctor", "--redis-url", "http://me:secret@nowhere", cwd=tmp_path).returncode == 2

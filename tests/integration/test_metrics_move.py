@@ -95,6 +95,15 @@ async def test_what_is_held_in_memory_and_what_is_overdue(api: Api, gate: Gate) 
     gate.open.set()
 
 
+@pytest.mark.parametrize("name", ["mainspring_expired_total", "mainspring_buried_total", "mainspring_dead_total"])
+async def test_what_an_alert_waits_for_is_told_as_0_before_it_happens(api: Api, name: str) -> None:
+    text = (await api.get("/metrics")).body.decode()
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
+    assert {one.value for one in samples} == {0.0}
+    if name != "mainspring_dead_total":  # which is of partitions
+        assert {one.labels["kind"] for one in samples} == {"log", "null"}
+
+
 async def test_cancelled_expired_and_retried_tasks(api: Api, gate: Gate) -> None:
     gate.open.set()
     handle = await api.client.put("log:", after="1h")

@@ -220,7 +220,19 @@ def test_a_file_says_whose_its_schedules_are(server: Server, client: SyncClient,
 
 
 def test_times_without_an_offset_are_of_the_schedules_zone(server: Server, client: SyncClient, tmp_path: Path) -> None:
-    call(server, "add", "job", "--every", "1h", "--target", "log:", "--tz", "Asia/Tokyo", "--start", "2031-01-01T09:00")
+    call(
+        server,
+        "add",
+        "job",
+        "--every",
+        "1h",
+        "--target",
+        "log:",
+        "--timezone",
+        "Asia/Tokyo",
+        "--start",
+        "2031-01-01T09:00",
+    )
     file = tmp_path / "team.toml"
     table = "[schedules.day]\nevery = '1h'\ntarget = 'log:'\ntimezone = 'Asia/Tokyo'\nstart = 2031-01-01\n"
     file.write_text(table, encoding="utf-8")
@@ -283,7 +295,7 @@ def test_a_crontab_is_taken_over(server: Server, client: SyncClient, tmp_path: P
     out = tmp_path / "schedules.toml"
     assert call(server, "import", str(file), "--out", str(out)).exit_code == 1
     assert "[schedules." in out.read_text(encoding="utf-8")
-    result = call(server, "import", str(file), "--tz", "Europe/Rome")
+    result = call(server, "import", str(file), "--timezone", "Europe/Rome")
     assert result.exit_code == 1
     assert "[commands.backup] argv = ['/usr/local/bin/backup', '--all']" in result.stderr
     view = client.schedules.get("backup")

@@ -33,6 +33,13 @@ def test_what_a_receiver_said_cannot_forge_a_line(lines: logging.Formatter) -> N
     assert "\r" not in text
 
 
+@pytest.mark.parametrize("lines", [HumanLines(), JsonLines()])
+def test_an_id_does_not_take_hold_of_the_terminal(lines: logging.Formatter) -> None:
+    text = lines.format(_record("task %s is dead", "\x1b[2Jwild"))
+    assert "wild is dead" in text
+    assert "\x1b" not in text
+
+
 def test_an_exception_is_a_field_of_the_same_line() -> None:
     record = _record("broken", level=logging.ERROR)
     try:

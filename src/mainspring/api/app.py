@@ -1,5 +1,6 @@
 """The HTTP API as a plain ASGI application: a framework would cost more than the work itself."""
 
+import asyncio
 import logging
 from typing import Final
 
@@ -32,6 +33,7 @@ class App:
         self.takes_requests = "api" in node.config.roles
         self.router = Router(surface.ROUTES if self.takes_requests else surface.WATCHED)
         self.batches = Batches()
+        self.examining = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -12,7 +12,8 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from .problems import Problem
+from .asgi import GUARDED
+from .problems import RETRY_AFTER_S, Problem, not_ready
 from .shortcut import PATH, Posted, Shortcut
 
 MAX_HEAD_BYTES: Final = 32 * 1024
@@ -90,7 +91,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._waits_since_s = self.loop.time()
         if len(self.connections) > self.most:
-            self._refuse(Problem("unavailable", f"{self.most} connections are open already", retry_after="1"))
+            self._refuse(not_ready(f"{self.most} connections are open already"))
 
     def data_received(self, data: bytes) -> None:
         if self._lingers or self.transport.is_closing():
@@ -166,7 +167,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(Problem("headers", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
             return
         if len(self.pipeline) >= MAX_AHEAD:
-            self._refuse(Problem("rate", f"{MAX_AHEAD} requests wait for their answers; read those first"))
+            detail = f"{MAX_AHEAD} requests wait for their answers; read those first"
+            self._refuse(Problem("rate", detail, retry_after=str(RETRY_AFTER_S)))
             return
         if self.url == PATH and self._takes_shortcut():
             return
@@ -269,7 +271,7 @@ class Connection(HttpToolsProtocol):
             return
         body = problem.body()
         head = [STATUS_LINE[problem.status], b"content-type: application/problem+json\r\n"]
-        head += [b"%b: %b\r\n" % header for header in problem.headers]
+        head += [b"%b: %b\r\n" % header for header in (*GUARDED, *problem.headers)]
         head.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
         self.transport.write(b"".join([*head, body]))
         self.close_gently()

@@ -2,7 +2,22 @@
 
 from typing import Final
 
-from . import batch, cluster, dead, handbook, metrics, probes, queues, schedules, standstills, targets, tasks, trail
+from . import (
+    batch,
+    cluster,
+    dead,
+    doctor,
+    handbook,
+    keys,
+    metrics,
+    probes,
+    queues,
+    schedules,
+    standstills,
+    targets,
+    tasks,
+    trail,
+)
 from .routes import Route
 from .ticks import TICK
 
@@ -19,6 +34,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     *queues.ROUTES,
     *targets.ROUTES,
     cluster.ROUTE,
+    doctor.ROUTE,
+    *keys.ROUTES,
     trail.ROUTE,
     *WATCHED,
     *handbook.ROUTES,

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, remote
+from mainspring.cli.table import printable
 from mainspring.model.audit import AuditPage, Change
 from mainspring.model.explain import moment
 
@@ -33,7 +34,8 @@ def audit(
     for one in page.changes:
         change = one.change
         where = f" from {change.address}" if change.address else ""
-        print(f"{moment(one.at_ms)}  {change.who}{where}  {change.what}  {change.object}  {_told(change)}".rstrip())
+        line = f"{moment(one.at_ms)}  {change.who}{where}  {change.what}  {change.object}  {_told(change)}"
+        print(printable(line.rstrip()))
     if page.next is not None:
         print(f"more: --cursor {page.next}", file=sys.stderr)
 

@@ -10,6 +10,7 @@ import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.result_lines import answer_lines
+from mainspring.cli.table import aligned, printable
 from mainspring.cli.task import At, In, print_json, when_of, with_client
 from mainspring.model.dead import DeadLetter, ReplaySummary
 from mainspring.model.errors import ConfigError, InvalidInput
@@ -60,8 +61,9 @@ def list_(
     if json:
         print_json({"letters": [one.as_dict(loaded.namespace) for one in page.letters], "next": page.next})
         return
-    for one in page.letters:
-        print(f"{moment(one.died_ms)}  {one.target or '(damaged)'}  {one.id}  {one.reason}")
+    rows = [(moment(one.died_ms), one.target or "(damaged)", one.id, one.reason) for one in page.letters]
+    for line in aligned(rows):
+        print(line)
     if page.next is not None:
         print(f"more: --cursor {page.next}", file=sys.stderr)
 
@@ -81,7 +83,7 @@ def show(
     if json:
         print_json(letter.as_dict(loaded.namespace))
     else:
-        print("\n".join(lines_of(letter, loaded.namespace)))
+        print("\n".join(map(printable, lines_of(letter, loaded.namespace))))
 
 
 @app.command()

@@ -1,36 +1,29 @@
 """`mainspring key`: API keys of a namespace. The text of a key is shown once, when it is made."""
 
 import asyncio
+import contextlib
 import socket
 import sys
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store
+from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, remote
+from mainspring.cli.table import aligned
 from mainspring.cli.witness import user
-from mainspring.model.access import (
-    ApiKey,
-    check_key_name,
-    check_namespaces,
-    check_patterns,
-    check_role,
-    hash_of,
-    new_token,
-)
+from mainspring.model.access import check_role, new_token
 from mainspring.model.audit import Change
-from mainspring.model.errors import InvalidInput
+from mainspring.model.errors import NotFound
 from mainspring.model.explain import moment
-from mainspring.model.times import check_horizon, delay_ms, instant_ms
+from mainspring.model.new_key import KeyOrder, KeyShown, make_key
 
 if TYPE_CHECKING:
+    from mainspring.cli.remote import Api
     from mainspring.config import Config
     from mainspring.store.store import Store
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
-T = TypeVar("T")
 
 
 @app.command()
@@ -46,29 +39,11 @@ def add(
 ) -> None:  # fmt: skip
     """Make a key and print its text, this one time."""
     loaded = load(redis_url, data_dir, namespace, config)
-    token = new_token()
-
-    async def work(store: "Store") -> ApiKey:
-        from mainspring.store.access import add_key, new_key_id
-
-        made = ApiKey(
-            new_key_id(),
-            check_key_name(name or role),
-            check_role(role),
-            hash_of(token),
-            store.clock.now_ms(),
-            _expires_ms(expires, store.clock.now_ms()),
-            check_namespaces(reaches or ()),
-            None if targets is None else check_patterns(targets),
-            _checked_rate(rate),
-        )
-        await add_key(store, made)
-        await _tell(store, loaded, "key.add", made.id, after=_shown(made))
-        return made
-
-    made = _with_store(loaded, work)
+    bound = None if targets is None else tuple(targets)
+    order = KeyOrder(check_role(role), name, expires, tuple(reaches or ()), bound, rate)
+    token, made = asyncio.run(_add(loaded, order))
     if json:
-        print(msgspec.json.encode({"key": token, **_shown(made)}).decode())
+        print(msgspec.json.encode({"key": token, **made.fields}).decode())
         return
     print(token)
     print(f"key {made.id} ({made.name}, {made.role}); its text is shown only now, keep it safe", file=sys.stderr)
@@ -80,22 +55,19 @@ def list_(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """List the keys, the oldest first; never their texts."""
-
-    async def work(store: "Store") -> list[ApiKey]:
-        from mainspring.store.access import list_keys
-
-        return await list_keys(store)
-
-    keys = _with_store(load(redis_url, data_dir, namespace, config), work)
+    keys = asyncio.run(_list(load(redis_url, data_dir, namespace, config)))
     if json:
-        print(msgspec.json.encode([_shown(one) for one in keys]).decode())
+        print(msgspec.json.encode(keys).decode())
         return
+    rows = []
     for one in keys:
         bound = [f"until {moment(one.expires_ms)}"] if one.expires_ms is not None else []
         bound += [f"targets {', '.join(one.targets)}"] if one.targets is not None else []
-        bound += [f"also {', '.join(one.namespaces)}"] if one.namespaces else []
+        bound += [f"also {', '.join(one.also)}"] if one.also else []
         bound += [f"{one.rate:g} a second"] if one.rate is not None else []
-        print("  ".join([one.id, one.role.ljust(11), one.name, *bound]))
+        rows.append([one.id, one.role, one.name, "  ".join(bound)])
+    for line in aligned(rows):
+        print(line)
     if not keys:
         print("there are no keys; make one: mainspring key add --role admin", file=sys.stderr)
 
@@ -107,29 +79,16 @@ def revoke(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Take keys away for good; nodes notice within two seconds. Exit code 1 if one of the ids is unknown."""
-    loaded = load(redis_url, data_dir, namespace, config)
-
-    async def work(store: "Store") -> list[str]:
-        from mainspring.store.access import revoke_key
-
-        unknown = []
-        for key_id in ids:
-            gone = await revoke_key(store, key_id)
-            if gone is None:
-                unknown.append(key_id)
-            else:
-                await _tell(store, loaded, "key.revoke", key_id, before=_shown(gone))
-                if not json:
-                    print(f"{key_id} ({gone.name}): revoked")
-        return unknown
-
-    unknown = _with_store(loaded, work)
+    names = asyncio.run(_revoke(load(redis_url, data_dir, namespace, config), ids))
     if json:
-        outcomes = [{"id": key_id, "outcome": "unknown" if key_id in unknown else "revoked"} for key_id in ids]
+        outcomes = [{"id": key_id, "outcome": "unknown" if name is None else "revoked"} for key_id, name in names]
         print(msgspec.json.encode(outcomes).decode())
-    for key_id in unknown:
-        print(f"{key_id}: there is no key with this id", file=sys.stderr)
-    if unknown:
+    for key_id, name in names:
+        if name is None:
+            print(f"{key_id}: there is no key with this id", file=sys.stderr)
+        elif not json:
+            print(f"{key_id} ({name}): revoked")
+    if any(name is None for _, name in names):
         raise typer.Exit(1)
 
 
@@ -139,15 +98,58 @@ def generate() -> None:
     print(new_token())
 
 
-# -- inside ----------------------------------------------------------------------------------------------------
+# -- inside: over an API, else on the server itself ------------------------------------------------------------
 
 
-def _with_store(config: "Config", work: "Callable[[Store], Coroutine[Any, Any, T]]") -> T:
-    async def run() -> T:
-        async with opened_store(config) as store:
-            return await work(store)
+async def _add(config: "Config", order: KeyOrder) -> tuple[str, KeyShown]:
+    if config.api_url is not None:
+        with contextlib.closing(remote(config)) as api:
+            told = api.call("POST", "/v1/keys", body=msgspec.to_builtins(order))
+            return told["key"], msgspec.convert(told, KeyShown)
+    from mainspring.store.access import add_key, new_key_id
 
-    return asyncio.run(run())
+    token = new_token()
+    async with opened_store(config) as store:
+        made = make_key(order, key_id=new_key_id(), token=token, now_ms=store.clock.now_ms())
+        await add_key(store, made)
+        await _tell(store, config, "key.add", made.id, after=KeyShown.of(made).fields)
+    return token, KeyShown.of(made)
+
+
+async def _list(config: "Config") -> list[KeyShown]:
+    if config.api_url is not None:
+        with contextlib.closing(remote(config)) as api:
+            return msgspec.convert(api.get("/v1/keys")["keys"], list[KeyShown])
+    from mainspring.store.access import list_keys
+
+    async with opened_store(config) as store:
+        return [KeyShown.of(one) for one in await list_keys(store)]
+
+
+async def _revoke(config: "Config", ids: list[str]) -> list[tuple[str, str | None]]:
+    """Each id and the name of its key; None where there is none."""
+    if config.api_url is not None:
+        with contextlib.closing(remote(config)) as api:
+            return [(key_id, _revoke_over(api, key_id)) for key_id in ids]
+    async with opened_store(config) as store:
+        return [(key_id, await _revoke_at(store, config, key_id)) for key_id in ids]
+
+
+def _revoke_over(api: "Api", key_id: str) -> str | None:
+    try:
+        return str(api.delete("/v1/keys", key_id)["name"])
+    except NotFound:
+        return None
+
+
+async def _revoke_at(store: "Store", config: "Config", key_id: str) -> str | None:
+    from mainspring.store.access import revoke_key
+
+    gone = await revoke_key(store, key_id)
+    if gone is None:
+        return None
+    await _tell(store, config, "key.revoke", key_id, before=KeyShown.of(gone).fields)
+    return gone.name
 
 
 async def _tell(store: "Store", config: "Config", what: str, name: str, **changed: dict[str, Any]) -> None:
@@ -156,38 +158,3 @@ async def _tell(store: "Store", config: "Config", what: str, name: str, **change
     who = f"{user()} (command line)"
     change = Change(who, what, name, socket.gethostname(), "", changed.get("before"), changed.get("after"))
     await audit.record(store, change, kept=config.audit_entries)
-
-
-def _shown(key: ApiKey) -> dict[str, Any]:
-    """All but the hash."""
-    return {
-        "id": key.id,
-        "name": key.name,
-        "role": key.role,
-        "created_ms": key.created_ms,
-        "expires_ms": key.expires_ms,
-        "also": key.namespaces,
-        "targets": key.targets,
-        "rate": key.rate,
-    }
-
-
-def _expires_ms(text: str | None, now_ms: int) -> int | None:
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit():
-        expires_ms = int(text)
-    elif text[:4].isdigit() and "-" in text:
-        expires_ms = instant_ms(text, field="expires")
-    else:
-        expires_ms = now_ms + delay_ms(text, field="expires")
-    check_horizon(expires_ms, now_ms, field="expires")
-    if expires_ms <= now_ms:
-        raise InvalidInput(f"expires: {text} has passed; the key would open nothing")
-    return expires_ms
-
-
-def _checked_rate(rate: float | None) -> float | None:
-    if rate is not None and not 0 < rate <= 1e6:
-        raise InvalidInput(f"rate is {rate:g}; give requests a second, up to 1,000,000")
-    return rate

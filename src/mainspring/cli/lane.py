@@ -5,6 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.table import aligned, printable
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.explain import moment
 from mainspring.model.lane import LaneAnswer, LaneInfo
@@ -31,9 +32,12 @@ def list_(
     if json:
         print_json(found)
         return
+    rows = []
     for one in found:
         behind = "some or none" if one.behind is None else one.behind
-        print(f"{one.lane}  {one.state}  {behind} behind  {_why(one)}")
+        rows.append((one.lane, one.state, f"{behind} behind", _why(one)))
+    for line in aligned(rows):
+        print(line)
     if not found:
         print("no lane stands still")
 
@@ -50,9 +54,9 @@ def show(
         print_json(one)
         return
     behind = "some or no" if one.behind is None else one.behind
-    print(f"{one.lane}: {one.state}, {behind} tasks behind")
+    print(printable(f"{one.lane}: {one.state}, {behind} tasks behind"))
     for name, text in _rows(one):
-        print(f"  {name:9} {text}")
+        print(printable(f"  {name:9} {text}"))
 
 
 @app.command("retry-head")

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from mainspring.cli.table import printable
 from mainspring.config import LogFormat
 from mainspring.model.texts import clean
 
@@ -33,8 +34,8 @@ class HumanLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()} "
-        # What others said (the answer of a receiver) must not look like lines of ours.
-        text = clean(f"{at} {level}{record.getMessage()}").replace("\n", "\\n").replace("\r", "\\r")
+        # What others said (an id, the answer of a receiver) must not look like lines of ours, nor move the cursor.
+        text = printable(clean(f"{at} {level}{record.getMessage()}").replace("\n", "\\n").replace("\r", "\\r"))
         return f"{text}\n{clean(self.formatException(record.exc_info))}" if record.exc_info else text
 
 

@@ -4,6 +4,7 @@ import typer
 
 from mainspring.cli.pause import as_dict, line_of
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.table import printable
 from mainspring.cli.task import print_json, with_client
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -20,6 +21,6 @@ def pauses(
         print_json([as_dict(one) for one in found])
         return
     for one in found:
-        print(line_of(one))
+        print(printable(line_of(one)))
     if not found:
         print("nothing is paused")

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mainspring.cli.table import printable
 from mainspring.model.explain import moment
 from mainspring.model.outcome import Response
 from mainspring.model.result import Output, Result
@@ -31,7 +32,7 @@ def lines_of(result: Result) -> list[str]:
 def answer_lines(response: Response) -> list[str]:
     """What the target said to the last attempt."""
     lines = [f"answer      HTTP {response.status} after {response.duration_ms} ms"]
-    lines += [f"  {_plain(name)}: {_plain(value)}" for name, value in response.headers]
+    lines += [f"  {printable(name)}: {printable(value)}" for name, value in response.headers]
     return [*lines, *_indented(response.body)]
 
 
@@ -47,9 +48,4 @@ def _output_lines(output: Output) -> list[str]:
 
 
 def _indented(text: bytes) -> list[str]:
-    return [f"  {_plain(line)}" for line in text.decode(errors="replace").splitlines()]
-
-
-def _plain(text: str) -> str:
-    """What others wrote must not move the cursor of who reads it."""
-    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
+    return [f"  {printable(line)}" for line in text.decode(errors="replace").splitlines()]

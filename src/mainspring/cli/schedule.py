@@ -35,7 +35,9 @@ def _schedule() -> None:
 @app.command()
 def preview(
     specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="'0 9 * * MON-FRI', '@daily', '@every 30s'.")],
-    tz: Annotated[str | None, typer.Option("--tz", help="IANA time zone; default that of the settings, UTC.")] = None,
+    tz: Annotated[
+        str | None, typer.Option("--tz", "--timezone", help="IANA time zone; default that of the settings, UTC.")
+    ] = None,
     start: Annotated[
         str | None,
         typer.Option("--from", help="Runs after this ISO time (of the zone, if without offset); default now."),

@@ -20,7 +20,9 @@ OPTIONS: Final[dict[str, Any]] = {
     "after_end": Annotated[str | None, typer.Option(help="So long after the end of the run before.")],
     "target": Annotated[str | None, typer.Option(help="command:backup, https://…, queue:mail/send, kafka:topic, log:")],
     "payload": Annotated[str | None, typer.Option(help="JSON; - reads it from standard input.")],
-    "tz": Annotated[str | None, typer.Option("--tz", help="IANA time zone; default that of the settings, UTC.")],
+    "tz": Annotated[
+        str | None, typer.Option("--tz", "--timezone", help="IANA time zone; default that of the settings, UTC.")
+    ],
     "exclude": Annotated[list[str] | None, typer.Option(help="A date, dates a..b, or a cron line; repeatable.")],
     "start": Annotated[str | None, typer.Option(help="Not before this time.")],
     "end": Annotated[str | None, typer.Option(help="Not after this time.")],

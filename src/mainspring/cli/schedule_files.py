@@ -72,7 +72,7 @@ def _show_steps(steps: list[Step], config: "Config", dry_run: bool, json: bool) 
 def import_(
     file: Annotated[Path | None, typer.Argument(help="The file; not for redbeat.")] = None,
     kind: Annotated[str, typer.Option("--format", help="crontab, celery or redbeat.")] = "crontab",
-    tz: Annotated[str | None, typer.Option("--tz", help="The zone of its times; default the settings'.")] = None,
+    tz: Annotated[str | None, typer.Option("--tz", "--timezone", help="Of its times; default the settings'.")] = None,
     system: Annotated[bool, typer.Option("--system", help="A crontab with users, as /etc/crontab.")] = False,
     url: Annotated[str, typer.Option("--from", help="Of redbeat: the server that has its keys.")] = "redis://localhost",
     prefix: Annotated[str, typer.Option(help="Of redbeat: how its keys begin.")] = "redbeat:",

@@ -10,6 +10,7 @@ import typer
 
 from mainspring.cli import schedule_show as shown
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.table import aligned, printable
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import NotFound
 from mainspring.model.schedule import Definition
@@ -38,8 +39,8 @@ def list_(
     if json:
         print_json({"schedules": [view.as_dict() for view in chosen], "count": len(views)})
         return
-    for view in chosen:
-        print(shown.line(view))
+    for line in aligned([shown.row(view) for view in chosen]):
+        print(line)
     if len(chosen) < len(views):
         print(f"{len(views) - len(chosen)} more: --limit 0", file=sys.stderr)
 
@@ -58,7 +59,7 @@ def show(
     if json:
         print_json(view.as_dict())
     else:
-        print("\n".join(shown.lines(view)))
+        print("\n".join(map(printable, shown.lines(view))))
 
 
 @app.command()

@@ -25,10 +25,10 @@ def at(definition: Definition, ms: int) -> str:
     return f"{when.isoformat(sep=' ')} {when.tzname()}"
 
 
-def line(view: ScheduleView) -> str:
-    """One schedule in one line."""
+def row(view: ScheduleView) -> tuple[str, str, str, str]:
+    """One schedule in one line of a list."""
     following = ", ".join(at(view.definition, ms) for ms in view.next_ms) or view.state
-    return f"{view.name}  {' | '.join(view.definition.times)}  {view.definition.target}  {following}"
+    return view.name, " | ".join(view.definition.times), view.definition.target, following
 
 
 def lines(view: ScheduleView) -> list[str]:

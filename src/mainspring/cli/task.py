@@ -12,6 +12,7 @@ import typer
 
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, remote, server_url
 from mainspring.cli.result_lines import lines_of
+from mainspring.cli.table import aligned, printable
 from mainspring.cli.witness import Witness
 from mainspring.model.errors import InvalidInput, NotConfirmed
 from mainspring.model.explain import moment
@@ -80,7 +81,7 @@ def get(
     else:
         for name, value in msgspec.to_builtins(info).items():
             if value not in (None, ()):
-                print(f"{name:10} {_spoken(name, value)}")
+                print(printable(f"{name:10} {_spoken(name, value)}"))
     if info.state == "unknown":
         raise typer.Exit(1)
 
@@ -96,7 +97,7 @@ def explain(
     if json:
         print_json(found)
     else:
-        print(f"{found.id}: {found.text}")
+        print(printable(f"{found.id}: {found.text}"))
     if found.code == "unknown":
         raise typer.Exit(1)
 
@@ -158,8 +159,9 @@ def list_(
     if json:
         print_json(page)
         return
-    for task in page.tasks:
-        print(f"{'?' if task.due_ms is None else moment(task.due_ms)}  {task.target}  {task.id}")
+    rows = [("?" if one.due_ms is None else moment(one.due_ms), one.target or "", one.id) for one in page.tasks]
+    for line in aligned(rows):
+        print(line)
     if page.next is not None:
         print(f"more: --cursor {page.next}", file=sys.stderr)
 

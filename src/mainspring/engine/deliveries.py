@@ -93,6 +93,7 @@ class Deliveries:
         self.delivered = 0
         self._given_up = False
         self.meters = outcomes.meters
+        self.meters.expect(sinks)
         self.hand_off: Callable[[list[Flight]], None] = self._nobody_hands_off
         """Takes what workers run; the engine sets it."""
         self.pauses: PauseWatch | None = None

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -34,6 +34,11 @@ class Meters:
         """Begin to done, of each task."""
         self.sink: defaultdict[str, Histogram] = defaultdict(Histogram)
         """Of each call of a sink, which may be for thousands of tasks."""
+
+    def expect(self, kinds: Collection[str]) -> None:
+        """Tell 0 of what rarely happens: a count that first shows up as 1 has risen by nothing, and raises no alert."""
+        for counts in (self.dead, self.expired):
+            counts.update(dict.fromkeys(kinds, 0))
 
     def settled(self, kind: str, took_s: float, done: int) -> None:
         """One call of a sink is over."""

@@ -22,13 +22,14 @@ def idh_of(task_id: str) -> bytes:
 
 
 def check_name(value: object, field: str) -> str:
-    """An id or a lane: any text of 1 to 256 bytes."""
+    """An id, a lane, an item, a name: any text of 1 to 256 bytes."""
     if type(value) is not str:
         value = plain(value)
     if not isinstance(value, str):
         raise InvalidInput(f"{field} is a {type(value).__name__}; give a text")
     if not value:
-        raise InvalidInput(f"{field} is empty; leave it out or give 1 to {MAX_NAME_BYTES} bytes")
+        without = "leave it out or " if field in ("id", "lane") else ""
+        raise InvalidInput(f"{field} is empty; {without}give 1 to {MAX_NAME_BYTES} bytes")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:

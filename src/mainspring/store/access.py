@@ -37,7 +37,16 @@ async def list_keys(store: Store) -> list[ApiKey]:
 
 
 async def revoke_key(store: Store, key_id: str) -> ApiKey | None:
-    """Take a key away for good; None when there is none. Nodes notice within a second or two."""
+    """Take a key away for good; None when there is none. Nodes notice within a second or two.
+
+    A record that cannot be read was no key to anybody: it goes, and is told as none.
+    """
     keys = store.keys
     record, removed = await store.run_one(keys.slot, [("HGET", keys.access, key_id), ("HDEL", keys.access, key_id)])
-    return _decode(record) if record is not None and removed else None
+    if record is None or not removed:
+        return None
+    try:
+        return _decode(record)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        log.warning("the record of API key %s could not be read (%s); it is removed", key_id, error)
+        return None
