@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.engine.live import LiveSlice, is_set
+from mainspring.engine.bitmaps import is_set
+from mainspring.engine.live import LiveSlice
 from mainspring.engine.partition import Begun, Partition
 from mainspring.model.delivery import Body
 from mainspring.store.codec import INDEXED, LANE, RESENT, TOMB, entry
@@ -53,7 +54,7 @@ def test_a_resent_copy_of_a_task_that_has_left_does_not_leave_again() -> None:
     live.absorb([row(0, 1, RESENT)])
     live.absorb([row(0, 1), row(0, 2), row(0, 1, RESENT)])
     assert taken(live) == []
-    assert live.lost == 1
+    assert live.sieve.lost == 1
 
 
 def test_the_original_that_arrives_after_its_resend_is_the_same_task() -> None:
@@ -63,7 +64,7 @@ def test_the_original_that_arrives_after_its_resend_is_the_same_task() -> None:
     assert taken(live) == [0]
     live.absorb([row(0, 1)])
     assert taken(live) == []
-    assert live.lost == 1
+    assert live.sieve.lost == 1
 
 
 def test_a_retry_in_the_same_slice_as_a_resent_task_is_not_a_repeat() -> None:
@@ -74,7 +75,7 @@ def test_a_retry_in_the_same_slice_as_a_resent_task_is_not_a_repeat() -> None:
     live.settle_many([0])
     live.absorb([row(100, 1, INDEXED)])
     assert taken(live) == [1]
-    assert live.lost == 0
+    assert live.sieve.lost == 0
 
 
 def test_the_late_original_of_a_cancelled_resend_does_not_leave() -> None:
@@ -92,7 +93,7 @@ def test_repeats_are_counted_once_however_often_the_list_is_read() -> None:
     live.absorb(rows)
     live.restart()
     live.absorb(rows)
-    assert live.lost == 1
+    assert live.sieve.lost == 1
     assert taken(live) == [0, 2]
 
 
@@ -238,7 +239,7 @@ def test_a_redelivery_taken_back_stays_fired_on_the_server() -> None:
     begun = begin(partition, START_MS, 10)
     assert begun is not None
     partition.take_back(begun)
-    assert live.fired[0] & 0x80, "a cancel would now succeed for a task that may have been delivered"
+    assert live.bits.fired[0] & 0x80, "a cancel would now succeed for a task that may have been delivered"
     again = begin(partition, START_MS + 5, 10)
     assert again is not None
     assert [flight.index for flight in again.flights] == [0, 1]
@@ -351,4 +352,4 @@ def test_however_rows_come_and_leave_the_earliest_is_known_and_each_leaves_once_
 
 
 def fired_of(live: LiveSlice) -> set[int]:
-    return {index for index in range(len(live.fired) * 8) if is_set(bytes(live.fired), 0, index)}
+    return {index for index in range(len(live.bits.fired) * 8) if is_set(bytes(live.bits.fired), 0, index)}

@@ -12,13 +12,15 @@ from ..store.codec import HEADER_BYTES, SCHEDULED, TOMB, decode, decode_many, ta
 from ..store.fire import MOST_TOUCHES, UNREAD, Commit, Death, Known, NewPlace, Section, Touch
 from ..store.keys import PartitionKeys, Slice
 from ..store.listing import Stranger
+from .bitmaps import is_set
 from .chains import Chains
 from .flight import Flight
 from .handed import Handed, HandingOff
 from .held_work import HeldWork
 from .holds import Gates, Taken
 from .lanes import Lanes
-from .live import INDEX_MASK, Due, LiveSlice, is_set
+from .live import LiveSlice
+from .waiting import INDEX_MASK, Due
 
 MOST_SLICES: Final = 200
 """Slices that one tick touches at most in a partition."""
@@ -303,7 +305,7 @@ class Partition:
         """And their target, if all have the same and none expires."""
         rows = cast("list[bytes]", due.rows)
         try:
-            if live.damaged:
+            if live.sieve.damaged:
                 return self._flights_one_by_one(live, due.indexes, now_ms), None
             written = without_headers(rows)
             bodies, target = decode_many(written), target_of_all(written)
@@ -329,7 +331,7 @@ class Partition:
         """Slowly, because one of these entries is damaged: that one must not hold up the others."""
         flights = []
         for index in indexes:
-            row = live.rows[index] or b""
+            row = live.queue.rows[index] or b""
             try:
                 if len(row) < HEADER_BYTES or row[4] & TOMB or int.from_bytes(row[:4], "big") >= live.slice.width_ms:
                     raise msgspec.DecodeError("the header is damaged")
@@ -395,7 +397,7 @@ class Partition:
             if touch.d:
                 # With the done bits goes their count: either both are written or none.
                 live.finished, finished = live.finished + finished, 0
-                live.untake_dirty(touch.d_at, touch.d)
+                live.bits.untake_dirty(touch.d_at, touch.d)
                 self.settled(live, 0.0)
         self.survey()
 
@@ -451,14 +453,14 @@ class Partition:
 
     def took(self, live: LiveSlice, now_s: float) -> None:
         """Rows were read: note what needs no delivery, and when the next is due."""
-        if live.dirty:
+        if live.bits.dirty:
             self.settled(live, now_s)
-        self.lost, live.lost = self.lost + live.lost, 0
-        for prefix in live.tombs:
+        self.lost, live.sieve.lost = self.lost + live.sieve.lost, 0
+        for prefix in live.sieve.tombs:
             for lane in self.lanes.free_cancelled(prefix):
                 self.holds.append((lane, b""))
                 self.held_work.lane_is_free(lane)
-        live.tombs = []
+        live.sieve.tombs = []
         if live.occurrences:
             self.chains.read(live.occurrences)
             live.occurrences = []

@@ -15,6 +15,7 @@ from ..engine.live import LiveSlice
 from ..engine.lookahead import LookAhead
 from ..engine.outcomes import Outcomes
 from ..engine.partition import Partition
+from ..engine.sieve import Sieve
 from ..model.errors import StoreError
 from ..model.outcome import DONE
 from ..store import fire, holds, put
@@ -39,7 +40,7 @@ def _callers_clock(_: Any) -> Any:
 def _without_redo(load: Callable[..., None]) -> Any:
     def load_bitmaps(self: LiveSlice, fired: bytes, done: bytes) -> None:
         load(self, fired, done)
-        self.redo = bytearray(len(self.redo))
+        self.bits.redo = bytearray(len(self.bits.redo))
 
     return load_bitmaps
 
@@ -248,7 +249,7 @@ _READ: Final = (
     Mutation(
         "copies-not-recognised",
         "copies of one put count as tasks of their own",
-        (Patch(LiveSlice, "_is_repeat", lambda _: lambda _self, _row, _index: False),),
+        (Patch(Sieve, "_is_repeat", lambda _: lambda _self, _row, _index: False),),
     ),
 )
 
