@@ -78,7 +78,7 @@ class Bitmaps:
         self.dirty_high = max(self.dirty_high, max(indexes))
 
     def settle_all_fired(self, last: int) -> None:
-        """The done bits are the fired bits, and those of rows that never had to fire; `last` is the last row there is."""
+        """All that were fired are done, with those that never had to fire; `last` is the last row there is."""
         union = int.from_bytes(self.done, "little") | int.from_bytes(self.fired, "little")
         self.done = bytearray(union.to_bytes(max(len(self.done), len(self.fired)), "little"))
         self.dirty_low, self.dirty_high = 0, max(last, self.dirty_high)

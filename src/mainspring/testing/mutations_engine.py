@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from ..engine import lookahead, sweeper
+from ..engine.boarding import Boarding
 from ..engine.commits import Commits
 from ..engine.deliveries import Deliveries
 from ..engine.flight import Flight
@@ -143,10 +144,10 @@ def _given_up(send: Any) -> Any:
 def _new_key(retry_later: Any) -> Any:
     def later(self: Outcomes, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> None:
         retry_later(self, partition, flight, wait_ms, reason)
-        last = partition.retries[-1]
+        last = partition.unwritten.retries[-1]
         body = msgspec.structs.replace(decode(last.row), original_due_ms=None)
         offset_ms = int.from_bytes(last.row[:4], "big")
-        partition.retries[-1] = last._replace(row=entry(offset_ms, last.row[4], last.idh, body))
+        partition.unwritten.retries[-1] = last._replace(row=entry(offset_ms, last.row[4], last.idh, body))
 
     return later
 
@@ -221,7 +222,7 @@ _READ: Final = (
     Mutation(
         "lane-order-ignored",
         "tasks of a lane begin as they come due",
-        (Patch(Partition, "_waits_for_turn", lambda _: lambda _self, _flight: False),),
+        (Patch(Boarding, "waits_for_turn", lambda _: lambda _self, _flight: False),),
     ),
     Mutation(
         "failing-head-lets-others-pass",
