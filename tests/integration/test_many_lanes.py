@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec import json
 
-from mainspring.engine import dispatcher, hold_watch, lookahead, partition
+from mainspring.engine import departures, dispatcher, hold_watch, lookahead, partition
 from mainspring.engine.begun import Begun
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.held_work import FEW_BEHIND
@@ -173,7 +173,7 @@ async def test_behind_a_head_that_runs_for_long_memory_stays_bounded_and_the_ord
 async def test_lanes_that_go_on_at_once_out_of_many_slices_leave_in_several_calls(
     ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition, "LANE_SLICES", 3)
+    monkeypatch.setattr(departures, "LANE_SLICES", 3)
     heads = [Task("log:", "head", lane=f"l{n}", after="1s") for n in range(40)]
     await ticker.client.put_many(heads + [Task("log:", n, lane=f"l{n}", after=f"{2 + n}s") for n in range(40)])
     ticker.clock.advance(seconds=60)
