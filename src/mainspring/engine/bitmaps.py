@@ -103,7 +103,7 @@ class Bitmaps:
 
     def take_dirty(self) -> tuple[int, bytes]:
         """The range of done bytes to commit."""
-        if not self.dirty:
+        if self.dirty_high < 0:
             return 0, b""
         low, high = self.dirty_low >> 3, self.dirty_high >> 3
         self.dirty_low, self.dirty_high = _END, -1

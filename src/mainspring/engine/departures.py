@@ -1,7 +1,6 @@
 """What of a partition leaves now: its due rows, the heads of its lanes, occurrences of its schedules."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -33,19 +32,21 @@ _NOTHING_DUE: Final = Due([], [], 0)
 Slices = dict[Slice, LiveSlice]
 
 
-@dataclass(slots=True)
 class Leaving:
     """Flights, and where they come from."""
 
-    room: int
-    """So many more may leave."""
-    flights: list[Flight] = field(default_factory=list)
-    places: dict[LiveSlice, Sequence[int]] = field(default_factory=dict)
-    """The places of their rows."""
-    max_due_ms: int = -1
-    """The latest due time among them."""
-    alike: str | None = None
-    """Their target, if all have the same and none expires."""
+    __slots__ = ("alike", "flights", "max_due_ms", "places", "room")
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        """So many more may leave."""
+        self.flights: list[Flight] = []
+        self.places: dict[LiveSlice, Sequence[int]] = {}
+        """The places of their rows."""
+        self.max_due_ms = -1
+        """The latest due time among them."""
+        self.alike: str | None = None
+        """Their target, if all have the same and none expires."""
 
 
 class Departures:
@@ -85,9 +86,10 @@ class Departures:
             room = leaving.room
             if live.from_ms > now_ms or room <= 0 or len(leaving.places) >= MOST_SLICES:
                 break
-            if not live.waiting or live.blocks_its_lane:
+            waiting = len(live.queue)
+            if not waiting or live.blocks_its_lane:
                 continue
-            if live.waiting > room and (leaving.flights or (whole and live.slice.end_ms <= now_ms)):
+            if waiting > room and (leaving.flights or (whole and live.slice.end_ms <= now_ms)):
                 break  # a slice that leaves whole costs less than one that leaves in two parts
             most = room if live.pace is None else self.room_of(live, room)
             due = live.take_due(now_ms, most) if most else _NOTHING_DUE

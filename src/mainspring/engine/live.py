@@ -277,7 +277,7 @@ class LiveSlice:
             self.settle_many(list(indexes))
             return
         self.bits.settle_all_fired(self.tail_index)
-        if not self.waiting:
+        if not self.queue:
             self.let_rows_go()
 
     def reopen(self, index: int) -> None:

@@ -89,8 +89,9 @@ class Partition:
         for live in self.slices.values():
             if live.from_ms >= soonest:
                 break
-            if live.waiting and not live.blocks_its_lane and (live.pace is None or self.departures.room_of(live, 1)):
-                soonest = min(soonest, live.next_due_ms() or inf)
+            queue = live.queue  # asked straight: this runs in every tick, over all slices
+            if queue and not live.blocks_its_lane and (live.pace is None or self.departures.room_of(live, 1)):
+                soonest = min(soonest, live.from_ms + queue.first_offset)
         self.soonest_ms = min(soonest, *self.lanes.early.values()) if self.lanes.early else soonest
 
     def add(self, *lives: LiveSlice) -> None:
@@ -138,8 +139,8 @@ class Partition:
     def _touch(self, leaving: Leaving, *, commit: bool) -> Touched:
         places = leaving.places
         if commit:
-            dirty = islice(self.unwritten.dirty, MOST_SLICES)
-            return self.unwritten.take_done(dict.fromkeys([*places, *dirty]), places)
+            dirty = dict.fromkeys(islice(self.unwritten.dirty, MOST_SLICES), ())
+            return self.unwritten.take_done(places | dirty, places)
         return Touched(list(places), [live.touch(some, commit=False) for live, some in places.items()], 0)
 
     def _section(self, leaving: Leaving, touched: Touched, now_ms: int) -> Begun:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..store.fire import Commit, Death, NewPlace, Touch
 from .begun import Begun
 from .holds import Taken
 from .live import LiveSlice
+
+_NOTHING: Final[Mapping[LiveSlice, Sequence[int]]] = {}
 
 
 class Touched(NamedTuple):
@@ -50,11 +52,11 @@ class Unwritten:
         if not self.dirty:
             self.dirty_since = inf  # else the dispatcher would come again and again for a commit of nothing
 
-    def take_done(self, lives: Iterable[LiveSlice], begun: Mapping[LiveSlice, Sequence[int]] | None = None) -> Touched:
+    def take_done(self, lives: Iterable[LiveSlice], begun: Mapping[LiveSlice, Sequence[int]] = _NOTHING) -> Touched:
         """The done bits of these slices and the fired bits of what begins there."""
-        some, finished = list(lives), 0
-        touches = [live.touch(begun.get(live, ()) if begun else (), commit=True) for live in some]
+        some, touches, finished = list(lives), [], 0
         for live in some:
+            touches.append(live.touch(begun.get(live, ()), commit=True))
             finished, live.finished = finished + live.finished, 0
         self.forget(some)
         return Touched(some, touches, finished)
