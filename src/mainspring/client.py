@@ -168,6 +168,8 @@ class Client(Letters, Results, Standstills):
         """
         if on_conflict not in _CONFLICTS:
             raise InvalidInput(f"on_conflict {on_conflict!r}: use one of {', '.join(_CONFLICTS)}")
+        if progress is not None and not callable(progress):
+            raise InvalidInput(f"progress is a {type(progress).__name__}; give a function that takes the number stored")
         level = check_durability(durability)
         tally = Tally(level, handles)
         try:
@@ -275,6 +277,8 @@ class Client(Letters, Results, Standstills):
         _, _, _, finder = self._ready()
         if isinstance(ids, str):
             raise InvalidInput("cancel_many takes many ids; this is a single one: use cancel, or [id]")
+        if not isinstance(ids, Iterable):
+            raise InvalidInput(f"cancel_many takes an iterable of ids; this is a {type(ids).__name__}")
         outcomes: list[CancelOutcome] = []
         rest = iter(ids)
         while some := list(islice(rest, CANCEL_BATCH)):

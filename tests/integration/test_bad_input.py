@@ -93,6 +93,15 @@ async def test_something_that_is_no_task_is_refused(client: Client, store: Store
     assert (await balance(store)).accepted == 0
 
 
+async def test_a_progress_that_cannot_be_called_is_told_before_anything_is_written(
+    client: Client, store: Store
+) -> None:
+    wrong: Any = 5
+    with pytest.raises(InvalidInput, match="progress is a int"):
+        await client.put_many([Task("log:")], progress=wrong)
+    assert (await balance(store)).accepted == 0
+
+
 async def test_a_rejected_id_says_what_of_its_call_is_stored(client: Client, store: Store) -> None:
     await client.put("log:", id="a", after="1h")
     with pytest.raises(Conflict, match=r"\(2 tasks of this call are stored\)") as refused:
@@ -105,6 +114,7 @@ async def test_a_rejected_id_says_what_of_its_call_is_stored(client: Client, sto
     ("call", "message"),
     [
         (lambda client: client.cancel_many("abc"), r"use cancel, or \[id\]"),
+        (lambda client: client.cancel_many(None), "an iterable of ids; this is a NoneType"),
         (lambda client: client.list(cursor=5), "cursor"),
         (lambda client: client.list(target=5), "target is a int"),
         (lambda client: client.list(lane=5), "lane is a int"),

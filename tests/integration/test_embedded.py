@@ -295,6 +295,23 @@ def test_what_the_supervisor_sets_cannot_be_overridden(folder: Path) -> None:
         embedded.start(folder, extra_config={"requirepass": "easy"})
 
 
+def test_a_directive_cannot_bring_another_one_along(folder: Path) -> None:
+    with pytest.raises(EmbeddedError, match="is not the name of a directive"):
+        embedded.start(folder, extra_config={"maxmemory 1mb\nport": "0"})
+
+
+def test_a_damaged_password_is_a_clear_error(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "password").write_bytes(b"\xff\xfe")
+    with pytest.raises(EmbeddedError, match="password is damaged; end what uses the folder and remove the file"):
+        embedded.start(folder)
+
+
+def test_a_folder_that_no_system_can_have_is_a_clear_error(folder: Path) -> None:
+    with pytest.raises(EmbeddedError, match="a path holds no NUL"):
+        embedded.start(folder / "\0")
+
+
 def test_a_missing_program_is_a_clear_error(folder: Path) -> None:
     with pytest.raises(EmbeddedError, match="no-such-server does not exist"):
         embedded.start(folder, binary="no-such-server")

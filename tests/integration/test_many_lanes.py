@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec import json
 
-from mainspring.engine import dispatcher, hold_watch, lookahead, partition
+from mainspring.engine import departures, dispatcher, hold_watch, lookahead, partition
+from mainspring.engine.begun import Begun
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.held_work import FEW_BEHIND
 from mainspring.engine.lookahead import LANE_WINDOW, Reach
@@ -128,11 +129,11 @@ async def test_many_failures_at_once_are_written_while_others_leave(
     await engine.dispatcher.step()
     while engine.deliveries.in_flight:  # noqa: ASYNC110 - deliveries tell nothing
         await asyncio.sleep(0)
-    failed = [one for one in engine.owned.values() if one.must_commit]
+    failed = [one for one in engine.owned.values() if one.unwritten.must_commit]
     assert len(failed) > 2, "failures in several partitions"
     ticker.clock.advance(ms=200)
     await engine.dispatcher.step()
-    assert 0 < sum(one.must_commit for one in failed) < len(failed), "some are written, not all"
+    assert 0 < sum(one.unwritten.must_commit for one in failed) < len(failed), "some are written, not all"
     begun = sum(one.value() == "free" for one in ticker.deliveries) + engine.deliveries.in_flight
     assert begun == 8, "nobody waits for that"
     await engine.dispatcher.drain()
@@ -172,15 +173,15 @@ async def test_behind_a_head_that_runs_for_long_memory_stays_bounded_and_the_ord
 async def test_lanes_that_go_on_at_once_out_of_many_slices_leave_in_several_calls(
     ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition, "LANE_SLICES", 3)
+    monkeypatch.setattr(departures, "LANE_SLICES", 3)
     heads = [Task("log:", "head", lane=f"l{n}", after="1s") for n in range(40)]
     await ticker.client.put_many(heads + [Task("log:", n, lane=f"l{n}", after=f"{2 + n}s") for n in range(40)])
     ticker.clock.advance(seconds=60)
     touched: list[int] = []
     begin = partition.Partition.begin
 
-    def watched(self: partition.Partition, *args: int, commit: bool) -> partition.Begun | None:
-        begun = begin(self, *args, commit=commit)
+    def watched(self: partition.Partition, *args: int, **how: bool) -> Begun | None:
+        begun = begin(self, *args, **how)
         if begun is not None and all(flight.value() != "head" for flight in begun.flights):
             touched.append(sum(bool(touch.f) for touch in begun.section.touches))
         return begun

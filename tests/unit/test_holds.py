@@ -83,10 +83,10 @@ def test_what_is_moved_is_fired_and_done_only_when_the_commit_is_made() -> None:
     holds, one = Holds(), flight(NOW_MS)
     hold = holds.make(HoldRecord("lane:l", "retry", NOW_MS), NOW_MS)
     holds.move(one, hold)
-    assert not any(one.live.fired)
+    assert not any(one.live.bits.fired)
     assert hold.pending == 1
     taken = holds.take_moves(10)
-    assert one.live.fired == one.live.done == bytearray(b"\x80")
+    assert one.live.bits.fired == one.live.bits.done == bytearray(b"\x80")
     [moves] = taken.moves
     assert moves.head + bytes(4) == one.address
     taken.answered()

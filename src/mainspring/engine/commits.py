@@ -43,7 +43,7 @@ class Commits:
     def _in_turn(self) -> list[Partition]:
         """Those with ends of deliveries before those that only move, and no partition twice before another once."""
         some = [one for one in self._owned.values() if one.has_outcomes]
-        return sorted(some, key=lambda one: (not one.must_commit, one.number <= self._last, one.number))
+        return sorted(some, key=lambda one: (not one.unwritten.must_commit, one.number <= self._last, one.number))
 
     async def try_one(self, partition: Partition, work: fire.Commit) -> StoreError | None:
         try:

@@ -230,9 +230,9 @@ class Deliveries:
     def _note_settled(self, live: LiveSlice) -> None:
         partition = self._owned.get(live.partition)
         if partition is not None and not live.forgotten:
-            if not partition.dirty:
+            if not partition.unwritten.dirty:
                 self._wake()
-            partition.settled(live, time.monotonic())
+            partition.unwritten.settled(live, time.monotonic())
 
     def _settle_one(self, flight: Flight, outcome: Outcome) -> None:
         partition = self._owned.get(flight.live.partition)
@@ -276,7 +276,7 @@ class Deliveries:
     def _land(self, partition: Partition, flight: Flight, outcome: Outcome | Cancelled, goes_on: bool) -> None:
         """It is settled. With `goes_on` the task is over: its lane may go on, and who waits for the end of a run."""
         flight.live.land(1, [flight.index])
-        partition.settled(flight.live, time.monotonic())
+        partition.unwritten.settled(flight.live, time.monotonic())
         if goes_on:
             partition.lane_goes_on(flight)
             if flight.body.occurrence is not None:
@@ -284,11 +284,11 @@ class Deliveries:
         self._wake()
 
     def bury_damaged(self, partition: Partition) -> None:
-        for damaged in partition.damaged:
+        for damaged in partition.departures.boarding.damaged:
             self._outcomes.bury_damaged(partition, damaged)
             damaged.live.settle_many([damaged.index])
-            partition.settled(damaged.live, time.monotonic())
-        partition.damaged = []
+            partition.unwritten.settled(damaged.live, time.monotonic())
+        partition.departures.boarding.damaged = []
 
     # -- stopping ---------------------------------------------------------------------------------------
 

@@ -11,12 +11,13 @@ from typing import Final, Self
 from ..model.errors import StoreError
 from ..store import fire
 from ..store.store import Store
+from .begun import Begun
 from .commits import Commits
 from .deliveries import Deliveries
 from .flight import Flight
 from .hand_offs import HandOffs
 from .handed import HandingOff
-from .partition import Begun, Partition
+from .partition import Partition
 from .valves import Valves
 
 log = logging.getLogger("mainspring.engine")
@@ -176,7 +177,7 @@ class Dispatcher:
                 if one.lanes.stirred or one.chains.ready or one.held_work.to_move:
                     wait_s = 0.0
                 soonest_ms = min(soonest_ms, one.soonest_ms)
-            dirty_since = min(dirty_since, one.dirty_since)
+            dirty_since = min(dirty_since, one.unwritten.dirty_since)
         if self._valves.free(self._deliveries.in_flight) > 0:
             wait_s = min(wait_s, (soonest_ms - self._store.clock.now_ms()) / 1000)
         wait_s = min(wait_s, dirty_since + COMMIT_WAIT_S - time.monotonic())
@@ -213,7 +214,7 @@ class Dispatcher:
                 continue  # lost since the tick began: others had the loop while the first calls were sent
             limit = min(room, BITE_TASKS) if partition.may_begin else 0
             # A partition with outcomes commits them in one step with their done bits, not here.
-            commit = now_s >= partition.dirty_since + COMMIT_WAIT_S and not partition.must_commit
+            commit = now_s >= partition.unwritten.dirty_since + COMMIT_WAIT_S and not partition.unwritten.must_commit
             if limit <= 0 and not commit:
                 continue
             aside = partition.held_work.aside.count
@@ -257,7 +258,7 @@ class Dispatcher:
             if one.unanswered is None
             and (
                 (one.may_begin and (one.soonest_ms <= now_ms or one.lanes.stirred or one.chains.ready))
-                or now_s >= one.dirty_since + COMMIT_WAIT_S
+                or now_s >= one.unwritten.dirty_since + COMMIT_WAIT_S
             )
             and one.holds_lease
         ]
@@ -337,7 +338,7 @@ class Dispatcher:
         # What was begun and not answered when the loop stopped may be fired on the server: it goes out as well.
         _raise_first([await self._resend()])
         while self._deliveries.running or any(
-            one.dirty or one.has_outcomes or one.handed.ready for one in self._owned.values()
+            one.unwritten.dirty or one.has_outcomes or one.handed.ready for one in self._owned.values()
         ):
             if self._deliveries.running:
                 await asyncio.wait(self._deliveries.running, return_when=asyncio.FIRST_COMPLETED)
@@ -348,7 +349,11 @@ class Dispatcher:
         _raise_first([await self._resend(), await self._commits.all(), await self._hand_offs.flush()])
         sections = []
         for partition in self._owned.values():
-            begun = partition.begin(-1, 0, commit=True) if partition.dirty and partition.unanswered is None else None
+            begun = (
+                partition.begin(-1, 0, commit=True)
+                if partition.unwritten.dirty and partition.unanswered is None
+                else None
+            )
             if begun is not None:
                 partition.unanswered = begun
                 sections.append((partition, begun))

@@ -7,7 +7,6 @@ may the next of its lane begin. A new owner hands it off again; the server knows
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from math import inf
 from operator import attrgetter
 from typing import Final
 
@@ -90,14 +89,14 @@ class HandOffs:
     async def flush(self) -> StoreError | None:
         """Hand off all that is ready, as far as servers answer."""
         # A slice's done bits go whole: those of rows that are retried must not go before the retries.
-        failure = await self._commits.all(0.0) if any(one.must_commit for one in self.ready) else None
+        failure = await self._commits.all(0.0) if any(one.unwritten.must_commit for one in self.ready) else None
         while True:
             sent = []
             for partition in list(self.ready):
                 if self._owned.get(partition.number) is not partition:
                     self._deliveries.in_flight -= len(partition.handed.ready)
                     del self.ready[partition]
-                elif partition.unanswered is None and not partition.must_commit:
+                elif partition.unanswered is None and not partition.unwritten.must_commit:
                     work = self._load(partition)
                     if work.flights:
                         sent.append((partition, work))
@@ -191,15 +190,9 @@ def _handing_off(partition: Partition, flights: list[Flight], queues: dict[str, 
         indexes = [flight.index for flight in run]
         live.land(len(indexes), indexes)
         touched[live] = None
-    touches, finished = [], 0
-    for live in touched:
-        touches.append(live.touch([], commit=True))
-        finished, live.finished = finished + live.finished, 0
-        partition.dirty.pop(live, None)
-    if not partition.dirty:
-        partition.dirty_since = inf
-    work = hand_off.HandOff(partition.number, partition.token, partition.seq + 1, finished, touches, queues)
-    return HandingOff(work, flights, list(touched), len(over) < len(flights))
+    done = partition.unwritten.take_done(touched)
+    work = hand_off.HandOff(partition.number, partition.token, partition.seq + 1, done.finished, done.touches, queues)
+    return HandingOff(work, flights, done.lives, len(over) < len(flights))
 
 
 def _put_off(partition: Partition, flight: Flight) -> None:

@@ -18,7 +18,8 @@ from ..store.codec import LANE as IN_LANE
 from ..store.fire import Moves
 from ..store.keys import HOLD_MS, Address, Slice, r_of
 from .flight import Flight
-from .live import INDEX_MASK, LiveSlice
+from .live import LiveSlice
+from .waiting import INDEX_MASK
 
 
 class Why(NamedTuple):

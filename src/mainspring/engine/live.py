@@ -1,51 +1,31 @@
-"""A slice as its owner holds it: the entries still to fire, and the bitmaps."""
+"""A slice as its owner holds it: how far its list is read, what waits, and the bitmaps."""
 
-from array import array
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Final, NamedTuple, cast
+from typing import Final
 
-from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, LANE, RESENT, SCHEDULED, TOMB, TOMB_BYTES, header, is_tomb
-from ..store.fire import WHOLE, Touch
+from ..store.codec import HEADER_BYTES, INDEXED, LANE, RESENT, SCHEDULED, TOMB, header
+from ..store.fire import Touch
 from ..store.keys import HOUR_MS, PartitionKeys, Slice
+from .bitmaps import Bitmaps
+from .sieve import Sieve
+from .waiting import END, FEW, INDEX_MASK, Due, Waiting
 
-INDEX_MASK: Final = 0xFFFFFFFF
-_MASK: Final = tuple(0x80 >> bit for bit in range(8))
-_END: Final = 1 << 63
-_NONE: Final = range(0)
-_FEW: Final = 256
-"""So many rows are kept in order at once; of more the order is found when it is needed."""
-_SMALL_BYTES: Final = 1024
-"""Bitmaps up to this size are written whole, many of them in one command."""
 _FLAGS: Final = itemgetter(4)
 _PLAIN: Final = frozenset(
     indexed | lane | scheduled for indexed in (0, INDEXED) for lane in (0, LANE) for scheduled in (0, SCHEDULED)
 )
 """Flags of entries that nothing was done to."""
-_OFFSET: Final = itemgetter(slice(4))
-
-
-class Due(NamedTuple):
-    """Rows that leave: their places in the list, in the same order the rows themselves, and the latest offset."""
-
-    indexes: Sequence[int]
-    rows: list[bytes | None]
-    latest: int
 
 
 class LiveSlice:
-    """Rows are kept only while they wait; a slice too large to hold is read in windows of its earliest rows.
-
-    A row's key is `offset << 32 | index`: sorting keys sorts by millisecond, then by arrival.
-    """
+    """Rows are kept only while they wait; a slice too large to hold is read in windows of its earliest rows."""
 
     __slots__ = (
-        "at", "cursor", "damaged", "dedupe", "deferred", "dirty_high", "dirty_low", "done", "due", "finished",
-        "fired", "first", "first_of", "forgotten", "fresh", "from_ms", "g", "g_text", "has_lanes", "has_schedules",
-        "held", "high", "inherited", "kept", "keys", "latest", "loose", "lost", "low", "name", "namespace",
-        "occurrences", "out", "pace", "partition", "passes", "proven", "redo", "rows", "seen", "sift", "slice",
-        "suspended", "tail", "tail_index", "tombs", "unread",
+        "bits", "cursor", "deferred", "finished", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules",
+        "held", "high", "inherited", "kept", "keys", "low", "name", "namespace", "occurrences", "out", "pace",
+        "partition", "passes", "proven", "queue", "seen", "sieve", "sift", "slice", "suspended", "tail", "tail_index",
+        "unread",
     )  # fmt: skip
 
     def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:
@@ -71,64 +51,40 @@ class LiveSlice:
         """Rows of schedules that were read, until somebody takes note."""
         self.held: set[int] = set()
         """Rows that lanes hold or that are on their way: another pass over the list must not take them again."""
-        self.damaged = False
-        """Some row's header cannot be true: look at each row before it leaves."""
-        self.tombs: list[bytes] = []
-        """The first bytes of the ids of cancelled rows that were met, until somebody takes note."""
         self.passes = 0
-        self.dedupe = False
         self.unread = True
         """There may be rows on the server that were not read."""
         self.out = 0
         """Rows that were fired and are not settled."""
         self.finished = 0
         """Tasks delivered since the last commit, for the counter."""
-        self.lost = 0
-        """Repeats of one put that were dropped since the last commit."""
-        self.fired = bytearray()
-        self.done = bytearray()
-        self.redo = bytearray()
-        """Fired by a former owner and not done: to be delivered again."""
-        self.dirty_low, self.dirty_high = _END, -1
-        """Rows settled since the last commit lie between these."""
+        self.bits = Bitmaps()
+        self.sieve = Sieve(place.width_ms, self.bits, self.held)
         self.sift = False
         """Some rows were fired before this pass over the list: look at each."""
         self.tail, self.tail_index = b"", -1
         """The last row ever read: as long as it stands there, everything before it is what was read."""
         self.proven = -1
         """The last row that the server has confirmed in an answered call."""
-        self.low, self.high = 0, _END
+        self.low, self.high = 0, END
         self._start_pass(0)
 
     def _start_pass(self, seen: int) -> None:
         self.passes += 1
-        self.kept = _END
+        self.kept = END
         self.seen = seen
         # A hold slice is read many times over, a window at a time, and mostly finished from its start on.
-        self.cursor = self._finished_rows() if self.slice.is_hold and not self.dedupe else 0
+        self.cursor = self._finished_rows() if self.slice.is_hold and not self.sieve.dedupe else 0
         self.deferred = 0
-        self.rows: list[bytes | None] = [None] * self.cursor
-        self._nothing_waits()
-        self.first_of: dict[bytes, int] = {}
-
-    def _nothing_waits(self) -> None:
-        self.due: list[int] = []
-        """Keys of rows that wait, from `at` on."""
-        self.at = 0
-        self.loose = False
-        """`due` is not in order yet: sorting waits until the order matters."""
-        self.fresh = _NONE
-        """Rows that wait as well, neighbours in the list: their keys are made when the order matters."""
-        self.first, self.latest = _END, 0
-        """The smallest and the largest offset of what is loose or fresh."""
+        self.queue = Waiting(self.cursor)
+        """The rows that were read in this pass, and which of them wait."""
+        self.sieve.start_pass()
 
     # -- reading -----------------------------------------------------------------------------------
 
     def load_bitmaps(self, fired: bytes, done: bytes) -> None:
         """Take over from a former owner: what was fired and is not done goes out again."""
-        self.fired, self.done = bytearray(fired), bytearray(done)
-        kept = int.from_bytes(fired, "little") & ~int.from_bytes(done.ljust(len(fired), b"\0"), "little")
-        self.redo = bytearray(kept.to_bytes(max(len(fired), len(done)), "little"))
+        self.bits.load(fired, done)
         self.sift = bool(fired or done)
         self.inherited = False
 
@@ -138,154 +94,66 @@ class LiveSlice:
         self.cursor += len(rows)
         if rows and self.cursor > self.tail_index:
             self.tail, self.tail_index = header(rows[-1]), self.cursor - 1
-        self._grow()
+        self.bits.grow(self.cursor)
         try:
             flags = set(map(_FLAGS, rows))
         except IndexError:  # an entry shorter than its flags: cancelled, or damaged
             flags = {TOMB, *(row[4] for row in rows if len(row) > 4)}
-        if not self.dedupe and any(flag & RESENT for flag in flags):
+        if not self.sieve.dedupe and any(flag & RESENT for flag in flags):
             self.restart(dedupe=True)
             return -waiting
         self.has_lanes = self.has_lanes or any(flag & LANE for flag in flags)
         if self.has_lanes:
             self.pace = None  # those of lanes must not be left waiting here while later ones of theirs leave
-        plain = bool(rows) and not self.sift and not self.dedupe and flags <= _PLAIN
+        queue = self.queue
+        plain = bool(rows) and not self.sift and not self.sieve.dedupe and flags <= _PLAIN
         # Offsets come first in an entry: the largest entry has the largest.
         least, latest = (_offset(min(rows)), _offset(max(rows))) if plain else (0, 0)
+        queue.rows += rows
         if plain and latest < self.slice.width_ms and min(map(len, rows)) > HEADER_BYTES:
-            self.rows += rows
-            if self.high == _END and not any(flag & SCHEDULED for flag in flags) and not self._keeps_order(len(rows)):
-                self._add_fresh(first, least, latest)
+            if self.high == END and not any(flag & SCHEDULED for flag in flags) and not queue.keeps_order(len(rows)):
+                queue.add_fresh(first, least, latest)
                 return len(rows)
-            keys = self._keys(range(first, self.cursor))
+            keys = queue.keys(range(first, self.cursor))
         else:
-            keys = self._sift(rows, first)
-        if self.high != _END:
+            keys = self.sieve.sift(queue.rows, first, self.seen, self.low)
+        if self.high != END:
             keys = self._within_window(keys)
         if any(flag & SCHEDULED for flag in flags):
             self.has_schedules = True
-            held = map(self.rows.__getitem__, map(INDEX_MASK.__and__, keys))
+            held = map(queue.rows.__getitem__, map(INDEX_MASK.__and__, keys))
             self.occurrences += [row for row in held if row is not None and len(row) > 4 and row[4] & SCHEDULED]
-        self._merge(keys)
+        queue.add(keys)
         return self.waiting - waiting
-
-    def _keeps_order(self, count: int) -> bool:
-        """So few more are put among those that are in order."""
-        return count <= _FEW and self.at < len(self.due) and not self.loose
-
-    def _add_fresh(self, first: int, least: int, latest: int) -> None:
-        """Rows from `first` on to the end of what was read; their offsets lie between these."""
-        if self.fresh and self.fresh.stop != first:
-            apart, self.fresh = self.fresh, _NONE
-            self._merge(self._keys(apart))
-        self.fresh = range(self.fresh.start if self.fresh else first, self.cursor)
-        self.first, self.latest = min(self.first, least), max(self.latest, latest)
-
-    def _keys(self, places: range) -> list[int]:
-        rows = cast("list[bytes]", self.rows[places.start : places.stop])
-        return [(offset << 32) | i for i, offset in enumerate(_offsets(map(_OFFSET, rows)), places.start)]
-
-    def _sift(self, rows: list[bytes], first: int) -> list[int]:
-        """Keys of the rows that still have to fire; the rest is marked done or skipped."""
-        offsets = _offsets(row[:4].ljust(4, b"\0") for row in rows)
-        keys = []
-        for i, row in enumerate(rows, first):
-            self.rows.append(row)
-            whole = len(row) >= HEADER_BYTES
-            # Every copy is registered, also one that has left already.
-            repeated = self.dedupe and whole and self._is_repeat(row, i)
-            if self._had_its_turn(i):
-                self.rows[i] = None
-            elif repeated:
-                self.lost += 1
-                self.settle_many([i])
-            elif (not whole or row[4] & TOMB) and is_tomb(row):
-                self._bury(i, row)
-            else:
-                # A damaged entry has no time of its own; it goes out at once, to the dead letters.
-                damaged = len(row) <= HEADER_BYTES or offsets[i - first] >= self.slice.width_ms or row[4] & TOMB != 0
-                self.damaged = self.damaged or damaged
-                key = i if damaged else (offsets[i - first] << 32) | i
-                if i < self.seen and key < self.low:
-                    self.rows[i] = None  # left in an earlier window
-                else:
-                    keys.append(key)
-        return keys
-
-    def _had_its_turn(self, index: int) -> bool:
-        if self._bit(self.done, index) or index in self.held:
-            return True
-        return self._bit(self.fired, index) and not self._bit(self.redo, index)
-
-    def _bury(self, index: int, row: bytes) -> None:
-        if len(row) == TOMB_BYTES or not row[4] & FORWARD:
-            self.tombs.append(row if len(row) == TOMB_BYTES else row[5:HEADER_BYTES])
-        self.settle_many([index])
-
-    def _is_repeat(self, row: bytes, index: int) -> bool:
-        # Only plain puts are sent twice. A retry or a moved task has its original's idh and is a task of its own.
-        if row[4] & INDEXED:
-            return False
-        return self.first_of.setdefault(row[5:HEADER_BYTES], index) != index
 
     def _within_window(self, keys: list[int]) -> list[int]:
         kept = [key for key in keys if key < self.high]
         if len(kept) < len(keys):
             self.deferred += len(keys) - len(kept)
-            for key in keys:
-                if key >= self.high:
-                    self.rows[key & INDEX_MASK] = None
+            self.queue.drop_rows(key for key in keys if key >= self.high)
         return kept
-
-    def _merge(self, keys: list[int]) -> None:
-        if self.at:
-            del self.due[: self.at]
-            self.at = 0
-        if self._keeps_order(len(keys)):
-            for key in keys:
-                insort(self.due, key)
-        elif keys:
-            self.first, self.latest = min(self.first, min(keys) >> 32), max(self.latest, max(keys) >> 32)
-            if self.due and not self.loose:
-                self.first, self.latest = min(self.first, self.due[0] >> 32), max(self.latest, self.due[-1] >> 32)
-            self.due += keys
-            self.loose = True
-
-    def _put_in_order(self) -> None:
-        if self.loose or self.fresh:
-            due = sorted(self.due[self.at :] + self._keys(self.fresh))
-            self._nothing_waits()
-            self.due = due
 
     def trim(self, keep: int) -> int:
         """Hold only the earliest rows; the others are read again in a later pass. Returns how many were let go."""
-        self._put_in_order()
-        cut = self.at + keep
-        if cut >= len(self.due):
-            return 0
-        self.high = self.due[cut]
-        gone = self.due[cut:]
-        del self.due[cut:]
-        for key in gone:
-            self.rows[key & INDEX_MASK] = None
-        self.deferred += len(gone)
-        self.kept = keep
+        gone = self.queue.cut(keep)
+        if gone:
+            self.high, self.kept = gone[0], keep
+            self.deferred += len(gone)
         return len(gone)
 
     def trim_after(self, until_ms: int) -> None:
         """Hold only what is due before a time."""
         if self.slice.end_ms <= until_ms:
             return
-        self._put_in_order()
         bound = max(0, until_ms - self.from_ms) << 32
-        keep = bisect_left(self.due, bound, self.at) - self.at
+        keep = self.queue.count_before(bound)
         if keep < self.waiting:
             self.trim(keep)
-            self.high, self.kept = bound, _END
+            self.high, self.kept = bound, END
 
     def open_window(self, until_ms: int) -> None:
         """Of a wide slice hold only what is due before a time."""
-        if self.slice.width_ms >= HOUR_MS and self.high == _END:
+        if self.slice.width_ms >= HOUR_MS and self.high == END:
             self.high = max(0, until_ms - self.from_ms) << 32
 
     def needs_next_window(self, now_ms: int, ahead_ms: int) -> bool:
@@ -297,22 +165,21 @@ class LiveSlice:
 
     def next_window(self, until_ms: int) -> int:
         """Start another pass over the list for the rows from the last window's end on. Returns rows let go."""
-        self._put_in_order()
-        let_go = len(self.due) - self.at
+        let_go = self.waiting
         # Rows that were put back may stand behind the end of the window, and others before them that were let go.
-        self.low = min(self.due[self.at], self.high) if let_go else self.high
+        self.low = min(self.queue.first_key, self.high)
         seen = self.cursor
         self._start_pass(seen)
         self.sift = True
-        self.high = _END
+        self.high = END
         self.open_window(until_ms)
         self.unread = True
         return let_go
 
     def restart(self, *, dedupe: bool = False) -> None:
         """Read the list again from its start; what this owner fired is skipped."""
-        self.dedupe = self.dedupe or dedupe
-        self.low, self.high = 0, _END
+        self.sieve.dedupe = self.sieve.dedupe or dedupe
+        self.low, self.high = 0, END
         self.sift = True
         self._start_pass(0)
         self.unread = True
@@ -336,33 +203,24 @@ class LiveSlice:
     def move_out(self, indexes: list[int]) -> tuple[int, bytes]:
         """Rows leave for another slice without having been begun: fired and done in one step. Returns the range of
         fired bytes that changed."""
-        fired = self.fired
-        for i in indexes:
-            fired[i >> 3] |= _MASK[i & 7]
+        changed = self.bits.fire(indexes)
         self.settle_many(indexes)
         self.held.difference_update(indexes)
-        if len(fired) <= _SMALL_BYTES:
-            return WHOLE, bytes(fired)
-        low, high = min(indexes) >> 3, max(indexes) >> 3
-        return low, bytes(fired[low : high + 1])
+        return changed
 
     def _finished_rows(self) -> int:
         """So many rows from the start on are done."""
-        return min((len(self.done) - len(self.done.lstrip(b"\xff"))) * 8, self.tail_index + 1)
+        return min(self.bits.done_from_start, self.tail_index + 1)
 
     # -- firing ------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
-        return len(self.due) - self.at + len(self.fresh)
+        return len(self.queue)
 
     def next_due_ms(self) -> int | None:
-        if not self.waiting:
-            return None
-        first = self.first if self.loose or self.fresh else _END
-        if not self.loose and self.at < len(self.due):
-            first = min(first, self.due[self.at] >> 32)
-        return self.from_ms + first
+        queue = self.queue
+        return self.from_ms + queue.first_offset if queue else None
 
     def take_due(self, now_ms: int, limit: int) -> Due:
         """Rows due by now, in due order; they no longer wait.
@@ -370,29 +228,13 @@ class LiveSlice:
         A large slice that is wholly overdue leaves as it came: its rows are late by more than their order says, and
         nothing has to be sorted. Lanes choose their order for themselves.
         """
-        if self.slice.end_ms <= now_ms and _FEW < self.waiting <= limit and self.high == _END:
-            return self._take_all()
-        self._put_in_order()
-        bound = (now_ms - self.from_ms + 1) << 32
-        end = bisect_left(self.due, bound, self.at, min(len(self.due), self.at + limit))
-        taken = self.due[self.at : end]
-        self.at = end
-        indexes = _indexes(taken)
-        return Due(indexes, list(map(self.rows.__getitem__, indexes)), taken[-1] >> 32 if taken else 0)
-
-    def _take_all(self) -> Due:
-        keys, fresh, latest = self.due[self.at :], self.fresh, self.latest
-        if keys and not self.loose:
-            latest = max(latest, keys[-1] >> 32)
-        self._nothing_waits()
-        rows = self.rows[fresh.start : fresh.stop]
-        if not keys:
-            return Due(fresh, rows, latest)
-        indexes = _indexes(keys)
-        return Due([*indexes, *fresh], [*map(self.rows.__getitem__, indexes), *rows], latest)
+        queue = self.queue
+        if self.slice.end_ms <= now_ms and FEW < len(queue) <= limit and self.high == END:
+            return queue.take_all()
+        return queue.take((now_ms - self.from_ms + 1) << 32, limit)
 
     def put_back(self, keys: list[int]) -> None:
-        self._merge(keys)
+        self.queue.add(keys)
 
     def step_back(self, rows: Iterable[tuple[int, bytes]]) -> None:
         """Rows that were held back, with their keys, wait again.
@@ -405,96 +247,59 @@ class LiveSlice:
             index = key & INDEX_MASK
             self.held.discard(index)
             if index < self.cursor:
-                self.rows[index] = row
+                self.queue.rows[index] = row
                 keys.append(key)
             else:
                 self.low = min(self.low, key)
-        self._merge(keys)
+        self.queue.add(keys)
 
     def mark_fired(self, indexes: Sequence[int]) -> tuple[int, bytes]:
         """Set the fired bits; return the byte range that changed."""
-        fired = self.fired
         self.out += len(indexes)
-        if isinstance(indexes, range):
-            _set_range(fired, indexes.start, indexes.stop)
-        else:
-            for i in indexes:
-                fired[i >> 3] |= _MASK[i & 7]
-        if self.redo:
+        if self.bits.redo:
             self.held.update(indexes)
-        if len(fired) <= _SMALL_BYTES:
-            return WHOLE, bytes(fired)
-        low, high = min(indexes) >> 3, max(indexes) >> 3
-        return low, bytes(fired[low : high + 1])
+        return self.bits.fire(indexes)
 
     def to_redo(self, index: int) -> bool:
         """A former owner has fired this row and not finished it."""
-        return self._bit(self.redo, index)
+        return self.bits.to_redo(index)
 
     def unmark_fired(self, indexes: list[int]) -> None:
         """They did not leave. What a former owner has fired stays fired: it may have been delivered."""
         self.out -= len(indexes)
-        for i in indexes:
-            self.held.discard(i)
-            if not self._bit(self.redo, i):
-                self.fired[i >> 3] &= ~_MASK[i & 7] & 0xFF
+        self.held.difference_update(indexes)
+        self.bits.unfire(indexes)
 
     def land(self, count: int, indexes: Iterable[int]) -> None:
         """So many rows that were fired are settled; which ones is asked only if others are still out."""
         self.out -= count
-        if self.out or self.redo:
+        if self.out or self.bits.redo:
             self.settle_many(list(indexes))
             return
-        # All that was fired is settled: the done bits are the fired bits, and those of rows that never had to fire.
-        union = int.from_bytes(self.done, "little") | int.from_bytes(self.fired, "little")
-        self.done = bytearray(union.to_bytes(max(len(self.done), len(self.fired)), "little"))
-        self.dirty_low, self.dirty_high = 0, max(self.tail_index, self.dirty_high)
-        if not self.waiting:
+        self.bits.settle_all_fired(self.tail_index)
+        if not self.queue:
             self.let_rows_go()
 
     def reopen(self, index: int) -> None:
         """A row that was settled is under way after all: it is fired, and not done."""
         self.out += 1
-        self.done[index >> 3] &= ~_MASK[index & 7] & 0xFF
+        self.bits.unsettle(index)
         self.held.add(index)
 
     def let_rows_go(self) -> None:
         """Nothing waits: the rows are needed no more. One that has to wait again is read again."""
         if not self.held:
-            self.rows = [None] * len(self.rows)
+            self.queue.drop_all_rows()
             self.passes += 1
 
     def settle_many(self, indexes: list[int]) -> None:
         """Nothing is left to do for these rows."""
-        done, rows, known = self.done, self.rows, len(self.rows)
+        self.bits.settle(indexes)
+        rows = self.queue.rows
+        known = len(rows)
         for i in indexes:
-            done[i >> 3] |= _MASK[i & 7]
             if i < known:
                 rows[i] = None
-        self._note_dirty(indexes)
-
-    def _note_dirty(self, indexes: list[int]) -> None:
-        self.dirty_low = min(self.dirty_low, min(indexes))
-        self.dirty_high = max(self.dirty_high, max(indexes))
-
-    @property
-    def dirty(self) -> bool:
-        return self.dirty_high >= 0
-
-    def take_dirty(self) -> tuple[int, bytes]:
-        """The range of done bytes to commit."""
-        if not self.dirty:
-            return 0, b""
-        low, high = self.dirty_low >> 3, self.dirty_high >> 3
-        self.dirty_low, self.dirty_high = _END, -1
-        return (WHOLE, bytes(self.done)) if len(self.done) <= _SMALL_BYTES else (low, bytes(self.done[low : high + 1]))
-
-    def untake_dirty(self, d_at: int, d: bytes) -> None:
-        """The range was not written: it has to be committed again."""
-        if d:
-            first = max(d_at, 0)
-            self.dirty_low = min(self.dirty_low, first * 8)
-            self.dirty_high = max(self.dirty_high, (first + len(d)) * 8 - 1)
 
     def touch(self, begun: Sequence[int], *, commit: bool) -> Touch:
         """Mark rows as fired and hand over what has to be written: those bits, and the done bits since last time.
@@ -503,52 +308,16 @@ class LiveSlice:
         lost that call too, and the sequence number would show it.
         """
         f_at, f = self.mark_fired(begun) if begun else (0, b"")
-        d_at, d = self.take_dirty() if commit else (0, b"")
+        d_at, d = self.bits.take_dirty() if commit else (0, b"")
         m = self.tail_index if self.tail_index > self.proven else -1
         return Touch(self.name, self.keys, self.g_text, m, self.tail if m >= 0 else b"", f_at, f, d_at, d)
 
     @property
     def all_done(self) -> bool:
-        if self.unread or self.dirty or self.deferred or self.waiting:
+        if self.unread or self.bits.dirty or self.deferred or self.waiting:
             return False
-        return int.from_bytes(self.done, "big").bit_count() >= self.cursor
-
-    def _grow(self) -> None:
-        missing = (self.cursor + 7 >> 3) - len(self.fired)
-        if missing > 0:
-            self.fired += bytes(missing)
-        missing = (self.cursor + 7 >> 3) - len(self.done)
-        if missing > 0:
-            self.done += bytes(missing)
-
-    @staticmethod
-    def _bit(bits: bytearray, index: int) -> bool:
-        byte = index >> 3
-        return byte < len(bits) and bits[byte] & _MASK[index & 7] != 0
+        return self.bits.done_rows >= self.cursor
 
 
 def _offset(row: bytes) -> int:
     return int.from_bytes(row[:4], "big")
-
-
-def _offsets(heads: Iterable[bytes]) -> "array[int]":
-    offsets = array("I", b"".join(heads))
-    offsets.byteswap()
-    return offsets
-
-
-def _indexes(keys: list[int]) -> list[int]:
-    return list(map(INDEX_MASK.__and__, keys))
-
-
-def _set_range(bits: bytearray, first: int, end: int) -> None:
-    """Set the bits from `first` up to `end`."""
-    low, high = first >> 3, end + 7 >> 3
-    ones = (1 << end - first) - 1 << (high * 8 - end)
-    bits[low:high] = (int.from_bytes(bits[low:high], "big") | ones).to_bytes(high - low, "big")
-
-
-def is_set(bits: bytes, first_byte: int, index: int) -> bool:
-    """A bit of a byte range that starts at `first_byte`; bytes beyond its end count as zero."""
-    at = (index >> 3) - first_byte
-    return 0 <= at < len(bits) and bits[at] & _MASK[index & 7] != 0

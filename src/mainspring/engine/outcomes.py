@@ -18,11 +18,12 @@ from ..store.dead import DeadLetter
 from ..store.fire import Death, NewPlace
 from ..store.holds import Head
 from ..store.keys import SECOND_MS, Slice
+from .boarding import Damaged
 from .failures import Failures
 from .flight import Flight
 from .holds import row_of
 from .meters import Meters
-from .partition import Damaged, Partition
+from .partition import Partition
 
 UNTRIED_WAIT_MS: Final = 1_000
 
@@ -117,7 +118,7 @@ class Outcomes:
         hold = partition.held_work.park(lane, reason, now_ms)
         body = msgspec.structs.replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
         row = row_of(hold.place, flight, body)
-        partition.retries.append(_leaving(flight, hold.place, row))
+        partition.unwritten.retries.append(_leaving(flight, hold.place, row))
         self._hold_lane(partition, lane, flight.idh, now_ms, parked=True)
 
     def _report(
@@ -155,7 +156,7 @@ class Outcomes:
         # A retry of a schedule's run is marked as well: its end is the end of the run.
         flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
-        partition.retries.append(_leaving(flight, place, row))
+        partition.unwritten.retries.append(_leaving(flight, place, row))
         if body.lane is not None and waits:
             self._hold_lane(partition, body.lane, flight.idh, due_ms)
 
@@ -165,14 +166,14 @@ class Outcomes:
         partition.held_work.head_stands(lane, inside=parked)
         head = Head(idh, partition.lanes.since.get(lane, 0) or now_ms)
         partition.lanes.hold(lane, idh, since_ms=head.since_ms, until_ms=until_ms)
-        partition.holds.append((lane, head.pack()))
+        partition.unwritten.holds.append((lane, head.pack()))
         partition.held_work.spill_lanes(now_ms)
 
     def _bury(self, partition: Partition, flight: Flight, reason: str, response: Response | None = None) -> None:
         now_ms = self._clock.now_ms()
         body, due_ms = flight.body, flight.original_due_ms
         letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address).with_error(reason)
-        partition.deaths.append(Death(flight.idh, letter.answered(response).encode(), now_ms))
+        partition.unwritten.deaths.append(Death(flight.idh, letter.answered(response).encode(), now_ms))
         self.meters.buried(_kind(flight), reason)
 
     def bury_damaged(self, partition: Partition, damaged: Damaged) -> None:
@@ -197,5 +198,5 @@ class Outcomes:
             idempotency_key="",
         )
         self._failures.report(failure)
-        partition.deaths.append(Death(idh, letter.encode(), now_ms))
+        partition.unwritten.deaths.append(Death(idh, letter.encode(), now_ms))
         self.meters.buried("unreadable", letter.reason)

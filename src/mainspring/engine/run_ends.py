@@ -105,9 +105,11 @@ class RunEnds:
         """Acks of tasks whose end the server knows are of no use any more."""
         known: dict[Partition, list[bytes]] = {}
         for partition in called:
-            if partition.handed.answered and partition.unanswered is None and not partition.must_commit:
+            if partition.handed.answered and partition.unanswered is None and not partition.unwritten.must_commit:
                 answered = partition.handed.answered.items()
-                over = [address for address, live in answered if live not in partition.dirty][:FORGOTTEN_AT_ONCE]
+                over = [address for address, live in answered if live not in partition.unwritten.dirty][
+                    :FORGOTTEN_AT_ONCE
+                ]
                 if over:
                     known[partition] = over
         if not known:

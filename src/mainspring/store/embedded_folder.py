@@ -11,6 +11,7 @@ server.sock      the unix socket, unless the folder's path is too long for one
 
 import hashlib
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -25,6 +26,7 @@ from mainspring.store import embedded_memory
 
 _LONGEST_SOCKET_PATH = 100  # the kernel takes 107 bytes on Linux, 103 on macOS
 _LOG_TAIL_BYTES = 1500
+_DIRECTIVE = re.compile(r"[A-Za-z0-9._-]+")
 _OURS = frozenset({"port", "bind", "unixsocket", "unixsocketperm", "requirepass", "dir", "logfile", "daemonize"})
 
 
@@ -53,6 +55,8 @@ class Folder:
 
     @classmethod
     def make(cls, path: Path) -> "Folder":
+        if "\0" in str(path):
+            raise EmbeddedError(f"cannot use {str(path)!r} as data folder: a path holds no NUL")
         path = path.expanduser().absolute()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return cls(path.resolve())
@@ -72,9 +76,14 @@ class Folder:
     def password(self) -> str:
         """The stored password; made at the first call, which the lock's holder makes."""
         file = self.path / "password"
-        if not file.exists() or not file.read_text().strip():  # an empty one would let everybody in
+        if not file.exists() or not file.read_bytes().strip():  # an empty one would let everybody in
             write_private(file, secrets.token_urlsafe(32).encode())
-        return file.read_text().strip()
+        try:
+            return file.read_text("ascii").strip()
+        except UnicodeDecodeError:
+            raise EmbeddedError(
+                f"{file} is damaged; end what uses the folder and remove the file, the next start makes another"
+            ) from None
 
     def info(self) -> Info | None:
         """The last server that became ready here; it may be gone."""
@@ -89,6 +98,9 @@ class Folder:
     def write_conf(self, socket: Path, extra: Mapping[str, str]) -> None:
         if wrong := sorted(_OURS & {name.lower() for name in extra}):
             raise EmbeddedError(f"the embedded server sets {', '.join(wrong)} itself; leave it out of extra_config")
+        for name in extra:
+            if not _DIRECTIVE.fullmatch(name):  # with a space or a line break it would bring another directive along
+                raise EmbeddedError(f"extra_config: {name!r} is not the name of a directive")
         settings = {
             "port": "0",  # the port is opened once the server runs, see embedded_probe.listen_on
             "bind": "127.0.0.1",

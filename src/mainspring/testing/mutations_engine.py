@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from ..engine import lookahead, sweeper
+from ..engine.boarding import Boarding
 from ..engine.commits import Commits
 from ..engine.deliveries import Deliveries
 from ..engine.flight import Flight
@@ -15,6 +16,7 @@ from ..engine.live import LiveSlice
 from ..engine.lookahead import LookAhead
 from ..engine.outcomes import Outcomes
 from ..engine.partition import Partition
+from ..engine.sieve import Sieve
 from ..model.errors import StoreError
 from ..model.outcome import DONE
 from ..store import fire, holds, put
@@ -39,7 +41,7 @@ def _callers_clock(_: Any) -> Any:
 def _without_redo(load: Callable[..., None]) -> Any:
     def load_bitmaps(self: LiveSlice, fired: bytes, done: bytes) -> None:
         load(self, fired, done)
-        self.redo = bytearray(len(self.redo))
+        self.bits.redo = bytearray(len(self.bits.redo))
 
     return load_bitmaps
 
@@ -142,10 +144,10 @@ def _given_up(send: Any) -> Any:
 def _new_key(retry_later: Any) -> Any:
     def later(self: Outcomes, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> None:
         retry_later(self, partition, flight, wait_ms, reason)
-        last = partition.retries[-1]
+        last = partition.unwritten.retries[-1]
         body = msgspec.structs.replace(decode(last.row), original_due_ms=None)
         offset_ms = int.from_bytes(last.row[:4], "big")
-        partition.retries[-1] = last._replace(row=entry(offset_ms, last.row[4], last.idh, body))
+        partition.unwritten.retries[-1] = last._replace(row=entry(offset_ms, last.row[4], last.idh, body))
 
     return later
 
@@ -220,7 +222,7 @@ _READ: Final = (
     Mutation(
         "lane-order-ignored",
         "tasks of a lane begin as they come due",
-        (Patch(Partition, "_waits_for_turn", lambda _: lambda _self, _flight: False),),
+        (Patch(Boarding, "waits_for_turn", lambda _: lambda _self, _flight: False),),
     ),
     Mutation(
         "failing-head-lets-others-pass",
@@ -248,7 +250,7 @@ _READ: Final = (
     Mutation(
         "copies-not-recognised",
         "copies of one put count as tasks of their own",
-        (Patch(LiveSlice, "_is_repeat", lambda _: lambda _self, _row, _index: False),),
+        (Patch(Sieve, "_is_repeat", lambda _: lambda _self, _row, _index: False),),
     ),
 )
 

@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..client import Client
+from ..engine.begun import Begun as Started
 from ..engine.commits import Commits
 from ..engine.dispatcher import Dispatcher
 from ..engine.engine import Engine
 from ..engine.flight import Flight
-from ..engine.partition import Begun as Started
 from ..engine.partition import Partition
 from ..model.clock import Clock
 from ..model.delivery import Delivery
