@@ -179,8 +179,8 @@ async def test_lanes_that_go_on_at_once_out_of_many_slices_leave_in_several_call
     touched: list[int] = []
     begin = partition.Partition.begin
 
-    def watched(self: partition.Partition, *args: int, commit: bool) -> partition.Begun | None:
-        begun = begin(self, *args, commit=commit)
+    def watched(self: partition.Partition, *args: int, **how: bool) -> partition.Begun | None:
+        begun = begin(self, *args, **how)
         if begun is not None and all(flight.value() != "head" for flight in begun.flights):
             touched.append(sum(bool(touch.f) for touch in begun.section.touches))
         return begun
