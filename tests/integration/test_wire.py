@@ -1,6 +1,7 @@
 """One connection against real servers: order, errors as values, and honest `sent` after every accident."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import hiredis
@@ -115,6 +116,17 @@ async def test_a_timeout_closes_the_connection_and_says_sent(server: Server) -> 
     with pytest.raises(Unavailable) as caught:
         await connection.pipeline([("PING",)], timeout_s=0.05)
     assert not caught.value.sent
+
+
+async def test_a_process_that_stood_still_does_not_take_that_for_a_silent_server(server: Server) -> None:
+    connection = await opened(server.url)
+    server.pause()
+    asked = asyncio.create_task(connection.pipeline([("ECHO", "late")], timeout_s=1))
+    await asyncio.sleep(0)
+    time.sleep(1.2)  # noqa: ASYNC251  # the whole machine stands still, longer than the server may take
+    server.resume()
+    assert await asked == [b"late"]
+    connection.close()
 
 
 async def test_a_lost_server_fails_everyone_who_waits(server: Server) -> None:
