@@ -87,7 +87,7 @@ def owned(*nodes: Node) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # the nodes tell us nothing: there is only polling
             await asyncio.sleep(0.01)
 

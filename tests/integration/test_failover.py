@@ -190,7 +190,7 @@ async def test_an_owner_whose_writes_were_forgotten_delivers_again_with_the_same
         await asyncio.to_thread(wait_until, lambda: caught_up(group.primary, group.replica), "the replica has all")
         cut_off_replicas(group.primary)
         await until(lambda: len(made.delivered) == 10)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await made.books()).done < 10:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         group.primary.kill()
@@ -199,7 +199,7 @@ async def test_an_owner_whose_writes_were_forgotten_delivers_again_with_the_same
         assert len({one.idempotency_key for one in made.sink.deliveries}) == 10
         assert "given up: rolledback" in caplog.text
         assert made.engine.lookahead.forgotten == 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await made.books()).done < 10:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 

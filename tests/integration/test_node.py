@@ -45,14 +45,14 @@ async def running(config: Config, basket: Basket) -> AsyncIterator[Node]:
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     del what  # a timeout shows this line
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # other processes tell us nothing: there is only polling
             await asyncio.sleep(0.02)
 
 
 async def put(node: Node, id: str, after: str) -> None:
     """As a patient caller does: with the same id, until it is answered."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 assert node.client is not None

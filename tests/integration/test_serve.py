@@ -62,7 +62,7 @@ def test_a_tick_survives_a_killed_process(serve: Callable[..., Serve]) -> None:
     node.process.wait()
     assert node.lines == []
     again = serve()
-    wait_until(lambda: again.lines == [json.dumps(tick)], "the tick fires in the next run", timeout_s=30)
+    wait_until(lambda: again.lines == [json.dumps(tick)], "the tick fires in the next run", timeout_s=60)
     assert again.end() == 0
 
 
@@ -73,8 +73,8 @@ def test_an_embedded_server_that_is_killed_is_brought_back(serve: Callable[..., 
     wait_until(lambda: node.written("kept"), "it is on disk")
     killed = node.server_pid()
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: node.server_pid() != killed, "another server runs", timeout_s=30)
-    wait_until(lambda: node.lines == [json.dumps(tick)], "the tick fires", timeout_s=30)
+    wait_until(lambda: node.server_pid() != killed, "another server runs", timeout_s=60)
+    wait_until(lambda: node.lines == [json.dumps(tick)], "the tick fires", timeout_s=60)
     wait_until(lambda: node.status("/healthy") == 200, "the node is well")
     assert "it runs again" in node.log
     assert node.end() == 0
@@ -91,10 +91,10 @@ def test_a_server_that_is_away_means_503_until_it_is_back(serve: Callable[..., S
         assert (node.status("/livez"), node.status("/readyz")) == (200, 503)
         wait_until(lambda: node.status("/healthy") == 503, "the node says that it is not well")
         server.start()
-        wait_until(lambda: node.status("/healthy") == 200, "the node is well again", timeout_s=30)
+        wait_until(lambda: node.status("/healthy") == 200, "the node is well again", timeout_s=60)
         assert node.status("/readyz") == 200
         assert node.status("/ticks", {"item": "new", "at": in_seconds(60)}) == 202
-        wait_until(lambda: node.lines == [json.dumps(kept)], "what was accepted fires", timeout_s=30)
+        wait_until(lambda: node.lines == [json.dumps(kept)], "what was accepted fires", timeout_s=60)
         assert node.end() == 0
 
 
@@ -188,7 +188,7 @@ def test_a_sink_that_hangs_is_given_up_after_the_shutdown_timeout_and_its_task_g
     assert "they go out again" in told
     again = serve()
     given_up = {tick.decode() for tick in ticks}
-    wait_until(lambda: given_up <= set(again.lines), "the next run delivers what was given up", timeout_s=30)
+    wait_until(lambda: given_up <= set(again.lines), "the next run delivers what was given up", timeout_s=60)
 
 
 def test_a_hangup_stops_the_node_cleanly(serve: Callable[..., Serve]) -> None:
