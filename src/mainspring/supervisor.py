@@ -23,7 +23,7 @@ from typing import Final
 from .config import Config
 from .embedding import Embedding
 from .lifeline import tie
-from .signals import GRACE_S, STOPPING, exit_now, stop_signals
+from .signals import GRACE_S, STOPPING, Alarm, exit_now, stop_signals
 from .sources import PREFIX
 from .store.url import safe_url
 
@@ -236,7 +236,7 @@ class Supervisor:
         self._stopping.set()
         self._listener.close()  # what knocks from now on is refused; it would wait for nobody
         self._send_all(signal.SIGTERM)
-        asyncio.get_running_loop().call_later(self._patience_s, self._lose_patience)
+        Alarm(self._patience_s, GRACE_S + 1.0, self._lose_patience)
 
     def _lose_patience(self) -> None:
         for child in self._children:

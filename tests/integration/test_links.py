@@ -11,7 +11,7 @@ from mainspring.store.links import LinkOptions, Links, redirect_of
 from mainspring.store.topology import key_slot
 from mainspring.testing.servers import Cluster, Kind, Server, cluster, missing, sentinel, standalone
 
-QUICK = LinkOptions(connect_timeout_s=1, timeout_s=5)
+QUICK = LinkOptions(connect_timeout_s=10, timeout_s=30)
 
 
 @pytest.fixture(scope="module", params=["valkey", "redis"])
