@@ -90,6 +90,15 @@ def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = _
     raise TimeoutError(f"not within {timeout_s:g} s: {what}")
 
 
+def wait_stopped(pid: int) -> None:
+    """Until a child that was sent SIGSTOP stands still, or is gone.
+
+    Its threads run on until the one that gets the signal has the CPU: on a busy machine the process still answers.
+    """
+    if hasattr(os, "waitid"):  # not on every system
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
 class Undertaker:
     """Knows the pids of this process's servers and outlives it for a moment."""
 
@@ -221,6 +230,7 @@ class Server:
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
+        wait_stopped(self.pid)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
