@@ -16,12 +16,15 @@ LONG = (
     "test_api_serve.py", "test_planted_bugs.py", "test_links.py", "test_failover.py", "test_leader_and_followers.py",
     "test_worker_process.py", "test_verify_live.py", "test_held_list.py", "test_commands.py", "test_doctor.py",
     "test_cluster.py", "test_examples.py", "test_bench_queue.py", "test_hand_over_on_a_bad_road.py",
+    "test_resharding.py", "test_worker_life.py",
 )  # fmt: skip
 """Few tests that take long, the longest first: one of them at the very end would keep the others waiting for it."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that runs the tests in the background has Ctrl-C ignored, also by the processes that tests send it to.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
 
 
 def _file_of(nodeid: str) -> str:

@@ -17,6 +17,9 @@ ECHO_S: Final = 0.3
 GRACE_S: Final = 3.0
 """What a whole stop may take beyond `shutdown_timeout`: ending requests under way, handing back, closing."""
 
+HELD_UP_S: Final = 0.05
+"""An alarm that comes so late tells that this process stood still, and had no time to do what it was given time for."""
+
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -53,6 +56,30 @@ def stop_signals(
             loop.remove_signal_handler(number)
 
 
+class Alarm:
+    """Calls after so many seconds; where the process stood still meanwhile (a paused machine), `again_s` after that."""
+
+    def __init__(self, after_s: float, again_s: float, call: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._again_s: float | None = again_s
+        self._call = call
+        self._set(after_s)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _set(self, after_s: float) -> None:
+        due_s = self._loop.time() + after_s
+        self._timer = self._loop.call_at(due_s, self._ring, due_s)
+
+    def _ring(self, due_s: float) -> None:
+        again_s, self._again_s = self._again_s, None
+        if again_s is not None and self._loop.time() > due_s + HELD_UP_S:
+            self._set(again_s)
+        else:
+            self._call()
+
+
 @contextlib.contextmanager
 def stop_in_time(shutdown_timeout_s: float) -> Iterator[None]:
     """The block is a stop. One that hangs (a server that does not answer) ends with the process, exit code 1."""
@@ -63,7 +90,7 @@ def stop_in_time(shutdown_timeout_s: float) -> Iterator[None]:
         )
         os._exit(1)
 
-    alarm = asyncio.get_running_loop().call_later(shutdown_timeout_s + GRACE_S, give_up)
+    alarm = Alarm(shutdown_timeout_s + GRACE_S, GRACE_S, give_up)
     try:
         yield
     finally:

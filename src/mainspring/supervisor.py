@@ -23,7 +23,7 @@ from typing import Final
 from .config import Config
 from .embedding import Embedding
 from .lifeline import tie
-from .signals import GRACE_S, STOPPING, exit_now, stop_signals
+from .signals import GRACE_S, STOPPING, Alarm, exit_now, stop_signals
 from .sources import PREFIX
 from .store.url import safe_url
 
@@ -43,8 +43,9 @@ class Backoff:
     def __init__(self) -> None:
         self._delay_s = 0.0
 
-    def after(self, lived_s: float) -> float:
-        if lived_s >= max(RAN_WELL_S, self._delay_s):
+    def after(self, ready_s: float) -> float:
+        """The wait after a life that was ready for so long: a start that takes its time and fails is none that ran."""
+        if ready_s >= max(RAN_WELL_S, self._delay_s):
             self._delay_s = 0.0
         self._delay_s = min(self._delay_s * 2, LONGEST_DELAY_S) or FIRST_DELAY_S
         return self._delay_s
@@ -58,6 +59,11 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     sent_away: bool = False
     """It ends because it was told to, and starts again at once."""
+    ready_since_s: float | None = None
+
+    @property
+    def ready_s(self) -> float:
+        return 0.0 if self.ready_since_s is None else time.monotonic() - self.ready_since_s
 
     def send(self, signal_number: int) -> None:
         if self.process is not None:
@@ -145,10 +151,9 @@ class Supervisor:
             environ = environ | {PREFIX + "NODE_ID": f"{self._config.node_id}-{child.number}"}
         backoff = Backoff()
         while not self._stopping.is_set():
-            began = time.monotonic()
             self._judge(child, await self._live(child, environ))
-            delay_s = 0.0 if child.sent_away else backoff.after(time.monotonic() - began)
-            child.process, child.sent_away = None, False
+            delay_s = 0.0 if child.sent_away else backoff.after(child.ready_s)
+            child.process, child.sent_away, child.ready_since_s = None, False, None
             if not self._stopping.is_set():
                 log.info("%s starts again in %.2f s", child, delay_s)
                 await self._pause(delay_s)
@@ -184,6 +189,7 @@ class Supervisor:
         with contextlib.suppress(ConnectionError):
             if await asyncio.get_running_loop().sock_recv(line, 1):
                 log.info("%s is ready", child)
+                child.ready_since_s = time.monotonic()
                 started, self._started = self._started, None
                 if started is not None:
                     started()
@@ -193,7 +199,7 @@ class Supervisor:
             log.error("%s cannot be started: %s", child, code)
         elif self._stopping.is_set():
             log.info("%s ended with %s", child, _spoken(code))
-            if code not in (0, -signal.SIGTERM):  # the signal itself ends one that is not up yet
+            if not _in_order(child, code):
                 self._code = self._code or 1
         elif code == REFUSED:
             log.error("%s refuses its settings (its message stands above): ending all", child)
@@ -230,7 +236,7 @@ class Supervisor:
         self._stopping.set()
         self._listener.close()  # what knocks from now on is refused; it would wait for nobody
         self._send_all(signal.SIGTERM)
-        asyncio.get_running_loop().call_later(self._patience_s, self._lose_patience)
+        Alarm(self._patience_s, GRACE_S + 1.0, self._lose_patience)
 
     def _lose_patience(self) -> None:
         for child in self._children:
@@ -265,6 +271,13 @@ def _environ(config: Config) -> dict[str, str]:
     """Our environment with the settings as they are now, and without those that made them."""
     rest = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name != "REDIS_URL"}
     return rest | config.to_environ()
+
+
+def _in_order(child: Child, code: int) -> bool:
+    """True for an end of which a stop need not tell: nothing was cut short by it."""
+    if code == 1 and child.ready_since_s is None:
+        return True  # one that never came up gave up in this very moment, as it would have without the stop
+    return code in (0, -signal.SIGTERM)  # the signal itself ends one that is not up yet
 
 
 def _spoken(code: int) -> str:

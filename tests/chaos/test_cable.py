@@ -47,7 +47,7 @@ def cable() -> Iterator[Cable]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # the kernel tells nobody
             await asyncio.sleep(0.01)
 

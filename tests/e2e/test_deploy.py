@@ -122,4 +122,4 @@ def test_the_generator_posts_ticks_and_says_what_became_of_them(tmp_path: Path) 
             )
         finally:
             generator.send_signal(signal.SIGTERM)
-            generator.wait(30)
+            generator.wait(60)

@@ -88,7 +88,7 @@ class Reader:
             process.terminate()
         for process in self.running:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(40)
+                process.wait(60)
             process.kill()
 
 

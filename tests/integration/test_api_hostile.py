@@ -20,7 +20,20 @@ from .calling import LATER, Api, serving_api
 
 @pytest.fixture
 async def api(server: Server) -> AsyncIterator[Api]:
-    config = Config(redis_url=server.url, port=0, partitions=4, api_timeout_s=1.0, api_connections=20)
+    async with started(server, api_timeout_s=60.0) as made:
+        yield made
+
+
+@pytest.fixture
+async def hasty(server: Server) -> AsyncIterator[Api]:
+    """One that waits for its clients for a second only."""
+    async with started(server, api_timeout_s=1.0) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def started(server: Server, *, api_timeout_s: float) -> AsyncIterator[Api]:
+    config = Config(redis_url=server.url, port=0, partitions=4, api_timeout_s=api_timeout_s, api_connections=20)
     async with serving_api(config) as made:
         yield made
         await balance(made.client.store)
@@ -52,12 +65,12 @@ class Wire:
     async def rest(self) -> bytes:
         """All that comes until the server closes."""
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 return await self.reader.read()
         return b""
 
     async def head(self) -> bytes:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return await self.reader.readuntil(b"\r\n\r\n")
 
 
@@ -312,16 +325,16 @@ async def test_a_client_that_waits_for_leave_to_send_gets_it(api: Api) -> None:
         "less behind one",
     ],
 )
-async def test_a_client_that_does_not_finish_is_cut(api: Api, begin: bytes, status: bytes) -> None:
-    async with Wire(api) as wire:
+async def test_a_client_that_does_not_finish_is_cut(hasty: Api, begin: bytes, status: bytes) -> None:
+    async with Wire(hasty) as wire:
         await wire.send(begin)
         answer = await wire.rest()
     assert answer[9:12] == status
-    assert (await api.client.count()).pending == 0
+    assert (await hasty.client.count()).pending == 0
 
 
-async def test_a_client_that_dribbles_is_cut(api: Api) -> None:
-    async with Wire(api) as wire:
+async def test_a_client_that_dribbles_is_cut(hasty: Api) -> None:
+    async with Wire(hasty) as wire:
         await wire.send(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n")
         for _ in range(300):
             await wire.send(b"x: y\r\n")
@@ -333,18 +346,18 @@ async def test_a_client_that_dribbles_is_cut(api: Api) -> None:
     raise AssertionError("it is still listened to")
 
 
-async def test_a_client_that_does_not_take_its_answer_is_cut(api: Api) -> None:
+async def test_a_client_that_does_not_take_its_answer_is_cut(hasty: Api) -> None:
     """The answer does not fit into the buffers of the sockets, and nobody reads it."""
     for n in range(300):
-        await api.client.put("null:", "x" * 60_000, at=LATER + n)
-    host, _, port = api.url.removeprefix("http://").rpartition(":")
+        await hasty.client.put("null:", "x" * 60_000, at=LATER + n)
+    host, _, port = hasty.url.removeprefix("http://").rpartition(":")
     with socket.socket() as wire:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire.connect((host, int(port)))
         wire.setblocking(False)
         wire.send(b"GET /v1/tasks?limit=300 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         for _ in range(600):
-            if wire.getsockname() not in {getattr(one, "client", None) for one in api.face.connections}:
+            if wire.getsockname() not in {getattr(one, "client", None) for one in hasty.face.connections}:
                 return
             await asyncio.sleep(0.05)
     raise AssertionError("the connection is still held")

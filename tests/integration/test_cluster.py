@@ -29,6 +29,8 @@ from mainspring.testing.servers import Server
 PARTITIONS = 8
 LONG_S = 10.0
 """A lease that no hiccup of a loaded machine can use up: in these tests nothing is delivered twice."""
+CALM_S = 5.0
+"""Where a lease must be seen to hold and then to end."""
 SHORT_S = 1.0
 
 
@@ -87,7 +89,7 @@ def owned(*nodes: Node) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # the nodes tell us nothing: there is only polling
             await asyncio.sleep(0.01)
 
@@ -195,12 +197,12 @@ async def test_a_dead_nodes_partitions_go_to_the_others_after_its_lease(site: Si
 
 
 async def test_a_second_live_node_with_a_configured_id_is_refused_and_a_restarted_one_is_not(site: Site) -> None:
-    first = await site.node(lease_s=SHORT_S, node_id="pod-1")
+    first = await site.node(lease_s=CALM_S, node_id="pod-1")
     with pytest.raises(ConfigError, match=r"node id 'pod-1' is in use by process \d+ on .*--node-id"):
-        await site.node(lease_s=SHORT_S, node_id="pod-1")
+        await site.node(lease_s=CALM_S, node_id="pod-1")
     assert first.healthy
     await abandon(first)
-    again = await site.node(lease_s=SHORT_S, node_id="pod-1")
+    again = await site.node(lease_s=CALM_S, node_id="pod-1")
     await until(lambda: owned(again) == [PARTITIONS])
 
 

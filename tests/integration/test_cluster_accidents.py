@@ -64,7 +64,7 @@ async def store(server: Server) -> AsyncIterator[Store]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # the nodes tell us nothing: there is only polling
             await asyncio.sleep(0.01)
 
@@ -145,7 +145,7 @@ async def test_what_was_granted_after_the_stop_began_does_not_wait_for_a_slow_de
         stopping = asyncio.create_task(engine.stop())
         await until(lambda: engine.keeper._leaving)
         answer.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await holders(store) != {0}:  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.01)
     assert not stopping.done()

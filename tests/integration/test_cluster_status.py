@@ -30,7 +30,7 @@ async def nodes(server: Server) -> AsyncIterator[list[Node]]:
             await node.start()
             stack.push_async_callback(node.stop)
             started.append(node)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while any(node.engine is None or len(node.engine.owned) != 4 for node in started):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         yield started

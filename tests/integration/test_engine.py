@@ -4,11 +4,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from mainspring.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
+from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Conflict, Unavailable
@@ -216,10 +218,11 @@ async def test_two_engines_share_the_partitions_without_a_double(tickers: Ticker
 class Running:
     """An engine with its loops, on real time."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, **options: Any) -> None:
         self.store = store
         self.sink = RecordingSink()
-        self.engine = Engine(store, {"log": self.sink}, EngineOptions(lease_s=2.0))
+        # A lease that no hiccup of a loaded machine uses up: what is repeated here is repeated by a mistake.
+        self.engine = Engine(store, {"log": self.sink}, EngineOptions(lease_s=30.0, **options))
         self.client = Client.over(store)
 
     async def until(self, count: int) -> None:
@@ -231,7 +234,7 @@ class Running:
         return not busy and (await self.client.count()).pending == 0
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 10) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 60) -> None:
     """The one place here where time passes."""
     async with asyncio.timeout(seconds):
         while not (await met if isinstance(met := condition(), Awaitable) else met):  # noqa: ASYNC110
@@ -242,10 +245,10 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float 
 async def real(fleet: Server | Cluster, namespace: str):  # type: ignore[no-untyped-def]
     stores = []
 
-    async def start() -> Running:
+    async def start(**options: Any) -> Running:
         store = await Store.open(fleet.url, namespace=namespace, partitions=4)
         stores.append(store)
-        running = Running(store)
+        running = Running(store, **options)
         await running.engine.start()
         return running
 
@@ -255,14 +258,12 @@ async def real(fleet: Server | Cluster, namespace: str):  # type: ignore[no-unty
 
 
 async def test_a_near_put_wakes_the_owner(real) -> None:  # type: ignore[no-untyped-def]
-    running = await real()
-    late_ms = []
+    rarely_ms = 3_600_000
+    running = await real(reach=Reach(poll_ms=rarely_ms, idle_poll_ms=rarely_ms))  # polling alone would take an hour
     for n in range(10):
         handle = await running.client.put("log:", n, after="20ms")
         await running.until(n + 1)
-        late_ms.append(running.store.clock.now_ms() - handle.due_ms)
-    assert sorted(late_ms)[5] < 100, f"polling alone would take longer: {late_ms}"
-    assert min(late_ms) >= 0
+        assert running.store.clock.now_ms() >= handle.due_ms
     assert await running.engine.stop()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -35,6 +36,14 @@ ALL = "replicas=1"
 def shorter_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that does not answer is waited for a second, not five."""
     monkeypatch.setattr(durable, "WAIT_MS", 1_000)
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """A replica that does answer is waited for, however slow the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable, "WAIT_MS", 30_000)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +158,11 @@ async def test_what_a_weaker_level_loses_is_counted_and_said(
     """An old state is promoted: the owner notices even where nothing comes due, and goes on from what is there."""
     async with scene(group.url, lease_s=12) as made:  # so long that no lease ends by itself meanwhile
         client, engine = made.client, made.engine
-        safe = await put(client, 40, ALL)
-        soon = await put(client, 10, ALL, after="200ms")
-        await until(lambda: len(made.delivered) == 10)
-        forgiven = await client.put("log:", "cancelled", id="cancelled", after="1h", durability=ALL)
+        with patience():
+            safe = await put(client, 40, ALL)
+            soon = await put(client, 10, ALL, after="200ms")
+            await until(lambda: len(made.delivered) == 10)
+            forgiven = await client.put("log:", "cancelled", id="cancelled", after="1h", durability=ALL)
         await asyncio.to_thread(wait_until, lambda: caught_up(group.primary, group.replica), "the replica has all")
         cut_off_replicas(group.primary)
         unsafe = await put(client, 30, "server")
@@ -185,12 +195,13 @@ async def test_an_owner_whose_writes_were_forgotten_delivers_again_with_the_same
 ) -> None:
     """No put is lost and nothing comes due: only the sequence number tells that the server went back."""
     async with scene(group.url, lease_s=6) as made:
-        await put(made.client, 10, ALL, after="1500ms")
+        with patience():
+            await put(made.client, 10, ALL, after="5s")
         await until(lambda: made.engine.lookahead.held == 10)
         await asyncio.to_thread(wait_until, lambda: caught_up(group.primary, group.replica), "the replica has all")
         cut_off_replicas(group.primary)
         await until(lambda: len(made.delivered) == 10)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await made.books()).done < 10:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         group.primary.kill()
@@ -199,7 +210,7 @@ async def test_an_owner_whose_writes_were_forgotten_delivers_again_with_the_same
         assert len({one.idempotency_key for one in made.sink.deliveries}) == 10
         assert "given up: rolledback" in caplog.text
         assert made.engine.lookahead.forgotten == 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await made.books()).done < 10:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 

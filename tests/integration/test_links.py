@@ -11,7 +11,7 @@ from mainspring.store.links import LinkOptions, Links, redirect_of
 from mainspring.store.topology import key_slot
 from mainspring.testing.servers import Cluster, Kind, Server, cluster, missing, sentinel, standalone
 
-QUICK = LinkOptions(connect_timeout_s=1, timeout_s=5)
+QUICK = LinkOptions(connect_timeout_s=10, timeout_s=30)
 
 
 @pytest.fixture(scope="module", params=["valkey", "redis"])
@@ -35,7 +35,7 @@ def nodes(kind: Kind) -> Iterator[Cluster]:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the condition is another process's state
             await asyncio.sleep(0.01)
 
@@ -217,7 +217,7 @@ async def test_refresh_finds_the_replica_that_took_over_in_a_cluster(kind: Kind)
                 return False
 
         assert key_slot(b"06S") == 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await writes():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert not links.for_slot(0).address.endswith(str(lost.port))

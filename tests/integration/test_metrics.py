@@ -56,7 +56,7 @@ def test_a_task_is_counted_on_its_way(node: Serve) -> None:
     put(node, target="log:", after="1h", id="never")
     put(node, target="queue:mail/send", after="10ms")
     assert node.call("/v1/tasks/never/reschedule", {"after": "2h"})[0] == 200
-    wait_until(lambda: total(figures(scrape(node)), "mainspring_done_total") >= 1, "the task is done", timeout_s=30)
+    wait_until(lambda: total(figures(scrape(node)), "mainspring_done_total") >= 1, "the task is done", timeout_s=60)
     wait_until(lambda: total(figures(scrape(node)), "mainspring_queue_ready") == 1, "it waits in its queue")
     text = scrape(node)
     found = figures(text)
@@ -77,7 +77,7 @@ def test_a_task_is_counted_on_its_way(node: Serve) -> None:
 def test_what_failed_and_what_was_not_wanted_is_told_apart(node: Serve) -> None:
     put(node, target="https://127.0.0.1:1/", after="1ms", retry="max_attempts=2 base=10ms")
     wait_until(lambda: total(figures(scrape(node)), "mainspring_buried_total") == 1, "it is given up", timeout_s=60)
-    wait_until(lambda: total(figures(scrape(node)), "mainspring_dead_total") == 1, "the server knows", timeout_s=30)
+    wait_until(lambda: total(figures(scrape(node)), "mainspring_dead_total") == 1, "the server knows", timeout_s=60)
     assert figures(scrape(node))["mainspring_failed_total"] == {("https",): 1}
     assert node.call("/v1/pauses", {"target": "log:", "mode": "drop", "reason": "test"})[0] in (200, 201)
     put(node, target="log:", after="1ms")

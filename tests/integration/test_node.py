@@ -45,14 +45,14 @@ async def running(config: Config, basket: Basket) -> AsyncIterator[Node]:
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     del what  # a timeout shows this line
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # other processes tell us nothing: there is only polling
             await asyncio.sleep(0.02)
 
 
 async def put(node: Node, id: str, after: str) -> None:
     """As a patient caller does: with the same id, until it is answered."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 assert node.client is not None
@@ -66,6 +66,11 @@ def server_pid(node: Node) -> int:
     assert node.embedding is not None
     assert node.embedding.server is not None
     return node.embedding.server.pid
+
+
+def written(data: Path, id: bytes) -> bool:
+    """On a slow disk the server holds writes back for up to two seconds."""
+    return any(id in file.read_bytes() for file in (data / "appendonlydir").glob("*.incr.aof"))
 
 
 async def test_a_node_starts_with_its_own_server_delivers_and_leaves_nothing_running(tmp_path: Path) -> None:
@@ -85,7 +90,8 @@ async def test_a_killed_embedded_server_is_brought_back_with_its_tasks(tmp_path:
     basket = Basket()
     async with running(Config(data_dir=tmp_path / "data", lease_s=1), basket) as node:
         pid = server_pid(node)
-        await put(node, "before", "2s")
+        await put(node, "before", "8s")
+        await until(lambda: written(tmp_path / "data", b"before"), "it is on disk")
         os.kill(pid, signal.SIGKILL)
         await until(lambda: server_pid(node) != pid, "another server runs")
         await put(node, "after", "0s")
@@ -101,7 +107,7 @@ async def test_a_node_that_shares_a_server_takes_it_over_when_its_owner_stops(tm
     async with running(config, second) as sharer:
         pid = server_pid(sharer)
         assert pid == server_pid(owner)
-        await put(sharer, "kept", "3s")
+        await put(sharer, "kept", "8s")
         await owner.stop()
         await until(lambda: server_pid(sharer) != pid, "the sharer has started a server")
         await until(lambda: second.ids == ["kept"], "the task is delivered by the one that is left")

@@ -19,7 +19,7 @@ from mainspring.testing.faults import Road, bad_road
 from mainspring.testing.servers import Kind, Server, missing, standalone
 from mainspring.testing.ticker import RecordingSink, Ticker
 
-QUICK = LinkOptions(connect_timeout_s=1, timeout_s=2)
+QUICK = LinkOptions(connect_timeout_s=10, timeout_s=20)
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -117,7 +117,7 @@ async def test_puts_to_a_server_that_is_away_fail_clearly(server: Server) -> Non
 
 
 async def test_puts_wait_for_the_server_by_option(server: Server) -> None:
-    async with Client(server.url, options=QUICK, wait_s=20) as client:
+    async with Client(server.url, options=QUICK, wait_s=60) as client:
         await client.put("log:", id="known", after="1h")
         server.kill()
         with bad_road(client.store) as road:
@@ -147,7 +147,7 @@ def attempts(road: Road, word: bytes) -> int:
 
 async def test_a_connection_that_breaks_under_a_put_loses_and_doubles_nothing(server: Server) -> None:
     store = await Store.open(server.url, options=QUICK)
-    client = Client.over(store, wait_s=10)
+    client = Client.over(store, wait_s=60)
     sink = RecordingSink()
     engine = Engine(store, {"log": sink}, EngineOptions(lease_s=2))
     await engine.start()
@@ -186,8 +186,8 @@ async def test_a_node_recovers_by_itself_when_its_server_comes_back(server: Serv
     server.kill()
     with bad_road(store) as road:
         await until(lambda: len(road.trips) > 5)  # all in vain
+    await until(lambda: not engine.healthy)
     assert engine.crashed is None
-    assert not engine.healthy
     await asyncio.to_thread(server.restart)
     await until(lambda: {one.value() for one in sink.deliveries} == set(range(100)))
     await until(lambda: engine.healthy)
@@ -200,7 +200,7 @@ async def test_a_node_recovers_by_itself_when_its_server_comes_back(server: Serv
 
 
 async def test_a_server_that_hangs_is_noticed_and_its_tasks_fire_later(server: Server) -> None:
-    store = await Store.open(server.url, options=LinkOptions(connect_timeout_s=0.5, timeout_s=0.5))
+    store = await Store.open(server.url, options=LinkOptions(connect_timeout_s=3, timeout_s=3))
     client = Client.over(store)
     sink = RecordingSink()
     engine = Engine(store, {"log": sink}, EngineOptions(lease_s=1))
@@ -211,8 +211,8 @@ async def test_a_server_that_hangs_is_noticed_and_its_tasks_fire_later(server: S
     with pytest.raises(Unavailable):
         await client.put("log:", "hangs")
     await until(lambda: not engine.owned)
+    await until(lambda: not engine.healthy)
     assert engine.crashed is None
-    assert not engine.healthy
     server.resume()
     await until(lambda: {one.value() for one in sink.deliveries} >= set(range(50)))
     assert await engine.stop()
@@ -240,7 +240,7 @@ async def test_an_emptied_server_is_no_crash(server: Server) -> None:
     await store.aclose()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     """The one place here where time passes."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110

@@ -286,7 +286,7 @@ async def test_a_worker_is_called_when_there_is_work(ticker: Ticker, store: Stor
         channels, on_message=lambda _: called.set(), on_connect=ready.set
     )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await ready.wait()
             await queued(ticker, "x")
             await called.wait()

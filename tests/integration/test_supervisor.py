@@ -6,7 +6,9 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,11 +17,14 @@ from urllib.error import URLError
 
 import pytest
 
+from mainspring.config import Config
 from mainspring.store import members
 from mainspring.store.store import Store
+from mainspring.supervisor import Supervisor
 from mainspring.testing.servers import Server, standalone, wait_until
 
 from .serving import Serve, in_seconds, is_gone, serving
+from .working import until
 
 Tick = dict[str, str | int]
 
@@ -171,7 +176,8 @@ def test_the_password_of_the_embedded_server_is_on_no_command_line(
 
 
 def test_a_killed_child_starts_again_and_no_tick_is_lost(supervise: Callable[..., Serve], server: Server) -> None:
-    where = ("--redis-url", server.url, "--namespace", "kill", "--lease", "1s", "--node-id", "till")
+    # A lease that a hiccup of the machine does not use up: only what was under way at the kill may be printed twice.
+    where = ("--redis-url", server.url, "--namespace", "kill", "--lease", "6s", "--node-id", "till")
     node = supervise(3, *where)
     wait_spread(server, "kill", 3)
     before: list[Tick] = [{"item": f"before-{i}", "at": 0} for i in range(30)]
@@ -207,6 +213,34 @@ def test_a_child_that_dies_again_and_again_is_started_ever_later(serve: Callable
     pids = [pid for _, pid in starts(node)]
     assert node.end() == 0
     wait_gone(*pids)
+
+
+FAILING_AT_THE_STOP = """
+import os, pathlib, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+if sys.argv[1] == "ready":
+    os.write(int(sys.argv[sys.argv.index("--parent-fd") + 1]), b"1")
+pathlib.Path("is there").touch()
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("state", "code"), [("starting", 0), ("ready", 1)])
+async def test_only_a_child_that_was_ready_can_spoil_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", FAILING_AT_THE_STOP, state]
+    up = asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        supervisor = Supervisor(Config(redis_url="redis://127.0.0.1:1", processes=1), command, listener)
+        running = asyncio.create_task(supervisor.run(up.set))
+        await until(Path("is there").exists)
+        if state == "ready":
+            await up.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await running == code
 
 
 def test_a_child_that_refuses_its_settings_ends_all_with_its_message(serve: Callable[..., Serve]) -> None:

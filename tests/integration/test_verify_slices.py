@@ -55,7 +55,7 @@ async def test_a_running_owner_is_told_of_entries_that_were_put_back(
         await raw(live, keys.number, "DEL", keys.slices)
         report = await verify(live, repair=True)
         assert report.left == 0
-        assert await asyncio.wait_for(delivered.get(), 30) == "x"
+        assert await asyncio.wait_for(delivered.get(), 60) == "x"
         assert await engine.stop()
     assert await found(store) == {}
 

@@ -113,7 +113,7 @@ async def test_the_answer_to_a_call_that_succeeded_is_kept_with_the_run(
         await ticker.advance(seconds=1)
         assert await ticker.client.find_result("order/42") is None  # it failed, and is tried again
         await ticker.advance(minutes=5)
-    result = await ticker.client.run_result("order/42", timeout=5)
+    result = await ticker.client.run_result("order/42", timeout=60)
     assert (result.ending, result.attempt, result.worker) == ("done", 2, ticker.engine.options.node)
     answer = result.response
     assert answer is not None
@@ -149,7 +149,7 @@ async def test_bytes_that_are_no_text_in_an_answer_harm_neither_the_task_nor_its
         assert states[7] == {200: "done", 404: "dead"}.get(status, "pending")
         await ticker.advance(minutes=10)
     assert len(receiver.requests) == 30 + (status in (302, 503))
-    result = await ticker.client.run_result("t7", timeout=5)
+    result = await ticker.client.run_result("t7", timeout=60)
     assert result.response is not None
     assert dict(result.response.headers)["X-City"] == "caf?"
     assert [letter.id for letter in await list_dead(store)] == ([] if status == 200 else ["t7"])
@@ -163,7 +163,7 @@ async def test_the_result_of_an_earlier_task_is_not_that_of_a_later_one(tickers:
             await ticker.client.put(receiver.url, 1, after="1h", id="a", on_conflict="replace")
             assert await ticker.client.find_result("a") is None
             await ticker.advance(hours=1)
-            result = await ticker.client.run_result("a", timeout=5)
+            result = await ticker.client.run_result("a", timeout=60)
             assert (result.ending, result.response is not None and result.response.body) == (ending, body)
             await ticker.advance(hours=2)  # the id may be used again
 
@@ -173,7 +173,7 @@ async def test_a_dead_call_is_told_with_its_last_answer(tickers: Tickers, sink: 
     with receiving(lambda _: Answer(404, {}, b"sold")) as receiver:
         await ticker.client.put(receiver.url, 1, after="1s", id="a")
         await ticker.advance(seconds=2)
-    result = await ticker.client.run_result("a", timeout=5)
+    result = await ticker.client.run_result("a", timeout=60)
     assert (result.ending, result.response is not None and result.response.body) == ("dead", b"sold")
 
 

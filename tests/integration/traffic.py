@@ -20,7 +20,7 @@ from mainspring.testing.recording import record
 from mainspring.testing.ticker import RecordingSink
 
 PARTITIONS = 6
-QUICK = LinkOptions(connect_timeout_s=2, timeout_s=5)
+QUICK = LinkOptions(connect_timeout_s=5, timeout_s=10)
 
 
 class Scene:
@@ -76,7 +76,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(url: str, *, lease_s: float = 3.0, fire: bool = True) -> AsyncIterator[Scene]:
+async def scene(url: str, *, lease_s: float = 6.0, fire: bool = True) -> AsyncIterator[Scene]:
     namespace = f"t{uuid.uuid4().hex[:8]}"
     store = await Store.open(url, namespace=namespace, partitions=PARTITIONS, options=QUICK)
     # Longer than any wait of a test: who holds up others by waiting is found out.
@@ -117,6 +117,8 @@ class Traffic:
         """Until so many more rounds were answered."""
         target = self.rounds + rounds
         await until(lambda: self.rounds >= target or self._task.done(), 60)
+        if self._task.done():
+            await self._task  # it says why
         assert not self._task.done(), "the traffic has stopped"
 
     async def _run(self) -> None:
@@ -170,7 +172,7 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30, why: Callable[[], str] = str) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60, why: Callable[[], str] = str) -> None:
     """The one place here where time passes."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -95,7 +95,7 @@ async def test_what_cannot_be_begun_in_time_is_put_off_and_what_was_begun_is_wai
     hosts, target = Hosts(room=1000, connections=100), Target(is_open=False)
     load = asyncio.create_task(hosts.carry("a", Limits(2), deliveries(100), target.send))
     await target.arrived.wait()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while hosts.waiting:  # noqa: ASYNC110  # nothing tells when patience ends
             await asyncio.sleep(0.01)
     assert not load.done()
@@ -134,7 +134,7 @@ async def test_a_target_that_may_have_no_more_holds_up_no_other_on_its_host() ->
         hosts.carry("host", Limits(4), deliveries(20), narrow.send, ("narrow", Limits(1, rate=Rate(0.001))))
     )
     await narrow.arrived.wait()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await hosts.carry("host", Limits(4), deliveries(100), wide.send) == [DONE] * 100
     assert len(narrow.seen) == 1
     stuck.cancel()
@@ -186,7 +186,7 @@ async def test_hosts_that_hang_leave_connections_to_the_others() -> None:
     stuck = [asyncio.create_task(hosts.carry(n, Limits(64), deliveries(200), dead.send)) for n in range(20)]
     await dead.arrived.wait()
     assert hosts.free >= 20
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         for _ in range(10):
             assert await hosts.carry("well", Limits(64), deliveries(300), well.send) == [DONE] * 300
     assert well.most >= 16, "and what it proves that it can take"
@@ -203,7 +203,7 @@ async def test_hosts_that_were_well_and_hang_all_at_once_leave_connections_too()
     dead.arrived.clear()
     stuck = [asyncio.create_task(hosts.carry(n, Limits(64), deliveries(200), dead.send)) for n in range(10)]
     await dead.arrived.wait()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await hosts.carry("well", Limits(64), deliveries(300), well.send) == [DONE] * 300
     dead.open.set()
     await asyncio.gather(*stuck)

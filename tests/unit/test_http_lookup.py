@@ -48,10 +48,10 @@ async def test_a_name_is_found_beside_many_that_do_not_answer(names: Names) -> N
     lookup = SystemLookup()
     assert await lookup("known", 80) == ["192.0.2.1"]
     stuck = [asyncio.create_task(lookup(f"dead-{n}", 80)) for n in range(20)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await lookup("new", 80) == ["192.0.2.1"]
     stuck += [asyncio.create_task(lookup(f"dead-{n}", 80)) for n in range(20, 200)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await lookup("known", 80) == ["192.0.2.1"], "it answered the last time: it has threads of its own"
     assert sum(count for name, count in names.asked.items() if name.startswith("dead")) == 48
     names.over.set()

@@ -6,7 +6,7 @@ import pytest
 
 from mainspring.config import Config
 from mainspring.model.retry import RetryPolicy
-from mainspring.supervisor import LONGEST_DELAY_S, RAN_WELL_S, Backoff
+from mainspring.supervisor import LONGEST_DELAY_S, RAN_WELL_S, Backoff, Child
 
 
 def test_delays_double_up_to_a_bound() -> None:
@@ -21,6 +21,13 @@ def test_a_process_that_ran_well_for_a_while_starts_again_soon() -> None:
     first = backoff.after(0.1)
     assert backoff.after(0.1) > first
     assert backoff.after(RAN_WELL_S) == first
+
+
+def test_one_that_takes_long_to_fail_waits_ever_longer_too() -> None:
+    child, backoff = Child(1), Backoff()
+    assert [backoff.after(child.ready_s) for _ in range(3)] == [0.25, 0.5, 1.0], (
+        "it was never ready, however long it lived"
+    )
 
 
 def test_one_that_lives_shorter_than_it_waits_has_not_run_well() -> None:

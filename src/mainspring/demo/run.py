@@ -92,6 +92,7 @@ class Demo:
         while not generator.ended.is_set():
             await self._second()
         made = await generator.finished()
+        self.usages.told("generator", generator.usage)
         if made["refused"]:
             raise MainspringError(f"{made['refused']} ticks were refused, the first with: {made['first_refusal']}")
         await self._until_drained()

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from ..model.errors import MainspringError
+from .usage import Usage, usage_of
 
 TELL_S: Final = 0.2
 STOP: Final = b"stop\n"
@@ -28,6 +29,8 @@ class Word(msgspec.Struct, omit_defaults=True):
     ready: bool = False
     total: int = 0
     report: dict[str, Any] | None = None
+    usage: Usage | None = None
+    """With the report: nobody can look at a process that is gone."""
 
 
 _decode: Final = msgspec.json.Decoder(Word).decode
@@ -41,6 +44,7 @@ class Side:
         self.process = process
         self.total = 0
         self.report: dict[str, Any] | None = None
+        self.usage: Usage | None = None
         self.ended = asyncio.Event()
         self._log = log
         self._ready = asyncio.Event()
@@ -79,6 +83,7 @@ class Side:
             word = _decode(line)
             self.total = max(self.total, word.total)
             self.report = word.report or self.report
+            self.usage = word.usage or self.usage
             self._ready.set()
         self.ended.set()
         self._ready.set()
@@ -135,7 +140,7 @@ class Inside:
         threading.Thread(target=self._tell, daemon=True).start()
 
     def report(self, **figures: Any) -> None:
-        _say(Word(total=self.total(), report=figures))
+        _say(Word(total=self.total(), report=figures, usage=usage_of("itself", os.getpid())))
 
     def _listen(self) -> None:
         if sys.stdin.buffer.readline() == STOP:

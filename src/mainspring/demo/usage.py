@@ -29,6 +29,11 @@ class Usages:
             if (usage := usage_of(name, pid)) is not None:
                 self._known[name] = usage
 
+    def told(self, name: str, usage: Usage | None) -> None:
+        """What a process has told of itself at its end."""
+        if usage is not None:
+            self._known[name] = Usage(name, usage.pid, usage.cpu_s, usage.memory_mb)
+
     def all(self) -> list[Usage]:
         return [self._known[name] for name in self._pids if name in self._known]
 

@@ -70,7 +70,10 @@ class Store:
         What a server refuses for the moment (a slot on its way, a cluster that is down) comes back at once, and a
         server that does not answer within `timeout_s` is taken for lost. The owner comes again by itself.
         """
-        return Store(self.links, self.keys, self.clock, patience_s=0.0, timeout_s=timeout_s)
+        # A clock that is held by hand stands still while a slow machine works: no lease ends meanwhile.
+        return Store(
+            self.links, self.keys, self.clock, patience_s=0.0, timeout_s=None if self.clock.manual else timeout_s
+        )
 
     async def aclose(self) -> None:
         await self.links.aclose()

@@ -21,6 +21,9 @@ from mainspring.store.url import Endpoint, Tls
 Arg = bytes | str | int | float
 Command = tuple[Arg, ...]
 
+_HELD_UP_S = 0.05
+"""A timer that comes so late tells of this process, not of the server: while it stood still (a paused machine, a
+blocked loop) the reply could not be read, or not even be sent. The wait begins anew, once."""
 _NOTHING = object()
 # hiredis types its argument as a tuple of exactly one.
 _pack = cast("Callable[[Command], bytes]", hiredis.pack_command)
@@ -29,12 +32,13 @@ _pack = cast("Callable[[Command], bytes]", hiredis.pack_command)
 class _Waiter:
     """A pipeline on its way: how many replies it expects and those that came."""
 
-    __slots__ = ("expected", "future", "replies")
+    __slots__ = ("expected", "future", "replies", "timer")
 
     def __init__(self, future: asyncio.Future[list[Any]], expected: int) -> None:
         self.future = future
         self.expected = expected
         self.replies: list[Any] = []
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class Connection(asyncio.Protocol):
@@ -52,15 +56,22 @@ class Connection(asyncio.Protocol):
         self._on_lost: Callable[[], None] | None = None
 
     @classmethod
-    async def open(cls, endpoint: Endpoint, *, connect_timeout_s: float, client_name: str = "mainspring") -> Connection:
+    async def open(
+        cls, endpoint: Endpoint, *, connect_timeout_s: float, client_name: str = "mainspring", again: bool = True
+    ) -> Connection:
         """Connects, authenticates and selects the database, all within the one timeout."""
         connection = cls(endpoint.address)
+        due_s = connection._loop.time() + connect_timeout_s
         try:
-            async with asyncio.timeout(connect_timeout_s):
+            async with asyncio.timeout_at(due_s):
                 await connection._dial(endpoint)
                 await connection._greet(endpoint, client_name)
         except TimeoutError:
             connection.close()
+            if again and connection._held_up(due_s):
+                return await cls.open(
+                    endpoint, connect_timeout_s=connect_timeout_s, client_name=client_name, again=False
+                )
             message = f"{endpoint.address}: no answer within {connect_timeout_s:g} s while connecting"
             raise Unavailable(message, sent=False) from None
         except OSError as error:
@@ -86,11 +97,11 @@ class Connection(asyncio.Protocol):
         cast("asyncio.Transport", self._transport).write(data)
         if timeout_s is None:
             return await waiter.future
-        timer = self._loop.call_later(timeout_s, self._expire, waiter, timeout_s)
+        self._set_timer(waiter, timeout_s, again=True)
         try:
             return await waiter.future
         finally:
-            timer.cancel()
+            cast("asyncio.TimerHandle", waiter.timer).cancel()
 
     def listen(self, on_reply: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
         """From now on replies that no pipeline waits for go to `on_reply` (pub/sub)."""
@@ -204,9 +215,20 @@ class Connection(asyncio.Protocol):
         else:
             self._break(f"the server sent something nobody asked for: {str(reply)[:80]}")
 
-    def _expire(self, waiter: _Waiter, timeout_s: float) -> None:
-        if not waiter.future.done():
+    def _set_timer(self, waiter: _Waiter, timeout_s: float, *, again: bool) -> None:
+        due_s = self._loop.time() + timeout_s
+        waiter.timer = self._loop.call_at(due_s, self._expire, waiter, timeout_s, due_s, again)
+
+    def _expire(self, waiter: _Waiter, timeout_s: float, due_s: float, again: bool) -> None:
+        if waiter.future.done():
+            return
+        if again and self._held_up(due_s):
+            self._set_timer(waiter, timeout_s, again=False)
+        else:
             self._break(f"no reply within {timeout_s:g} s")
+
+    def _held_up(self, due_s: float) -> bool:
+        return self._loop.time() > due_s + _HELD_UP_S
 
     def _break(self, problem: str) -> None:
         """The stream is out of step and cannot be used further."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ..model.errors import EmbeddedError
-from .server_process import Undertaker, free_port, wait_until
+from .server_process import Undertaker, free_port, wait_stopped, wait_until
 
 START: Final = Path(__file__).parents[3] / "tools" / "kafka" / "start"
 START_S: Final = 120.0
@@ -90,6 +90,7 @@ class Broker:
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nothing answers."""
         os.killpg(self.pid, signal.SIGSTOP)
+        wait_stopped(self.pid)
 
     def resume(self) -> None:
         os.killpg(self.pid, signal.SIGCONT)

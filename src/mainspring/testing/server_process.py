@@ -29,7 +29,7 @@ from mainspring.store.wire import Arg
 
 Kind = Literal["valkey", "redis"]
 
-_START_S = 20.0
+_START_S = 60.0  # only a hang takes so long: a loaded machine may need many seconds for anything
 # The undertaker: kills what its owner left behind when the owner's end of the pipe closes, however it died.
 # A pipe, because PDEATHSIG follows the thread that started the server, not the process.
 _UNDERTAKER = """
@@ -88,6 +88,15 @@ def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = _
                 return
         time.sleep(0.02)
     raise TimeoutError(f"not within {timeout_s:g} s: {what}")
+
+
+def wait_stopped(pid: int) -> None:
+    """Until a child that was sent SIGSTOP stands still, or is gone.
+
+    Its threads run on until the one that gets the signal has the CPU: on a busy machine the process still answers.
+    """
+    if hasattr(os, "waitid"):  # not on every system
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 class Undertaker:
@@ -221,6 +230,7 @@ class Server:
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
+        wait_stopped(self.pid)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -75,6 +75,7 @@ class Sentinels(Group):
         wait_until(
             lambda: all(one.call(*ask)[1] == want for one in self.sentinels),
             "the sentinels promoted the replica",
+            timeout_s=90,  # one that was held up for two seconds does nothing for the next thirty
         )
         return self.replica
 
