@@ -129,6 +129,8 @@ def _wrong(problem: str) -> NoReturn:
 def _split(url: str) -> _Parts:
     if not isinstance(url, str):
         _wrong(f"must be a string, not {type(url).__name__}")
+    if any("\ud800" <= one <= "\udfff" for one in url):
+        _wrong("is not valid Unicode (a lone surrogate)")
     scheme, mark, rest = url.strip().partition("://")
     scheme = scheme.lower()
     if not mark or scheme not in _SCHEMES:
@@ -171,6 +173,8 @@ def _base(parts: _Parts, allowed: set[str]) -> Endpoint:
 def _unix(parts: _Parts) -> Endpoint:
     if parts.hosts or parts.userinfo or len(parts.path) < 2:
         _wrong("needs three slashes and a path: unix:///path/to/socket")
+    if "\0" in unquote(parts.path):
+        _wrong("has a NUL in the path of the socket")
     base = _base(parts, allowed={"user", "password", "db"})
     user, password = parts.query.get("user"), parts.query.get("password")
     if user and not password:
@@ -209,6 +213,8 @@ def _host_port(text: str, default_port: int) -> tuple[str, int]:
     if match is None:
         _wrong("has a host that cannot be read; an IPv6 address is written [::1]:6379")
     host = match[1] or match[2] or "localhost"
+    if not _can_be_looked_up(host):
+        _wrong("has a host that cannot be looked up: between its dots stand 1 to 63 characters, and no NUL")
     port = match[3]
     if port is None:
         return host, default_port
@@ -216,6 +222,14 @@ def _host_port(text: str, default_port: int) -> tuple[str, int]:
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         _wrong("needs a port from 1 to 65535 after the host's colon")
     return host, int(port)
+
+
+def _can_be_looked_up(host: str) -> bool:
+    try:
+        host.encode("idna")  # as the look-up itself does, which would end in an error that nobody expects there
+    except UnicodeError:
+        return False
+    return "\0" not in host
 
 
 def _db(text: str) -> int:
