@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.integration.serving import ENVIRON
 
+from mainspring.testing.server_process import free_port
 from mainspring.testing.servers import wait_until
 
 GUIDES = Path(__file__).parent.parent.parent / "docs" / "guides"
@@ -23,13 +23,6 @@ STAYS = ("mainspring serve", "mainspring worker", "python3 ")
 def blocks(guide: str) -> Iterator[tuple[str, str]]:
     text = (GUIDES / guide).read_text()
     yield from re.findall(r"```(console|python|toml)\n(.*?)```", text, re.DOTALL)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 class Reader:

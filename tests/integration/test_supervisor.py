@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.error import URLError
 
@@ -148,9 +149,12 @@ def test_the_rate_of_a_client_is_shared_by_the_processes(
     stopped = children(node)[2]
     os.kill(stopped, signal.SIGSTOP)  # all connections are the other's
     try:
-        began, accepted = time.monotonic(), 0
-        while node.status("/v1/pauses") == 200:
-            accepted += 1
+        began, accepted, answers = time.monotonic(), 0, [200]
+        with ThreadPoolExecutor(20) as callers:  # one after the other would be too slow for the limit on a busy machine
+            while set(answers) == {200}:
+                answers = list(callers.map(node.status, ["/v1/pauses"] * 40))
+                accepted += answers.count(200)
+        assert set(answers) <= {200, 429}
         assert accepted <= 10 + 10 * (time.monotonic() - began)
     finally:
         os.kill(stopped, signal.SIGCONT)

@@ -292,7 +292,7 @@ async def test_a_running_task_can_be_cancelled(place: Place) -> None:
         told.clear()
 
     options: Any = {"queue": "q", "result_ttl": "1m"}
-    await place.worker(Handler(wait_for_ever, **options), Handler(wait_in_thread, **options), lease_s=0.6)
+    await place.worker(Handler(wait_for_ever, **options), Handler(wait_in_thread, **options), lease_s=6.0)
     first = await place.client.put("queue:q/wait_for_ever", id="one")
     second = await place.client.put("queue:q/wait_in_thread", id="two")
     async with asyncio.timeout(60):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -70,13 +71,33 @@ def binary_of(kind: Kind) -> str:
     return path
 
 
+_claims: deque[socket.socket] = deque(maxlen=256)
+"""Ports that were handed out last. What is bound for datagrams keeps no server from listening there, and tells other
+tests, in this process or another, that somebody will: between the choice and the start they would choose it too."""
+
+
+@atexit.register
+def _let_go() -> None:
+    for claim in _claims:
+        claim.close()
+
+
 def free_port() -> int:
     """A port nobody listens on, below the range that the kernel hands out to outgoing connections."""
     while True:
         port = random.randrange(20000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            claim.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            claim.close()
+            continue
+        if len(_claims) == _claims.maxlen:
+            _claims.popleft().close()
+        _claims.append(claim)
+        return port
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = _START_S) -> None:
