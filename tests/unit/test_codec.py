@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mainspring.model.delivery import Body
 from mainspring.model.errors import InvalidInput
+from mainspring.model.payload import encode_payload
 from mainspring.store.codec import (
     FORWARD,
     HEADER_BYTES,
@@ -22,7 +23,6 @@ from mainspring.store.codec import (
     decode,
     decode_many,
     decode_payload,
-    encode_payload,
     entry,
     forward_mark,
     header,
@@ -34,6 +34,13 @@ from mainspring.store.codec import (
 from mainspring.store.keys import Address, Slice
 
 IDH = bytes(range(16))
+
+
+class Point(msgspec.Struct):
+    x: float
+    y: float | None
+
+
 times = st.none() | st.integers(0, 2**45)
 names = st.none() | st.text(min_size=1, max_size=30)
 bodies = st.builds(
@@ -120,8 +127,16 @@ def test_a_payload_that_is_no_json_is_refused() -> None:
             encode_payload(payload)
 
 
-def test_not_a_number_is_stored_as_null_because_json_has_no_other_word() -> None:
-    assert encode_payload(math.nan) == (b"null", False)
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_json_cannot_say_is_refused_wherever_it_stands(number: float) -> None:
+    for payload in (number, [1, number], {"a": {"b": (None, number)}}, Point(1.0, number)):
+        with pytest.raises(InvalidInput, match=f"payload holds {number}"):
+            encode_payload(payload)
+
+
+def test_none_and_the_word_null_are_payloads() -> None:
+    for payload in (None, [None], {"a": None, "null": "null"}, Point(1.0, None)):
+        assert encode_payload(payload) == (msgspec.json.encode(payload), False)
 
 
 def test_a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not() -> None:

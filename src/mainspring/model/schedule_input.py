@@ -9,8 +9,9 @@ import msgspec
 
 from .errors import InvalidInput
 from .known_names import did_you_mean
-from .limits import LAST_START_MS, MAX_PAYLOAD_BYTES
+from .limits import LAST_START_MS
 from .occurrence import check_schedule_name
+from .payload import encode_payload
 from .retry import RetryPolicy
 from .retry_text import retry_line
 from .schedule import Definition
@@ -18,8 +19,6 @@ from .slots import AFTER_END, EVERY, read_spec
 from .texts import plain
 from .times import Delay, When, delay_ms, instant_ms
 from .zone import zone
-
-_to_json: Final = msgspec.json.Encoder().encode
 
 
 class ScheduleFields(TypedDict, total=False):
@@ -187,14 +186,10 @@ def _exclude(name: str, field: str, value: Any) -> tuple[str, ...]:
 
 
 def _payload(name: str, payload: Any) -> tuple[bytes, bool]:
-    raw = isinstance(payload, (bytes, bytearray, memoryview))
     try:
-        data = bytes(payload) if raw else _to_json(payload)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInput(f"schedule {name!r}: payload cannot be written as JSON: {error}") from None
-    if len(data) > MAX_PAYLOAD_BYTES:
-        raise InvalidInput(f"schedule {name!r}: payload has {len(data)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
-    return data, raw
+        return encode_payload(payload)
+    except InvalidInput as error:
+        raise InvalidInput(f"schedule {name!r}: {error}") from None
 
 
 def _near(unknown: set[str]) -> str:

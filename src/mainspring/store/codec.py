@@ -6,8 +6,6 @@ from typing import Any, Final
 import msgspec
 
 from ..model.delivery import Body
-from ..model.errors import InvalidInput
-from ..model.limits import MAX_PAYLOAD_BYTES
 
 INDEXED: Final = 1
 LANE: Final = 2
@@ -33,19 +31,6 @@ _BODY: Final = itemgetter(slice(HEADER_BYTES, None))
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Body).decode
 _decode_many: Final = msgspec.msgpack.Decoder(list[Body]).decode
-to_json: Final = msgspec.json.Encoder().encode
-
-
-def encode_payload(payload: Any, limit: int = MAX_PAYLOAD_BYTES) -> tuple[bytes, bool]:
-    """The bytes to store and whether they are the caller's own."""
-    raw = isinstance(payload, (bytes, bytearray, memoryview))
-    try:
-        data = bytes(payload) if raw else to_json(payload)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInput(f"payload cannot be written as JSON: {error}; give JSON values or bytes") from None
-    if len(data) > limit:
-        raise InvalidInput(f"payload has {len(data)} bytes; at most {limit} are allowed")
-    return data, raw
 
 
 def decode_payload(body: Body) -> Any:

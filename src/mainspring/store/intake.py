@@ -12,12 +12,13 @@ from ..model.delivery import Body
 from ..model.errors import InvalidInput
 from ..model.ids import IDH_BYTES, check_id, check_name, idh_of
 from ..model.limits import HORIZON_MS, MAX_PAYLOAD_BYTES
+from ..model.payload import NULL, encode_payload, to_json
 from ..model.retry_text import retry_line
 from ..model.targets import check_target
 from ..model.task import Task
 from ..model.texts import plain
 from ..model.times import check_horizon, delay_ms, expiry_ms, instant_ms, timeout_ms
-from .codec import BIN8, INDEXED, LANE, bin_head, encode_payload, entry, short_head, to_json
+from .codec import BIN8, INDEXED, LANE, bin_head, entry, short_head
 from .generated import GeneratedIds
 from .index import IdRow
 from .keys import HOUR_MS, SECOND_MS, Keyspace, Slice, partition_of
@@ -123,8 +124,8 @@ class Intake:
             except (TypeError, ValueError, OverflowError, RecursionError):
                 data = encode_payload(payload)[0]
             size = len(data)
-            if size > most:
-                encode_payload(payload, most)
+            if size > most or NULL in data:
+                encode_payload(payload, most)  # says what is wrong, if anything is
             if named:
                 self._take_named(batch, task, head, due_ms, now_ms, data, places)
                 continue
