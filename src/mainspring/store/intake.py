@@ -124,7 +124,8 @@ class Intake:
             except (TypeError, ValueError, OverflowError, RecursionError):
                 data = encode_payload(payload)[0]
             size = len(data)
-            if size > most or NULL in data:
+            # `find`, for `in` takes twice as long; a text holds no numbers.
+            if size > most or (type(payload) is not str and data.find(NULL) >= 0):
                 encode_payload(payload, most)  # says what is wrong, if anything is
             if named:
                 self._take_named(batch, task, head, due_ms, now_ms, data, places)
