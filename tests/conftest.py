@@ -4,6 +4,7 @@ import signal
 from collections import Counter
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -19,6 +20,10 @@ LONG = (
     "test_resharding.py", "test_worker_life.py",
 )  # fmt: skip
 """Few tests that take long, the longest first: one of them at the very end would keep the others waiting for it."""
+
+# How long an example takes says more about the machine than about what is tested.
+settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that runs the tests in the background has Ctrl-C ignored, also by the processes that tests send it to.

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from .cluster.report import report
 from .config import Config
-from .model.errors import MainspringError, StoreError
+from .model.errors import MainspringError, Refused, StoreError
 from .store import members
 from .store.checks import Check, check_server
 from .store.keys import Keyspace, meta_key, slot_of
@@ -50,6 +50,8 @@ async def checkup(config: Config, url: str, *, here: str = "this machine") -> li
             for link in links.all():
                 found += [Found(link.address, one) for one in await _server(config, links, link)]
             found += [Found(f"namespace {config.namespace}", one) for one in await _namespace(config, links, url)]
+    except Refused as error:
+        found.append(Found(safe_url(url), Check("answers", "error", str(error))))
     except StoreError as error:
         advice = (
             "Is it running, is the URL right, does a firewall stand between? Set --redis-url or MAINSPRING_REDIS_URL"

@@ -13,10 +13,10 @@ from .model.choice import ListedState, QueueFilter, QueueState, TaskFilter
 from .model.clock import Clock
 from .model.errors import InvalidInput, MainspringError, NotConfirmed
 from .model.explain import Explanation
-from .model.ids import check_name
 from .model.limits import MAX_PAYLOAD_BYTES
 from .model.retry import RetryPolicy
 from .model.task import CancelOutcome, Count, Handle, OnConflict, Page, PutSummary, Task, TaskInfo
+from .model.texts import check_text
 from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from .results import Results
 from .standstills import Standstills
@@ -47,8 +47,8 @@ _CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
 class Client(Letters, Results, Standstills):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
-    `wait_s` is how long calls wait for a server that is away; 0 means that they fail at once. `timezone` is that of
-    schedules that name none.
+    `wait_s` is how long puts wait for a server that is away; 0 means that they fail at once, as other calls do.
+    `timezone` is that of schedules that name none.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Client(Letters, Results, Standstills):
         self._widths = Widths()
         self._timezone = timezone
         self._owns_store = True
+        self._opening = asyncio.Lock()
         self._parts: tuple[Store, Intake, NamedPuts, Finder] | None = None
 
     @cached_property
@@ -96,8 +97,9 @@ class Client(Letters, Results, Standstills):
         return client
 
     async def open(self) -> None:
-        if self._parts is None:
-            self._use(await self._open_store())
+        async with self._opening:
+            if self._parts is None:
+                self._use(await self._open_store())
 
     def _use(self, store: Store) -> None:
         intake = Intake(store.keys, self._widths, max_payload_bytes=self._max_payload_bytes)
@@ -293,7 +295,7 @@ class Client(Letters, Results, Standstills):
         if (at is None) == (after is None):
             raise InvalidInput("give either at or after")
         now_ms = store.clock.now_ms()
-        due_ms = instant_ms(at) if at is not None else now_ms + delay_ms(after or "0s")
+        due_ms = instant_ms(at) if at is not None else now_ms + delay_ms(cast("Delay", after))
         check_horizon(due_ms, now_ms)
         reference = self._reference(id, lane)
         address = await finder.move(reference, intake, due_ms, now_ms)
@@ -323,11 +325,13 @@ class Client(Letters, Results, Standstills):
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
-        if isinstance(allowed, str):
-            raise InvalidInput("allowed is a text; give a list of targets, or their beginnings and *")
+        if allowed is not None and (isinstance(allowed, (str, bytes)) or not isinstance(allowed, Sequence)):
+            raise InvalidInput(
+                f"allowed is a {type(allowed).__name__}; give a list of targets, or their beginnings and *"
+            )
         for name, text in (("target", target), ("lane", lane), *(("allowed", one) for one in allowed or ())):
-            if text is not None and not isinstance(text, str):
-                raise InvalidInput(f"{name} is a {type(text).__name__}; give a text")
+            if text is not None:
+                check_text(text, name)
         from_ms, to_ms = _range(after, before)
         if state == "queued" or state == "running":
             where = QueueFilter(state, TaskFilter("pending", target, lane, allowed), from_ms, to_ms)
@@ -363,7 +367,7 @@ class Client(Letters, Results, Standstills):
         return finder, intake
 
     def _reference(self, id: str, lane: str | None) -> Reference:
-        return Reference.parse(check_name(id, "id"), lane, len(self.store.keys))
+        return Reference.parse(id, lane, len(self.store.keys))
 
 
 def _silent(stored: int) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from .model.clock import Clock
 from .model.dead import DeadFilter, DeadLetter, DeadPage, DropOutcome, Replayed, ReplaySummary
 from .model.errors import InvalidInput
-from .model.ids import check_name
+from .model.texts import check_text
 from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from .store import dead
 from .store.dead import AT_ONCE, Kept
@@ -64,7 +64,7 @@ class Letters:
         where = _filter(target, lane, reason, died_after, died_before)
         try:
             after = None if cursor is None else dead.parse_place(cursor)
-        except ValueError:
+        except (ValueError, AttributeError, TypeError):
             raise InvalidInput(f"cursor {str(cursor)[:80]!r} is not one that dead_list returned") from None
         return await dead.page(self.store, where, after=after, limit=limit)
 
@@ -190,7 +190,7 @@ class Letters:
         return msgspec.structs.replace(where, to_ms=min(where.to_ms, await self.store.sample_clock() + 1))
 
     async def _find(self, id: str, lane: str | None) -> Kept | None:
-        reference = Reference.parse(check_name(id, "id"), lane, len(self.store.keys))
+        reference = Reference.parse(id, lane, len(self.store.keys))
         return await dead.find_letter(self.store, reference)
 
     def _due_ms(self, at: When | None, after: Delay | None) -> int:
@@ -231,7 +231,7 @@ class _Pace:
 
 
 def _checked_rate(rate: float | None) -> float | None:
-    if rate is not None and not 0.001 <= rate <= 1e6:
+    if rate is not None and (type(rate) not in (int, float) or not 0.001 <= rate <= 1e6):
         raise InvalidInput(f"rate is {rate!r}; give letters per second, from 0.001 to 1,000,000")
     return rate
 
@@ -239,6 +239,9 @@ def _checked_rate(rate: float | None) -> float | None:
 def _filter(
     target: str | None, lane: str | None, reason: str | None, died_after: When | None, died_before: When | None
 ) -> DeadFilter:
+    for name, text in (("target", target), ("lane", lane), ("reason", reason)):
+        if text is not None:
+            check_text(text, name)
     from_ms = 0 if died_after is None else instant_ms(died_after, field="died_after")
     to_ms = _FOREVER_MS if died_before is None else instant_ms(died_before, field="died_before")
     if not 0 <= from_ms < to_ms <= _FOREVER_MS:

@@ -24,6 +24,7 @@ from .workplace import Workplace
 if TYPE_CHECKING:
     from .scheduler import Scheduler
     from .store.embedded import EmbeddedServer
+    from .worker.hands import Hands
 
 log = logging.getLogger("mainspring.scheduler")
 
@@ -39,6 +40,7 @@ class Running:
         # And what is declared must be fired here, whatever role `mainspring serve` has by the same settings.
         self._config = replace(config, commands=Commands(scheduler.commands), roles=("scheduler",))
         self._place: Workplace | None = None
+        self._hands: Hands | None = None
         self._node: Node | None = None
         self._thread: Background | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -51,6 +53,11 @@ class Running:
         node, place = self._node, self._place
         well = self.failure is None and node is not None and node.healthy
         return well and (place is None or (place.worker is not None and place.worker.healthy))
+
+    @property
+    def inside(self) -> bool:
+        """Whether the caller is one of its handlers, for which a stop has to wait."""
+        return self._hands is not None and self._hands.inside
 
     def views(self, names: Sequence[str]) -> "Future[dict[str, ScheduleView]]":
         """What the store knows of these schedules; asked from any thread."""
@@ -85,6 +92,8 @@ class Running:
             config = replace(self._config, redis_url=url, credentials=credentials)
             self._place = place = Workplace(self._scheduler, config)
             await place.start()
+            assert place.worker is not None
+            self._hands = place.worker.hands
         else:
             await thread.do(self._publish())
         self._watcher = asyncio.create_task(self._watch(), name="mainspring-watch")
@@ -109,8 +118,10 @@ class Running:
             watcher.cancel()
             await asyncio.wait([watcher])
         # Both at once: the time for it is one and the same. The embedded server ends last, whatever went wrong before.
-        ends = await asyncio.gather(self._stop_place(), self._stop_node(), return_exceptions=True)
-        await self._end()
+        try:
+            ends = await asyncio.gather(self._stop_place(), self._stop_node(), return_exceptions=True)
+        finally:
+            await self._end()  # whoever waited may have given up: Ctrl-C
         for error in ends:
             if error is not None:
                 raise error

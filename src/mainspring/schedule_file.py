@@ -116,8 +116,10 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
         different = told_changes(there.definition, kept)
         if "lane" in different:
             raise InvalidInput(f"schedule {definition.name!r}: its lane cannot be changed; remove it, and add it anew")
+        if there.definition.source != kept.source:  # of two files that have it the one that is applied last has its way
+            different["source"] = (there.definition.source, kept.source)
         action: Action = "same"
-        if different or there.definition.source != kept.source:
+        if different:
             action = "over" if over else "change"
         steps.append(Step(definition.name, action, different, kept))
     for step in steps:

@@ -16,6 +16,9 @@ REST_S: Final = 0.2
 """A file that has changed is read when it has been at rest for so long."""
 _MOST_RESTS: Final = 50
 
+Stamp = tuple[int, int, int]
+"""What is another one when the file has changed."""
+
 
 class ScheduleWatch:
     """One role of a node; several nodes may watch the same file."""
@@ -23,7 +26,7 @@ class ScheduleWatch:
     def __init__(self, schedules: Schedules, path: Path) -> None:
         self._schedules = schedules
         self._path = path
-        self._seen: tuple[int, int] | None = None
+        self._seen: Stamp | None = None
 
     def again(self) -> None:
         """Apply it with the next step, whether or not it has changed."""
@@ -38,7 +41,7 @@ class ScheduleWatch:
             self._seen = seen  # only now: a server that was away is asked again
         return LOOK_S
 
-    async def _at_rest(self, seen: tuple[int, int]) -> tuple[int, int]:
+    async def _at_rest(self, seen: Stamp) -> Stamp:
         """Who writes it may be in the middle: the half that is there would remove the schedules of the other."""
         for _ in range(_MOST_RESTS):
             await asyncio.sleep(REST_S)
@@ -48,12 +51,13 @@ class ScheduleWatch:
             seen = now
         return seen
 
-    def _stamp(self) -> tuple[int, int]:
+    def _stamp(self) -> Stamp:
         try:
             found = self._path.stat()
         except OSError:
-            return (0, 0)
-        return (found.st_mtime_ns, found.st_size)
+            return (0, 0, 0)
+        # Of a link that leads elsewhere now time and size may be the same: some systems give all files one time.
+        return (found.st_mtime_ns, found.st_size, found.st_ino)
 
     async def _apply(self) -> None:
         try:

@@ -142,9 +142,7 @@ class Scheduler(Declarations):
 
         Called again, or by several threads, it waits until all has stopped.
         """
-        home = self._home
-        if home is not None and home.inside:
-            raise MainspringError("stop() was called by a handler, for which it would have to wait; end the program")
+        self._check_outside("stop()")
         with self._changed:
             self._changed.wait_for(lambda: self.state != "starting")
             running, home = self._running, self._home
@@ -171,12 +169,16 @@ class Scheduler(Declarations):
         self._is("running", running)
 
     async def astop(self) -> None:
-        """Stop what `astart` began. Called again it does nothing."""
+        """Stop what `astart` began. Called again it does nothing. Who gives up waiting for it does not break it off."""
+        self._check_outside("astop()")
         with self._lock:
             running = self._running
             if self.state != "running" or running is None or self._home is not None:
                 return
             self._state = "stopping"
+        await asyncio.shield(asyncio.create_task(self._stopped(running), name="mainspring-stop"))
+
+    async def _stopped(self, running: "Running") -> None:
         try:
             await running.stop()
         finally:
@@ -219,6 +221,11 @@ class Scheduler(Declarations):
                 f"the scheduler is {self.state}: declare handlers and schedules before it starts, or after stop();"
                 " schedules in the store can be edited at any time with client.schedules"
             )
+
+    def _check_outside(self, call: str) -> None:
+        home, running = self._home, self._running
+        if (home is not None and home.inside) or (running is not None and running.inside):
+            raise MainspringError(f"{call} was called by a handler, for which it would have to wait; end the program")
 
     def _begin(self) -> "Running":
         from .running import Running  # here: a module that only declares handlers needs no engine

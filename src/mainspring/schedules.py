@@ -1,5 +1,6 @@
 """The calls of a client that deal with schedules: `client.schedules.add(…)` and the others."""
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, Unpack, cast
@@ -24,6 +25,9 @@ AddOutcome = Literal["created", "kept", "replaced"]
 
 AT_ONCE: Final = 256
 """Schedules that are written with one round trip."""
+
+_PLACE: Final = re.compile(r"(\d{1,4})\.(\d{1,20})")
+"""A partition, and how far its hash was scanned."""
 
 
 class Schedules(RunsBeside):
@@ -272,10 +276,10 @@ def _until_ms(until: When | Delay | None, now_ms: int) -> int | None:
 def _read_cursor(cursor: str | None, partitions: int) -> tuple[int, int]:
     if cursor is None:
         return 0, 0
-    partition, _, place = cursor.partition(".")
-    if not (partition.isdigit() and place.isdigit()) or int(partition) >= partitions:
+    match = _PLACE.fullmatch(cursor)
+    if match is None or int(match[1]) >= partitions or int(match[2]) >= 1 << 64:
         raise InvalidInput(f"cursor {cursor[:80]!r} is not one that list returned")
-    return int(partition), int(place)
+    return int(match[1]), int(match[2])
 
 
 def _same_but_paused(one: Definition, other: Definition) -> bool:

@@ -115,6 +115,8 @@ def _queue_rules(value: object) -> QueueRules:
 
 
 def _path(value: object) -> Path:
+    if value == "":
+        raise ValueError("it is empty; name a path")  # it would mean the folder this runs in
     return value if isinstance(value, Path) else Path(_text(value)).expanduser()
 
 

@@ -6,7 +6,8 @@ from .model.errors import Conflict, InvalidInput
 from .model.ids import check_name
 from .model.lane import LaneAnswer, LaneInfo
 from .model.pause import Mode, Pause, Scope
-from .model.times import Delay, When, delay_ms, instant_ms
+from .model.texts import check_text
+from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from .store import lanes, pauses
 from .store.find import Finder, Reference
 from .store.intake import Intake
@@ -44,8 +45,12 @@ class Standstills:
         if until is not None and for_ is not None:
             raise InvalidInput("give either until or for_")
         now_ms = await self.store.sample_clock()
-        until_ms = instant_ms(until) if until is not None else now_ms + delay_ms(for_) if for_ is not None else None
-        pause = Pause(Scope.of(target, queue, lane), mode, reason, who, now_ms, until_ms).check()
+        until_ms = now_ms + delay_ms(for_, field="for_") if for_ is not None else None
+        if until is not None:
+            until_ms = instant_ms(until, field="until")
+            check_horizon(until_ms, now_ms, field="until")
+        told = check_text(reason, "reason"), check_text(who, "who")
+        pause = Pause(Scope.of(target, queue, lane), mode, *told, now_ms, until_ms).check()
         await pauses.write_pause(self.store, pause)
         return pause
 
@@ -85,8 +90,8 @@ class Standstills:
 
     async def lane_skip_head(self, lane: str, *, reason: str = "skipped by hand") -> LaneAnswer:
         """Give the failed head up: it goes to the dead letters, and its lane goes on."""
-        failed = await lanes.failed_head(self.store, check_name(lane, "lane"))
-        return "no head" if failed is None else await lanes.skip_head(self.store, failed, reason)
+        failed, told = await lanes.failed_head(self.store, check_name(lane, "lane")), check_text(reason, "reason")
+        return "no head" if failed is None else await lanes.skip_head(self.store, failed, told)
 
     async def lane_resume(self, lane: str) -> LaneAnswer:
         """Let a parked lane go on with its head, and end a pause of this lane."""

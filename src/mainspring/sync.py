@@ -5,13 +5,17 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
 from .client import Client
 from .model.errors import MainspringError
 from .model.task import Handle
 from .sync_schedules import SyncSchedules
+
+CLOSE_S: Final = 2.0
+"""For calls of other threads that are under way when the client is closed."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,6 +79,9 @@ class SyncClient:
         self.schedules = SyncSchedules(self._wait)
         """Recurring work: add, edit, pause, trigger, backfill, …"""
         self._closing = threading.Lock()
+        self._calls = 0
+        self._quiet = threading.Condition()
+        """Told when a call has ended."""
         self._closed = False
         self._thread.start()
         try:
@@ -112,14 +119,17 @@ class SyncClient:
     lane_resume = _waiting(Client.lane_resume)
 
     def close(self) -> None:
-        """Close the connections and end the thread. May be called again."""
+        """Close the connections and end the thread; calls of other threads have a moment to end. May be repeated."""
+        self._check_thread()
         with self._closing:
             if self._closed or os.getpid() != self._pid:
                 return
-            try:
-                self._wait(Client.aclose)
-            finally:
+            with self._quiet:
                 self._closed = True
+                self._quiet.wait_for(lambda: not self._calls, CLOSE_S)
+            try:
+                self._answer(Client.aclose)
+            finally:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
 
@@ -132,7 +142,19 @@ class SyncClient:
         self.close()
 
     def _wait(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-        self._check()
+        with self._quiet:
+            self._check()
+            self._calls += 1
+        try:
+            return self._answer(work)
+        except CancelledError:
+            raise MainspringError("the client was closed during this call, which may be done all the same") from None
+        finally:
+            with self._quiet:
+                self._calls -= 1
+                self._quiet.notify_all()
+
+    def _answer(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         future = asyncio.run_coroutine_threadsafe(_contained(work(self._client)), self._loop)
         try:
             answer, ended = future.result()
@@ -148,6 +170,9 @@ class SyncClient:
             raise MainspringError("the client is closed")
         if os.getpid() != self._pid:
             raise MainspringError("this client was made before a fork; make one in the child process")
+        self._check_thread()
+
+    def _check_thread(self) -> None:
         if threading.current_thread() is self._thread:
             raise MainspringError("a callback of put_many may not call the client: it would wait for itself")
 

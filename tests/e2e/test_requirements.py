@@ -200,6 +200,21 @@ async def test_d10_eight_thousand_tasks_in_one_second_all_fire_once_at_their_mil
         assert (await balance(ticker.store)).done == 8_000
 
 
+@pytest.mark.slow
+async def test_d10_a_hundred_times_as_many_all_fire_once_and_none_early(mainspring_ticker: Ticker) -> None:
+    async with mainspring_ticker as ticker:
+        start_ms, count = ticker.clock.now_ms() + 60_000, 800_000
+        await ticker.client.put_many(Task("log:", number, at=start_ms + number % 1000) for number in range(count))
+        ticker.clock.set(start_ms + 499)
+        early = [int(one.payload) for one in await ticker.turn()]  # not all: more are waiting than are held in memory
+        assert early
+        assert max(number % 1000 for number in early) <= 499
+        ticker.clock.set(start_ms + 999)
+        late = [int(one.payload) for one in await ticker.turn()]
+        assert sorted(early + late) == list(range(count))
+        assert (await balance(ticker.store)).done == count
+
+
 # -- E. Scheduler package --------------------------------------------------------------------------------------
 
 

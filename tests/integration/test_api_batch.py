@@ -1,5 +1,6 @@
 """`/v1/tasks:batch`: every line has its outcome, wrong ones fail alone, and what is sent again counts once."""
 
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -91,6 +92,10 @@ async def test_lines_without_ids_count_once_under_one_idempotency_key(api: Api) 
         assert told[-1]["summary"]["created"] == created
     changed = (await api.batch([line(1), line(7)], idempotency_key="k")).lines
     assert [one["outcome"] for one in changed[:-1]] == ["kept", "created"]
+    rejecting = await api.batch([line(1), line(8), line(9, id="own")], "?on_conflict=reject", idempotency_key="k")
+    assert [one["outcome"] for one in rejecting.lines[:-1]] == ["kept", "created", "created"]
+    again = await api.batch([line(1), line(8), line(9, id="own")], "?on_conflict=reject", idempotency_key="k")
+    assert [one.get("outcome") for one in again.lines[:-1]] == ["kept", "kept", None], "the rule is for callers' ids"
 
 
 async def test_the_rule_for_known_ids_holds_for_all_lines(api: Api) -> None:
@@ -178,6 +183,16 @@ async def test_wrong_parameters_are_refused_before_anything_is_read(api: Api, qu
 async def test_another_content_type_is_refused(api: Api) -> None:
     answer = await api.batch([line(1)], content_type="text/csv")
     assert (answer.status, answer.problem) == (415, "content-type")
+
+
+@pytest.mark.parametrize("path", ["/v1/tasks:batch", "/v1/tasks", "/ticks", "/ticks?replace=true"])
+async def test_a_compressed_body_is_called_that_and_not_malformed(api: Api, path: str) -> None:
+    packed = gzip.compress(b'{"target": "null:"}')
+    answer = await api.call("POST", path, packed, content_type="application/json", content_encoding="gzip")
+    assert (answer.status, answer.problem) == (415, "content-type")
+    assert "the content encoding is 'gzip'" in answer.json["detail"]
+    plain = await api.call("POST", "/v1/tasks", b'{"target": "null:", "after": "1h"}', content_encoding="identity")
+    assert plain.status == 201
 
 
 async def test_more_lines_than_travel_together_are_each_stored_once(server: Server) -> None:

@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from random import Random
+from urllib.parse import quote
 
 import pytest
 
@@ -130,6 +131,8 @@ CORPUS: dict[str, bytes] = {
     "a tunnel": b"CONNECT localhost:443 HTTP/1.1\r\nhost: localhost\r\n\r\n",
     "a tunnel to a path": b"CONNECT /ticks HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}",
     "a body that is cut": post(TICK[:-5]).replace(b"content-length: ", b"content-length: 9"),
+    "an id of braces": b"GET /v1/tasks/%7B%7D/explain HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "a delay without end": post(b'{"target":"null:","after":"%b"}' % (b"9" * 100_000), b"/v1/tasks"),
     "an id of the wrong shape": b"GET /v1/tasks/" + b"0" * 32 + b"~z.z.z.z.z HTTP/1.1\r\nhost: localhost\r\n\r\n",
     "an id with a huge address": (
         b"GET /v1/tasks/" + b"0" * 32 + b"~" + b"z" * 90 + b".1.1.1.1 HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -182,6 +185,27 @@ def mutated(random: Random, data: bytes) -> bytes:
         if not made:
             return b"\r\n"
     return bytes(made)
+
+
+FORGED = ("", ".", "9" * 5_000 + ".1", "\u00b2.1")
+NUMBERS = ("0." + "9" * 5_000, "0." + "9" * 20, "0.\u00b2")
+"""Of a lane the second part is its name, which may be anything."""
+
+
+@pytest.mark.parametrize(
+    ("path", "cursors"),
+    [
+        ("/v1/tasks?", FORGED + NUMBERS),
+        ("/v1/tasks?state=queued&", FORGED + NUMBERS),
+        ("/v1/dead?", FORGED + NUMBERS),
+        ("/v1/schedules?", FORGED + NUMBERS),
+        ("/v1/audit?", FORGED + NUMBERS),
+        ("/v1/lanes?", FORGED),
+    ],
+)
+async def test_a_cursor_that_no_list_returned_is_refused(api: Api, path: str, cursors: tuple[str, ...]) -> None:
+    for cursor in cursors:
+        assert (await api.get(f"{path}cursor={quote(cursor)}")).problem == "invalid", cursor[:20]
 
 
 async def test_no_change_of_a_few_bytes_breaks_anything(api: Api) -> None:

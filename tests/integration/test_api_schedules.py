@@ -286,6 +286,23 @@ async def standing(api: Api, count: int = 1) -> list[dict[str, Any]]:
     raise AssertionError("the lanes do not stand still")
 
 
+async def test_a_preview_of_times_that_are_hard_to_find_ends_and_holds_up_nobody(api: Api) -> None:
+    """Once a month, behind twenty thousand times that are left out one by one."""
+    left_out = ["0-56/4 * 2-31 * *", "2-58/4 * 2-31 * *", "*/2 1-23 1 * *", "2-58/2 0 1 * *"]
+    hard = {"cron": "*/2 * * * *", "exclude": left_out, "count": 1000}
+    looking = asyncio.create_task(api.post("/v1/schedules:preview", hard))
+    answered = 0
+    while not looking.done():
+        assert (await api.get("/livez")).status == 200
+        answered += 1
+    shown = (await looking).json
+    assert 0 < len(shown["runs"]) < 1000
+    assert "hard to find" in shown["warnings"][-1]
+    assert answered > 5
+    many = await api.post("/v1/schedules:preview", {"cron": [f"{n} * * * *" for n in range(33)]})
+    assert many.problem == "invalid"
+
+
 async def test_lanes_come_by_pages_in_the_order_of_the_list(api: Api) -> None:
     for n in range(5):
         await api.client.put("log:", "head", id=f"head-{n}", lane=f"a.b/{n} ä")

@@ -3,18 +3,21 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from mainspring.api.app import App
-from mainspring.api.protocol import sweep
+from mainspring.api.protocol import Connection, sweep
 from mainspring.config import Config
 from mainspring.model.errors import Unavailable
+from mainspring.store.access import list_keys, revoke_key
 from mainspring.testing.servers import Server
 
 from .calling import LATER, Api, serving_api
 from .test_api_hostile import Wire, post
+from .test_engine import until
 from .test_http import WRONG
 
 SHORT, LONG = "/ticks", "/ticks?replace=false"
@@ -178,3 +181,114 @@ async def test_a_connection_that_rests_for_too_long_is_closed(api: Api) -> None:
         sweep(api.face.connections, now_s + 80, now_s + 79)
         await wire.rest()
     assert len(api.face.connections) == 0
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The addresses of requests whose heads were parsed."""
+    seen: list[bytes] = []
+    begin = Connection.on_headers_complete
+
+    def noted(self: Connection) -> None:
+        seen.append(self.url)
+        begin(self)
+
+    monkeypatch.setattr(Connection, "on_headers_complete", noted)
+    return seen
+
+
+def tick(n: int) -> bytes:
+    return b'{"item":"%03d","at":%d}' % (n, LATER)
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What connections have received, piece by piece."""
+    seen: list[bytes] = []
+    receive = Connection.data_received
+
+    def noted(self: Connection, data: bytes) -> None:
+        seen.append(data)
+        receive(self, data)
+
+    monkeypatch.setattr(Connection, "data_received", noted)
+    return seen
+
+
+def _has_more_than(items: list[bytes], count: int) -> bool:
+    return len(items) > count
+
+
+async def asked(wire: Wire, request: bytes) -> tuple[bytes, bytes]:
+    """The head and the body of the answer to one request."""
+    await wire.send(request)
+    head = await wire.head()
+    [length] = re.findall(rb"\r\ncontent-length: (\d+)\r\n", head)
+    return head, await wire.reader.readexactly(int(length))
+
+
+async def test_a_head_that_came_before_is_not_parsed_again_and_the_body_is(api: Api, parsed: list[bytes]) -> None:
+    async with Wire(api) as wire:
+        answers = [await asked(wire, post(tick(n))) for n in range(5)]
+        assert len(parsed) == 2, "the first of the connection, and the first that came between two others"
+        head, body = await asked(wire, post(b'{"item":"aaa","at":"tomorrow at 3"}'[: len(tick(0))]))
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert b"problem:malformed" in body
+        assert len(parsed) == 2
+        assert (await asked(wire, post(tick(5))))[0].startswith(b"HTTP/1.1 202 ")
+    assert [re.findall(rb'"id":"(\d+)@', body) for _, body in answers] == [[b"%03d" % n] for n in range(5)]
+    assert (await api.client.count()).pending == 6
+
+
+async def test_what_differs_in_anything_is_parsed(
+    api: Api, parsed: list[bytes], long_way: list[str], heard: list[bytes]
+) -> None:
+    whole = post(tick(9))
+    head, _, _ = whole.partition(b"\r\n\r\n")
+    async with Wire(api) as wire:
+        for n in range(3):
+            await asked(wire, post(tick(n)))
+        del parsed[:]
+        for packets in (
+            [post(tick(3), more=b"x: y\r\n")],
+            [post(b'{"item":"longer","at":%d}' % LATER)],
+            [head + b"\r\n\r\n", tick(4)],
+            [whole[:-7], whole[-7:]],
+            [b"\r\n", post(tick(5))],
+        ):
+            *first, last = packets
+            for packet in first:
+                before = len(heard)
+                await wire.send(packet)
+                await until(partial(_has_more_than, heard, before))
+            answer, _ = await asked(wire, last)
+            assert answer.startswith(b"HTTP/1.1 202 ")
+        assert parsed == [b"/ticks"] * 5
+        answer, _ = await asked(wire, post(tick(6), path=b"/ticks?replace=false"))
+        assert answer.startswith(b"HTTP/1.1 202 ")
+        assert long_way == ["/ticks"]
+        await wire.send(post(tick(7)) + post(tick(8), more=b"connection: close\r\n"))
+        assert (await wire.rest()).count(b"HTTP/1.1 202 ") == 2
+    assert (await api.client.count()).pending == 11
+
+
+async def test_a_known_head_does_not_outlive_its_key(api: Api, parsed: list[bytes]) -> None:
+    token = await api.key("submit-only")
+    with_key = b"authorization: Bearer %b\r\n" % token.encode()
+    async with Wire(api) as wire:
+        for n in range(4):
+            assert (await asked(wire, post(tick(n), more=with_key)))[0].startswith(b"HTTP/1.1 202 ")
+        assert len(parsed) == 2
+        for record in await list_keys(api.client.store):
+            await revoke_key(api.client.store, record.id)
+        api.node_ring_forgets()
+        assert (await asked(wire, post(tick(9), more=with_key)))[0].startswith(b"HTTP/1.1 401 ")
+
+
+async def test_a_known_head_counts_against_the_rate(server: Server) -> None:
+    server.call("FLUSHALL")
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4, api_rate=3)) as api, Wire(api) as wire:
+        answers = [await asked(wire, post(tick(n))) for n in range(40)]
+    statuses = [head[9:12] for head, _ in answers]
+    assert {b"202", b"429"} == set(statuses)
+    assert statuses.count(b"202") < 30

@@ -202,8 +202,9 @@ async def test_a_key_that_was_used_for_something_else_is_422(api: Api) -> None:
     assert (await api.client.count()).pending == 2
 
 
-async def test_the_same_request_many_times_at_once_is_one_task(api: Api) -> None:
-    body = {"target": "null:", "after": "1h"}
+@pytest.mark.parametrize("on_conflict", ["keep", "reject", "replace"])
+async def test_the_same_request_many_times_at_once_is_one_task(api: Api, on_conflict: str) -> None:
+    body = {"target": "null:", "after": "1h", "on_conflict": on_conflict}
     answers = await asyncio.gather(*(api.post("/v1/tasks", body, idempotency_key="k") for _ in range(20)))
     assert {answer.status for answer in answers} == {201}
     assert len({answer.json["id"] for answer in answers}) == 1

@@ -15,6 +15,7 @@ from mainspring.config import Config
 from mainspring.model.access import new_token
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Conflict, InvalidInput, NotConfirmed, Unavailable
+from mainspring.model.explain import UNKNOWN
 from mainspring.model.outcome import DONE, Dead, Outcome, Retry
 from mainspring.model.times import delay_ms
 from mainspring.sinks.http import HttpOptions, HttpSink
@@ -132,6 +133,35 @@ async def _is_dead(api: Api, id: str) -> bool:
 # -- tasks -----------------------------------------------------------------------------------------------------
 
 
+LOOKS = (
+    ("task", "list"), ("task", "count"), ("task", "get", "a"), ("task", "explain", "a"), ("task", "cancel", "a"),
+    ("schedule", "list"), ("schedule", "show", "a"), ("lane", "list"), ("dead", "list"), ("dead", "replay", "--all"),
+    ("pauses",), ("resume", "--all"), ("cluster", "status"), ("audit",), ("key", "list"),
+    ("key", "add", "--role", "admin"),
+)  # fmt: skip
+
+
+async def test_only_what_puts_something_there_makes_a_namespace(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition count is fixed then; and one that was misspelt would be there for good."""
+    server.call("FLUSHALL")
+    monkeypatch.chdir(tmp_path)
+
+    async def run(*words: str) -> Result:
+        line = [*words, "--redis-url", server.url, "--namespace", "shop"]
+        return await asyncio.to_thread(CliRunner().invoke, app, line)
+
+    for words in LOOKS:
+        asked = await run(*words)
+        assert asked.exit_code in (0, 1), (words, asked.output)
+        assert server.call("EXISTS", "{shop}:meta") == 0, words
+    (tmp_path / "mainspring.toml").write_text("partitions = 7")
+    assert (await run("task", "put", "1", "--in", "1h")).exit_code == 0
+    assert int(server.call("HGET", "{shop}:meta", "partitions")) == 7
+    server.call("FLUSHALL")
+
+
 async def test_a_task_from_put_to_cancel(say: Say) -> None:
     put = ("task", "put", '{"n": 1.50}', "--in", "2h", "--id", "a/b ü?", "--lane", "l 1", "--retry", "3 base=200ms")
     made = await told(say, *put, "--expires", "2031-01-01T00:00:00Z", "--timeout", "1m30s")
@@ -150,7 +180,10 @@ async def test_a_task_from_put_to_cancel(say: Say) -> None:
     ended = await told(say, "task", "cancel", "a/b ü?", "nobody", "--lane", "l 1", code=1)
     assert [one["outcome"] for one in ended] == ["cancelled", "unknown"]
     assert (await told(say, "task", "get", "nobody", code=1))["state"] == "unknown"
-    assert (await told(say, "task", "explain", "nobody", code=1))["code"] == "unknown"
+    asked = await told(say, "task", "explain", "nobody", code=1)
+    assert (asked["code"], asked["text"]) == ("unknown", UNKNOWN)
+    assert asked["now_ms"] > 1_700_000_000_000
+    assert isinstance((await say("task", "cancel", "", code=1)).exception, InvalidInput)
 
 
 async def test_how_a_task_ended_is_shown_while_that_is_kept(say: Say) -> None:
@@ -378,7 +411,9 @@ async def test_a_file_of_schedules_applied_twice_changes_nothing(say: Say, tmp_p
 async def test_the_cluster_and_the_trail(say: Say, api: Api) -> None:
     await api.post("/v1/pauses", {"all": True, "reason": "trail"})
     assert (await told(say, "audit"))["changes"][0]["change"]["what"] == "pause.add"
-    assert "pause.add" in (await say("audit", "--limit", "1")).stdout
+    shown = (await say("audit", "--limit", "1")).stdout
+    assert "pause.add" in shown
+    assert "None" not in shown
     report = await told(say, "cluster", "status")
     assert (report["partitions"], report["without_owner"], len(report["nodes"])) == (4, [], 1)
     assert "(leader)" in (await say("cluster", "status")).stdout
@@ -469,7 +504,7 @@ async def test_a_doctor_tells_of_an_api_that_it_cannot_ask(api: Api, monkeypatch
     assert "cannot connect" in nobody["message"]
     monkeypatch.setenv("MAINSPRING_API_TOKEN", await api.key("operator"))
     [refused] = await asked(api.url)
-    assert "may not admin" in refused["message"]
+    assert "does not have the right 'admin'" in refused["message"]
 
 
 async def test_the_environment_names_an_api_and_a_flag_a_server(api: Api, server: Server) -> None:

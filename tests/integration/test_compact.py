@@ -1,5 +1,8 @@
 """A slice most of whose tasks are cancelled is written anew, under another incarnation: nobody may be misled."""
 
+import asyncio
+from collections.abc import AsyncIterator
+
 import pytest
 
 from mainspring.client import Client
@@ -9,12 +12,13 @@ from mainspring.model.ids import idh_of
 from mainspring.model.outcome import Outcome, Retry
 from mainspring.model.task import Task
 from mainspring.store.cancel import Cancel, cancel
+from mainspring.store.earliest import CHUNK_ROWS
 from mainspring.store.find import Finder, Reference
 from mainspring.store.index import look_up, look_up_packed
 from mainspring.store.keys import SECOND_MS, Slice, partition_of
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
-from mainspring.testing.faults import bad_road
+from mainspring.testing.faults import bad_road, uses
 from mainspring.testing.owner import HandOwner, address_of
 from mainspring.testing.ticker import Ticker
 
@@ -259,3 +263,71 @@ async def test_a_bulk_put_whose_reply_was_lost_is_one_task_each(ticker: Ticker) 
         await put_all(ticker.client, names, place)
     assert len(await ticker.advance(seconds=10)) == 64
     assert (await balance(ticker.store)).accepted == 64
+
+
+async def test_an_owner_that_met_a_tomb_which_is_gone_by_now_takes_it_for_no_damage(ticker: Ticker) -> None:
+    names = ids_of(ticker.store, 100)
+    await put_all(ticker.client, names, Slice.at(ticker.clock.now_ms() + 2_000, SECOND_MS))
+    assert await ticker.client.cancel(names[0]) == "cancelled"
+    with bad_road(ticker.store) as road:
+        road.next("late reply", only=uses("LRANGE"))
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            group.create_task(ticker.turn())
+            while not road.late:  # noqa: ASYNC110  # the road tells nothing
+                await asyncio.sleep(0)
+            await ticker.client.cancel_many(names[5:])  # before the owner asks whether the tomb is one
+            road.deliver_late()
+    assert [one.value() for one in await ticker.advance(seconds=10)] == names[1:5]
+    books = await balance(ticker.store)
+    assert (books.done, books.cancelled, books.dead) == (4, 96, 0)
+
+
+async def test_the_next_page_skips_nobody_whose_slice_was_written_anew(
+    client: Client, store: Store, clock: ManualClock
+) -> None:
+    names = ids_of(store, 200)
+    due_ms = place_of(clock).start_ms
+    await client.put_many(Task("log:", name, at=due_ms, id=name) for name in names)
+    shown = await client.list(limit=40)
+    assert [task.id for task in shown.tasks] == names[:40]
+    await client.cancel_many(names[:150])
+    assert [id async for id in ids_behind(client, shown.next)] == names[150:]
+
+
+async def test_a_page_that_is_being_read_skips_nobody_whose_slice_is_written_anew(
+    client: Client, store: Store, clock: ManualClock
+) -> None:
+    names, place = ids_of(store, 3 * CHUNK_ROWS), place_of(clock)
+    await put_all(client, names, place)
+    stay = names[2 * CHUNK_ROWS :: 100]
+    with bad_road(store) as road:
+        road.next("late reply", only=uses("LRANGE"))
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            page = group.create_task(client.list(limit=1000))
+            while not road.late:  # noqa: ASYNC110  # the road tells nothing
+                await asyncio.sleep(0)
+            await client.cancel_many([name for name in names if name not in stay])
+            road.deliver_late()
+    assert sorted(task.id for task in page.result().tasks) == sorted(stay)
+
+
+async def test_pages_of_held_tasks_skip_nobody_whose_slice_was_written_anew(ticker: Ticker) -> None:
+    names, place = ids_of(ticker.store, 200), Slice.at(ticker.clock.now_ms() + 1_000, SECOND_MS)
+    await ticker.client.pause(target="log:")
+    await put_all(ticker.client, names, place)
+    await ticker.advance(seconds=3)
+    shown = await ticker.client.list(limit=40)
+    assert [task.id for task in shown.tasks] == names[:40]
+    owner = HandOwner(ticker.store, PARTITION, b"")
+    held = await owner.raw("ZRANGE", owner.keys.slices, 0, -1, "WITHSCORES")
+    await ticker.client.cancel_many(names[:150])
+    assert await owner.raw("ZRANGE", owner.keys.slices, 0, -1, "WITHSCORES") != held, "it was written anew"
+    assert [id async for id in ids_behind(ticker.client, shown.next)] == names[150:]
+
+
+async def ids_behind(client: Client, cursor: str | None) -> AsyncIterator[str]:
+    while cursor is not None:
+        page = await client.list(limit=40, cursor=cursor)
+        for task in page.tasks:
+            yield task.id
+        cursor = page.next

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +128,17 @@ def test_the_command_prints_three_lines_a_second_and_json_at_the_end(kafka: Brok
 
 
 def test_ctrl_c_ends_it_early_and_the_sums_still_agree(kafka: Broker, tmp_path: Path) -> None:
-    words = ("demo", "ticks", "--within", "1h", "--rate", "200", "--schedulers", "1", "--kafka", kafka.url, "--json")
+    words = ("demo", "ticks", "--within", "3s", "--rate", "200", "--schedulers", "1", "--kafka", kafka.url, "--json")
     process = subprocess.Popen(
         [*MAIN, *words], cwd=tmp_path, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
-    seen = next(line for line in process.stderr if line.startswith("Generated") and not line.endswith(" 0\n"))
+    seen = next(line for line in process.stderr if line.startswith("Consumed") and not line.endswith(" 0\n"))
     process.send_signal(signal.SIGINT)
+    stopped_s = time.monotonic()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, (seen, err)
+    assert err.count("Generated") <= time.monotonic() - stopped_s + 3, "one line a second until the end, too"
     found = json.loads(out)
     assert found["pending"] > 0
     assert found["accepted"] == found["sent"]

@@ -59,6 +59,23 @@ def test_a_server_that_is_not_there_is_an_answer_and_no_trace(tmp_path: Path) ->
     assert "secret" not in json.dumps(found)
 
 
+def test_a_server_that_refuses_writes_is_examined_to_the_end(server: Server, tmp_path: Path) -> None:
+    with serving(tmp_path) as start:
+        start("--redis-url", server.url)
+        server.call("CONFIG", "SET", "min-replicas-to-write", 1)
+        code, found = examined(tmp_path, server.url)
+        server.call("CONFIG", "SET", "min-replicas-to-write", 0)
+    assert (code, found["orphans"]["status"], "nodes" in found) == (0, "ok", True)
+
+
+def test_a_wrong_password_is_no_question_of_firewalls(server: Server, tmp_path: Path) -> None:
+    server.call("CONFIG", "SET", "requirepass", "secret")
+    code, found = examined(tmp_path, server.url.replace("redis://", "redis://:wrong@"))
+    assert (code, found["answers"]["status"]) == (1, "error")
+    assert "AUTH was refused" in found["answers"]["message"]
+    assert "firewall" not in found["answers"]["message"]
+
+
 def test_a_broker_that_is_not_there_is_told(server: Server, tmp_path: Path) -> None:
     code, found = examined(tmp_path, server.url, MAINSPRING_KAFKA_URL=f"kafka://127.0.0.1:{free_port()}")
     assert (code, found["kafka"]["status"]) == (1, "error")

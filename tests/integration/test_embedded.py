@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import redis
 
 from mainspring.model.errors import EmbeddedError
 from mainspring.store import embedded, embedded_memory
+from mainspring.store.embedded_guests import guest
 
 OWNER = """
 import sys
@@ -158,6 +160,20 @@ def test_of_many_processes_that_start_at_once_one_owns_the_server(folder: Path) 
     assert sorted(owned for _, owned, _ in said) == ["False"] * 4 + ["True"]
 
 
+def test_who_started_the_server_for_a_command_ends_it_after_the_others_are_done(folder: Path) -> None:
+    with contextlib.ExitStack() as first, ThreadPoolExecutor() as threads:
+        started = first.enter_context(guest(folder))
+        with guest(folder) as shared, connect(shared.url) as client:
+            assert (started.owned, shared.owned, shared.pid) == (True, False, started.pid)
+            ending = threads.submit(first.close)
+            with pytest.raises(TimeoutError):
+                ending.result(timeout=1)
+            assert client.ping()
+        ending.result(timeout=60)
+    with guest(folder) as anew:
+        assert (anew.owned, anew.pid != started.pid) == (True, True)
+
+
 def test_a_server_killed_and_started_again_has_its_keys_port_and_password(folder: Path) -> None:
     with embedded.start(folder) as killed:
         with connect(killed.url) as client:
@@ -233,6 +249,16 @@ def test_a_running_server_that_does_not_answer_is_a_clear_error_and_gets_no_twin
                 embedded.start(folder, timeout_s=0.2)
         finally:
             os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_server_that_cannot_write_to_its_disk_is_shared_all_the_same(folder: Path) -> None:
+    with embedded.start(folder, extra_config={"save": "3600 1"}) as server, connect(server.url) as client:
+        (folder / "dump.rdb").mkdir()  # nothing can be written there
+        client.bgsave()
+        until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "the snapshot has failed")
+        with pytest.raises(redis.ResponseError, match="MISCONF"):
+            client.ping()
+        assert embedded.start(folder).pid == server.pid
 
 
 def test_the_password_is_private_and_not_on_any_command_line(folder: Path) -> None:

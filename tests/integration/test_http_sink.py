@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import logging
 import ssl
 import threading
@@ -15,6 +16,7 @@ from standardwebhooks import Webhook as Verifier
 
 from mainspring.model.outcome import DONE, Dead, Done, Outcome, Retry
 from mainspring.model.webhook import Basic, Bearer, Webhook
+from mainspring.sinks import http_session
 from mainspring.sinks.http import HttpOptions, HttpSink
 
 from .web_receiver import Answer, Request, delivery, receiving
@@ -129,6 +131,35 @@ async def test_connections_are_used_again(sink: HttpSink) -> None:
         assert list(outcomes) == [DONE] * 60
         assert receiver.connections <= 3
         assert receiver.most_at_once <= 3
+
+
+async def test_of_very_many_hosts_only_some_connections_are_kept(
+    sink: HttpSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a file of the process, and those that wait for their next use are under way nowhere."""
+    monkeypatch.setattr(http_session, "most_connections", lambda: 8)
+    made, still_open = 0, 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal made, still_open
+        made, still_open = made + 1, still_open + 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n1")
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        still_open -= 1
+        writer.close()
+
+    async with await asyncio.start_server(serve, [f"127.0.0.{n}" for n in range(1, 31)]) as server:
+        hosts = [one.getsockname() for one in server.sockets]
+        for _ in range(2):
+            for host, port in hosts:
+                assert await send(sink, Webhook(f"http://{host}:{port}/"), b"1") == DONE
+        async with asyncio.timeout(60):
+            while still_open > 4:  # noqa: ASYNC110  # what is closed here is heard of there a little later
+                await asyncio.sleep(0.01)
+        assert made == 30 + 26, "and those that are kept are used again"
+        await sink.aclose()
 
 
 async def test_a_host_is_asked_for_no_more_at_one_time_than_set() -> None:

@@ -11,6 +11,7 @@ from mainspring.model.errors import InvalidInput
 from mainspring.store import queue
 from mainspring.testing.faults import bad_road
 from mainspring.worker.handler import Handler
+from mainspring.worker.memory import Memory
 
 from .conftest import PARTITIONS, Fleet
 from .working import Place, open_place, until
@@ -103,8 +104,6 @@ async def test_a_run_whose_record_the_server_did_not_take_is_not_repeated(place:
 
 async def begun_and_never_ended(place: Place, handler: Handler) -> Any:
     """A record that a process left which died in the middle of the handler."""
-    from mainspring.worker.memory import Memory
-
     handle = await place.client.put(handler.target)
     asks = {partition: {handler.queue: 1} for partition in range(PARTITIONS)}
     async with asyncio.timeout(60):
@@ -134,6 +133,37 @@ async def test_or_is_left_to_a_person_where_that_was_asked_for(place: Place) -> 
     handle = await begun_and_never_ended(place, Handler(charge, queue="q", result_ttl="1m"))
     with pytest.raises(TaskFailed, match="attempt 1 was begun and never ended; nobody knows how far it came"):
         await handle.result(timeout=60)
+
+
+async def test_a_run_that_was_taken_over_and_fails_takes_back_nothing_of_the_other(place: Place) -> None:
+    calls: list[int] = []
+    goes_on = asyncio.Event()
+
+    @idempotent()
+    async def charge() -> str:
+        calls.append(1)
+        if len(calls) == 1:
+            await goes_on.wait()
+            raise ConnectionError("found out too late")
+        return "paid"
+
+    handler = Handler(charge, queue="q", result_ttl="1m")
+    silent = await place.idle_worker([handler], lease_s=0.5)
+    handle = await place.client.put(handler.target)
+    asks = {partition: {handler.queue: 1} for partition in range(PARTITIONS)}
+    async with asyncio.timeout(60):
+        while not (jobs := await queue.take(place.store, silent.options.name, asks)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    silent.hands.add(jobs)
+    await until(lambda: len(calls) == 1)
+    await place.worker(handler, lease_s=0.5)
+    assert await handle.result(timeout=60) == "paid"
+    goes_on.set()
+    await until(lambda: not silent.hands.runs)
+    silent.ends.unsent.clear()
+    record = await Memory(place.store).begin(jobs[0], 60_000)
+    assert record is not None
+    assert (record.done, record.value) == (True, "paid")
 
 
 async def test_two_tasks_are_two_runs_and_an_odd_answer_is_no_failure(place: Place) -> None:

@@ -222,6 +222,15 @@ async def test_a_message_larger_than_the_library_takes_dies(kafka: Broker, topic
     assert outcomes[1] == DONE
 
 
+async def test_a_failure_is_of_its_own_task_also_where_another_has_its_key(kafka: Broker, topic: str) -> None:
+    batch = [delivery(topic, "same", b"x" * 3_000), delivery(topic, "other", b"y", lane="same")]
+    async with sinking(kafka, {"message.max.bytes": 1_500}) as sink:
+        outcomes = await sink.deliver(batch)
+    assert isinstance(outcomes[0], Dead)
+    assert outcomes[1] == DONE
+    assert [(one.key, one.headers["id"]) for one in read_topic(kafka.servers, topic)] == [("same", "other")]
+
+
 # -- trouble -----------------------------------------------------------------------------------------------------
 
 

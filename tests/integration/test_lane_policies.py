@@ -128,6 +128,21 @@ async def test_block_waits_for_the_retries_and_parks_when_it_takes_too_long(tick
     await balance(store)
 
 
+async def test_the_longest_block_counts_from_the_first_failure_however_long_the_head_was_put_off(
+    tickers: Tickers,
+) -> None:
+    target = Target(0, outcome=Retry("the host is busy", after_ms=5_000, untried=True))
+    ticker = await tickers(options=options("block 35s"), handlers={"log": target})
+    await put(ticker)
+    await ticker.advance(minutes=2)
+    target.outcome = Retry("out of order")
+    await ticker.advance(seconds=20)
+    lane = await ticker.client.lane("a")
+    assert (lane.state, lane.error) == ("retrying", "out of order"), "it has failed for twenty seconds"
+    await ticker.advance(seconds=20)
+    assert (await ticker.client.lane("a")).state == "parked"
+
+
 async def test_the_longest_block_counts_on_after_a_takeover(tickers: Tickers) -> None:
     first = await tickers(options=options("block 35s"), handlers={"log": Target(0)})
     await put(first)
@@ -212,6 +227,22 @@ async def test_a_paused_lane_is_shown_and_resumed_like_a_parked_one(ticker: Tick
     assert (held.reason, held.who) == ("stocktaking", "ops")
     assert await ticker.client.lane_resume("a") == "ok"
     assert values(await ticker.advance(seconds=1)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("outcome", [Retry("busy", after_ms=7_200_000), Retry("away", after_ms=300_000, untried=True)])
+async def test_a_lane_does_not_wait_for_an_attempt_after_its_head_has_expired(
+    tickers: Tickers, store: Store, outcome: Retry
+) -> None:
+    ticker = await tickers(options=options("block 1h"), handlers={"log": Target(0, outcome=outcome)})
+    head = await ticker.client.put("log:", 0, after="1s", expires="20s", lane="a")
+    await ticker.client.put("log:", 1, after="2s", lane="a")
+    await ticker.advance(seconds=10)
+    assert (await ticker.client.lane("a")).state == "retrying"
+    if not outcome.untried:
+        assert "before another attempt; the last error was: busy" in (await ticker.client.explain(head.id)).text
+    assert values(await ticker.advance(seconds=15)) == [1]
+    assert (await ticker.client.explain(head.id)).code == "expired"
+    assert (await balance(store)).done == 1
 
 
 async def test_an_expired_head_does_not_park_its_lane(tickers: Tickers) -> None:

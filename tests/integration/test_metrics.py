@@ -39,9 +39,9 @@ def total(found: dict[str, Values], name: str) -> float:
     return sum(found.get(name, {}).values())
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    with serving(tmp_path_factory.mktemp("metrics")) as start:
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Serve]:
+    with serving(tmp_path) as start:
         yield start()
 
 
@@ -83,7 +83,7 @@ def test_what_failed_and_what_was_not_wanted_is_told_apart(node: Serve) -> None:
     put(node, target="log:", after="1ms")
     skipped = ("paused",)
     wait_until(lambda: figures(scrape(node))["mainspring_skipped_total"][skipped] == 1, "it is left out", timeout_s=60)
-    assert figures(scrape(node))["mainspring_delivered_total"] == {("log",): 1}
+    assert total(figures(scrape(node)), "mainspring_delivered_total") == 0
 
 
 def test_what_is_documented_is_there_and_nothing_else(node: Serve) -> None:

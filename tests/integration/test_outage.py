@@ -10,10 +10,11 @@ import pytest
 from mainspring.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.clock import ManualClock
-from mainspring.model.errors import OutOfMemory, Unavailable
+from mainspring.model.errors import OutOfMemory, Refused, Unavailable
 from mainspring.model.task import Task
 from mainspring.store.link import LinkOptions
 from mainspring.store.store import Store
+from mainspring.store.verify_keys import check_keys, check_types
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Road, bad_road
 from mainspring.testing.servers import Kind, Server, missing, standalone
@@ -90,6 +91,20 @@ async def test_of_a_call_that_a_full_server_refuses_half_way_it_is_told_what_is_
         assert len(rest) == len(tasks) - error.stored
         await ticker.client.put_many(rest)
         assert (await balance(ticker.store)).pending == len(tasks)
+
+
+async def test_a_server_that_refuses_writes_still_answers_questions(server: Server) -> None:
+    async with Ticker(server.url) as ticker:
+        await ticker.client.put("log:", 1, id="a", after="1h")
+        server.call("CONFIG", "SET", "min-replicas-to-write", 1)
+        with pytest.raises(Refused, match="NOREPLICAS"):
+            await ticker.client.put("log:", 2, id="b")
+        assert (await ticker.client.get("a")).state == "pending"
+        assert (await ticker.client.explain("a")).code == "not-due"
+        assert (await ticker.client.dead_list()).letters == []
+        assert [one async for one in check_types(ticker.store)] == []
+        assert [one async for one in check_keys(ticker.store, set())] == []
+        server.call("CONFIG", "SET", "min-replicas-to-write", 0)
 
 
 async def test_a_node_can_start_on_a_full_server(server: Server) -> None:

@@ -1,6 +1,7 @@
 """Queues: a job is one worker's, only its claim ends it, and a worker that dies loses nothing."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -54,6 +55,21 @@ async def test_a_job_is_given_to_one_worker_only(ticker: Ticker, worker: HandWor
     assert sorted(values(mine) + values(theirs)) == [f'"{one}"'.encode() for one in "abcdefgh"]
     assert await worker.end(*theirs) == ["ok"] * len(theirs), "the claim counts, not who shows it"
     assert await worker.end(*mine) == ["ok"] * len(mine)
+
+
+async def test_claims_of_two_partitions_that_read_the_same_end_their_own_jobs(
+    ticker: Ticker, worker: HandWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "getrandbits", lambda _bits: 7)  # all slices of a second are then named alike
+    alike = False
+    for _ in range(100):  # and so are streams that get something in the same millisecond, which they mostly do
+        await queued(ticker, *"abcdefghijklmnop")
+        jobs = await worker.take()
+        alike = len({job.claim for job in jobs}) < len(jobs)
+        assert await worker.end(*jobs) == ["ok"] * 16
+        if alike:
+            break
+    assert alike
 
 
 async def test_only_the_wanted_queues_are_taken_and_no_more_than_wanted(ticker: Ticker, store: Store) -> None:

@@ -9,6 +9,7 @@ from mainspring.engine.engine import EngineOptions
 from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Body, Delivery
+from mainspring.model.errors import Unavailable
 from mainspring.model.task import Task
 from mainspring.store.codec import FORWARD, LANE, RESENT, TOMB, entry
 from mainspring.store.dead import list_dead
@@ -16,6 +17,7 @@ from mainspring.store.keys import HOUR_MS, Slice, partition_of
 from mainspring.store.put import fresh_score
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
+from mainspring.testing.faults import bad_road, uses
 from mainspring.testing.owner import HandOwner
 from mainspring.testing.ticker import Ticker
 
@@ -39,6 +41,7 @@ ENTRY_OF_35 = entry(500, 0, b"\7" * 16, Body("log:", b'"long"'))
 DAMAGED = {
     "empty": b"",
     "short": b"\0\0\1",
+    "as long as what a cancel leaves": b"junk",
     "no body": GOOD[:21],
     "half a header": GOOD[:13],
     "cut body": GOOD[:-3],
@@ -72,6 +75,24 @@ async def test_a_damaged_entry_goes_to_the_dead_letters_and_the_rest_fires(
     assert "cannot be read" in letter.reason
     books = await balance(ticker.store)
     assert (books.done, books.dead) == (2, 1)
+
+
+async def test_what_a_cancel_left_is_told_from_damage_also_after_a_lost_reply(
+    ticker: Ticker, clock: ManualClock
+) -> None:
+    place = Slice.at(clock.now_ms() + 2_000, 1000)
+    await append(ticker.store, place, b"junk", GOOD)
+    names = [name for name in map(str, range(10_000)) if partition_of(name, len(ticker.store.keys)) == 0][:3]
+    await ticker.client.put_many(Task("log:", name, at=place.start_ms, id=name) for name in names)
+    await ticker.client.cancel_many(names[:2])
+    with bad_road(ticker.store) as road:
+        road.next("lose reply", only=uses("GETRANGE"))
+        with pytest.raises(Unavailable):
+            await ticker.advance(seconds=2)
+    assert [one.value() for one in await ticker.advance(seconds=10)] == [names[2], "good"]
+    assert [letter.entry for letter in await list_dead(ticker.store)] == [b"junk"]
+    books = await balance(ticker.store)
+    assert (books.done, books.dead, books.cancelled) == (2, 1, 2)
 
 
 async def test_every_damaged_entry_keeps_a_letter_of_its_own(ticker: Ticker, clock: ManualClock) -> None:

@@ -3,10 +3,14 @@
 import logging
 
 import pytest
+from msgspec.structs import replace
 
 from mainspring.client import Client
+from mainspring.model.chain import State, link_to
 from mainspring.model.clock import ManualClock, steady_s
+from mainspring.store import schedules
 from mainspring.store.keys import partition_of
+from mainspring.store.schedule_rows import row_of
 from mainspring.store.store import Store
 from mainspring.store.verify import verify
 from mainspring.testing.faults import bad_road, calls
@@ -174,3 +178,24 @@ async def test_what_a_clock_that_has_jumped_plans_is_not_an_hour_away(
     for number, one in ticker.engine.owned.items():
         one.lease_until = leases[number]
     assert [one.id[-4:] for one in await ticker.advance(seconds=31)] == [":10Z", ":20Z", ":30Z", ":40Z"]
+
+
+@pytest.mark.parametrize(
+    ("planned_hour", "ran"),
+    [(10, ["15T11:00:00Z", "16T11:00:00Z"]), (12, ["15T12:00:00Z", "16T11:00:00Z"])],
+    ids=["its time is later by the new rules", "its time has passed by the new rules"],
+)
+async def test_a_run_that_was_planned_by_other_rules_of_its_zone_runs_once(
+    ticker: Ticker, client: Client, store: Store, clock: ManualClock, planned_hour: int, ran: list[str]
+) -> None:
+    await client.schedules.add("job", cron="0 12 * * *", timezone="Europe/Paris", target="log:")
+    [seen] = await schedules.see(store, ["job"])
+    assert seen.definition is not None
+    definition = replace(seen.definition, generation=2, tz_version="2020a")
+    link = link_to(definition, START_MS + (planned_hour - 8) * 3_600_000, State())
+    change = schedules.Change("job", seen, definition, link, row_of(definition, link, clock.now_ms()))
+    assert await schedules.write(store, [change]) == ["ok"]
+    assert [one.id.removeprefix("job@2027-01-") for one in await ticker.advance(hours=30)] == ran
+    view = await client.schedules.get("job")
+    assert view is not None
+    assert (view.runs, view.not_run) == (2, {})

@@ -215,6 +215,8 @@ def test_a_file_says_whose_its_schedules_are(server: Server, client: SyncClient,
         assert call(server, "apply", "-f", str(file), "--prune").exit_code == 0
     found = {one.name: one.definition.source for one in client.schedules.list().schedules}
     assert found == {"a": "a", "b": "b"}
+    taken_over = call(server, "apply", "-f", str(files[0]), "--source", "c")
+    assert "~ a\n    source: 'a' -> 'c'\n" in taken_over.stdout, "and not a change of nothing"
     files[0].write_text("source = 1\n", encoding="utf-8")
     assert "source is 1; give a name" in str(call(server, "apply", "-f", str(files[0])).exception)
 
@@ -303,6 +305,16 @@ def test_a_crontab_is_taken_over(server: Server, client: SyncClient, tmp_path: P
     assert (view.definition.zone, view.definition.target) == ("Europe/Rome", "command:backup")
 
 
+def test_files_that_cannot_be_read_or_written_are_told_in_a_line(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "crontab"
+    file.write_bytes("0 3 * * * /bin/café\n".encode("latin-1"))
+    assert f"{file} is not UTF-8" in str(call(server, "import", str(file)).exception)
+    file.write_bytes("0 3 * * * /bin/café\n".encode("utf-8-sig"))
+    assert call(server, "import", str(file), "--dry-run").exit_code == 0, "with the mark that some editors write"
+    nowhere = tmp_path / "none" / "out.toml"
+    assert f"{nowhere} cannot be written" in str(call(server, "import", str(file), "--out", str(nowhere)).exception)
+
+
 def test_redbeat_keys_are_taken_over(server: Server, client: SyncClient) -> None:
     definition = {"name": "beat", "task": "t.a", "schedule": {"__type__": "interval", "every": 60}, "enabled": True}
     server.call("HSET", "redbeat:beat", "definition", json.dumps(definition))
@@ -339,6 +351,27 @@ async def test_a_watched_file_is_applied_when_it_changes(
         watch.again()
         await watch.step()
         assert await client.schedules.get("nightly") is not None
+
+
+async def test_a_watched_link_that_leads_to_a_file_of_the_same_age_and_size_is_followed(
+    server: Server, tmp_path: Path
+) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "watched.toml"
+    for hour in (2, 3):
+        version = tmp_path / f"version-{hour}"
+        version.write_text(FILE.replace("0 2 * * *", f"0 {hour} * * *"), encoding="utf-8")
+        os.utime(version, (1, 1))
+    file.symlink_to(tmp_path / "version-2")
+    async with Client(server.url, partitions=4) as client:
+        watch = ScheduleWatch(client.schedules, file)
+        await watch.step()
+        file.unlink()
+        file.symlink_to(tmp_path / "version-3")
+        await watch.step()
+        view = await client.schedules.get("nightly")
+        assert view is not None
+        assert view.definition.specs == ("0 3 * * *",)
 
 
 async def test_a_watched_file_that_is_being_written_is_not_applied_by_halves(server: Server, tmp_path: Path) -> None:

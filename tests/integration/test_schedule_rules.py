@@ -150,6 +150,51 @@ async def steps(ticker: Ticker, clock: ManualClock, until_minute: float) -> None
         clock.set(min(end_ms, now_ms - now_ms % MINUTE_MS + MINUTE_MS))
 
 
+@pytest.mark.parametrize("overlap", ["skip", "buffer_one", "buffer_all(5)"])
+async def test_what_is_caught_up_waits_for_its_turn_and_what_comes_due_meanwhile_does_not(
+    tickers: Tickers, client: Client, clock: ManualClock, overlap: str
+) -> None:
+    await client.schedules.add("job", every="1m", target="log:", misfire="all(3)", overlap=overlap)
+    ticker = await outage(tickers, clock, 10.5)
+    slow = Slow(ticker)
+    await steps(ticker, clock, 10.5)
+    assert slow.begun == [8]
+    assert (await client.explain("job@2027-01-15T08:09:00Z")).code == "run-before"
+    slow.end(8)
+    slow.end(9)
+    await steps(ticker, clock, 10.5)
+    assert slow.begun == [8, 9, 10]
+    await steps(ticker, clock, 12.5)
+    slow.end(10)
+    await steps(ticker, clock, 12.5)
+    assert slow.begun == [8, 9, 10, *{"skip": [], "buffer_one": [11]}.get(overlap, [11])]
+    assert (await view_of(client, "job")).not_run["missed"] == 7
+    slow.end(11)
+    slow.end(12)
+    await ticker.turn()
+
+
+async def test_within_the_grace_runs_that_take_their_time_come_one_after_the_other(
+    tickers: Tickers, client: Client, clock: ManualClock
+) -> None:
+    await client.schedules.add("job", every="1m", target="log:", grace="5m")
+    ticker = await outage(tickers, clock, 3.5)
+    slow = Slow(ticker)
+    await steps(ticker, clock, 5.5)
+    assert slow.begun == [1]
+    slow.end(1)
+    slow.end(2)
+    await steps(ticker, clock, 5.5)
+    assert slow.begun == [1, 2, 3], "2 and 3 were due before 1 began; 4 and 5 came due while runs went on"
+    slow.end(3)
+    await steps(ticker, clock, 6)
+    assert slow.begun == [1, 2, 3, 6]
+    slow.end(6)
+    await ticker.turn()
+    view = await view_of(client, "job")
+    assert (view.runs, view.not_run) == (4, {"overlap": 2})
+
+
 async def test_by_default_a_run_is_skipped_while_the_one_before_goes_on(
     ticker: Ticker, client: Client, clock: ManualClock
 ) -> None:
@@ -242,6 +287,30 @@ async def test_a_run_that_waits_for_its_retry_is_not_over(tickers: Tickers, clie
     assert view.not_run == {"overlap": 2}
 
 
+async def test_a_backfill_runs_what_was_missed(tickers: Tickers, client: Client, clock: ManualClock) -> None:
+    await client.schedules.add("job", every="1m", target="log:")
+    ticker = await outage(tickers, clock, 3.5)
+    assert minutes(await ticker.turn()) == [3]
+    done = await client.schedules.backfill("job", start=START_MS + 1, end=clock.now_ms())
+    assert (done.planned, done.created, done.kept) == (3, 2, 1)
+    assert minutes(await ticker.turn()) == [1, 2]
+
+
+async def test_a_backfill_runs_what_was_skipped_and_twice_is_once(
+    tickers: Tickers, client: Client, clock: ManualClock
+) -> None:
+    ticker = await tickers(options=RETRIES)
+    answers: list[Outcome] = [Retry("busy"), Retry("busy")]
+    ticker.answer("log", lambda _: answers.pop(0) if answers else None)
+    await client.schedules.add("job", every="20s", target="log:")
+    await ticker.advance(minutes=30)  # the slices in which these runs were planned are long gone
+    assert (await view_of(client, "job")).not_run == {"overlap": 2}
+    done = await client.schedules.backfill("job", start=START_MS, end=clock.now_ms())
+    assert [one.id[-6:-1] for one in await ticker.turn()] == ["00:00", "00:40", "01:00"]
+    assert done.created == 3, "and the one at the very start, which it began after"
+    assert (await client.schedules.backfill("job", start=START_MS, end=clock.now_ms())).created == 0
+
+
 async def test_a_dead_run_is_over_and_shows_how_it_ended(ticker: Ticker, client: Client) -> None:
     ticker.answer("log", lambda _: Dead("no"))
     await client.schedules.add("job", every="10s", target="log:")
@@ -280,6 +349,51 @@ async def test_a_fixed_delay_counts_from_the_end_of_the_run(ticker: Ticker, clie
 
 
 # -- held back ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_edit_does_not_begin_to_count_a_fixed_delay_anew(
+    ticker: Ticker, client: Client, clock: ManualClock
+) -> None:
+    await client.schedules.add("job", after_end="10m", target="log:")
+    await ticker.advance(minutes=9)
+    await client.schedules.edit("job", payload=1)
+    assert minutes(await ticker.advance(minutes=1)) == [10], "as it was planned"
+    await ticker.advance(minutes=9)
+    await client.schedules.edit("job", payload=2)
+    assert minutes(await ticker.advance(minutes=1)) == [20]
+    await ticker.advance(minutes=4)
+    await client.schedules.edit("job", after_end="5m")
+    assert minutes(await ticker.advance(minutes=1)) == [25], "the new delay after the last run"
+    await client.schedules.edit("job", after_end="1h")
+    await ticker.advance(minutes=30)
+    await client.schedules.edit("job", after_end="10m")
+    assert minutes(await ticker.advance(minutes=1)) == [55], "which is over already"
+
+
+@pytest.mark.parametrize("rule", ["coalesce", "all(5)"])
+async def test_of_a_fixed_delay_an_outage_misses_nothing(
+    tickers: Tickers, client: Client, clock: ManualClock, rule: str
+) -> None:
+    await client.schedules.add("job", after_end="10s", target="log:", misfire=rule)
+    ticker = await outage(tickers, clock, 60)
+    assert [one.id for one in await ticker.turn()] == ["job@2027-01-15T08:00:10Z"], "the one that was planned"
+    assert len(await ticker.advance(seconds=25)) == 2
+    assert (await view_of(client, "job")).not_run == {}
+
+
+async def test_of_a_fixed_delay_one_run_is_missed_or_falls_into_a_pause(
+    tickers: Tickers, client: Client, clock: ManualClock
+) -> None:
+    await client.schedules.add("job", after_end="2m", target="log:", misfire="skip")
+    ticker = await outage(tickers, clock, 60)
+    assert await ticker.turn() == []
+    assert (await view_of(client, "job")).not_run == {"missed": 1}
+    assert len(await ticker.advance(minutes=5)) == 2
+    await client.schedules.pause("job", reason="rest")
+    assert await ticker.advance(minutes=60) == []
+    await client.schedules.resume("job")
+    assert (await view_of(client, "job")).not_run == {"missed": 1, "paused": 1}
+    assert len(await ticker.advance(minutes=5)) == 2
 
 
 @pytest.mark.parametrize(("rule", "ran"), [("coalesce", [5]), ("all", [1, 2, 3, 4, 5]), ("skip", [])])

@@ -355,10 +355,91 @@ def test_a_handler_that_calls_stop_is_told_that_it_would_wait_for_itself(config:
         except MainspringError as error:
             said.append(str(error))
 
+    @scheduler.handler()
+    def end_in_a_thread() -> None:
+        try:
+            scheduler.stop()
+        except MainspringError as error:
+            said.append(str(error))
+
     with scheduler:
         end.now().put()
-        wait_for(lambda: said, "the answer")
+        end_in_a_thread.now().put()
+        wait_for(lambda: len(said) == 2, "both answers")
+    assert all("called by a handler" in one for one in said)
+
+
+async def test_a_handler_that_awaits_astop_is_told_so_too_and_one_that_starts_it_is_not(config: Config) -> None:
+    scheduler = Scheduler(config)
+    said, stops = list[str](), list[asyncio.Task[None]]()
+    begun = asyncio.Event()
+
+    @scheduler.handler()
+    async def end() -> None:
+        try:
+            await scheduler.astop()
+        except MainspringError as error:
+            said.append(str(error))
+        stops.append(asyncio.create_task(scheduler.astop()))
+        await asyncio.sleep(0)  # the task has its turn while this handler runs
+        begun.set()
+
+    await scheduler.astart()
+    await end.now(id="end").aput()
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
+    await asyncio.wait_for(stops[0], PATIENCE_S)
     assert "called by a handler" in said[0]
+    assert scheduler.state == "stopped"
+    async with Client(config.redis_url or "", namespace=config.namespace) as client:
+        assert (await client.get("end")).state == "done"
+    check_nobody_left()
+
+
+async def test_who_gives_up_waiting_for_astop_does_not_break_it_off(config: Config) -> None:
+    scheduler = Scheduler(config)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @scheduler.handler()
+    async def patient() -> None:
+        begun.set()
+        await go_on.wait()
+
+    ours = asyncio.all_tasks()
+    await scheduler.astart()
+    await patient.now(id="patient").aput()
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
+    waiting = asyncio.create_task(scheduler.astop())
+    await until(lambda: scheduler.state == "stopping")
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert scheduler.state == "stopping"
+    go_on.set()
+    await until(lambda: scheduler.state == "stopped")
+    await until(lambda: asyncio.all_tasks() == ours)
+    check_nobody_left()
+
+
+def test_a_program_that_ends_in_the_middle_of_a_stop_leaves_nothing_that_fires(config: Config) -> None:
+    scheduler = Scheduler(config)
+
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        @scheduler.handler()
+        async def endless() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        await scheduler.astart()
+        await endless.now().aput()
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        stopping = asyncio.create_task(scheduler.astop())
+        await until(lambda: scheduler.state == "stopping")
+        stopping.cancel()
+
+    asyncio.run(main())  # whatever is left is cancelled at its end
+    assert scheduler.state == "stopped"
+    check_nobody_left()
 
 
 def test_a_command_runs_by_its_schedule(config: Config, tmp_path: Path) -> None:

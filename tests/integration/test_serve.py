@@ -11,6 +11,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -220,12 +221,15 @@ def pending(folder: Path, id: str) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("serve", "--host", "0.0.0.0"), "callers need an API key"),
+        (("serve", "--host", "0.0.0.0", "--port", "0"), "callers need an API key"),
         (("serve", "--lease", "5"), "option --lease"),
         (("serve", "--tick-target", "nowhere"), "no known scheme"),
         (("serve", "--colour"), "No such option"),
         (("sevre",), "serve"),
         (("task", "put", "not JSON"), "the payload is not JSON"),
+        (("task", "put", '"\udcff"'), "the payload is not JSON"),
+        (("task", "put", "[" * 50_000 + "]" * 50_000), "the payload is not JSON"),
+        (("schedule", "add", "a", "--cron", "@daily", "--payload", '"\udcff"'), "--payload is not JSON"),
         (("task", "put", "--at", "2030-01-01T00:00:00"), "naive"),
     ],
 )
@@ -238,11 +242,23 @@ def test_a_wrong_call_is_exit_code_2_and_one_clear_message(
     assert "Traceback" not in ended.stderr
 
 
+def test_commands_without_a_node_do_not_take_the_server_from_each_other(tmp_path: Path) -> None:
+    data = ("--data-dir", str(tmp_path / "data"))
+
+    def put(n: int) -> int:
+        return run("task", "put", "--id", str(n), "--in", "1h", *data, cwd=tmp_path).returncode
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(put, range(16))) == [0] * 16
+    counted = run("task", "count", *data, cwd=tmp_path)
+    assert counted.stdout == "16\n"
+
+
 def test_a_port_that_is_taken_is_said_in_plain_words(serve: Callable[..., Serve], tmp_path: Path) -> None:
     port = serve().url.rpartition(":")[2]
     ended = run("serve", "--port", port, "--data-dir", str(tmp_path / "data"), cwd=tmp_path)
     assert ended.returncode == 2
-    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in ended.stderr
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use. Choose another" in ended.stderr
 
 
 def test_a_server_that_is_not_there_is_exit_code_1(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,7 +11,7 @@ from mainspring.client import Client
 from mainspring.model.errors import InvalidInput, MainspringError, Unavailable
 from mainspring.model.task import Task
 from mainspring.sync import SyncClient
-from mainspring.testing.servers import Server
+from mainspring.testing.servers import Server, wait_until
 
 
 @pytest.fixture
@@ -82,6 +83,43 @@ def test_a_closed_client_says_so_and_its_thread_is_gone(server: Server) -> None:
         client.count()
     assert "mainspring-client" not in {thread.name for thread in threading.enumerate()}
     server.call("FLUSHALL")
+
+
+def test_a_call_under_way_may_end_before_the_client_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mainspring.sync.CLOSE_S", 60.0)
+    client = SyncClient(server.url, namespace="sync", partitions=4)
+    with ThreadPoolExecutor(2) as threads:
+        server.pause()
+        try:
+            counting = threads.submit(client.count)
+            wait_until(lambda: client._calls == 1, "the call is under way")
+            closing = threads.submit(client.close)
+            wait_until(lambda: client._closed, "it closes")
+            assert not closing.done()
+        finally:
+            server.resume()
+        assert counting.result(60).pending == 0
+        closing.result(60)
+    server.call("FLUSHALL")
+
+
+def test_a_call_that_waits_for_ever_is_ended_by_the_close_and_told_so(
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mainspring.sync.CLOSE_S", 0.01)
+    client.put("queue:nobody/works", id="waits")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.result, "waits")
+        wait_until(lambda: client._calls == 1, "the call is under way")
+        client.close()
+        with pytest.raises(MainspringError, match="closed during this call"):
+            waiting.result(60)
+
+
+def test_a_callback_that_closes_the_client_is_told_so(client: SyncClient) -> None:
+    with pytest.raises(MainspringError, match="wait for itself"):
+        client.put_many([Task("log:")], progress=lambda _: client.close())
+    assert client.count().pending == 1
 
 
 def test_a_server_that_is_not_there_is_an_error_at_once_and_leaves_no_thread() -> None:

@@ -11,11 +11,14 @@ from mainspring.engine.valves import FlowOptions
 from mainspring.model.breaker import BreakerPolicy
 from mainspring.model.delivery import Delivery
 from mainspring.model.explain import Explanation, moment, span
-from mainspring.model.outcome import DONE, Outcome, Retry
+from mainspring.model.named import Targets
+from mainspring.model.outcome import DONE, Dead, Outcome, Retry
 from mainspring.model.rate import Limit, Rate
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
+from mainspring.model.webhook import Webhook
 from mainspring.sinks.http import HttpOptions, HttpSink
+from mainspring.sinks.named import NamedSink
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
@@ -69,6 +72,16 @@ class Slow:
             one.set_result(None)
 
     async def aclose(self) -> None: ...
+
+
+class SlowOneByOne(Slow):
+    """The same of those whose deliveries end one by one."""
+
+    batch_tasks = 64
+
+    async def deliver_to(self, spec: Webhook, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        del spec
+        return await self.deliver(batch)
 
 
 async def step(ticker: Ticker) -> None:
@@ -159,6 +172,44 @@ async def test_on_recovery_the_backlog_goes_out_at_a_growing_rate(tickers: Ticke
     assert sent[0] < 40, f"it begins slowly: {per_second}"
     assert max(sent) > 10 * sent[0], f"and ends fast: {per_second}"
     assert (await balance(store)).pending == 0
+
+
+async def test_a_receiver_that_answers_again_is_not_left_alone_because_it_refuses_some_for_good(
+    tickers: Tickers, store: Store
+) -> None:
+    _, ticker = await open_breaker(tickers)
+    await ticker.client.put_many(Task("http://shop.example/", n, after="1s", retry="1") for n in range(200))
+    await pass_time(ticker, 1)
+    ticker.answer("http", lambda _: Dead("HTTP 404 Not Found"))
+    await pass_time(ticker, 30)
+    books = await balance(store)
+    assert (books.dead, books.pending) == (220, 0), "three at a time, and not three in every minute"
+
+
+@pytest.mark.parametrize("end", ["expired", "dropped", "cancelled"])
+async def test_tasks_that_are_over_when_their_turn_comes_do_not_keep_a_breaker_from_closing(
+    tickers: Tickers, store: Store, end: str
+) -> None:
+    shop = Shop()
+    shop.well = False
+    ticker = await tickers(options=EngineOptions(retry=PATIENT, flow=FlowOptions(BREAKER)))
+    ticker.answer("http", shop)
+    await put(ticker, "http://shop.example/", 20, retry="1")
+    await pass_time(ticker, 2)
+    ids = [f"old-{n}" for n in range(60)]
+    expires = "2s" if end == "expired" else None
+    await ticker.client.put_many(Task("http://shop.example/old", id=id, expires=expires) for id in ids)
+    await pass_time(ticker, 1)
+    if end == "cancelled":
+        assert set(await ticker.client.cancel_many(ids)) == {"cancelled"}
+    elif end == "dropped":
+        await ticker.client.pause(target="http://shop.example/old", mode="drop")
+    shop.well = True
+    await put(ticker, "http://shop.example/", 10)
+    await pass_time(ticker, 20)
+    books = await balance(store)
+    assert (books.done, books.pending) == (10, 0)
+    assert books.dead + books.cancelled == 20 + 60
 
 
 async def test_explain_says_that_the_breaker_is_open(ticker: Ticker, tickers: Tickers, store: Store) -> None:
@@ -310,6 +361,28 @@ async def test_all_nodes_together_have_no_more_under_way_than_the_limit_says(tic
     assert (await balance(store)).done == 40
 
 
+async def test_one_that_hangs_keeps_its_own_slot_and_no_other(tickers: Tickers, store: Store) -> None:
+    slow = Slow()
+    flow = FlowOptions(limits={"target:shop": Limit(concurrency=4)})
+    ticker = await tickers(sinks={"target": slow}, options=EngineOptions(flow=flow))
+    await put(ticker, "target:shop", 20)
+    ticker.clock.advance(seconds=1)
+    for _ in range(20):
+        await step(ticker)
+        ticker.clock.advance(ms=20)
+    assert len(slow.under_way) == 4
+    hanging = slow.under_way.pop(0)
+    for _ in range(200):
+        slow.end(1)
+        ticker.clock.advance(ms=100)
+        await step(ticker)
+    assert (slow.ended, hanging.done()) == (19, False)
+    assert (await balance(store)).done == 19
+    hanging.set_result(None)
+    await ticker.turn()
+    assert (await balance(store)).done == 20
+
+
 async def test_a_target_with_a_rate_and_a_concurrency_goes_on_after_it_had_nothing_to_do(
     tickers: Tickers, store: Store
 ) -> None:
@@ -321,6 +394,30 @@ async def test_a_target_with_a_rate_and_a_concurrency_goes_on_after_it_had_nothi
         await put(ticker, "target:shop", 3)
         await pass_time(ticker, 10)
         assert len(shop.seen) == 3 * sent
+
+
+@pytest.mark.parametrize("target", ["http://shop.example/", "target:shop"])
+async def test_a_head_that_hangs_holds_up_its_own_lane_and_no_other(
+    tickers: Tickers, store: Store, target: str
+) -> None:
+    slow = SlowOneByOne()
+    named = NamedSink(Targets({"shop": Webhook("http://shop.example/")}), {"http": slow})
+    ticker = await tickers(sinks={"http": slow, "target": named})
+    await ticker.client.put_many(Task(target, n, after="1s", lane=f"lane-{n % 8}") for n in range(40))
+    ticker.clock.advance(seconds=2)
+    await step(ticker)
+    assert len(slow.under_way) == 8
+    hanging = slow.under_way.pop(0)
+    for _ in range(10):
+        slow.end(8)
+        await step(ticker)
+    assert (slow.ended, hanging.done()) == (35, False)
+    hanging.set_result(None)
+    for _ in range(10):
+        await step(ticker)
+        slow.end(8)
+    await ticker.turn()
+    assert (await balance(store)).done == 40
 
 
 async def test_a_target_that_never_answers_delays_nobody_else(tickers: Tickers, store: Store) -> None:

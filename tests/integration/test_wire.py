@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import hiredis
 import pytest
@@ -154,6 +155,42 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up(server: Server
     assert isinstance(endpoint, Endpoint)
     with pytest.raises(Unavailable, match="while connecting"):
         await Connection.open(endpoint, connect_timeout_s=0.1)
+
+
+class Full(asyncio.Protocol):
+    """What a server does with a connection that is one too many."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(b"-ERR max number of clients reached\r\n")
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over.set()
+
+
+@pytest.mark.parametrize("login", ["", ":secret@"])
+async def test_a_server_that_takes_no_more_connections_says_so(login: str) -> None:
+    met = Full()
+    async with await asyncio.get_running_loop().create_server(lambda: met, "127.0.0.1") as full:
+        port = full.sockets[0].getsockname()[1]
+        with pytest.raises(Unavailable, match="max number of clients reached") as refused:
+            await opened(f"redis://{login}127.0.0.1:{port}")
+        assert not refused.value.sent
+        await met.over.wait()
+
+
+async def test_a_closed_connection_tells_why_it_was_closed(server: Server) -> None:
+    connection = await opened(server.url)
+    server.kill()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"the server closed the connection|the connection broke"):
+            await connection.pipeline([("PING",)], timeout_s=60)
 
 
 async def test_arguments_that_cannot_be_sent_leave_the_connection_usable(server: Server) -> None:

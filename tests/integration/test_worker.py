@@ -5,9 +5,11 @@ import contextlib
 import contextvars
 import logging
 import os
+import re
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +214,59 @@ async def test_retry_and_dead_can_be_raised_and_returned(place: Place) -> None:
     assert attempts == {"raise retry": 2, "return retry": 2, "raise dead": 1, "return dead": 1}
 
 
+class Reason(StrEnum):
+    NO_STOCK = "nothing in stock"
+
+
+class Busy(Retry):
+    """Made in its own way, with a number that was worked out."""
+
+    def __init__(self, after_ms: Any) -> None:
+        self.after_ms = after_ms
+
+
+class NoSuchOrder(Dead):
+    def __init__(self, order: int) -> None:
+        self.order = order
+
+
+ODD: dict[str, tuple[Callable[[], Retry | Dead], str]] = {
+    "a fraction": (lambda: Retry("busy", after_ms=0.4), "busy"),  # type: ignore[arg-type]
+    "no number": (lambda: Retry("busy", after_ms=float("nan")), "after_ms is nan"),  # type: ignore[arg-type]
+    "a text": (lambda: Retry("busy", after_ms="5"), "after_ms is '5'"),  # type: ignore[arg-type]
+    "a past": (lambda: Retry("busy", after_ms=-(10**15)), "busy"),
+    "an exception": (lambda: Dead(KeyError("order")), "KeyError: 'order'"),  # type: ignore[arg-type]
+    "an enum": (lambda: Dead(Reason.NO_STOCK), "nothing in stock"),
+    "bytes": (lambda: Dead(b"gone"), "b'gone'"),  # type: ignore[arg-type]
+    "a subclass": (lambda: Busy(0.4), "another attempt was asked for"),
+    "a subclass without a number": (lambda: Busy("soon"), "after_ms is 'soon'"),
+    "a subclass without a reason": (lambda: NoSuchOrder(7), "NoSuchOrder"),
+}
+
+
+@pytest.mark.parametrize("raised", [False, True])
+async def test_an_odd_outcome_ends_its_own_task_and_no_other(place: Place, raised: bool) -> None:
+    async def on_loop(how: str) -> object:
+        return in_thread(how)
+
+    def in_thread(how: str) -> object:
+        outcome = ODD[how][0]()
+        if raised:
+            raise outcome
+        return outcome
+
+    worker = await place.worker(
+        *(Handler(one, queue="q", retry=RetryPolicy(max_attempts=2, base_ms=1, cap_ms=1), result_ttl="1m")
+          for one in (on_loop, in_thread)),
+    )  # fmt: skip
+    for name in ("on_loop", "in_thread"):
+        handles = {how: await place.client.put(f"queue:q/{name}", {"how": how}) for how in ODD}
+        for how, handle in handles.items():
+            with pytest.raises(TaskFailed, match=re.escape(ODD[how][1])):
+                await handle.result(timeout=60)
+    assert worker.healthy
+
+
 async def test_a_tasks_own_policy_goes_before_the_handlers(place: Place) -> None:
     attempts: list[int] = []
 
@@ -401,6 +456,24 @@ async def test_a_coroutine_that_swallows_its_timeout_has_failed(place: Place) ->
     await place.worker(Handler(late, queue="q", timeout="50ms", retries=0, result_ttl="1m"))
     with pytest.raises(TaskFailed, match="timed out"):
         await (await place.client.put("queue:q/late")).result(timeout=60)
+
+
+async def test_a_run_that_cancels_itself_and_returns_ends_no_other(place: Place) -> None:
+    async def cancels_itself() -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        me.cancel()
+
+    async def waits() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    tasks = [Task(f"queue:q/{name}", None) for name in ("cancels_itself", "waits", "cancels_itself", "waits")]
+    handles = (await place.client.put_many(tasks, handles=True)).handles
+    assert handles is not None
+    await place.worker(*(Handler(one, queue="q", retries=0, result_ttl="1m") for one in (cancels_itself, waits)))
+    answers = [await place.client.result(one.id, timeout=60) for one in handles]
+    assert answers == [None, "done", None, "done"]
 
 
 async def test_work_that_was_made_and_not_done_is_no_success(place: Place) -> None:

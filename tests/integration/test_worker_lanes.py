@@ -58,9 +58,16 @@ async def ticker(fleet: Fleet, namespace: str, clock: ManualClock, shop: Shop) -
         yield made
 
 
-@pytest.mark.parametrize("outcome", [Retry("busy", after_ms=1), Dead("no such order")])
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (Retry("busy", after_ms=1), "busy"),
+        (Dead("no such order"), "no such order"),
+        (Dead("expired"), "its handler says: expired"),
+    ],
+)
 async def test_park_stops_the_lane_at_the_first_failure_also_one_for_good(
-    ticker: Ticker, store: Store, shop: Shop, outcome: Retry | Dead
+    ticker: Ticker, store: Store, shop: Shop, outcome: Retry | Dead, error: str
 ) -> None:
     shop.failing[0] = outcome
     for n in range(3):
@@ -69,7 +76,7 @@ async def test_park_stops_the_lane_at_the_first_failure_also_one_for_good(
     assert shop.ran == [0]
     assert await list_dead(store) == []
     parked = await ticker.client.lane("a")
-    assert (parked.state, parked.behind, parked.error) == ("parked", 2, outcome.reason)
+    assert (parked.state, parked.behind, parked.error) == ("parked", 2, error)
     head, behind = [await ticker.client.explain(f"order {n}", lane="a") for n in (0, 1)]
     assert (head.code, behind.code, behind.head_id) == ("parked", "parked", "order 0")
     assert await ticker.client.find_result("order 0", lane="a") is None, "it is not over"

@@ -104,7 +104,9 @@ async def test_a_time_beyond_all_calendars_is_cut_to_the_horizon(
 
 
 async def test_a_time_that_is_no_number_ends_that_task(tickers: Tickers, store: Store) -> None:
-    ticker = await tickers(sinks={"kafka": Wrong(lambda: [Retry("x", float("-inf"))])}, options=POLICY)  # type: ignore[arg-type]
+    timeless = Retry("x")
+    timeless.after_ms = float("-inf")  # type: ignore[assignment]
+    ticker = await tickers(sinks={"kafka": Wrong(lambda: [timeless])}, options=POLICY)
     wanted = await put_and_turn(ticker)
     assert (await ticker.client.get(wanted)).state == "dead"
 

@@ -81,6 +81,18 @@ def test_probes_that_are_never_heard_of_are_sent_again() -> None:
     assert breaker.room(2_000) == 2
 
 
+def test_for_a_probe_that_was_refused_for_good_another_leaves() -> None:
+    breaker = half_open()
+    breaker.took(2, 1_000)
+    assert breaker.record(0, 0, 1_010, refused=2) == "half-open", "that says nothing of the receiver"
+    assert breaker.room(1_010) == 2
+    breaker.took(2, 1_010)
+    breaker.record(1, 0, 1_020, refused=1)
+    assert breaker.room(1_020) == 1
+    breaker.took(1, 1_020)
+    assert breaker.record(1, 0, 1_030) == "ramp"
+
+
 def test_what_was_begun_before_it_opened_changes_nothing() -> None:
     breaker = opened()
     assert breaker.record(100, 0, 10) == "open"

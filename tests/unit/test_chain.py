@@ -1,5 +1,6 @@
 """How the chain of a schedule moves on: pure rules, at given instants."""
 
+from datetime import timedelta
 from typing import cast
 
 import msgspec
@@ -222,6 +223,8 @@ def test_changes_do_not_speak_of_who_and_when() -> None:
         ({"every": "1m", "target": 5}, "target is a int"),
         ({"every": "1m", "target": "log:", "max_runs": True}, "max_runs is a bool"),
         ({"every": 5, "target": "log:"}, "every is a int"),
+        ({"every": 0, "target": "log:"}, "every is a int"),
+        ({"cron": "@daily", "every": timedelta(0), "target": "log:"}, "interval is 0 ms"),
     ],
 )
 def test_nonsense_is_refused_in_words(fields: dict[str, object], message: str) -> None:

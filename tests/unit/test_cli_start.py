@@ -1,7 +1,10 @@
 """Simple commands start fast: what they do not need is not imported. And what is piped is plain text."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -101,6 +104,7 @@ def test_over_http_the_client_of_the_server_is_not_loaded() -> None:
         ("task get", "Missing argument"),
         ("task cancel", "Missing argument"),
         ("task list --limit", "requires an argument"),
+        ("task list --data-dir=", "Invalid value for '--data-dir': it is empty"),
     ],
 )
 def test_a_wrong_value_is_told_in_the_words_of_the_library(line: str, words: str) -> None:
@@ -115,3 +119,29 @@ def test_a_wrong_value_is_told_in_the_words_of_the_library(line: str, words: str
 )
 def test_who_asks_for_help_needs_no_settings(line: str) -> None:
     assert _modules(*line.split()).isdisjoint({"mainspring.config", "mainspring.settings", "mainspring.sources"})
+
+
+def _show_into(out: int | IO[str], unbuffered: str = "") -> tuple[int, str]:
+    ended = subprocess.run(
+        [sys.executable, "-c", "from mainspring.cli import main; main()", "config", "show"],
+        stdout=out, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": unbuffered}, timeout=100,
+        check=False,
+    )  # fmt: skip
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_is_no_failure(unbuffered: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        assert _show_into(write, unbuffered) == (0, "")
+    finally:
+        os.close(write)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_an_output_that_cannot_be_written_is_a_failure() -> None:
+    with Path("/dev/full").open("w") as full:
+        told = _show_into(full)
+    assert told == (1, "mainspring: the output cannot be written: No space left on device\n")

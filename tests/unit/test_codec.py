@@ -58,7 +58,7 @@ def test_an_entry_is_read_back_as_it_was_written(body: Body, offset_ms: int, fla
 
 
 @given(st.lists(bodies, max_size=20))
-def test_many_entries_are_read_as_one_array(some: list[Body]) -> None:
+def test_many_entries_are_read_at_once(some: list[Body]) -> None:
     assert decode_many(without_headers([entry(0, 0, IDH, body) for body in some])) == some
 
 

@@ -144,6 +144,7 @@ def test_a_wrong_setting_is_named_with_its_source(
         ("lease = 5", "expected a duration with its unit such as '5s', not 5"),
         ("port = true", "expected a whole number, not True"),
         ("retry = 3", "retry is a table"),
+        ('data_dir = ""', "data_dir: it is empty; name a path"),
         ("[retry]\nbas = 1", "retry_bas is not a setting; did you mean retry_base?"),
     ],
 )

@@ -227,6 +227,16 @@ def test_ranges_of_celery_may_go_over_the_end() -> None:
     assert spec("minute=0, hour=0, day_of_week='mon-fri'") == "0 0 * * mon-fri"
 
 
+def test_fields_whose_order_differs_between_releases_of_celery_are_not_guessed() -> None:
+    found = read_celery(
+        "beat_schedule = {'both': {'task': 't', 'schedule': crontab(30, 7, '*', day_of_week='mon')},"
+        " 'doubtful': {'task': 't', 'schedule': crontab(30, 7, 1)}}"
+    )
+    assert [(one.name, one.specs) for one in found.definitions] == [("both", ("30 7 * * mon",))]
+    [problem] = found.problems
+    assert problem.startswith("doubtful: crontab(…): releases of Celery differ")
+
+
 def test_a_beat_schedule_is_read_from_json() -> None:
     entry = {"task": "t", "schedule": {"__type__": "crontab", "minute": "0", "hour": "*/2"}}
     found = read_celery(json.dumps({"beat_schedule": {"a": entry, "b": {"task": "t"}}}))
@@ -255,6 +265,23 @@ def test_redbeat_keys_become_schedules() -> None:
         ("b", ("@every 60000ms",), "queue:q/t.b"),
     ]
     assert len(found.problems) == 2
+
+
+def test_names_that_become_the_same_are_told_apart() -> None:
+    found = read_celery(f"beat_schedule = {{'a@b': {ONE}, 'a-b': {ONE}}}")
+    assert [one.name for one in found.definitions] == ["a-b", "a-b-2"]
+
+
+def test_what_toml_cannot_say_is_left_out_of_the_file_and_told() -> None:
+    beat = {
+        "null": {"task": "t", "schedule": 5, "kwargs": {"nothing": {"here": [None]}}},
+        "marks": {"task": "t", "schedule": 5, "kwargs": {"text": '\x7f\\ "\n'}},
+        "none": {"task": "t", "schedule": 5},
+    }
+    found = read_celery(json.dumps(beat))
+    again = read_table(tomllib.loads(to_toml(found)), "a file", "")
+    assert {one.name: json.loads(one.payload) for one in again} == {"marks": {"text": '\x7f\\ "\n'}, "none": None}
+    assert [problem.partition(":")[0] for problem in found.problems] == ["null"]
 
 
 def test_what_was_found_can_be_written_as_a_file_and_read_again() -> None:

@@ -46,7 +46,7 @@ def untried(outcomes: Sequence[Outcome]) -> list[Retry]:
 
 
 async def test_each_is_sent_once_in_order_and_never_more_at_one_time_than_allowed() -> None:
-    hosts, target = Hosts(room=1000, connections=100), Target()
+    hosts, target = Hosts(room=1000, connections=200), Target()
     batches = [hosts.carry("a", Limits(7), deliveries(50), target.send) for _ in range(3)]
     assert await asyncio.gather(*batches) == [[DONE] * 50] * 3
     assert len(target.seen) == 150
@@ -185,27 +185,29 @@ async def test_connections_are_bounded_over_all_hosts() -> None:
     assert target.most == 8
 
 
-async def test_hosts_that_hang_leave_connections_to_the_others() -> None:
+@pytest.mark.parametrize("hanging", [20, 40, 150])
+async def test_hosts_that_hang_leave_connections_to_the_others(hanging: int) -> None:
     hosts, dead, well = Hosts(room=100_000, connections=512), Target(is_open=False), Target()
-    stuck = [asyncio.create_task(hosts.carry(n, Limits(64), deliveries(200), dead.send)) for n in range(20)]
+    stuck = [asyncio.create_task(hosts.carry(n, Limits(64), deliveries(200), dead.send)) for n in range(hanging)]
     await dead.arrived.wait()
-    assert hosts.free >= 20
+    assert hosts.free >= 100
     async with asyncio.timeout(60):
         for _ in range(10):
             assert await hosts.carry("well", Limits(64), deliveries(300), well.send) == [DONE] * 300
-    assert well.most >= 16, "and what it proves that it can take"
+    assert well.most >= 40, "and what it proves that it can take"
     dead.open.set()
-    assert await asyncio.gather(*stuck) == [[DONE] * 200] * 20
+    assert await asyncio.gather(*stuck) == [[DONE] * 200] * hanging
     assert hosts.free == 512
 
 
-async def test_hosts_that_were_well_and_hang_all_at_once_leave_connections_too() -> None:
+@pytest.mark.parametrize("hanging", [10, 40])
+async def test_hosts_that_were_well_and_hang_all_at_once_leave_connections_too(hanging: int) -> None:
     hosts, dead, well = Hosts(room=100_000, connections=512), Target(), Target()
-    for n in range(10):
+    for n in range(hanging):
         assert await hosts.carry(n, Limits(64), deliveries(500), dead.send) == [DONE] * 500
     dead.open.clear()
     dead.arrived.clear()
-    stuck = [asyncio.create_task(hosts.carry(n, Limits(64), deliveries(200), dead.send)) for n in range(10)]
+    stuck = [asyncio.create_task(hosts.carry(n, Limits(64), deliveries(200), dead.send)) for n in range(hanging)]
     await dead.arrived.wait()
     async with asyncio.timeout(60):
         assert await hosts.carry("well", Limits(64), deliveries(300), well.send) == [DONE] * 300
@@ -213,7 +215,7 @@ async def test_hosts_that_were_well_and_hang_all_at_once_leave_connections_too()
     await asyncio.gather(*stuck)
 
 
-@pytest.mark.parametrize(("connections", "most"), [(2_000, 200), (512, 200), (100, 51)])
+@pytest.mark.parametrize(("connections", "most"), [(2_000, 200), (512, 200), (100, 45)])
 async def test_a_host_that_answers_has_as_many_as_it_may_and_never_those_of_all_others(
     connections: int, most: int
 ) -> None:
@@ -234,7 +236,7 @@ async def test_a_host_that_answers_no_more_has_to_prove_itself_again() -> None:
     await hosts.carry("a", Limits(20), deliveries(200), refused)
     target.most = 0
     await hosts.carry("a", Limits(20), deliveries(100), refused)
-    assert target.most == 7, "an eighth of what is still free"
+    assert target.most == 3, "an eighth of what is still free of the first half"
 
 
 async def test_with_no_connection_left_hosts_take_turns() -> None:

@@ -276,9 +276,11 @@ DEEP = b"\xdc\x00\x0e" + msgspec.msgpack.encode(Body("log:", b"1"))[1:] + b"\x91
     "bodies",
     [
         [b"\x92\xa4log:", b"\xc4\x011" + b"\x92\xa4log:\xc4\x012"],
+        [b"\x92\xa4log:\xc4\x03a", b"bc" + b"\x92\xa4log:\xc4\x012"],
+        [b"\x92\xa4log:\xc4\x03\x92\xa4", b"l" + b"\x92\xa4log:\xc4\x012"],
         [DEEP],
     ],
-    ids=["one has what the other lacks", "too deep"],
+    ids=["one has what the other lacks", "a payload goes on in the next", "it looks like a body", "too deep"],
 )
 def test_damaged_bodies_leave_as_such_and_end_nobody(bodies: list[bytes]) -> None:
     live = live_slice()

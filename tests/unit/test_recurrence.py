@@ -129,6 +129,37 @@ def test_a_long_exclusion_of_a_frequent_schedule_is_left_in_one_step() -> None:
     assert every_second.next_after(START) == ms("2026-12-01")
 
 
+@pytest.mark.parametrize(
+    ("specs", "left_out", "first"),
+    [
+        (["30 2 * * *"], "30 2 * * SUN", "2026-03-30 02:30"),
+        (["30 2 * * *"], "0 3 * * *", "2026-03-29 03:00"),
+        (["30 2 * * *"], "2026-03-29", "2026-03-30 02:30"),
+        (["*/15 2 * * *"], "0-30 2 * * *", "2026-03-29 03:00"),
+        (["30 2 * * *", "0 3 * * *"], "30 2 * * *", "2026-03-29 03:00"),
+        (["30 2 * * *", "0 3 * * *"], "0 3 * * *", "2026-03-29 03:00"),
+        (["30 2 * * *", "0 3 * * *"], "* 2-3 * * SUN", "2026-03-30 02:30"),
+        (["30 2 * * *", "@every 1h"], "30 2 * * SUN", "2026-03-29 03:00"),
+    ],
+)
+def test_of_a_time_that_is_jumped_over_that_very_time_is_excluded(specs: list[str], left_out: str, first: str) -> None:
+    recurrence = Recurrence.parse(specs, zone="Europe/Paris", exclude=[left_out, "0 1 * * *", "0 2 * * *"])
+    assert runs(recurrence, "2026-03-29", 1) == [first]
+
+
+def test_the_day_that_a_zone_lost_can_be_excluded() -> None:
+    recurrence = Recurrence.parse("0 12 * * *", zone="Pacific/Apia", exclude=["2011-12-30"])
+    assert runs(recurrence, "2011-12-30", 1) == ["2011-12-31 12:00"]
+
+
+@pytest.mark.parametrize(
+    ("line", "left_out"), [("*/5 * * * *", "*/5 * * 2-11 *"), ("*/2 * * * * *", "*/2 * * * 2-11 *")]
+)
+def test_an_exclusion_that_is_written_like_the_schedule_does_not_end_it(line: str, left_out: str) -> None:
+    recurrence = Recurrence.parse(line, exclude=[left_out])
+    assert recurrence.next_after(ms("2026-01-31T23:59:59")) == ms("2026-12-01")
+
+
 def test_when_everything_is_excluded_there_is_no_next_run() -> None:
     assert Recurrence.parse("0 12 * * *", exclude=["* 12 * * *"]).next_after(START) is None
 

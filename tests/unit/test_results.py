@@ -42,3 +42,12 @@ def test_people_see_what_was_returned_and_noted() -> None:
     assert lines[0] == "ending      done"
     assert [line for line in lines if line.startswith("log")] == ["log         one", "log         two"]
     assert lines[-1] == 'value       {"n":[1,null]}'
+
+
+def test_an_answer_whose_keys_are_no_texts_can_be_shown_all_the_same() -> None:
+    given = {(1, 2): "a tuple", None: [{True: "in depth"}], 3: "a number"}
+    kept = decode_result(Result("done", given).encode())
+    assert kept.value == given
+    wanted = {"(1, 2)": "a tuple", "None": [{"True": "in depth"}], "3": "a number"}
+    assert msgspec.json.decode(msgspec.json.encode(kept.as_dict()))["value"] == wanted
+    assert lines_of(kept)[-1].startswith("value       {")

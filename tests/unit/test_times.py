@@ -50,6 +50,12 @@ def test_what_is_not_a_delay_is_refused_with_an_example(text: str) -> None:
         delay_ms(text)
 
 
+@pytest.mark.parametrize("text", ["9" * 300_000, "1s" * 100_000 + "9" * 100_000, "P" + "9" * 300_000])
+def test_a_text_without_end_is_refused_as_fast_as_it_is_read(text: str) -> None:
+    with pytest.raises(InvalidInput, match="is not a delay"):
+        delay_ms(text)
+
+
 @pytest.mark.parametrize("text", ["1" * 400 + "s", "99999999w", "P" + "9" * 30 + "D", "PT" + "9" * 400 + "S"])
 def test_a_delay_of_more_than_ten_years_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="after is longer than ten years") as refused:

@@ -207,3 +207,13 @@ def test_an_open_breaker_says_so_until_it_has_closed() -> None:
     assert "growing rate" in valve.why()[1]
     valve.room(7_010, MOST)
     assert not valve.bounded
+
+
+def test_permits_of_those_that_did_not_leave_after_all_are_for_others() -> None:
+    made, clock, _ = valves(FlowOptions(limits={"queue:mail": Limit(Rate(10))}))
+    valve = made.of("queue:mail")
+    valve.granted(2, Granted(2, 0, 0), clock.now_ms())
+    assert [made.hold_for("queue:mail/send", None, 0) for _ in range(3)] == [None, None, valve.key]
+    made.begun("queue:mail/send", 1)
+    made.tick()
+    assert valve.permits == 1, "one has begun, the other was over by then, or was taken back"

@@ -34,6 +34,7 @@ class App:
         self.router = Router(surface.ROUTES if self.takes_requests else surface.WATCHED)
         self.batches = Batches()
         self.examining = asyncio.Lock()
+        self.previewing = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -231,7 +231,7 @@ class _Batch:
                 continue
             if not isinstance(found, Handle):
                 wrong[number] = problem_of(found)
-            elif rejects and found.outcome == "kept":
+            elif rejects and found.outcome == "kept" and number not in portion.keyed:
                 wrong[number] = Problem("conflict", f"a task with id {found.id!r} exists, due {found.due_ms} ms")
             else:
                 counts[found.outcome] += 1

@@ -135,4 +135,4 @@ def check_target(key: ApiKey, target: str) -> None:
 
 def check_right(key: ApiKey, right: Right | None) -> None:
     if right is not None and not key.may(right):
-        raise Problem("forbidden", f"the key's role is {key.role}, which may not {right}")
+        raise Problem("forbidden", f"the key's role is {key.role}, which does not have the right {right!r}")

@@ -30,6 +30,8 @@ class Portion(msgspec.Struct):
     numbers: Sequence[int]
     tasks: list[Task]
     wrong: dict[int, Problem]
+    keyed: set[int] = msgspec.field(default_factory=set)
+    """Lines with ids made of the Idempotency-Key: such an id is known already only if the line was sent before."""
 
     @property
     def size(self) -> int:
@@ -133,6 +135,8 @@ class Lines:
         try:
             check_depth(bytes(new.payload), self._depth, level=1)
             found.tasks.append(self._task(number, new, now_ms, raw))
+            if self._salt is not None and new.id is None:
+                found.keyed.add(number)
         except InvalidInput as error:
             found.wrong[number] = Problem("invalid", str(error))
         except Problem as problem:

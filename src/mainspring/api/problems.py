@@ -21,7 +21,7 @@ PROBLEMS: Final = {
     "conflict": (409, "the id is taken, or the object has changed meanwhile"),
     "too-late": (409, "the task has begun, or is over"),
     "too-large": (413, "the body, or a part of it, is larger than the limit"),
-    "content-type": (415, "the body is of another type than the route takes"),
+    "content-type": (415, "the body is of another type than the route takes, or compressed"),
     "idempotency": (422, "the Idempotency-Key was used before with another request"),
     "rate": (429, "too many requests; Retry-After says when to come again"),
     "headers": (431, "the headers are larger than the limit"),

@@ -12,7 +12,8 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from .asgi import GUARDED
+from .asgi import GUARDED, Headers
+from .known_heads import KnownHeads
 from .problems import RETRY_AFTER_S, Problem, not_ready
 from .shortcut import PATH, Posted, Shortcut
 
@@ -78,6 +79,9 @@ class Connection(HttpToolsProtocol):
         """The answer is sent, and what still comes is not read."""
         self._posted: Posted | None = None
         """A tick on the short way that is not complete yet."""
+        self._known_heads = KnownHeads()
+        self._packet = b""
+        """What came last, if a request begins with it."""
         self._running: RequestResponseCycle | Posted | None = None
         """What is being answered; uvicorn knows only the last that came."""
         self._heard_all = False
@@ -96,6 +100,10 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._lingers or self.transport.is_closing():
             return
+        rests = self._rests_since_s is not None
+        if rests and self._posts_again(data):
+            return
+        self._packet = data if rests else b""
         if self._waits_since_s is None:
             self._waits_since_s = self.loop.time()
             self._received = 0
@@ -106,6 +114,20 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(Problem("headers", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
+
+    def _posts_again(self, data: bytes) -> bool:
+        """A tick with a head that is known. Between two requests only: the parser is not told of it."""
+        known = self._known_heads.read(data)
+        if known is None or self.flow.write_paused:
+            return False
+        headers, body = known
+        posted = self._shortened(headers)
+        if posted is None:
+            return False
+        self._rests_since_s = None
+        posted.body = body
+        posted.start()
+        return True
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -192,12 +214,19 @@ class Connection(HttpToolsProtocol):
         if parser.get_method() != b"POST" or parser.get_http_version() != "1.1" or not parser.should_keep_alive():
             return False
         headers = dict(self.headers)
-        key = self.shortcut.key_of(headers)
+        if self.shortcut.is_usual(headers):
+            self._posted = self._shortened(headers)
+        return self._posted is not None
+
+    def _shortened(self, headers: Headers) -> Posted | None:
+        """A tick that goes the short way, unless its caller has to be looked up."""
+        assert self.shortcut is not None
+        key = self.shortcut.key_at_hand(headers)
         if key is None:
-            return False
-        self._posted = self._running = Posted(self, self.shortcut, key, headers)
-        self.cycle = self._posted  # type: ignore[assignment]  # what uvicorn asks of a cycle it has
-        return True
+            return None
+        self._running = posted = Posted(self, self.shortcut, key, headers)
+        self.cycle = posted  # type: ignore[assignment]  # what uvicorn asks of a cycle it has
+        return posted
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
@@ -229,6 +258,7 @@ class Connection(HttpToolsProtocol):
             return
         posted, self._posted = self._posted, None
         if posted is not None:
+            self._known_heads.learn(self._packet, posted.headers, posted.body)
             posted.start()
         else:
             super().on_message_complete()

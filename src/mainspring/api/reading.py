@@ -109,7 +109,10 @@ def check_depth(body: bytes, depth: int, *, level: int = 0) -> None:
 
 
 def check_content_type(headers: Headers, wanted: tuple[bytes, ...]) -> None:
-    """A body without a type is taken for what the route wants."""
+    """A body without a type is taken for what the route wants. One that is packed is told so, not called malformed."""
+    if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
+        packed = headers[b"content-encoding"].decode("latin-1")[:80]
+        raise Problem("content-type", f"the content encoding is {packed!r}; send the body as it is")
     value = headers.get(b"content-type")
     if value is None or value in wanted:
         return

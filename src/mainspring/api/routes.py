@@ -52,7 +52,8 @@ class Route:
         return part if self.path.startswith("/v1/") else "node"
 
 
-_PARAMETER: Final = "{}"
+_PARAMETER: Final = None
+"""In the place of a segment: no request can say it."""
 
 
 class Router:
@@ -60,7 +61,7 @@ class Router:
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
-        self._tree: dict[str, Any] = {}
+        self._tree: dict[str | None, Any] = {}
         for route in self.routes:
             node = self._tree
             for segment in route.path.split("/")[1:]:
@@ -73,7 +74,8 @@ class Router:
     def find(self, scope: Scope) -> tuple[Route, Mapping[str, str]]:
         methods, values = self._walk(_segments(scope))
         if methods is None:
-            raise Problem("not-found", f"there is nothing at {scope['path'][:200]}")
+            shown = "; /docs shows every route" if "docs" in self._tree else ""
+            raise Problem("not-found", f"there is nothing at {scope['path'][:200]}{shown}")
         method = scope["method"]
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:

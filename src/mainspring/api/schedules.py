@@ -1,12 +1,15 @@
 """`/v1/schedules`: recurring work."""
 
+import asyncio
+import time
 from typing import Any, Final
 
 import msgspec
 
 from ..model.audit_views import changes, of_schedule
 from ..model.limits import LAST_SHOWN_MS
-from ..model.lint import lint
+from ..model.lint import SAMPLE, lint
+from ..model.schedule import Definition, check_specs
 from ..model.schedule_view import Backfilled, ScheduleView, revision_as_dict
 from ..model.zone import zone
 from ..schedules import OnExisting
@@ -36,6 +39,8 @@ from .schedule_body import (
 )
 
 MOST_RUNS: Final = 1_000
+LOOK_S: Final = 2.0
+"""How long a preview looks for runs."""
 
 
 # -- reading ---------------------------------------------------------------------------------------------------
@@ -82,10 +87,26 @@ async def preview_schedule(call: Call) -> Answer:
         now_ms = instant(wanted.after, "after", fields.get("timezone", home))
     definition = call.client.schedules.define(wanted.name, target="null:", **fields)
     definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)
+    check_specs(definition)
+    async with call.app.previewing:
+        # In a thread: some times are hard to find, and a node that looks for them must go on firing.
+        return answer(await asyncio.to_thread(_look_ahead, definition, now_ms, wanted.count))
+
+
+def _look_ahead(definition: Definition, now_ms: int, count: int) -> Runs:
+    """The runs that are asked for, and as many as warnings are made of, if there is time for them."""
+    until_s = time.monotonic() + LOOK_S
+    found: list[int] = []
+    at_ms = definition.slots.after(now_ms)
+    while at_ms is not None and len(found) < max(count, SAMPLE) and time.monotonic() < until_s:
+        found.append(at_ms)
+        at_ms = definition.slots.after(at_ms)
     times = zone(definition.zone)
-    planned = definition.next_runs(now_ms, wanted.count)
-    runs = [times.datetime(at_ms).isoformat() for at_ms in planned if at_ms < LAST_SHOWN_MS]
-    return answer(Runs(runs, [one.message for one in lint(definition.slots.recurrence, now_ms)]))
+    runs = [times.datetime(one).isoformat() for one in found[:count] if one < LAST_SHOWN_MS]
+    warnings = [one.message for one in lint(definition.slots.recurrence, now_ms, runs=found)]
+    if at_ms is not None and len(found) < count:
+        warnings.append(f"these times are hard to find: after {LOOK_S:g} s the search was ended")
+    return Runs(runs, warnings)
 
 
 async def diff_schedule(call: Call) -> Answer:

@@ -138,9 +138,8 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}. Choose another with --host or --port"
-        ) from None
+        why = str(error.strerror or error).partition(" (while")[0]  # the rest says the address once more
+        raise ConfigError(f"cannot listen on {host} port {port}: {why}. Choose another with --host or --port") from None
     listener.setblocking(False)
     return listener
 

@@ -38,13 +38,12 @@ class Shortcut:
         self._defaults: list[Header] = []
         self._heads: dict[tuple[int, bytes], bytes] = {}
 
-    def key_of(self, headers: Headers) -> ApiKey | None:
-        """Who calls. None for whom this is not the way."""
-        if not _UNUSUAL.isdisjoint(headers):
-            return None
+    def is_usual(self, headers: Headers) -> bool:
         length = headers.get(b"content-length", b"")
-        if not 0 < len(length) < 6 or int(length) > MAX_PAYLOAD_BYTES:
-            return None
+        return 0 < len(length) < 6 and int(length) <= MAX_PAYLOAD_BYTES and _UNUSUAL.isdisjoint(headers)
+
+    def key_at_hand(self, headers: Headers) -> ApiKey | None:
+        """Who calls. None where that has to be looked up."""
         client = self._app.node.client
         key = None if client is None else self._app.gate.key_at_hand(headers, client.store.clock)
         # What a key may not see has to be looked for: a task of that id may go elsewhere.
@@ -87,7 +86,7 @@ class Posted:
     """One tick on its way. For uvicorn it is a cycle: what follows on the connection waits until it is complete."""
 
     __slots__ = (
-        "_connection", "_headers", "_key", "_shortcut", "body", "disconnected", "keep_alive", "more_body",
+        "_connection", "_key", "_shortcut", "body", "disconnected", "headers", "keep_alive", "more_body",
         "response_complete", "response_started",
     )  # fmt: skip
     message_event = _Nobody()
@@ -96,7 +95,7 @@ class Posted:
         self._connection = connection
         self._shortcut = shortcut
         self._key = key
-        self._headers = headers
+        self.headers = headers
         self.body = b""
         self.more_body = True
         self.keep_alive = True
@@ -107,7 +106,7 @@ class Posted:
         self.more_body = False
         client = self._connection.client
         try:
-            self._shortcut.post(self._key, self._headers, client[0] if client else "", self.body, self)
+            self._shortcut.post(self._key, self.headers, client[0] if client else "", self.body, self)
         except (Problem, MainspringError) as error:
             self.set_exception(error)
         except Exception as error:

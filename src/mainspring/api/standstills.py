@@ -1,5 +1,6 @@
 """`/v1/lanes` and `/v1/pauses`: what stands still, and letting it go on."""
 
+import re
 from typing import Final, Literal
 
 import msgspec
@@ -14,6 +15,8 @@ from .new_task import Moment
 from .problems import Problem
 from .routes import Route
 from .schedule_body import instant
+
+_PLACE: Final = re.compile(r"(\d{1,15})\.(.*)", re.DOTALL)
 
 
 class LaneQuery(msgspec.Struct, frozen=True):
@@ -102,10 +105,10 @@ async def list_lanes(call: Call) -> Answer:
 
 def _lane_place(cursor: str) -> tuple[int, str]:
     """Since when a lane stands still, and its name: lanes are listed in that order."""
-    since, dot, lane = cursor.partition(".")
-    if not (dot and since.isascii() and since.isdecimal()):
+    match = _PLACE.fullmatch(cursor)
+    if match is None:
         raise Problem("invalid", f"cursor {cursor[:80]!r} is not one that a list returned")
-    return int(since), lane
+    return int(match[1]), match[2]
 
 
 async def get_lane(call: Call) -> Answer:

@@ -79,7 +79,9 @@ async def put_task(call: Call) -> Answer:
     async def work(task_id: str | None, repeated: bool) -> Answer:
         task = task_of(posted, call.client.store.clock.now_ms(), task_id=task_id)
         call.check_target(task.target)
-        handle = await _put(call, task, posted.on_conflict, posted.durability)
+        # A rule is for the caller's own ids: one that we made is known already only if this is the same request.
+        on_conflict = "keep" if posted.id is None else posted.on_conflict
+        handle = await _put(call, task, on_conflict, posted.durability)
         # Our own put, whose answer was lost: it is told as it was the first time.
         created = handle.outcome == "created" or (repeated and posted.id is None)
         told = Put.of(handle)

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from itertools import cycle, product
+from itertools import chain, count, cycle, product
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,9 @@ BATCH_CONNECTIONS: Final = 4
 BATCH: Final = 5_000
 BODIES: Final = 16
 """Batches made beforehand and sent again and again: tasks without ids are new each time."""
+
+SINGLES: Final = 256
+"""Single ticks are drawn by so many at a time: the client shares the machine with what it measures."""
 
 AHEAD_MS: Final = 600_000
 """Due so long after the start, and spread over as long again."""
@@ -115,12 +118,8 @@ async def _drive(url: str, name: str, seconds: float) -> Timed:
 def _single() -> Callable[[], Request]:
     plan = Plan(within_ms=AHEAD_MS, seconds=1)
     ticks = Ticks(plan)
-
-    def make() -> Request:
-        [number] = _later(ticks, plan, 1)
-        return request("/ticks", "application/json", text_of(number, plan.ids))
-
-    return make
+    some = chain.from_iterable(_later(ticks, plan, SINGLES) for _ in count())
+    return lambda: request("/ticks", "application/json", text_of(next(some), plan.ids))
 
 
 def _later(ticks: Ticks, plan: Plan, count: int) -> list[int]:

@@ -1,5 +1,6 @@
 """The command `mainspring`. Commands are loaded when they are called: `--version` must not wait for servers."""
 
+import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -38,6 +39,12 @@ class _LazyGroup(typer.core.TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         return quick(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise typer.Exit(0) from None  # whoever read our output (head, less) has seen enough
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -87,21 +94,33 @@ def main() -> None:
     """Exit codes: 0 well, 1 failed, 2 called wrongly, 130 on Ctrl-C."""
     from mainspring.model.errors import ConfigError, InvalidInput, MainspringError
 
+    code: Any = 0
     try:
         app(prog_name="mainspring")
+    except SystemExit as ended:
+        code = ended.code
     except (ConfigError, InvalidInput) as error:
-        _end(f"mainspring: {error}", 2)
+        code = _failed(str(error), 2)
     except MainspringError as error:
-        _end(f"mainspring: {error}", 1)
+        code = _failed(str(error), 1)
     except KeyboardInterrupt:
-        _end("", 130)
-    except BrokenPipeError:
-        # Whoever read our output (head, less) has seen enough.
-        sys.stderr.close()
-        _end("", 0)
+        code = 130
+    sys.exit(_flushed(code))
 
 
-def _end(message: str, code: int) -> None:
-    if message:
-        print(message, file=sys.stderr)
-    sys.exit(code)
+def _failed(message: str, code: int) -> int:
+    print(f"mainspring: {message}", file=sys.stderr)
+    return code
+
+
+def _flushed(code: Any) -> Any:
+    """What was printed goes out here: when the interpreter ends, a failure is neither quiet nor explained."""
+    if sys.stdout is None:
+        return code
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it would be tried once more
+        if not isinstance(error, BrokenPipeError):
+            return _failed(f"the output cannot be written: {error.strerror}", code or 1)
+    return code

@@ -51,11 +51,15 @@ async def _page(config: "Config", limit: int, cursor: str | None) -> AuditPage:
 
 
 def _told(change: Change) -> str:
-    """`due_ms: 1 -> 2`: what was and what is."""
+    """`due_ms: 1 -> 2`: what was and what is; what says nothing is left out."""
     before, after = change.before or {}, change.after or {}
-    return ", ".join(f"{name}: {_step(before, after, name)}" for name in dict.fromkeys((*before, *after)))
+    steps = {name: [side[name] for side in (before, after) if name in side] for name in (*before, *after)}
+    return ", ".join(
+        f"{name}: {' -> '.join(map(_spoken, values))}"
+        for name, values in steps.items()
+        if any(value not in (None, []) for value in values)
+    )
 
 
-def _step(before: dict[str, Any], after: dict[str, Any], name: str) -> str:
-    sides = [str(side[name]) for side in (before, after) if name in side]
-    return " -> ".join(sides)
+def _spoken(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

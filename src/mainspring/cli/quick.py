@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
+import typer
+
 _CHECKED: Final = ("parser", "exists", "writable", "resolve_path", "path_type")
 _READ: Final[dict[Any, Callable[[str], Any]]] = {str: str, int: int, float: float, Path: Path}
 
@@ -47,6 +49,8 @@ class _Reader:
         self._library = library
 
     def __call__(self, context: Any, value: Any) -> Any:
+        if value == "" and self._read is Path:  # mostly a variable that is not set; it would mean this folder
+            raise typer.BadParameter("it is empty; name a path", context, self._parameter)
         known, plain = self._plain(value)
         if not known or (self._parameter.required and plain in (None, ())):
             return self._library(context, value)

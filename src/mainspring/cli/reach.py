@@ -64,23 +64,28 @@ async def server_url(config: "Config") -> AsyncIterator[str]:
     if config.redis_url is not None:
         yield config.redis_url
         return
-    from mainspring.store import embedded
+    from mainspring.store.embedded_guests import guest
 
-    server = await asyncio.to_thread(embedded.start, config.data_dir)
-    try:
-        yield server.url
-    finally:
-        await asyncio.to_thread(server.stop)
+    with contextlib.ExitStack() as stack:
+        server = await asyncio.to_thread(stack.enter_context, guest(config.data_dir))
+        try:
+            yield server.url
+        finally:
+            await asyncio.to_thread(stack.close)
 
 
 @contextlib.asynccontextmanager
-async def opened_store(config: "Config") -> "AsyncIterator[Store]":
+async def opened_store(config: "Config", *, makes: bool = False) -> "AsyncIterator[Store]":
+    """The namespace of the settings. Only what puts something there makes it: its partition count is fixed then, and
+    one that was misspelt must not be made by looking."""
     from mainspring.store.store import Store
 
     async with (
         server_url(config) as url,
         contextlib.aclosing(
-            await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
+            await Store.open(
+                url, namespace=config.namespace, partitions=config.partitions, options=config.links, makes=makes
+            )
         ) as store,
     ):
         yield store

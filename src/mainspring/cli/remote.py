@@ -147,6 +147,8 @@ def _road(scheme: str, host: str, port: int | None) -> http.client.HTTPConnectio
 
 def _path(segments: tuple[str, ...], query: Mapping[str, object] | None) -> str:
     first, *names = segments
+    if "" in names:  # it would be the path of something else
+        raise InvalidInput("the id, or the name, is empty; give 1 to 256 bytes")
     path = "/".join([first, *(quote(name, safe="") for name in names)])
     said = _said(query or {})
     return f"{path}?{urlencode(said)}" if said else path

@@ -1,6 +1,7 @@
 """A client whose calls go to a node's HTTP API: what commands ask of `Client`, by the same names."""
 
 import base64
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from mainspring.cli.remote_dead import RemoteLetters
 from mainspring.cli.remote_schedules import RemoteSchedules
 from mainspring.model.choice import ListedState, QueueState
 from mainspring.model.errors import NotFound
-from mainspring.model.explain import Explanation
+from mainspring.model.explain import UNKNOWN, Explanation
 from mainspring.model.lane import LaneAnswer, LaneInfo
 from mainspring.model.pause import Mode, Pause, Scope
 from mainspring.model.result import Result
@@ -66,8 +67,9 @@ class RemoteClient(RemoteLetters):
     async def explain(self, id: str, *, lane: str | None = None) -> Explanation:
         try:
             return msgspec.convert(self.api.get(_TASKS, id, "explain", lane=lane), Explanation)
-        except NotFound as error:
-            return Explanation(id=id, code="unknown", text=str(error), state="unknown", now_ms=0)
+        except NotFound:
+            now_ms = time.time_ns() // 1_000_000
+            return Explanation(id=id, code="unknown", text=UNKNOWN, state="unknown", now_ms=now_ms)
 
     async def find_result(self, id: str, *, lane: str | None = None) -> Result | None:
         told = self.api.get(_TASKS, id, "result", lane=lane)

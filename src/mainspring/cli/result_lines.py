@@ -25,7 +25,7 @@ def lines_of(result: Result) -> list[str]:
     elif result.output is not None:
         lines += _output_lines(result.output)
     elif result.value is not None:
-        lines.append(f"value       {msgspec.json.encode(result.value).decode()}")
+        lines.append(f"value       {msgspec.json.encode(result.json_value).decode()}")
     return lines
 
 

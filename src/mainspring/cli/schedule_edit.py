@@ -47,7 +47,7 @@ def add(
     def work(client: "Client") -> "Coroutine[Any, Any, ScheduleView]":
         return client.schedules.add(name, on_conflict="replace" if replace else "reject", **fields)
 
-    _show_with_warnings(load(redis_url, data_dir, namespace, config), work, json)
+    _show_with_warnings(load(redis_url, data_dir, namespace, config), work, json, makes=True)
 
 
 @app.command(epilog=_EMPTY)
@@ -82,9 +82,9 @@ def diff(
 
 
 def _show_with_warnings(
-    loaded: Config, work: "Callable[[Client], Coroutine[Any, Any, ScheduleView]]", json: bool
+    loaded: Config, work: "Callable[[Client], Coroutine[Any, Any, ScheduleView]]", json: bool, *, makes: bool = False
 ) -> None:
-    view = with_client(loaded, work)
+    view = with_client(loaded, work, makes=makes)
     shown.warn(view.definition, view.definition.at_ms, loaded)
     _show(view, json)
 

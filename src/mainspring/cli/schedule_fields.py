@@ -2,13 +2,13 @@
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
+from mainspring.cli.payload import json_of
 from mainspring.cli.task import when_of
 from mainspring.model.errors import InvalidInput
 
@@ -88,17 +88,10 @@ def fields_of(options: dict[str, Any]) -> dict[str, Any]:
         if name in fields:
             fields[name] = when_of(fields[name])
     if "payload" in fields:
-        fields["payload"] = _json(fields["payload"])
+        fields["payload"] = msgspec.json.decode(json_of(fields["payload"], "--payload"))
     policy = {field: options[name] for name, field in _POLICY.items() if options.get(name) is not None}
     if policy:
         if "retry" in fields:
             raise InvalidInput("give either --retry or --retries, --retry-base and --retry-jitter")
         fields["retry"] = policy
     return fields
-
-
-def _json(text: str) -> Any:
-    try:
-        return msgspec.json.decode(sys.stdin.read() if text == "-" else text)
-    except msgspec.DecodeError as error:
-        raise InvalidInput(f"--payload is not JSON ({error}); a text needs quotes: '\"hello\"'") from None

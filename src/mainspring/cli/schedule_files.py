@@ -42,7 +42,7 @@ def apply(
     async def work(client: "Client") -> list[Step]:
         return await _apply(client, wanted, whose, prune, dry_run)
 
-    _show_steps(with_client(loaded, work), loaded, dry_run, json)
+    _show_steps(with_client(loaded, work, makes=not dry_run), loaded, dry_run, json)
 
 
 async def _apply(client: "Client", wanted: list[Definition], source: str, prune: bool, dry_run: bool) -> list[Step]:
@@ -85,20 +85,28 @@ def import_(
     loaded = load(redis_url, data_dir, namespace, config)
     found = _read(kind, file, tz or loaded.timezone, system, url, prefix)
     whose = source or (file.stem if file is not None else kind)
+    text = to_toml(found) if out is not None else ""
     for name, argv in found.commands.items():
         print(f"register the command {name}: [commands.{name}] argv = {argv!r}", file=sys.stderr)
     for problem in found.problems:
         print(f"look at this: {problem}", file=sys.stderr)
     if out is not None:
-        out.write_text(to_toml(found), encoding="utf-8")
+        _write(out, text)
         print(f"{out}: {len(found.definitions)} schedules", file=sys.stderr)
     else:
         import msgspec
 
         wanted = [msgspec.structs.replace(one, source=whose) for one in found.definitions]
-        steps = with_client(loaded, lambda client: _apply(client, wanted, whose, False, dry_run))
+        steps = with_client(loaded, lambda client: _apply(client, wanted, whose, False, dry_run), makes=not dry_run)
         _show_steps(steps, loaded, dry_run, json)
     raise typer.Exit(1 if found.problems else 0)
+
+
+def _write(out: Path, text: str) -> None:
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"{out} cannot be written: {error.strerror}") from None
 
 
 def _read(kind: str, file: Path | None, tz: str, system: bool, url: str, prefix: str) -> Imported:
@@ -109,9 +117,11 @@ def _read(kind: str, file: Path | None, tz: str, system: bool, url: str, prefix:
     if file is None:
         raise InvalidInput("give the file to import")
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        text = (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8-sig")
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{file} is not UTF-8: {error}") from None
     return read_crontab(text, zone=tz, system=system) if kind == "crontab" else read_celery(text, zone=tz)
 
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 import msgspec
 import typer
 
-from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, remote, server_url
+from mainspring.cli.payload import json_of
+from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, remote
 from mainspring.cli.result_lines import lines_of
 from mainspring.cli.table import aligned, printable
 from mainspring.cli.witness import Witness
-from mainspring.model.errors import InvalidInput, NotConfirmed
+from mainspring.model.errors import NotConfirmed
 from mainspring.model.explain import moment
 from mainspring.model.result import Result
 from mainspring.model.task import Handle, OnConflict
@@ -50,7 +51,7 @@ def put(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Put one task."""
-    value = _json(sys.stdin.read() if payload == "-" else payload)
+    value = msgspec.Raw(json_of(payload, "the payload"))
     conflict: OnConflict = on_conflict  # type: ignore[assignment]  # the client checks it
     try:
         handle = with_client(
@@ -59,6 +60,7 @@ def put(
                 target, value, at=when_of(at), after=after, id=id, lane=lane, expires=expires,
                 retry=retry, timeout=timeout, on_conflict=conflict, durability=durability,
             ),
+            makes=True,
         )  # fmt: skip
     except NotConfirmed as error:
         # It is stored: without its id nobody could find it again.
@@ -198,7 +200,7 @@ def cancel(
         print_json([{"id": id, "outcome": outcome} for id, outcome in zip(ids, outcomes, strict=True)])
     else:
         for id, outcome in zip(ids, outcomes, strict=True):
-            print(f"{id}: {outcome}")
+            print(printable(f"{id}: {outcome}"))
     if any(outcome != "cancelled" for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -220,9 +222,11 @@ def reschedule(
 # -- inside ----------------------------------------------------------------------------------------------------
 
 
-def with_client(config: "Config", work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
+def with_client(config: "Config", work: "Callable[[Client], Coroutine[Any, Any, T]]", *, makes: bool = False) -> T:
+    """`makes`: it puts something into the namespace, which is made where it is new."""
+
     async def run() -> T:
-        async with _client(config) as client:
+        async with _client(config, makes) as client:
             return await work(cast("Client", Witness.of(client, config.audit_entries)))
 
     return asyncio.run(run() if config.api_url is None else _over_http(config, work))
@@ -237,36 +241,23 @@ async def _over_http(config: "Config", work: "Callable[[Client], Coroutine[Any, 
 
 
 @contextlib.asynccontextmanager
-async def _client(config: "Config") -> "AsyncIterator[Client]":
+async def _client(config: "Config", makes: bool) -> "AsyncIterator[Client]":
     from mainspring.client import Client
 
-    window = f"{config.dedupe_window_s}s"
-    async with (
-        server_url(config) as url,
-        Client(
-            url, namespace=config.namespace, dedupe_window=window, options=config.links, timezone=config.timezone
-        ) as client,
-    ):
-        yield client
+    async with opened_store(config, makes=makes) as store:
+        yield Client.over(store, dedupe_window=f"{config.dedupe_window_s}s", timezone=config.timezone)
 
 
 def when_of(text: str | None) -> When | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
 
-def _json(text: str) -> Any:
-    try:
-        msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise InvalidInput(f"the payload is not JSON ({error}); a plain text needs quotes: '\"text\"'") from None
-    return msgspec.Raw(text.strip().encode())  # as it was written: no number changes its spelling
-
-
 def _show_handle(handle: Handle, json: bool) -> None:
     if json:
         print_json(handle)
         return
-    print(f"{handle.id}: {handle.outcome}, due {moment(handle.due_ms)}" + (" (past: at once)" * handle.past))
+    past = " (past: at once)" if handle.past else ""
+    print(printable(f"{handle.id}: {handle.outcome}, due {moment(handle.due_ms)}{past}"))
 
 
 def print_json(value: Any) -> None:

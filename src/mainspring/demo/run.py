@@ -104,10 +104,7 @@ class Demo:
 
     async def _second(self) -> int:
         """Wait for the rest of a second and tell what happened in it; returns how many are pending."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SECOND_S):
-                await self._parts.generator.ended.wait()
-                await self._stopping.wait()
+        await self._wait()
         self._parts.consumer.check()
         self.usages.look()
         books = await self._books()
@@ -116,6 +113,17 @@ class Demo:
         told = (now.generated - past.generated, now.scheduled - past.scheduled, now.consumed - past.consumed)
         self._tell(Second(*told, now.pending))
         return now.pending
+
+    async def _wait(self) -> None:
+        """A second, which a stop cuts short; those after it are whole again."""
+        ended, stopping = self._parts.generator.ended, self._stopping
+        if ended.is_set() and stopping.is_set():
+            await asyncio.sleep(SECOND_S)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SECOND_S):
+                await ended.wait()
+                await stopping.wait()
 
     async def _until_drained(self) -> None:
         deadline = time.monotonic() + self._plan.within_ms / 1000 + PATIENCE_S

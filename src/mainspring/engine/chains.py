@@ -92,11 +92,11 @@ class Plan(msgspec.Struct, gc=False):
         assert self.definition is not None
         assert self.link is not None
         if self.skips:
-            return self._planted(now_ms, (flight.live.keys[3], flight.index))
+            return self._planted(now_ms, (flight.live.keys[3], flight.index, flight.row[5:21]))
         self._lead_to(*after_begin(self.definition, self.link, now_ms, waited=self.waited))
         return self._planted(now_ms, None)
 
-    def _planted(self, now_ms: int, skipped: tuple[str, int] | None) -> Plant:
+    def _planted(self, now_ms: int, skipped: tuple[str, int, bytes] | None) -> Plant:
         assert self.link is not None
         assert self.following is not None
         assert self.definition is not None

@@ -15,7 +15,7 @@ from ..model.outcome import DONE, EXPIRED, Dead, Done, Outcome, Retry
 from ..model.queues import HANDED_OFF
 from ..model.texts import told
 from ..model.wordless import placed
-from ..sinks.base import Sink
+from ..sinks.base import Sink, most_in_batch
 from .answers import Answers
 from .flight import Flight
 from .live import LiveSlice
@@ -38,12 +38,17 @@ def _well_formed(outcomes: object, expected: int) -> bool:
     return outcomes.count(DONE) == expected or set(map(type, outcomes)) <= {Done, Retry, Dead}
 
 
-def _tally(outcomes: Sequence[Outcome]) -> tuple[int, int]:
-    """How many were done, and how many failed in a way that says that the receiver is not well."""
+def _is_waited_for(flight: Flight) -> bool:
+    return flight.body.lane is not None or flight.body.occurrence is not None
+
+
+def _tally(outcomes: Sequence[Outcome]) -> tuple[int, int, int]:
+    """How many were done, failed in a way that says that the receiver is not well, and were refused for good."""
     done = outcomes.count(DONE)
     if done == len(outcomes):
-        return done, 0
-    return done, sum(1 for one in outcomes if isinstance(one, Retry) and not one.untried)
+        return done, 0, 0
+    failed = sum(1 for one in outcomes if isinstance(one, Retry) and not one.untried)
+    return done, failed, sum(1 for one in outcomes if isinstance(one, Dead))
 
 
 def _error_of(delivery: "asyncio.Task[Sequence[Outcome]]") -> BaseException | None:
@@ -117,6 +122,7 @@ class Deliveries:
             kind = target.partition(":")[0]
             sink = self._sinks.get(kind)
             self.in_flight += len(group)
+            self._valves.begun(target, len(group))
             self.meters.fired[kind] += len(group)
             if sink is None and target.startswith(_TO_WORKERS):
                 self._note_late(kind, group, began_ms)
@@ -125,9 +131,21 @@ class Deliveries:
             if sink is None:
                 self._settle(group, [Retry(f"no sink for {kind}: on this node")] * len(group), began_ms)
                 continue
-            most = getattr(sink, "batch_tasks", len(group))
-            for first in range(0, len(group), most):
-                self._hand_over(sink, group[first : first + most], began_ms, in_runs=alike is not None)
+            for batch in self._batches(sink, target, group):
+                self._hand_over(sink, batch, began_ms, in_runs=alike is not None)
+
+    def _batches(self, sink: Sink, target: str, group: list[Flight]) -> Iterator[list[Flight]]:
+        """What is handed over together is settled together: with the slowest of it, where deliveries end one by one.
+        So those for whose end others wait, for a slot, in their lane, or as the next run of a schedule, go alone."""
+        most = most_in_batch(sink, target)
+        if self._valves.has_slots(target):
+            most = 1
+        elif most is not None and (apart := [flight for flight in group if _is_waited_for(flight)]):
+            yield from ([flight] for flight in apart)
+            group = [flight for flight in group if not _is_waited_for(flight)]
+        size = len(group) if most is None else most
+        for first in range(0, len(group), size or 1):
+            yield group[first : first + size]
 
     def _nobody_hands_off(self, group: list[Flight]) -> None:
         reason = "nobody hands tasks off on this node"
@@ -180,8 +198,8 @@ class Deliveries:
             return
         error = _error_of(task)
         if error is None:
-            done, failed = _tally(task.result())
-            self._valves.landed(group[0].body.target, len(group), done, failed)
+            done, failed, refused = _tally(task.result())
+            self._valves.landed(group[0].body.target, len(group), done, failed, refused)
             self._settle(group, task.result(), began_ms, done, in_runs=in_runs)
             return
         self._valves.landed(group[0].body.target, len(group), 0, len(group))

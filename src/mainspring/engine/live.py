@@ -126,6 +126,10 @@ class LiveSlice:
         queue.add(keys)
         return self.waiting - waiting
 
+    def judge_stubs(self, first_byte: int, cancelled: bytes) -> None:
+        """Rows of four bytes that are not marked as cancelled go out at once, to the dead letters."""
+        self.step_back(self.sieve.judge_stubs(first_byte, cancelled))
+
     def _within_window(self, keys: list[int]) -> list[int]:
         kept = [key for key in keys if key < self.high]
         if len(kept) < len(keys):

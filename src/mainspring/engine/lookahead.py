@@ -333,9 +333,28 @@ class LookAhead:
                     self._read_anew(live, gone=not answer.before)
                 else:
                     self._take(live, chunk, answer, until_ms, full=full)
+        with_stubs = [live for live, _ in chunks if live.sieve.stubs]
+        if with_stubs:
+            failure = await self._judge_stubs(with_stubs) or failure
         self._fire()
         if failure is not None:
             raise failure
+
+    async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
+        """Of a cancelled task four bytes are left, and a mark: asked for after the rows, so none is missing."""
+        ranges = [(min(live.sieve.stubs) >> 3, max(live.sieve.stubs) >> 3) for live in lives]
+        wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
+        failure = None
+        for live, (first, _), bits in zip(lives, ranges, await read.cancelled_bits(self._store, wanted), strict=True):
+            if isinstance(bits, StoreError):
+                live.restart()
+                failure = bits
+                continue
+            partition = self._owned.get(live.partition)
+            if partition is not None and not live.forgotten:
+                live.judge_stubs(first, bits)
+                partition.took(live, time.monotonic())
+        return failure
 
     def _read_anew(self, live: LiveSlice, *, gone: bool) -> None:
         """Other rows stand where some were read: a failover forgot those, and puts have come since.

@@ -12,7 +12,7 @@ from ..model.lane_policy import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.outcome import DROPPED, Dead, Response, Retry, has_expired
 from ..model.policies import Policies
-from ..model.retry import GiveUp, Wait, decide
+from ..model.retry import GiveUp, Wait, decide, in_time_ms
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.dead import DeadLetter
 from ..store.fire import Death, NewPlace
@@ -58,7 +58,7 @@ class Outcomes:
             return False
         now_ms = self._clock.now_ms()
         policy = self._policies.of(flight.body)
-        verdict = decide(policy, flight.attempt, outcome, flight.original_due_ms, now_ms)
+        verdict = decide(policy, flight.attempt, outcome, flight.original_due_ms, now_ms, flight.body.expires_ms)
         reason = outcome.reason[:MAX_ERROR_CHARS]
         if self._parks(partition, flight, outcome, verdict, now_ms):
             self._report(flight, outcome, reason, "parked")
@@ -105,7 +105,8 @@ class Outcomes:
         policy = self._lanes.of(flight.body.target)
         if policy.on_failure == "park":
             return True
-        since_ms = partition.lanes.since.get(lane, 0) or now_ms
+        # From its first failure: that it was put off before, untried, counts for nothing.
+        since_ms = now_ms if flight.attempt == 1 else partition.lanes.since.get(lane, 0) or now_ms
         blocks = policy.on_failure == "block" and isinstance(verdict, Wait)
         return blocks and isinstance(verdict, Wait) and now_ms + verdict.ms > since_ms + policy.max_block_ms
 
@@ -143,6 +144,8 @@ class Outcomes:
     def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> bool:
         """True when its lane goes on meanwhile."""
         self.meters.retried[_kind(flight)] += 1
+        if flight.attempt == 1 and flight.body.lane is not None:
+            partition.lanes.since.pop(flight.body.lane, None)
         skips = flight.body.lane is not None and self._lanes.of(flight.body.target).on_failure == "skip"
         self._place_again(partition, flight, wait_ms, _failed_once_more(flight, reason), waits=not skips)
         return skips
@@ -150,7 +153,8 @@ class Outcomes:
     def _place_again(
         self, partition: Partition, flight: Flight, wait_ms: int, body: Body, *, waits: bool = True
     ) -> None:
-        due_ms = self._clock.now_ms() + wait_ms
+        now_ms = self._clock.now_ms()
+        due_ms = now_ms + in_time_ms(wait_ms, body.expires_ms, now_ms)
         place = Slice.at(due_ms, SECOND_MS)
         body = msgspec.structs.replace(body, due_ms=None, original_due_ms=flight.original_due_ms)
         # A retry of a schedule's run is marked as well: its end is the end of the run.

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from ..model.chain import Link, Run, after_misfire, after_overlap, moved_by_end
+from ..model.chain import Link, Run, after_misfire, after_overlap, moved_by_end, moved_by_rules
 from ..model.clock import Clock, steady_s
 from ..model.errors import StoreError
 from ..model.schedule import Definition
@@ -178,6 +178,8 @@ class Planner:
                 run = run_end or Run(link.state.last_ms, link.state.began_ms, None, end)
                 plan.relink(link.state.with_run(run))
                 free.append((flight, plan))
+            elif link.state.is_behind(link.planned_ms):
+                continue  # it was due before the other began, and goes when that is over
             elif definition.overlap_rule.word == "skip" and not plan.waits_for_end:
                 next_ms, state = after_overlap(definition, link)
                 self._note_not_run(link.state.not_run, state.not_run)
@@ -291,4 +293,9 @@ def _plan_of(known: "Known | None", occurrence: Occurrence, now_ms: int) -> Plan
     definition, link = known or (None, None)
     if definition is None or link is None or definition.generation != occurrence[1] or not _fits(known, occurrence):
         return APART
-    return Plan.of(definition, link, max(now_ms, definition.due_ms(link.planned_ms)))
+    plan = Plan.of(definition, link, max(now_ms, definition.due_ms(link.planned_ms)))
+    if (instead := moved_by_rules(definition, link)) is not None:
+        log.info("schedule %s: its next occurrence is moved, for the rules of %s have changed", definition.name,
+                 definition.zone, extra={"schedule": definition.name})  # fmt: skip
+        plan.skip(*instead)
+    return plan

@@ -1,14 +1,14 @@
 """Which of the rows that were read have still to fire, where that cannot be said of all of them at a glance."""
 
 from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, TOMB, TOMB_BYTES, is_tomb
-from .bitmaps import Bitmaps
+from .bitmaps import Bitmaps, is_set
 from .waiting import offsets
 
 
 class Sieve:
     """Looks at each row: it may have left, be cancelled, a repeat of another, or damaged."""
 
-    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "lost", "tombs")
+    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "lost", "stubs", "tombs")
 
     def __init__(self, width_ms: int, bits: Bitmaps, held: set[int]) -> None:
         self._width_ms = width_ms
@@ -26,6 +26,8 @@ class Sieve:
 
     def start_pass(self) -> None:
         self._first_of: dict[bytes, int] = {}
+        self.stubs: dict[int, bytes] = {}
+        """Rows of four bytes that were met: cancelled if the server has marked them so, else damaged."""
 
     def sift(self, rows: list[bytes | None], first: int, seen: int, low: int) -> list[int]:
         """Keys of the rows from `first` on that still have to fire; the rest is let go, and marked done where it needs
@@ -43,8 +45,13 @@ class Sieve:
                 self.lost += 1
                 self._bits.settle([i])
                 rows[i] = None
-            elif (not whole or row[4] & TOMB) and is_tomb(row):
-                self._bury(i, row)
+            elif len(row) == TOMB_BYTES:
+                self.stubs[i] = row
+                rows[i] = None
+            elif whole and row[4] & TOMB and is_tomb(row):
+                if not row[4] & FORWARD:
+                    self.tombs.append(row[5:HEADER_BYTES])
+                self._bits.settle([i])
                 rows[i] = None
             else:
                 # A damaged entry has no time of its own; it goes out at once, to the dead letters.
@@ -57,10 +64,15 @@ class Sieve:
                     keys.append(key)
         return keys
 
-    def _bury(self, index: int, row: bytes) -> None:
-        if len(row) == TOMB_BYTES or not row[4] & FORWARD:
-            self.tombs.append(row if len(row) == TOMB_BYTES else row[5:HEADER_BYTES])
-        self._bits.settle([index])
+    def judge_stubs(self, first_byte: int, cancelled: bytes) -> list[tuple[int, bytes]]:
+        """By the bits of the server, from this byte on: those that are marked need no delivery. Returns the others."""
+        marked = [i for i in self.stubs if is_set(cancelled, first_byte, i)]
+        if marked:
+            self.tombs += map(self.stubs.pop, marked)
+            self._bits.settle(marked)
+        damaged, self.stubs = list(self.stubs.items()), {}
+        self.damaged = self.damaged or bool(damaged)
+        return damaged
 
     def _is_repeat(self, row: bytes, index: int) -> bool:
         # Only plain puts are sent twice. A retry or a moved task has its original's idh and is a task of its own.

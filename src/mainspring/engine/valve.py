@@ -34,7 +34,7 @@ class Valve:
         self.limit = limit
         self.in_flight = 0
         self.reserved = 0
-        """Let through since the dispatcher began its tick."""
+        """Let through since the dispatcher began its tick, and not yet begun."""
         self.tickets = 0
         """Lanes that were told to try their luck since then."""
         self.permits = 0
@@ -83,6 +83,20 @@ class Valve:
             self.breaker.took(1, now_ms)
         if self.limit.rate is not None:
             self.permits -= 1
+
+    def begun(self, count: int) -> None:
+        """So many are on their way, to a sink or to a queue."""
+        self.reserved = max(0, self.reserved - count)
+
+    def tick(self) -> bool:
+        """Who was let through before and has not begun is over (expired, dropped, cancelled), or was taken back: others
+        go instead. True if there was any."""
+        stayed, self.reserved, self.tickets = self.reserved, 0, 0
+        if stayed and self.breaker is not None:
+            self.breaker.stayed(stayed)
+        if stayed and self.limit.rate is not None:
+            self.permits += stayed
+        return stayed > 0
 
     # -- what the node's deliveries say --------------------------------------------------------------------------
 

@@ -110,22 +110,32 @@ class Valves:
 
     # -- what deliveries tell --------------------------------------------------------------------------------------
 
+    def begun(self, target: str, count: int) -> None:
+        """So many of those that were let through are not held up any more."""
+        if self._bounded and (valve := self._bounded.get(receiver_of(target, self._commands))) is not None:
+            valve.begun(count)
+
+    def has_slots(self, target: str) -> bool:
+        """Only so many may be under way to it: each has a slot until it ends."""
+        valve = self._bounded.get(receiver_of(target, self._commands)) if self._bounded else None
+        return valve is not None and valve.limit.concurrency is not None
+
     def left(self, target: str, count: int) -> None:
         self.of(receiver_of(target, self._commands)).in_flight += count
 
-    def landed(self, target: str, count: int, done: int, failed: int) -> None:
-        """So many are over: some well, some not; the others say nothing of the receiver."""
+    def landed(self, target: str, count: int, done: int, failed: int, refused: int = 0) -> None:
+        """So many are over: some well, some not, some refused for good; the others were not even sent."""
         valve = self.of(receiver_of(target, self._commands))
         valve.landed(count)
         breaker = valve.breaker
-        if breaker is not None and (done or failed):
+        if breaker is not None and (done or failed or refused):
             before = breaker.state
             now_ms = self._clock.now_ms()
-            if breaker.record(done, failed, now_ms) != before:
+            if breaker.record(done, failed, now_ms, refused=refused) != before:
                 self._tell(valve, before, now_ms)
         if valve.bounded or valve.receiver in self._bounded:
             self._look_at(valve)
-            if valve.refused and (valve.limit.concurrency is not None or valve.slow_since_ms):
+            if valve.refused and (valve.limit.concurrency is not None or valve.slow_since_ms or refused):
                 self._around.flow()
 
     def _tell(self, valve: Valve, before: str, now_ms: int) -> None:
@@ -146,8 +156,9 @@ class Valves:
 
     def tick(self) -> None:
         """The dispatcher begins anew: what it let through before is in flight now, or was refused."""
-        for valve in self._bounded.values():
-            valve.reserved = valve.tickets = 0
+        stayed = [valve for valve in self._bounded.values() if valve.tick()]
+        if any(valve.refused for valve in stayed):
+            self._around.flow()
         if self.catch_up is not None:
             self.catch_up.tickets = 0
             self._overdue = self._around.lag_ms > self._options.catch_up_after_ms

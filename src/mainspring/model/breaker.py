@@ -126,13 +126,18 @@ class Breaker:
 
     # -- what happened ---------------------------------------------------------------------------------------
 
-    def record(self, done: int, failed: int, now_ms: int) -> State:
-        """So many deliveries succeeded, so many failed; returns the state it comes to."""
+    def record(self, done: int, failed: int, now_ms: int, *, refused: int = 0) -> State:
+        """So many deliveries succeeded, so many failed; returns the state it comes to.
+
+        Those that were refused for good say nothing of the receiver's health. If they were probes, others go in their
+        place: a receiver that is well again may refuse many before it takes one.
+        """
         match self.state:
             case "half-open" if failed:
                 self._open(now_ms, self._open_ms * 2)
             case "half-open":
                 self._probes_done += done
+                self.stayed(refused)
                 if self._probes_done >= self._policy.probes:
                     self._enter("ramp" if self._policy.ramp_ms else "closed", now_ms)
             case "closed" | "ramp":
@@ -227,6 +232,13 @@ class Breaker:
             self.next_ms = now_ms + self._open_ms
         elif self.state == "ramp":
             self._allowance -= count
+
+    def stayed(self, count: int) -> None:
+        """So many did not leave after all, or were no probes: others may go in their place."""
+        if self.state == "half-open":
+            self._probes_out = max(self._probes_done, self._probes_out - count)
+        elif self.state == "ramp":
+            self._allowance += count
 
     def _refill(self, now_ms: int) -> float:
         rate = self.ramp_rate(now_ms)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from .ids import IDH_BYTES, idh_of
 from .occurrence import occurrence_id
 from .schedule import Definition, Pause
+from .zone import tz_version
 
 NOT_RUN_KEPT: Final = 10
 RUNS_KEPT: Final = 5
@@ -42,7 +43,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
     "last": "l", "last_ms": "p", "began_ms": "b", "runs": "n", "not_run": "m", "recent": "r", "history": "h",
-    "cuts": "c", "rested_ms": "e",
+    "cuts": "c", "rested_ms": "e", "behind_ms": "u",
 }):  # fmt: skip
     """What the chain remembers of itself."""
 
@@ -59,10 +60,16 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
     full, or somebody has cancelled them ahead of their time."""
     rested_ms: int = 0
     """End of the last pause that ended by itself and whose planned times are counted."""
+    behind_ms: int = 0
+    """Planned times up to here were due before the run before them began: they wait for their turn, whatever the rule
+    for overlaps is, for nothing ran when they were due."""
 
     @property
     def last_is_over(self) -> bool:
         return not self.last or (bool(self.history) and self.history[-1].planned_ms == self.last_ms)
+
+    def is_behind(self, planned_ms: int) -> bool:
+        return planned_ms <= self.behind_ms
 
     def with_run(self, run: Run) -> "State":
         """Note how the last run ended; said twice it is the same."""
@@ -146,6 +153,10 @@ def after_begin(definition: Definition, link: Link, now_ms: int, *, waited: bool
     next_ms = _uncut(definition, state, link.planned_ms)
     if waited and next_ms is not None and next_ms <= now_ms:
         next_ms, state = _after_wait(definition, state, next_ms, now_ms)
+    elif not state.is_behind(link.planned_ms):  # once: what comes due from here on may find a run that goes on
+        is_late = next_ms is not None and next_ms <= now_ms and definition.due_ms(next_ms) <= now_ms
+        if is_late or state.behind_ms:
+            state = replace(state, behind_ms=now_ms if is_late else 0)
     if definition.max_runs is not None and state.runs >= definition.max_runs:
         next_ms = None
     return next_ms, state
@@ -194,6 +205,11 @@ def after_overlap(definition: Definition, link: Link) -> tuple[int | None, State
 def after_misfire(definition: Definition, link: Link, now_ms: int) -> tuple[int | None, State] | None:
     """Nobody was up when it was due. None: it runs all the same; else what is planned instead."""
     rule, planned_ms, state = definition.misfire_rule, link.planned_ms, link.state
+    if definition.slots.one_by_one:
+        if rule.word != "skip":
+            return None  # no other was planned
+        missed = NotRun(planned_ms, planned_ms, 1, "missed")
+        return _uncut(definition, state, now_ms), _after_rest(definition, link).without(missed)
     if rule.word == "skip":
         next_ms = _uncut(definition, state, max(planned_ms, now_ms - definition.grace_ms) - 1)
         if next_ms == planned_ms:
@@ -246,6 +262,21 @@ def from_here(definition: Definition, after_ms: int, now_ms: int, state: State) 
     return after_misfire(definition, link, now_ms) or (next_ms, state)
 
 
+def moved_by_rules(definition: Definition, link: Link) -> tuple[int | None, State] | None:
+    """The clocks of its zone go by other rules than when it was planned: what is planned instead. None: it runs.
+
+    Run at its old time it would run once more at the new one, if that is later. If that has passed, it is high time."""
+    slots, state, planned_ms = definition.slots, link.state, link.planned_ms
+    if definition.tz_version == tz_version() or definition.zone == "UTC" or slots.recurrence.waits_for_end:
+        return None
+    if slots.after(planned_ms - 1) == planned_ms:
+        return None
+    settled_ms = max(state.last_ms, state.recent[-1].to_ms if state.recent else 0, definition.at_ms)
+    if slots.newest(settled_ms + 1, planned_ms - 1) is not None:
+        return None
+    return _uncut(definition, state, planned_ms), state
+
+
 def moved_by_end(definition: Definition, link: Link) -> int | None:
     """With a delay counted from the end of the last run: where this occurrence really belongs, if later."""
     state = link.state
@@ -279,7 +310,18 @@ def first_of(
             return from_here(definition, link.planned_ms - 1, now_ms, state)
         missed = _count(old, link.state, link.planned_ms, now_ms)
         state = state.without(NotRun(link.planned_ms, now_ms, missed, "missed"))
+    if definition.slots.recurrence.waits_for_end and link is not None:
+        return _still_counting(definition, link if same_times else None, state, now_ms), state
     return _uncut(definition, state, now_ms), state
+
+
+def _still_counting(definition: Definition, link: Link | None, state: State, now_ms: int) -> int | None:
+    """With a delay: an edit does not begin to count anew. `link` is the chain where its times are still the same."""
+    if link is not None and link.planned_ms > now_ms:
+        is_cut = state.cut_over(link.planned_ms) is not None
+        return _uncut(definition, state, link.planned_ms) if is_cut else link.planned_ms
+    ended_ms = state.history[-1].ended_ms if state.history and state.last_is_over else None
+    return definition.slots.recurrence.next_after(now_ms, ended_ms=ended_ms)
 
 
 def _not_behind(old: Definition | None, link: Link | None, now_ms: int) -> int:

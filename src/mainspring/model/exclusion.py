@@ -3,15 +3,21 @@
 import re
 from dataclasses import dataclass
 from datetime import date
-from typing import Final
+from typing import Final, NamedTuple
 
 from .cron import DAY_S, Cron
 from .errors import InvalidInput
 
 _DATES: Final = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\s*(?:\.\.|/)\s*(\d{4}-\d{2}-\d{2}))?")
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
-_FULL: Final = (1 << 60) - 1
-_ALL_HOURS: Final = (1 << 24) - 1
+
+
+class Clock(NamedTuple):
+    """Hours, minutes and seconds at which something may be planned, as bits."""
+
+    hours: int = (1 << 24) - 1
+    minutes: int = (1 << 60) - 1
+    seconds: int = (1 << 60) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class Days:
         if self.last < self.first:
             raise InvalidInput(f"exclude {self.first}..{self.last} runs backwards; give the earlier date first")
 
-    def end_of(self, local_s: int) -> int | None:
+    def end_of(self, local_s: int, _planned: Clock) -> int | None:
         """The local second at which the exclusion is over; None when it does not cover this one."""
         day = local_s // DAY_S + _EPOCH_DAY
         if self.first.toordinal() <= day <= self.last.toordinal():
@@ -39,20 +45,20 @@ class Line:
 
     cron: Cron
 
-    def end_of(self, local_s: int) -> int | None:
+    def end_of(self, local_s: int, planned: Clock) -> int | None:
         if not self.cron.matches(local_s):
             return None
-        width_s = self._width_s()
+        width_s = self._width_s(planned)
         return local_s - local_s % width_s + width_s
 
-    def _width_s(self) -> int:
-        """A line that covers a whole hour or day is left in one step."""
+    def _width_s(self, planned: Clock) -> int:
+        """A line that covers all that is planned in an hour or a day is left in one step: one by one may take years."""
         cron = self.cron
-        if cron.with_seconds and cron.seconds != _FULL:
+        if cron.with_seconds and planned.seconds & ~cron.seconds:
             return 1
-        if cron.minutes != _FULL:
+        if planned.minutes & ~cron.minutes:
             return 60
-        return DAY_S if cron.hours == _ALL_HOURS else 3600
+        return 3600 if planned.hours & ~cron.hours else DAY_S
 
 
 Exclusion = Days | Line

@@ -1,7 +1,7 @@
 """Why a task has not run: one sentence for people, a code and facts for programs."""
 
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -36,6 +36,10 @@ Code = Literal[
     "unknown",
 ]
 """What holds a task up, or how it ended. Later versions may know more."""
+
+UNKNOWN: Final = (
+    "Nobody knows this id: it was never put, it was cancelled, or it has been over for longer than ids are kept."
+)
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

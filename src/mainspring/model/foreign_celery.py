@@ -7,12 +7,14 @@ from typing import Any, Final
 
 from .errors import InvalidInput
 from .foreign_python import Unread, is_number, parse, setting, table, unread_in
-from .foreign_schedules import Imported
+from .foreign_schedules import Imported, unused
 from .queues import check_queue
 from .schedule import Definition
 from .schedule_input import define
 
 _CRONTAB_FIELDS: Final = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+_SETTLED_FIELDS: Final = 2
+"""So many fields come first in every release of Celery: the day of week was the third once, and is the last now."""
 _LONG_NAME: Final = re.compile(r"[A-Za-z]{4,}")
 _DAYS: Final = re.compile(r"(\*|([0-9]{1,2})(?:-([0-9]{1,2}))?)(?:/([1-9][0-9]?))?")
 _RANGE: Final = re.compile(r"(\w+)-(\w+)(?:/([1-9][0-9]?))?")
@@ -84,7 +86,7 @@ def _celery_entry(found: Imported, name: str, entry: Any, zone: str) -> Definiti
         found.problems.append(f"{name}: positional arguments {args!r} have no names here; give them as keywords")
         kwargs["args"] = args
     return define(
-        name.replace("@", "-"),
+        unused(name.replace("@", "-"), (one.name for one in found.definitions)),
         **_celery_times(entry.get("schedule"), zone),
         target=f"queue:{queue}/{entry['task']}",
         payload=kwargs or None,
@@ -121,7 +123,12 @@ def _timedelta_s(said: Mapping[str, Any]) -> float:
 
 def _crontab_fields(said: Mapping[str, Any]) -> dict[str, Any]:
     """Celery wants both day fields to fit, a cron line either: the other days of the month are then excluded."""
-    given = dict(zip(_CRONTAB_FIELDS, said.get("args") or [], strict=False))
+    first = said.get("args") or []
+    if any(one != "*" for one in first[_SETTLED_FIELDS:]):
+        raise InvalidInput(
+            "crontab(…): releases of Celery differ in which fields come after minute and hour; name them, day_of_week=…"
+        )
+    given = dict(zip(_CRONTAB_FIELDS, first, strict=False))
     given |= {field: said[field] for field in _CRONTAB_FIELDS if said.get(field) is not None}
     values = [given.get(field, "*") for field in _CRONTAB_FIELDS]
     fields = [",".join(map(str, one)) if isinstance(one, list) else str(one).replace(" ", "") for one in values]

@@ -38,7 +38,7 @@ def _slug(text: str) -> str:
     return _SLUG.sub("-", text).strip("-.")[: MAX_SCHEDULE_NAME_BYTES // 2] or "job"
 
 
-def _unused(name: str, taken: Iterable[str]) -> str:
+def unused(name: str, taken: Iterable[str]) -> str:
     names = set(taken)
     number, found = 2, name
     while found in names:
@@ -86,7 +86,7 @@ def _take_line(found: Imported, line: str, zone: str, shell: str, system: bool) 
         raise InvalidInput(f"{line!r} has no command")
     interpreted = _INTERPRETED.search(text) is not None or text.split()[0] in _SHELL_WORDS
     argv = [shell, "-c", text] if interpreted else shlex.split(text)
-    name = _unused(_slug(text if interpreted else argv[0].rsplit("/", 1)[-1]), found.commands)
+    name = unused(_slug(text if interpreted else argv[0].rsplit("/", 1)[-1]), found.commands)
     definition = define(name, cron=spec, timezone=zone, target=f"command:{name}", note=f"crontab: {line}")
     found.definitions.append(definition)
     found.commands[name] = argv
@@ -100,7 +100,11 @@ def _take_line(found: Imported, line: str, zone: str, shell: str, system: bool) 
 
 
 def to_toml(found: Imported) -> str:
-    """The same as a file for `mainspring schedule apply`, and the commands for the settings."""
+    """The same as a file for `mainspring schedule apply`, and the commands for the settings. What it cannot hold is a
+    problem, and left out."""
+    for definition in [one for one in found.definitions if _has_null(one)]:
+        found.definitions.remove(definition)
+        found.problems.append(f"{definition.name}: TOML has no null, which its payload has; import it without --out")
     lines = []
     for name, argv in found.commands.items():
         lines += [f"# settings of the workers: [commands.{_toml(name)}] argv = {_toml(argv)}"]
@@ -122,4 +126,14 @@ def _toml(value: Any) -> str:
         return "{ " + ", ".join(f"{_toml(str(key))} = {_toml(one)}" for key, one in value.items()) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False) if value is not None else '""'
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _has_null(definition: Definition) -> bool:
+    return definition.payload != b"null" and _is_null_within(json.loads(definition.payload))
+
+
+def _is_null_within(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return value is None or (isinstance(value, list) and any(map(_is_null_within, value)))

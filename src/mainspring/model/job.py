@@ -29,6 +29,11 @@ class Job(msgspec.Struct, gc=False):
     def id(self) -> str:
         return self.body.id or self.idh.hex()
 
+    @property
+    def key(self) -> tuple[int, bytes]:
+        """Tells it from all others in hand: a claim is one of its partition, and two of them may say the same."""
+        return self.partition, self.claim
+
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:

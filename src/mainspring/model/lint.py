@@ -1,6 +1,6 @@
 """What is probably not meant by a schedule: findings, not errors. Pure: the instant to look from is given."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -16,7 +16,8 @@ from .zoned_cron import planned_in_gap, planned_in_overlap
 Code = Literal["dst-gap", "dst-overlap", "midnight", "too-long", "day-or", "too-often", "wide-step"]
 
 _AHEAD_S: Final = 5 * 365 * 86_400
-_SAMPLE: Final = 200
+SAMPLE: Final = 200
+"""Runs that are looked at."""
 _MIDNIGHT: Final = 1
 
 
@@ -29,9 +30,16 @@ class Finding:
 
 
 def lint(
-    recurrence: Recurrence, now_ms: int, *, worst_case_ms: int | None = None, max_per_second: int = 10
+    recurrence: Recurrence,
+    now_ms: int,
+    *,
+    worst_case_ms: int | None = None,
+    max_per_second: int = 10,
+    runs: Sequence[int] | None = None,
 ) -> list[Finding]:
-    """Everything worth a warning; `worst_case_ms` is how long one run with all its retries may take."""
+    """Everything worth a warning; `worst_case_ms` is how long one run with all its retries may take.
+
+    `runs` are the next ones, as far as the caller has looked for them."""
     found: list[Finding] = []
     for spec in recurrence.specs:
         if isinstance(spec, Cron):
@@ -40,7 +48,11 @@ def lint(
             found += _wide_steps(spec)
             if not spec.absolute:
                 found += _clock_changes(spec, recurrence, now_ms // 1000)
-    return [*found, *_pace(recurrence, now_ms, worst_case_ms, max_per_second)]
+    if all(isinstance(spec, AfterEnd) for spec in recurrence.specs):
+        return found  # the next run waits for the end of this one
+    if runs is None:
+        runs = _next_runs(recurrence.next_after, now_ms, max(SAMPLE, max_per_second + 1))
+    return [*found, *_pace(runs, worst_case_ms, max_per_second)]
 
 
 def _midnight(cron: Cron) -> Iterator[Finding]:
@@ -107,11 +119,8 @@ def _told(
     return Finding(code, f"{cron.text!r}: {local} {what} in {recurrence.zone}{more}; {then.format(after)}")
 
 
-def _pace(recurrence: Recurrence, now_ms: int, worst_case_ms: int | None, max_per_second: int) -> Iterator[Finding]:
+def _pace(runs: Sequence[int], worst_case_ms: int | None, max_per_second: int) -> Iterator[Finding]:
     """Looks at the next runs: what is too close there is too close."""
-    if all(isinstance(spec, AfterEnd) for spec in recurrence.specs):
-        return  # the next run waits for the end of this one
-    runs = _next_runs(recurrence.next_after, now_ms, max(_SAMPLE, max_per_second + 1))
     shortest_ms = min((later - earlier for earlier, later in pairwise(runs)), default=None)
     if worst_case_ms is not None and shortest_ms is not None and worst_case_ms > shortest_ms:
         yield Finding(

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
+from .errors import InvalidInput
 from .limits import HORIZON_MS
-from .texts import clean
+from .texts import clean, plain, told
 from .times import Delay, delay_ms
 
 
@@ -59,6 +60,21 @@ class Done:
     """So long the response is kept with the run, by sinks that have `keeps_answers`."""
 
 
+def _worded(reason: object) -> str:
+    """Applications give exceptions, enums and what not for a reason."""
+    if isinstance(reason, BaseException):
+        return told(reason)
+    return clean(plain(reason) if isinstance(reason, str) else str(reason))
+
+
+def _whole_ms(after_ms: float) -> int:
+    """Applications work it out of headers and clocks. No task is due beyond the horizon, whatever number was named."""
+    try:
+        return max(0, round(min(after_ms, HORIZON_MS)))
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInput(f"after_ms is {after_ms!r}; give a number of milliseconds, or after='5m'") from None
+
+
 # Not frozen: Python itself sets the traceback of what is raised.
 @dataclass(unsafe_hash=True)
 class Retry(Exception):
@@ -79,12 +95,11 @@ class Retry(Exception):
     after: InitVar[Delay | None] = field(default=None, kw_only=True)
 
     def __post_init__(self, after: Delay | None) -> None:
-        self.reason = clean(self.reason)
+        self.reason = _worded(self.reason)
         if after is not None:
             self.after_ms = delay_ms(after)
         elif self.after_ms is not None:
-            # No task is due beyond the horizon, whatever number a target named.
-            self.after_ms = min(self.after_ms, HORIZON_MS)
+            self.after_ms = _whole_ms(self.after_ms)
 
     def __str__(self) -> str:
         return self.reason
@@ -102,10 +117,21 @@ class Dead(Exception):
     """Said by sinks: the named target wants nothing more, and gets nothing, from any node, until it is resumed."""
 
     def __post_init__(self) -> None:
-        self.reason = clean(self.reason)
+        self.reason = _worded(self.reason)
 
     def __str__(self) -> str:
         return self.reason
+
+
+def as_ours(outcome: Retry | Dead) -> Retry | Dead:
+    """The same, made by us: a subclass of an application may be made in its own way, without a reason or a number."""
+    reason = getattr(outcome, "reason", None) or told(outcome)
+    if isinstance(outcome, Retry):
+        made: Retry | Dead = Retry(reason, outcome.after_ms, bool(outcome.untried))
+    else:
+        made = Dead(reason)
+    made.response, made.error, made.brief = outcome.response, outcome.error, outcome.brief
+    return made
 
 
 Outcome = Done | Retry | Dead

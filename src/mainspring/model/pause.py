@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from .errors import InvalidInput
+from .ids import check_name
 from .limits import MAX_ERROR_CHARS, MAX_NAME_BYTES
 from .queues import check_queue, queue_named
 from .targets import known_scheme
@@ -31,7 +32,10 @@ class Scope(msgspec.Struct, frozen=True):
         ]
         if len(given) > 1:
             raise InvalidInput("give one of target, queue and lane; none of them means everything")
-        return cls.parse(" ".join(given[0])) if given else cls()
+        if not given:
+            return cls()
+        [(kind, name)] = given
+        return cls.parse(f"{kind} {check_name(name, kind)}")
 
     @classmethod
     def parse(cls, text: str) -> "Scope":

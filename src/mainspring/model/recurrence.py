@@ -1,20 +1,22 @@
 """When a schedule runs: the union of its specs in its zone, within its bounds, without what is excluded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, get_args
 
 from .cron import Cron
 from .errors import InvalidInput
-from .exclusion import Exclusion, exclusion
+from .exclusion import Clock, Exclusion, exclusion
 from .interval import AfterEnd, Every
-from .zone import zone
-from .zoned_cron import Gap, Overlap, next_in_zone
+from .zone import Segment, zone
+from .zoned_cron import Gap, Overlap, next_in_zone, planned_in_gap
 
 Spec = Cron | Every | AfterEnd
 
 _MAX_SKIPS: Final = 50_000
-"""Planned times in a row that may be excluded before the search gives up: half a second of work at most."""
+"""Planned times in a row that may be excluded before the search gives up: about half a second of work. Several specs,
+and hundreds of exclusions, cost more at each of them, and get fewer."""
+_EXCLUSIONS_LIKE_A_SPEC: Final = 100
 
 
 def spec(text: str, name: str = "") -> Cron | Every:
@@ -36,14 +38,17 @@ class Recurrence:
     start_ms: int | None = None
     end_ms: int | None = None
     max_runs: int | None = None
+    _clock: Clock = field(default=Clock(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.specs:
             raise InvalidInput("a schedule needs at least one spec, such as '0 9 * * MON-FRI' or '@every 30s'")
         zone(self.zone)
-        for field, value, known in (("gap", self.gap, get_args(Gap)), ("overlap", self.overlap, get_args(Overlap))):
+        if self.exclude:
+            object.__setattr__(self, "_clock", _clock_of(self.specs))
+        for name, value, known in (("gap", self.gap, get_args(Gap)), ("overlap", self.overlap, get_args(Overlap))):
             if value not in known:
-                raise InvalidInput(f"{field} is {value!r}; use {', '.join(known)}")
+                raise InvalidInput(f"{name} is {value!r}; use {', '.join(known)}")
         if self.max_runs is not None and self.max_runs < 1:
             raise InvalidInput(f"max_runs is {self.max_runs}; leave it out, or give at least 1")
         if self.start_ms is not None and self.end_ms is not None and self.end_ms < self.start_ms:
@@ -74,7 +79,7 @@ class Recurrence:
             return None
         if self.start_ms is not None:
             after_ms = max(after_ms, self.start_ms - 1)
-        for _ in range(_MAX_SKIPS):
+        for _ in range(_MAX_SKIPS // (len(self.specs) + len(self.exclude) // _EXCLUSIONS_LIKE_A_SPEC)):
             next_ms = self._planned_after(after_ms, ended_ms)
             if next_ms is None or (self.end_ms is not None and next_ms > self.end_ms):
                 return None
@@ -111,8 +116,48 @@ class Recurrence:
         """When the exclusion over this instant ends, or the zone's offset changes and it must be asked anew."""
         segment = zone(self.zone).segment(at_ms // 1000)
         local_s = at_ms // 1000 + segment.offset_s
-        for one in self.exclude:
-            end_s = one.end_of(local_s)
-            if end_s is not None:
-                return min(end_s - segment.offset_s, segment.end_s) * 1000
-        return None
+        end_s = self._exclusion_over(local_s)
+        if at_ms == segment.start_s * 1000 and self._stands_in(segment, excluded=end_s is not None):
+            return None if self._keeps_in_gap(segment) else at_ms + 1
+        return None if end_s is None else min(end_s - segment.offset_s, segment.end_s) * 1000
+
+    def _exclusion_over(self, local_s: int) -> int | None:
+        ends = (one.end_of(local_s, self._clock) for one in self.exclude)
+        return next((end_s for end_s in ends if end_s is not None), None)
+
+    def _stands_in(self, segment: Segment, *, excluded: bool) -> bool:
+        """A run at the start of a segment is there only for times that were jumped over."""
+        if self.gap != "shift" or segment.before_s >= segment.offset_s:
+            return False
+        local_s = segment.start_s + segment.offset_s
+        return excluded or not any(
+            one.next_local(local_s, local_s + 1) is not None
+            if isinstance(one, Cron)
+            else isinstance(one, Every)
+            and one.next_after(segment.start_s * 1000 - 1, self.start_ms) == segment.start_s * 1000
+            for one in self.specs
+        )
+
+    def _keeps_in_gap(self, segment: Segment) -> bool:
+        """Whether one of the times that were jumped over is not excluded: on them it is asked, not on when they run."""
+        end_s = segment.start_s + segment.offset_s
+        for line in self.specs:
+            if isinstance(line, Cron) and not line.absolute:
+                at_s = planned_in_gap(line, segment)
+                while at_s is not None:
+                    over_s = self._exclusion_over(at_s)
+                    if over_s is None:
+                        return True
+                    at_s = line.next_local(over_s, end_s) if over_s < end_s else None
+        return False
+
+
+def _clock_of(specs: Sequence[Spec]) -> Clock:
+    """Where on the clock these plan something; intervals may anywhere."""
+    lines = [one for one in specs if isinstance(one, Cron)]
+    if len(lines) < len(specs):
+        return Clock()
+    hours = minutes = seconds = 0
+    for line in lines:
+        hours, minutes, seconds = hours | line.hours, minutes | line.minutes, seconds | line.seconds
+    return Clock(hours, minutes, seconds)

@@ -69,9 +69,15 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what a run of this kind does not have is null."""
         told = msgspec.structs.asdict(self)
+        told["value"] = self.json_value
         told["output"] = None if self.output is None else self.output.as_dict()
         told["response"] = None if self.response is None else self.response.as_dict()
         return told
+
+    @property
+    def json_value(self) -> Any:
+        """The value for JSON, where only texts and numbers can be keys."""
+        return _with_plain_keys(self.value)
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> "Result":
@@ -91,6 +97,13 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
             return _encode(rest)
         except ValueError:  # a text in it is none
             return _encode(msgspec.structs.replace(rest, log=(), output=None, response=None))
+
+
+def _with_plain_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        odd = (bool, tuple, type(None))
+        return {str(key) if isinstance(key, odd) else key: _with_plain_keys(one) for key, one in value.items()}
+    return [_with_plain_keys(one) for one in value] if isinstance(value, list) else value
 
 
 MAX_RESULT_BYTES: Final = 4 * MAX_PAYLOAD_BYTES

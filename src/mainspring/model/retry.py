@@ -135,8 +135,19 @@ class GiveUp(NamedTuple):
     reason: str
 
 
+def in_time_ms(wait_ms: int, expires_ms: int | None, now_ms: int) -> int:
+    """A wait, but not beyond the moment at which the task has expired: it is recorded as such then, and those behind it
+    in its lane wait no longer."""
+    return wait_ms if expires_ms is None else min(wait_ms, max(0, expires_ms + 1 - now_ms))
+
+
 def decide(
-    policy: RetryPolicy, attempt: int, outcome: Retry | Dead, original_due_ms: int, now_ms: int
+    policy: RetryPolicy,
+    attempt: int,
+    outcome: Retry | Dead,
+    original_due_ms: int,
+    now_ms: int,
+    expires_ms: int | None = None,
 ) -> Wait | GiveUp:
     """What becomes of a task whose `attempt`-th attempt failed.
 
@@ -155,4 +166,4 @@ def decide(
         wait_ms = rule.wait_ms
     if policy.max_age_ms is not None and now_ms + wait_ms > original_due_ms + policy.max_age_ms:
         return GiveUp(f"{outcome.reason} (no further attempt: it would come later than max_age allows)")
-    return Wait(wait_ms)
+    return Wait(in_time_ms(wait_ms, expires_ms, now_ms))

@@ -157,8 +157,7 @@ def check_definition(definition: Definition, now_ms: int) -> Definition:
     check_target(definition.target)
     if definition.lane is not None:
         check_name(definition.lane, "lane")
-    if not 1 <= len(definition.specs) <= MOST_SPECS:
-        raise InvalidInput(f"schedule {definition.name!r}: give 1 to {MOST_SPECS} specs, such as '0 9 * * MON-FRI'")
+    check_specs(definition)
     _ = definition.overlap_rule, definition.misfire_rule
     for field in ("jitter_ms", "spread_ms", "grace_ms"):
         value = getattr(definition, field)
@@ -177,6 +176,11 @@ def check_definition(definition: Definition, now_ms: int) -> Definition:
         raise InvalidInput(f"schedule {definition.name!r} would run only in more than ten years")
     _check_worst_case(definition, now_ms)
     return definition
+
+
+def check_specs(definition: Definition) -> None:
+    if not 1 <= len(definition.specs) <= MOST_SPECS:
+        raise InvalidInput(f"schedule {definition.name!r}: give 1 to {MOST_SPECS} specs, such as '0 9 * * MON-FRI'")
 
 
 def check_runs_left(definition: Definition, runs: int) -> Definition:

@@ -128,7 +128,7 @@ def _texts(name: str, field: str, value: Any) -> tuple[str, ...]:
 
 
 def _specs(name: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
-    every = fields.get("every") or ()
+    every = () if fields.get("every") in (None, "") else fields["every"]  # an interval of 0 is a mistake
     spans = [every] if isinstance(every, str) or not isinstance(every, Sequence) else list(every)
     after_end = fields.get("after_end")
     specs = [

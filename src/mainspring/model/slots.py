@@ -32,10 +32,12 @@ def read_spec(text: str, name: str, anchor_ms: int | None) -> Spec:
 class Slots:
     """What a recurrence says, and its last answers."""
 
-    __slots__ = ("_answers", "recurrence")
+    __slots__ = ("_answers", "one_by_one", "recurrence")
 
     def __init__(self, recurrence: Recurrence) -> None:
         self.recurrence = recurrence
+        self.one_by_one = all(isinstance(one, AfterEnd) for one in recurrence.specs)
+        """By a delay alone: one time is planned, and no other before that run is over."""
         self._answers: dict[int, int | None] = {}
 
     def after(self, after_ms: int) -> int | None:
@@ -86,9 +88,9 @@ class Slots:
             first_ms = from_ms if recurrence.start_ms is None else max(from_ms, recurrence.start_ms)
             from_s, end_s = -(-first_ms // 1000), last_ms // 1000 + 1
             return count_in_zone(only, zone(recurrence.zone), from_s, end_s, recurrence.gap, recurrence.overlap)
-        counted = 0
+        counted, most = 0, 1 if self.one_by_one else COUNTED_AT_MOST
         at_ms = recurrence.next_after(from_ms - 1)
-        while at_ms is not None and at_ms <= until_ms and counted < COUNTED_AT_MOST:
+        while at_ms is not None and at_ms <= until_ms and counted < most:
             counted += 1
             at_ms = recurrence.next_after(at_ms)
         return counted

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from .errors import InvalidInput
+
 
 def clean(text: str) -> str:
     """Without lone surrogates: what came as bytes that are no UTF-8 cannot be written as UTF-8 again."""
@@ -12,6 +14,14 @@ def plain(text: Any) -> Any:
     """A text as a `str` proper: encoders refuse subclasses, and an enum's own text is another one. What is no text is
     left to those who check it."""
     return text if type(text) is str or not isinstance(text, str) else str.__str__(text)
+
+
+def check_text(value: object, field: str) -> str:
+    """Any text at all."""
+    value = plain(value)
+    if not isinstance(value, str):
+        raise InvalidInput(f"{field} is a {type(value).__name__}; give a text")
+    return clean(value)
 
 
 def told(error: BaseException) -> str:

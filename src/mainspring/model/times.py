@@ -53,9 +53,7 @@ def _text_ms(text: str, field: str) -> int:
     else:
         pieces: list[tuple[str, str]] = []
         end = 0
-        for piece in _SHORT.finditer(text):
-            if piece.start() != end:
-                break
+        while piece := _SHORT.match(text, end):  # never searched for: in a long row of digits that takes for ever
             pieces.append((piece[1], piece[2]))
             end = piece.end()
         if end == len(text) and end:

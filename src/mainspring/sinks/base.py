@@ -11,8 +11,9 @@ class Sink(Protocol):
     """Delivers to one kind of target.
 
     A sink whose deliveries end one by one has a number `batch_tasks`, the most tasks it wants in one batch: what
-    was delivered is then soon marked done, and does not wait for the slowest of thousands. One with `keeps_answers`
-    has the answers kept with the runs: those of its `Done(response, keep_ms)`.
+    was delivered is then soon marked done, and does not wait for the slowest of thousands. Tasks of lanes and runs of
+    schedules come to it alone: others wait for their ends. One with `keeps_answers` has the answers kept with the runs:
+    those of its `Done(response, keep_ms)`.
     """
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
@@ -20,3 +21,10 @@ class Sink(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+def most_in_batch(sink: Sink, target: str) -> int | None:
+    """The most tasks it wants in one batch; None where they end together, and any number may come."""
+    by_target = getattr(sink, "batch_tasks_of", None)
+    most: int | None = getattr(sink, "batch_tasks", None) if by_target is None else by_target(target)
+    return most

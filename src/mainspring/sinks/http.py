@@ -20,9 +20,8 @@ from .http_line import Limits
 from .http_lookup import SystemLookup
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from .http_request import Caller
+    from .http_session import Sessions
 
 log = logging.getLogger("mainspring.http")
 
@@ -59,7 +58,7 @@ class HttpSink:
         self._limits = Limits(options.concurrency, options.rate)
         self._system = SystemLookup()
         self._guard = Guard(AllowList.parse(options.allow), lookup or self._system)
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: Sessions | None = None
         self._hosts: Hosts | None = None
         self._callers: OrderedDict[Webhook, Caller] = OrderedDict()
         self._gone = Gone()
@@ -94,12 +93,12 @@ class HttpSink:
 
     async def aclose(self) -> None:
         hosts, self._hosts = self._hosts, None
-        session, self._session = self._session, None
+        sessions, self._sessions = self._sessions, None
         self._callers.clear()
         if hosts is not None:
             await hosts.aclose()
-        if session is not None:
-            await session.close()
+        if sessions is not None:
+            await sessions.close()
         self._system.close()
 
     def _caller(self, hook: Webhook) -> "Caller | None":
@@ -107,15 +106,16 @@ class HttpSink:
         if caller is None:
             try:
                 from .http_request import Caller
-                from .http_session import most_connections, open_session
+                from .http_session import Sessions, most_connections
             except ModuleNotFoundError as error:
                 self._say_missing(error)
                 return None
-            if self._session is None:
-                self._session = open_session(self._guard)
-                self._hosts = Hosts(room=self._options.room, connections=most_connections())
+            if self._sessions is None:
+                connections = most_connections()
+                self._sessions = Sessions(self._guard, connections // 2)
+                self._hosts = Hosts(room=self._options.room, connections=connections)
             ttl_s = self._options.result_ttl_s if hook.result_ttl_s is None else hook.result_ttl_s
-            caller = self._callers[hook] = Caller(self._session, hook, self._options.timeout_s, round(ttl_s * 1000))
+            caller = self._callers[hook] = Caller(self._sessions, hook, self._options.timeout_s, round(ttl_s * 1000))
             if len(self._callers) > _CALLERS:
                 self._callers.popitem(last=False)
         return caller

@@ -21,7 +21,11 @@ PATIENCE_S: Final = 30.0
 """What was not begun so long after it came is put off: its partition must not wait for a dead host to move."""
 
 UNPROVEN: Final = 8
-"""One part in so many of the connections that are still free is for a host that has answered nothing yet."""
+"""A host that has answered nothing yet gets one part in so many of what is free of the first half of the connections.
+The other half is for those that answer, however many hang."""
+
+FIRST: Final = 8
+"""One part in so many of the connections is for hosts that have none at all, also where all others hang at once."""
 
 _FEW_HOSTS: Final = 256
 
@@ -34,6 +38,7 @@ class Hosts:
         self._hosts: dict[Hashable, Host] = {}
         self.free = connections
         """Connections that nobody has."""
+        self._half, self._first = connections // 2, connections // FIRST
         self._hungry: dict[Host, None] = {}
         """Hosts that have work and may not have a connection now, those that came first in front."""
         self.waiting = 0
@@ -66,11 +71,11 @@ class Hosts:
     def may_connect(self, host: "Host") -> bool:
         """May it have one more connection? It is told when there are more, if not.
 
-        Hosts that hang keep what they have for a whole timeout. So each leaves as many free as it has, and one that has
-        not answered so many yet stays far below that.
+        Hosts that hang keep what they have for a whole timeout. So each leaves as many free as it has, and some for the
+        first of others; one that has not answered so many yet stays far below that.
         """
         free, busy = self.free, host.busy
-        most = max(free // UNPROVEN, min(host.proven, free + 1), 1)
+        most = max((free - self._half) // UNPROVEN, min(host.proven, free + 1 - self._first), 1)
         may = free > 0 and busy < most
         if not may:
             self._hungry[host] = None

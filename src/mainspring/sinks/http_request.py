@@ -14,7 +14,7 @@ from ..model.webhook import BODILESS, Webhook
 from .http_answer import kept_headers, outcome_of
 from .http_guard import ForbiddenAddress
 from .http_secrets import Secrets
-from .http_session import failure_brief, failure_text, first_bytes, tls_context, url_for
+from .http_session import Sessions, failure_brief, failure_text, first_bytes, tls_context, url_for
 from .http_signing import Signer
 
 if TYPE_CHECKING:
@@ -30,11 +30,12 @@ BYTES: Final = "application/octet-stream"
 class Caller:
     """Sends deliveries to one webhook. What is the same for all of them is made once."""
 
-    def __init__(self, session: aiohttp.ClientSession, hook: Webhook, timeout_s: float, keep_ms: int) -> None:
-        self._session = session
+    def __init__(self, sessions: Sessions, hook: Webhook, timeout_s: float, keep_ms: int) -> None:
+        self._sessions = sessions
         self._keep_ms = keep_ms
         self._hook = hook
         self._url = url_for(hook.parsed)
+        self._where = hook.parsed.host, hook.parsed.port
         self._timeout_s = hook.timeout_s or timeout_s
         self._timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         self._tls: ssl.SSLContext | bool = True if hook.ca_file is None else tls_context(hook.ca_file)
@@ -66,8 +67,9 @@ class Caller:
         body = b"" if self._hook.method in BODILESS else delivery.payload
         began = time.monotonic()
         timeout_s = self._timeout_s if delivery.body.timeout_ms is None else delivery.body.timeout_ms / 1000
+        session, kept = self._sessions.lend(*self._where)
         try:
-            async with self._session.request(
+            async with session.request(
                 self._hook.method,
                 self._url,
                 data=body or None,
@@ -86,6 +88,8 @@ class Caller:
             outcome = Retry(told, error=error.with_traceback(None), brief=failure_brief(error))
         else:
             outcome = outcome_of(response, time.time(), self._keep_ms)
+        finally:
+            self._sessions.give_back(kept)
         if log.isEnabledFor(logging.DEBUG):
             self._tell(delivery, outcome, time.monotonic() - began)
         return outcome

@@ -3,6 +3,7 @@
 import resource
 import socket
 import ssl
+import time
 from functools import lru_cache
 from typing import Any, Final
 
@@ -45,7 +46,66 @@ class GuardedResolver(AbstractResolver):
         """Nothing is held open."""
 
 
-def open_session(guard: Guard) -> aiohttp.ClientSession:
+class Kept:
+    """The connections of one host that are used again: how many there may be, at most."""
+
+    __slots__ = ("busy", "most", "peak")
+
+    def __init__(self) -> None:
+        self.busy = self.most = self.peak = 0
+
+
+class Sessions:
+    """One session whose connections are used again, and one that ends each with its answer.
+
+    A connection is kept for some time after its answer, and only those under way are counted elsewhere: thousands of
+    hosts, each called once, would use up the files that the process may open. Where as many are kept as may be, a host
+    that needs another one gets it for one answer only.
+    """
+
+    def __init__(self, guard: Guard, most_kept: int) -> None:
+        self._most_kept = most_kept
+        self._keeping = _session(guard, keep=True)
+        self._ending = _session(guard, keep=False)
+        self._hosts: dict[tuple[str, int], Kept] = {}
+        self._sum = 0
+        self._look_at = 0.0
+
+    def lend(self, host: str, port: int) -> tuple[aiohttp.ClientSession, Kept | None]:
+        """The session for a request that is sent now, and what to give back after its answer."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look(now)
+        kept = self._hosts.get((host, port))
+        if self._sum >= self._most_kept and (kept is None or kept.busy >= kept.most):
+            return self._ending, None
+        if kept is None:
+            kept = self._hosts[host, port] = Kept()
+        kept.busy += 1
+        kept.peak = max(kept.peak, kept.busy)
+        if kept.busy > kept.most:
+            kept.most += 1
+            self._sum += 1
+        return self._keeping, kept
+
+    def give_back(self, kept: Kept | None) -> None:
+        if kept is not None:
+            kept.busy -= 1
+
+    async def close(self) -> None:
+        await self._keeping.close()
+        await self._ending.close()
+
+    def _look(self, now: float) -> None:
+        """What was not needed since the last look has been ended by its age."""
+        self._look_at = now + KEEP_ALIVE_S
+        for kept in self._hosts.values():
+            kept.most, kept.peak = kept.peak, kept.busy
+        self._hosts = {host: kept for host, kept in self._hosts.items() if kept.most}
+        self._sum = sum(kept.most for kept in self._hosts.values())
+
+
+def _session(guard: Guard, *, keep: bool) -> aiohttp.ClientSession:
     """A session that follows nothing, remembers no cookies and takes no proxy or password from the environment."""
 
     def gate(found: tuple[Any, ...]) -> socket.socket:
@@ -58,7 +118,8 @@ def open_session(guard: Guard) -> aiohttp.ClientSession:
         resolver=GuardedResolver(guard),
         ttl_dns_cache=DNS_CACHE_S,
         limit=0,
-        keepalive_timeout=KEEP_ALIVE_S,
+        keepalive_timeout=KEEP_ALIVE_S if keep else None,
+        force_close=not keep,
         socket_factory=gate,
     )
     return aiohttp.ClientSession(

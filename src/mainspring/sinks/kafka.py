@@ -78,7 +78,7 @@ class KafkaSink:
     async def _judged(self, topic: str, batch: Sequence[Delivery], failures: "Failures") -> Sequence[Outcome]:
         from confluent_kafka import KafkaError
 
-        errors = [failures.get(_key_of(one)) for one in batch]
+        errors = [failures.get(_message_of(one)) for one in batch]
         if KafkaError.UNKNOWN_TOPIC_OR_PART in (code := {error.code() for error in errors if error is not None}):
             self._topics.forget(topic)
         if KafkaError.MSG_SIZE_TOO_LARGE in code:
@@ -102,7 +102,7 @@ class KafkaSink:
                 "Kafka refused %d messages for %s as too large together: they went one by one, which is slow. "
                 "Lower batch.size in [kafka] below the topic's max.message.bytes", len(large), topic,
             )  # fmt: skip
-        again = {id(one): failures.get(_key_of(one)) for one in large}
+        again = {id(one): failures.get(_message_of(one)) for one in large}
         return [again.get(id(one), error) for one, error in zip(batch, errors, strict=True)]
 
 
@@ -126,8 +126,9 @@ def _outcome(error: "KafkaError | None") -> Outcome:
             return Retry(f"Kafka: {error.str()}")
 
 
-def _key_of(one: Delivery) -> bytes:
-    return (one.lane or one.id).encode()
+def _message_of(one: Delivery) -> tuple[bytes, bytes]:
+    """Its key and its value, as reports have them."""
+    return (one.id if one.lane is None else one.lane).encode(), one.body.payload
 
 
 def _check_library(options: KafkaOptions) -> None:

@@ -24,8 +24,9 @@ ROOM_S: Final = 0.005
 """How often a full queue is looked at again."""
 
 
-Failures = Mapping[bytes, KafkaError]
-"""What was not delivered, by message key. Two tasks of a batch with one key fail together: a repeat does no harm."""
+Failures = Mapping[tuple[bytes, bytes], KafkaError]
+"""What was not delivered, by the key and the value of its message: reports have no headers, and a task's id may be the
+lane of another. Two that are the same in both fail together: a repeat does no harm."""
 
 
 class Parcel:
@@ -33,19 +34,19 @@ class Parcel:
 
     def __init__(self, size: int) -> None:
         self._missing = size
-        self.failures: dict[bytes, KafkaError] = {}
+        self.failures: dict[tuple[bytes, bytes], KafkaError] = {}
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def landed(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self.failures[message.key() or b""] = error
+            self.failures[message.key() or b"", message.value() or b""] = error
         self._missing -= 1
         if not self._missing and not self.done.done():  # it is, when the node gave up on this delivery
             self.done.set_result(None)
 
-    def refuse(self, key: bytes, error: KafkaError) -> None:
+    def refuse(self, key: bytes, value: bytes, error: KafkaError) -> None:
         """The library did not even take it."""
-        self.landed(error, Message(key=key))
+        self.landed(error, Message(key=key, value=value))
 
 
 class Line:
@@ -131,7 +132,7 @@ def _produce(carrier: Carrier, topic: str, chunk: Sequence[Delivery], parcel: Pa
             if error.fatal() or error.code() == KafkaError._FATAL:
                 carrier.broken = carrier.broken or error
                 return number
-            parcel.refuse(key, error)
+            parcel.refuse(key, one.body.payload, error)
     return len(chunk)
 
 

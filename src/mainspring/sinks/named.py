@@ -9,7 +9,7 @@ import msgspec
 from ..model.delivery import Delivery
 from ..model.named import Plain, Spec, Targets
 from ..model.outcome import Outcome, Retry
-from .base import Sink
+from .base import Sink, most_in_batch
 
 log = logging.getLogger("mainspring.targets")
 
@@ -26,7 +26,6 @@ class SpecSink(Protocol):
 class NamedSink:
     """Knows the names; the sinks do the work."""
 
-    batch_tasks = 256
     keeps_answers = True
 
     def __init__(self, targets: Targets, sinks: Mapping[str, Sink]) -> None:
@@ -50,6 +49,12 @@ class NamedSink:
         if not isinstance(sink, SpecSink):
             return self._not_now(name, f"target {name!r}: the sink for {scheme}: takes plain addresses only", batch)
         return await sink.deliver_to(spec, batch)
+
+    def batch_tasks_of(self, target: str) -> int | None:
+        """As the sink says that gets them."""
+        spec = self._targets.get(target.partition(":")[2])
+        sink = None if spec is None else self._sinks.get(spec.address.partition(":")[0])
+        return None if spec is None or sink is None else most_in_batch(sink, spec.address)
 
     async def aclose(self) -> None:
         """The sinks are closed by who made them."""

@@ -1,7 +1,8 @@
 """The first tasks of some slices in the order of pages, however much these hold.
 
 Entries of a slice are in the order in which they came, so all of them have to be looked at. They are read in chunks,
-and the event loop is given away in between: on a node, firing goes on meanwhile.
+and the event loop is given away in between: on a node, firing goes on meanwhile. A slice that is written anew meanwhile
+(see `compact.lua`) is read from its start again: its entries have moved up, and those that were passed are others now.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from typing import Final, NamedTuple
 
 from ..model.choice import TaskFilter
 from ..model.errors import StoreError
-from .keys import PartitionKeys
+from .keys import PartitionKeys, r_of
 from .rows import INDEX_MASK, Place, Row, Scan, Sliced
 from .store import Group, Replies, Store
 from .wire import Command
@@ -31,10 +32,12 @@ class Look(NamedTuple):
 
     def keys_in(self, at: Sliced) -> tuple[int, int]:
         """The same as keys of one slice: from the first up to the other."""
-        fires_ms, partition, width_ms, index = self.after
+        fires_ms, partition, width_ms, index, r = self.after
         mine = (at[0], at[1].width_ms)
         if mine == (partition, width_ms):
-            low = (fires_ms << 32) + min(index, INDEX_MASK) + 1
+            # Where its slice was written anew since the last page, those of this millisecond are shown again: better
+            # twice than never.
+            low = (fires_ms << 32) + (min(index, INDEX_MASK) + 1 if r == r_of(at[2]) else 0)
         else:
             low = fires_ms + (mine < (partition, width_ms)) << 32
         return max(low, self.span[0] << 32), self.span[1] << 32
@@ -72,8 +75,12 @@ async def earliest(store: Store, slices: list[Sliced], look: Look, rows_a_slice:
     chunk, at_once = _first_chunk(len(slices), rows_a_slice), len(slices)
     while waiting:
         batch, waiting, unfinished = waiting[:at_once], waiting[at_once:], []
-        for reading, (entries, *bits) in zip(batch, await _read(store, batch, chunk), strict=True):
-            if reading.take(entries, bits, chunk):
+        for reading, (entries, *bits, score) in zip(batch, await _read(store, batch, chunk), strict=True):
+            if score is None:
+                continue  # it is gone, and all that stood there is over
+            if float(score) != reading.at[2]:
+                unfinished.append(_Reading((*reading.at[:2], float(score)), look))
+            elif reading.take(entries, bits, chunk):
                 unfinished.append(reading)
             else:
                 seen += reading.scan.seen
@@ -100,7 +107,7 @@ def _first_chunk(slices: int, rows_a_slice: float) -> int:
 
 
 async def _read(store: Store, batch: list[_Reading], chunk: int) -> list[Replies]:
-    """The next entries of each, and their bits."""
+    """The next entries of each, their bits, and its score."""
     groups = [_window(store.keys.partitions[one.at[0]], one, chunk) for one in batch]
     replies = []
     for result in await store.run(groups):
@@ -114,4 +121,5 @@ def _window(keys: PartitionKeys, one: _Reading, chunk: int) -> Group:
     s, *maps = keys.slice_keys(one.at[1].name)
     first, last = one.next, one.next + chunk - 1
     bits: list[Command] = [("GETRANGE", key, first // 8, last // 8) for key in maps]
-    return keys.slot, [("LRANGE", s, first, last), *bits]
+    # The score last: if it is still the one that was listed, so it was when the entries were read.
+    return keys.slot, [("LRANGE", s, first, last), *bits, ("ZSCORE", keys.slices, one.at[1].name)]

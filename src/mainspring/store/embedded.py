@@ -26,7 +26,7 @@ from urllib.parse import quote
 from mainspring.model.errors import EmbeddedError
 from mainspring.store import embedded_memory
 from mainspring.store.embedded_binary import check_binary, find_binary
-from mainspring.store.embedded_folder import Folder, Info, default_data_dir
+from mainspring.store.embedded_folder import Folder, Info, default_data_dir, unusable
 from mainspring.store.embedded_probe import Loading, Ready, Silent, listen_on, probe
 from mainspring.store.embedded_watch import Watcher
 
@@ -79,9 +79,7 @@ def start(
         folder = Folder.make(chosen)
         return _own_or_share(folder, binary, extra_config or {}, timeout_s)
     except OSError as error:
-        raise EmbeddedError(
-            f"cannot use {chosen} as data folder: {error}. Choose another with MAINSPRING_DATA_DIR"
-        ) from error
+        raise unusable(chosen, error) from error
 
 
 def _own_or_share(folder: Folder, binary: str | None, extra: Mapping[str, str], timeout_s: float) -> EmbeddedServer:

@@ -47,6 +47,10 @@ def default_data_dir() -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "mainspring"
 
 
+def unusable(chosen: Path, error: OSError) -> EmbeddedError:
+    return EmbeddedError(f"cannot use {chosen} as data folder: {error}. Choose another with MAINSPRING_DATA_DIR")
+
+
 @dataclass(frozen=True, slots=True)
 class Folder:
     """The paths in one data folder, and reading and writing of what lies there."""
@@ -64,6 +68,10 @@ class Folder:
     @property
     def lock(self) -> Path:
         return self.path / "server.lock"
+
+    @property
+    def guests(self) -> Path:
+        return self.path / "guests.lock"
 
     @property
     def conf(self) -> Path:

@@ -38,10 +38,11 @@ def probe(path: Path, password: str) -> Ready | Loading | Silent:
         _, pong, info = ask(path, ("AUTH", password), ("PING",), ("INFO", "server"))
     except (OSError, EmbeddedError) as error:
         return Silent(str(error))
-    if pong == b"PONG":
-        return Ready(pid=_process_id(info))
     if isinstance(pong, hiredis.ReplyError) and str(pong).startswith("LOADING"):
         return Loading()
+    # Also one that answers PING with an error: with its disk full it refuses that too, and can still be read.
+    if isinstance(info, bytes):
+        return Ready(pid=_process_id(info))
     return Silent(f"it answers PING with {pong}")
 
 

@@ -107,6 +107,11 @@ def _ahead(facts: Facts) -> tuple[Code, str] | None:
     if body.attempt == 1:
         return "not-due", f"It is not due yet: it comes due {when}{nobody}."
     error = f"; the last error was: {body.errors[-1]}" if body.errors else ""
+    if body.expires_ms is not None and body.expires_ms < due_ms:
+        return (
+            "retry",
+            f"It failed {body.attempt - 1} times, and expires {when}, before another attempt{error}{nobody}.",
+        )
     return "retry", f"It failed {body.attempt - 1} times; attempt {body.attempt} comes {when}{error}{nobody}."
 
 

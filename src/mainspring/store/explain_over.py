@@ -3,7 +3,7 @@
 from typing import Final
 
 from ..model.dead import DeadLetter
-from ..model.explain import Code, Explanation, span
+from ..model.explain import UNKNOWN, Code, Explanation, span
 from ..model.outcome import DROPPED, EXPIRED, EXPIRED_RUNNING
 from .cancelled_ids import was_cancelled
 from .dead import Kept, find_letter
@@ -54,10 +54,7 @@ _ENDS: Final[dict[str, tuple[Code, str]]] = {
     "cancelled": ("cancelled", "It was cancelled and will not fire."),
     "replaced": ("replaced", "It was moved many times since this id was given out; ask with the id of the last move."),
     "dead": ("dead", "It was given up; its dead letter has been replayed or dropped in this very moment."),
-    "unknown": (
-        "unknown",
-        "Nobody knows this id: it was never put, it was cancelled, or it has been over for longer than ids are kept.",
-    ),
+    "unknown": ("unknown", UNKNOWN),
 }
 
 

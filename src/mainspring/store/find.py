@@ -8,7 +8,7 @@ import msgspec
 
 from ..model.dead import dead_place
 from ..model.errors import Conflict, InvalidInput, StoreError
-from ..model.ids import GENERATED, IDH_BYTES, idh_of
+from ..model.ids import GENERATED, IDH_BYTES, check_name, idh_of
 from ..model.task import CancelOutcome, State
 from .cancel import Cancel, CancelStatus, cancel
 from .cancelled_ids import note
@@ -42,7 +42,9 @@ class Reference(NamedTuple):
     address: Address | None
 
     @classmethod
-    def parse(cls, task_id: str, lane: str | None, partitions: int) -> "Reference":
+    def parse(cls, id: str, lane: str | None, partitions: int) -> "Reference":
+        """Of what a caller named, which is checked here."""
+        task_id, lane = check_name(id, "id"), None if lane is None else check_name(lane, "lane")
         match = GENERATED.fullmatch(task_id)
         if match is None:
             home = partition_of(lane if lane is not None else task_id, partitions)

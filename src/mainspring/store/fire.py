@@ -69,8 +69,8 @@ class Plant(msgspec.Struct, frozen=True, gc=False):
     slice: Slice | None
     """Where the following occurrence is put; None: there is none any more."""
     row: bytes
-    skipped: tuple[str, int] | None
-    """The key of x and the index of an occurrence that does not run."""
+    skipped: tuple[str, int, bytes] | None
+    """The key of x, the index and the hash of the id of an occurrence that does not run."""
 
 
 class Section(NamedTuple):
@@ -207,8 +207,12 @@ def _lay_out_plants(names: PartitionKeys, plants: Sequence[Plant], keys: list[st
     rows: list[Any] = []
     for one in plants:
         place, skipped = one.slice, one.skipped
-        x, index = (0, 0) if skipped is None else (skips.setdefault(skipped[0], len(skips) + 1), skipped[1])
-        where = _WHERE(0 if place is None else places[place], x, index)
+        number = 0 if place is None else places[place]
+        if skipped is None:
+            where = _WHERE(number, 0, 0)
+        else:
+            x, index, idh = skipped
+            where = _WHERE(number, skips.setdefault(x, len(skips) + 1), index) + idh
         rows += (one.name, one.claim, one.value, one.row, where)
     keys += (names.next, names.ids, names.n, names.slices)
     keys += (names.entries(place.name) for place in places)

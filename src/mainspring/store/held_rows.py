@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from ..model.choice import TaskFilter
 from ..model.errors import StoreError
-from .keys import HOLDS_FROM_S, PartitionKeys, Slice
+from .keys import HOLDS_FROM_S, PartitionKeys, Slice, r_of
 from .listing import slices_in
 from .rows import Place, Row, Sliced, any_of, fits, rows_of
 from .store import Group, Store
@@ -39,31 +39,40 @@ async def held_rows(
 ) -> Held:
     """Up to `wanted` tasks due in [from, to) that fit, behind a place; it stops when `budget` were looked through."""
     rows: list[Row] = []
-    searched, at = 0, after or (0, -1, -1, -1)
+    searched, at = 0, after or _START
     while True:
         chunk = _chunk(wanted - len(rows))
         slices = await _slices_from(store, at, AT_ONCE // chunk)
         if not slices:
             return Held(rows, searched, None)
-        for one, first, entries, bits in await _read(store, slices, at, chunk):
+        for one, first, entries, bits, score in await _read(store, slices, at, chunk):
+            if score is None or float(score) != one[2]:
+                break  # gone, or written anew: its entries stand elsewhere now
             found = rows_of(one, entries, bits, where.state, first=first)
-            inside = [row for row in found if span[0] <= row.fires_ms < span[1] and row.place > at]
+            passed = at[3] if _goes_on(one, at) else -1
+            inside = [row for row in found if span[0] <= row.fires_ms < span[1] and row.place[3] > passed]
             fitting = [row for row in inside if fits(where, row.row)]
             searched += len(entries)
-            at = (0, one[0], one[1].start_ms, first + len(entries) - 1)
+            at = (0, one[0], one[1].start_ms, first + len(entries) - 1, r_of(one[2]))
             if len(rows) + len(fitting) >= wanted:
                 rows += fitting[: wanted - len(rows)]
                 return Held(rows, searched, rows[-1].place)
             rows += fitting
             if len(entries) == chunk:
                 break  # there may be more of this slice: it comes before the slices behind it
-            at = (0, one[0], one[1].start_ms, _END)
+            at = (0, one[0], one[1].start_ms, _END, r_of(one[2]))
         if searched >= budget:
             return Held(rows, searched, at)
 
 
 _END: Final = (1 << 32) - 1
 """Behind every index."""
+_START: Final[Place] = (0, -1, -1, -1, -1)
+
+
+def _goes_on(one: Sliced, at: Place) -> bool:
+    """Is this the slice in which that place is, and was it not written anew since?"""
+    return (one[0], one[1].start_ms, r_of(one[2])) == (at[1], at[2], at[4])
 
 
 def _chunk(wanted: int) -> int:
@@ -73,7 +82,7 @@ def _chunk(wanted: int) -> int:
 
 async def _slices_from(store: Store, at: Place, most: int) -> list[Sliced]:
     """Hold slices from a place on, by partition and start."""
-    _, partition, start_ms, index = at
+    _, partition, start_ms, index, _ = at
     groups: list[Group] = []
     wanted = [keys for keys in store.keys.partitions if keys.number >= partition]
     for keys in wanted:
@@ -94,20 +103,22 @@ def _list_from(keys: PartitionKeys, low: int, most: int) -> Command:
 
 async def _read(
     store: Store, slices: list[Sliced], at: Place, chunk: int
-) -> list[tuple[Sliced, int, list[bytes], list[bytes | None]]]:
-    """A chunk of each: its index, its entries and their bits. The first slice goes on behind `at`."""
+) -> list[tuple[Sliced, int, list[bytes], list[bytes | None], bytes | None]]:
+    """A chunk of each: its index, its entries, their bits and its score. The first slice goes on behind `at`."""
     groups: list[Group] = []
     firsts = []
-    for p, place, _ in slices:
-        going_on = (p, place.start_ms) == at[1:3]
-        first = (at[3] + 1) // 8 * 8 if going_on else 0
+    for one in slices:
+        p, place, _ = one
+        keys = store.keys.partitions[p]
+        first = (at[3] + 1) // 8 * 8 if _goes_on(one, at) else 0
         firsts.append(first)
-        groups.append(_window(store.keys.partitions[p], place, first, first + chunk - 1))
+        slot, commands = _window(keys, place, first, first + chunk - 1)
+        groups.append((slot, [*commands, ("ZSCORE", keys.slices, place.name)]))
     read = []
     for one, first, result in zip(slices, firsts, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
-        read.append((one, first, result[0], result[1:]))
+        read.append((one, first, result[0], result[1:-1], result[-1]))
     return read
 
 
@@ -124,7 +135,7 @@ def _window(keys: PartitionKeys, place: Slice, first: int, last: int) -> Group:
 async def count_held(store: Store, from_ms: int, to_ms: int) -> tuple[float, bool]:
     """Pending tasks of hold slices that were due in a range, and whether that is exact."""
     total, exact, budget = 0.0, True, COUNTED_AT_MOST
-    at: Place = (0, -1, -1, -1)
+    at = _START
     while slices := await _slices_from(store, at, _SLICES):
         looks: list[_Look] = []
         for one, length, pending in await _pending(store, slices):
@@ -136,7 +147,7 @@ async def count_held(store: Store, from_ms: int, to_ms: int) -> tuple[float, boo
                 exact = exact and whole
                 looks.append(_Look(one, length, whole))
         total += await _count(store, looks, from_ms, to_ms)
-        at = (0, slices[-1][0], slices[-1][1].start_ms, _END)
+        at = (0, slices[-1][0], slices[-1][1].start_ms, _END, -1)
     return total, exact
 
 

@@ -206,7 +206,8 @@ class Intake:
                 name,
             )
         )
-        batch.items.append(Named(task_id, due_ms < now_ms, partition, IdRow(idh, place, row, due_ms)))
+        with_id = _new(IdRow, (idh, place, row, due_ms))
+        batch.items.append(_new(Named, (task_id, due_ms < now_ms, partition, with_id)))
 
     def _take_slowly(self, batch: Batch, task: Task, idh: bytes, due_ms: int, now_ms: int, items: bool) -> None:
         """Any task, with everything it may carry."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from itertools import chain
 
 from ..model.errors import Conflict, NotConfirmed, StoreError, Unavailable
 from ..model.task import Handle, OnConflict, PutOutcome
@@ -67,11 +68,10 @@ class NamedPuts:
 
         Once something is not confirmed nothing else is waited for: the rest is stored, and told as that.
         """
-        todo = list(range(len(items)))
+        # Two tasks with one id in the same call come one after the other, as in two calls.
+        first, *later = _rounds(items)
         shortfall: NotConfirmed | None = None
-        while todo:
-            # Two tasks with one id in the same call come one after the other, as in two calls.
-            todo, later = _first_of_each(items, todo)
+        for todo in [first] if on_conflict == "keep" else [first, *later]:
             patience = Patience(self._store, wait_s)
             patience.shortfall = shortfall
             known = await self._put_new(items, todo, handles, now_ms, patience.level(level), patience)
@@ -79,7 +79,9 @@ class NamedPuts:
             for (i, address), entry in zip(known, entries, strict=True):
                 level_now = patience.level(level)
                 handles[i] = await self._put_known(items[i], address, entry, on_conflict, now_ms, level_now, patience)
-            todo, shortfall = later, patience.shortfall
+            shortfall = patience.shortfall
+        if on_conflict == "keep":
+            _keep_first(items, handles, first, later)
         if shortfall is not None:
             raise shortfall
 
@@ -218,14 +220,24 @@ class NamedPuts:
         return Handle(item.id, due_ms, "kept", False, level.text)
 
 
-def _first_of_each(items: list[Named], todo: list[int]) -> tuple[list[int], list[int]]:
-    if len({items[i].row.idh for i in todo}) == len(todo):
-        return todo, []
-    seen: set[tuple[int, bytes]] = set()
-    first: list[int] = []
-    later: list[int] = []
-    for i in todo:
-        key = (items[i].partition, items[i].row.idh)
-        (later if key in seen else first).append(i)
-        seen.add(key)
-    return first, later
+def _rounds(items: list[Named]) -> list[list[int]]:
+    """The first of each id, then the second of each, and so on."""
+    if len({item.row.idh for item in items}) == len(items):
+        return [list(range(len(items)))]
+    rounds: list[list[int]] = []
+    seen: dict[tuple[int, bytes], int] = {}
+    for i, item in enumerate(items):
+        number = seen[item.partition, item.row.idh] = seen.get((item.partition, item.row.idh), -1) + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(i)
+    return rounds
+
+
+def _keep_first(items: list[Named], handles: list[Handle | None], first: list[int], later: list[list[int]]) -> None:
+    """Of tasks with one id the first is there, and the others change nothing: that needs no look at the server."""
+    kept = {(items[i].partition, items[i].row.idh): handles[i] for i in first} if later else {}
+    for i in chain.from_iterable(later):
+        one = kept[items[i].partition, items[i].row.idh]
+        assert one is not None
+        handles[i] = Handle(one.id, one.due_ms, "kept", False, one.durability)

@@ -21,6 +21,7 @@ async def end(store: "Store", job: Job, record: bytes, keep_ms: int) -> None:
     await store.run_one(keys.slot, [("SET", keys.once(job.idh, job.original_due_ms), record, "PX", keep_ms)])
 
 
-async def forget(store: "Store", job: Job) -> None:
+async def forget(store: "Store", job: Job, mark: bytes) -> None:
+    """Take back the mark of this run; what another has left there since stays."""
     keys = store.keys.partitions[job.partition]
-    await store.run_one(keys.slot, [("DEL", keys.once(job.idh, job.original_due_ms))])
+    await store.call(job.partition, "once_forget", [keys.once(job.idh, job.original_due_ms)], [mark])

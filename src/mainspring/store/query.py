@@ -158,7 +158,7 @@ async def _timeline(
     """The first tasks of all slices that are no hold slices, in due order."""
     rows: list[Row] = []
     start_ms, to_ms = span
-    first = after or (start_ms, -1, -1, -1)
+    first = after or _start_of(start_ms)
     slices_wanted, cut_ms = wanted + 15, None
     while True:
         chosen, until_ms = _choose(listed, start_ms, wanted - len(rows))
@@ -180,7 +180,12 @@ async def _timeline(
             break
         listed = await _list_slices(store, start_ms, to_ms, slices_wanted)
     best = nsmallest(wanted, rows, key=lambda row: row.place)
-    return _Part(best, None if cut_ms is None or len(best) >= wanted else _place_text((cut_ms, -1, -1, -1)))
+    return _Part(best, None if cut_ms is None or len(best) >= wanted else _place_text(_start_of(cut_ms)))
+
+
+def _start_of(due_ms: int) -> Place:
+    """Before all tasks that fire from then on."""
+    return due_ms, -1, -1, -1, -1
 
 
 def _place_text(place: Place) -> str:
@@ -188,10 +193,10 @@ def _place_text(place: Place) -> str:
 
 
 def parse_place(text: str) -> Place:
-    due, partition, width, index = (int(piece) for piece in text.split("."))
-    if not 0 <= due < 1 << 48 or not all(-1 <= number < 1 << 44 for number in (partition, width, index)):
+    due, partition, width, index, r = (int(piece) for piece in text.split("."))
+    if not 0 <= due < 1 << 48 or not all(-1 <= number < 1 << 44 for number in (partition, width, index, r)):
         raise ValueError(text)
-    return due, partition, width, index
+    return due, partition, width, index, r
 
 
 def _info(row: Row, state: ListedState) -> TaskInfo:

@@ -59,9 +59,9 @@ async def finish(store: Store, ends: Sequence[End]) -> list[Answer]:
     Sent again after a lost reply it answers "lost" for what was ended, and changes nothing.
     """
     answers: list[Answer] = ["ok"] * len(ends)
-    once: dict[bytes, int] = {}
+    once: dict[tuple[int, bytes], int] = {}
     for number, end in enumerate(ends):
-        if once.setdefault(end.job.claim, number) != number:
+        if once.setdefault(end.job.key, number) != number:
             answers[number] = "lost"  # named twice: the first one ends it
     numbers = list(once.values())
     every = by_partition([ends[number].job for number in numbers])

@@ -106,3 +106,12 @@ async def read_chunks(store: Store, chunks: Sequence[Chunk]) -> list[Rows | Stor
         fired, done = (result[1] or b"", result[2] or b"") if chunk.bitmaps else (b"", b"")
         answers.append(Rows(rows, fired, done, before))
     return answers
+
+
+async def cancelled_bits(store: Store, wanted: Sequence[tuple[int, Slice, int, int]]) -> list[bytes | StoreError]:
+    """Of each slice (its partition, its name) a range of bytes: which entries are cancelled or replaced."""
+    groups: list[Group] = []
+    for p, place, first, last in wanted:
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("GETRANGE", keys.slice_keys(place.name)[3], first, last)]))
+    return [result if isinstance(result, StoreError) else result[0] for result in await store.run(groups)]

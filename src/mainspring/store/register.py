@@ -83,9 +83,9 @@ def _calls(shares: list[_Share], *, together: bool) -> list[list[_Share]]:
 def _group(store: Store, call: list[_Share], now_ms: int, durability: Durability) -> Group:
     many = len(call[0].rows) >= MANY
     commands = _many(store, call[0]) if many else [_few(store, call)]
-    for share in call:
-        if min([row.due_ms for row in share.rows]) < now_ms + WAKE_MS:
-            commands.append(("SPUBLISH", share.keys.wake, "1"))
+    soon_ms = now_ms + WAKE_MS
+    wakes = {share.keys.wake: None for share in call for row in share.rows if row.due_ms < soon_ms}
+    commands += [("SPUBLISH", wake, "1") for wake in wakes]
     if durability.confirm is not None:
         # Where every id was known nothing was written, and WAIT would confirm nothing at once.
         commands.append(("HINCRBY", call[0].keys.n, "accepted", 0))

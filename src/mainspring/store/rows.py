@@ -9,9 +9,9 @@ from ..model.choice import ListedState, TaskFilter
 from .codec import HEADER_BYTES, INDEXED, RESENT, TOMB, decode, is_tomb
 from .keys import Address, Slice, r_of
 
-Place = tuple[int, int, int, int]
+Place = tuple[int, int, int, int, int]
 """Where a task stands in the order of pages: when it fires (0 of one in a hold slice: those come first), partition,
-width (of a hold slice, its start), index."""
+width (of a hold slice, its start), index; and the incarnation of the slice, for in another an index says nothing."""
 
 Sliced = tuple[int, Slice, float]
 """A slice: its partition and its score, which tells its incarnation."""
@@ -103,7 +103,7 @@ class Scan:
             fires_ms, index = key >> 32, key & INDEX_MASK
             order = (0, p, place.start_ms) if place.is_hold else (fires_ms, p, place.width_ms)
             address = Address(p, place, r, self._named_by.get(index, index))
-            rows.append(Row((*order, index), address, row, fires_ms))
+            rows.append(Row((*order, index, r), address, row, fires_ms))
         return rows
 
 

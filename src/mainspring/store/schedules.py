@@ -213,7 +213,8 @@ async def run_before(store: Store, partition: int, name: str, occurrence: tuple[
     definition, link = seen.definition, seen.link
     if definition is None or link is None or (link.generation, link.planned_ms) != occurrence:
         return None
-    if link.state.last_is_over or definition.overlap_rule.word in ("skip", "allow"):
+    rule = definition.overlap_rule.word
+    if link.state.last_is_over or rule == "allow" or (rule == "skip" and not link.state.is_behind(link.planned_ms)):
         return None
     [end] = await over(store, partition, [link.state.last])
     return occurrence_id(name, link.state.last_ms) if end is None else None

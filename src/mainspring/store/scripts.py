@@ -60,12 +60,17 @@ _NEEDS: Final = {
     "repair_dead": (),
     "repair_books": (),
     "unpause": (),
+    "once_forget": (),
     "lane_skip": ("entry",),
     "repair_schedule": (),
 }
 # A full server must still be able to fire, finish, cancel and hand over: these free memory or keep order.
 # Refusing them at maxmemory would be a deadlock. Puts are refused whole.
 _REFUSED_WHEN_FULL: Final = frozenset({"put_ids", "register", "replace", "schedule_add"})
+# A server that refuses writes (its disk is full, its replicas are gone) still answers questions.
+_READS: Final = frozenset(
+    {"look", "dead_page", "schedule_check", "verify_count", "verify_keys", "verify_ids", "verify_dead", "verify_queues"}
+)
 _SAME_TEXT: Final = {"schedule_add": "schedule_put"}
 """A new schedule is refused by a full server; a pause or a removal, by the same text, must not be."""
 _COMMENT: Final = re.compile(r"^\s*--.*\n", re.MULTILINE)
@@ -90,7 +95,7 @@ def rewrite(file: str, text: str | None) -> None:
 @cache
 def text_of(name: str, manual: bool) -> str:
     """The whole text of a script, comments left out: the server keeps every script it has seen."""
-    flags = "" if name in _REFUSED_WHEN_FULL else " flags=allow-oom"
+    flags = "" if name in _REFUSED_WHEN_FULL else " flags=allow-oom,no-writes" if name in _READS else " flags=allow-oom"
     pieces = [f"_{piece}{'_manual' if piece == 'time' and manual else ''}" for piece in _NEEDS[name]]
     body = "".join(source_of(piece) for piece in (*pieces, _SAME_TEXT.get(name, name)))
     return f"#!lua{flags}\n" + _COMMENT.sub("", body)

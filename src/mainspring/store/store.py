@@ -50,14 +50,19 @@ class Store:
         partitions: int | None = None,
         clock: Clock | None = None,
         options: LinkOptions | None = None,
+        makes: bool = True,
     ) -> "Store":
-        """Connect and check that the namespace is one this version can read."""
+        """Connect and check that the namespace is one this version can read.
+
+        One that is not there is made; with `makes` false it is looked at as an empty one, and nothing is written.
+        """
         check_namespace(namespace)
         clock = clock or ServerClock()
         links = await Links.connect(url, options or LinkOptions())
         try:
             sender = Sender(links, Scripts(clock), patience_s=PATIENCE_S)
-            store = cls(links, Keyspace(namespace, await _agree_on_format(sender, namespace, partitions)), clock)
+            count = await _agree_on_format(sender, namespace, partitions, makes=makes)
+            store = cls(links, Keyspace(namespace, count), clock)
             await store.sample_clock()
         except BaseException:
             await links.aclose()
@@ -115,8 +120,8 @@ class Store:
         await self._sender.refresh()
 
 
-async def _agree_on_format(sender: Sender, namespace: str, partitions: int | None) -> int:
-    """Write the namespace's format if it is new, and refuse one that differs."""
+async def _agree_on_format(sender: Sender, namespace: str, partitions: int | None, *, makes: bool) -> int:
+    """Write the namespace's format if it is new and shall be made, and refuse one that differs."""
     key = meta_key(namespace)
     slot = slot_of(namespace)
     wanted = DEFAULT_PARTITIONS if partitions is None else partitions
@@ -125,6 +130,8 @@ async def _agree_on_format(sender: Sender, namespace: str, partitions: int | Non
     ask: Command = ("HMGET", key, "format", "partitions")
     [known] = await _answered(sender, slot, [ask])
     if known == [None, None]:
+        if not makes:
+            return wanted
         # Asked first: on a full server nothing can be written, and a node must still be able to open what is there.
         new: list[Command] = [("HSETNX", key, "format", FORMAT), ("HSETNX", key, "partitions", wanted), ask]
         known = (await _answered(sender, slot, new))[2]

@@ -134,7 +134,8 @@ def _split(url: str) -> _Parts:
     scheme, mark, rest = url.strip().partition("://")
     scheme = scheme.lower()
     if not mark or scheme not in _SCHEMES:
-        _wrong(f"must start with one of {', '.join(f'{known}://' for known in sorted(_SCHEMES))}")
+        schemes = ", ".join(f"{known}://" for known in sorted(_SCHEMES))
+        _wrong(f"must start with one of {schemes} (commands also take http:// and https:// of a node's API)")
     if "#" in rest:
         _wrong('has a "#"; write it as %23')
     rest, _, query = rest.partition("?")

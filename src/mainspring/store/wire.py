@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import hiredis
 
-from mainspring.model.errors import ConfigError, Refused, Unavailable
+from mainspring.model.errors import ConfigError, MainspringError, Refused, Unavailable
 from mainspring.store.url import Endpoint, Tls
 
 Arg = bytes | str | int | float
@@ -47,6 +47,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, address: str) -> None:
         self.address = address
         self.closed = False
+        self._problem = ""
+        """Why it is closed."""
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._waiters: deque[_Waiter] = deque()
@@ -73,6 +75,8 @@ class Connection(asyncio.Protocol):
                     endpoint, connect_timeout_s=connect_timeout_s, client_name=client_name, again=False
                 )
             message = f"{endpoint.address}: no answer within {connect_timeout_s:g} s while connecting"
+            if endpoint.tls is not None:
+                message += "; does it speak TLS there (rediss, not redis)?"
             raise Unavailable(message, sent=False) from None
         except OSError as error:
             connection.close()
@@ -91,7 +95,12 @@ class Connection(asyncio.Protocol):
         if self._writable is not None:
             await self._until_writable(timeout_s)
         if self.closed:
-            raise Unavailable(f"{self.address}: the connection is closed", sent=False)
+            raise Unavailable(f"{self.address}: {self._problem}", sent=False)
+        if self._loop is not asyncio.get_running_loop():
+            raise MainspringError(
+                "used in another event loop than it was opened in; open the client in the loop that uses it, or take a"
+                " SyncClient"
+            )
         waiter = _Waiter(self._loop.create_future(), len(commands))
         self._waiters.append(waiter)
         cast("asyncio.Transport", self._transport).write(data)
@@ -113,7 +122,7 @@ class Connection(asyncio.Protocol):
     def send(self, commands: Sequence[Command]) -> None:
         """Writes without waiting; the replies go to the listener. For subscriptions only."""
         if self.closed:
-            raise Unavailable(f"{self.address}: the connection is closed", sent=False)
+            raise Unavailable(f"{self.address}: {self._problem}", sent=False)
         data = b"".join(map(_pack, commands))
         cast("asyncio.Transport", self._transport).write(data)
 
@@ -125,7 +134,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Closes at once; waiting pipelines get Unavailable."""
         self._fail("the connection was closed")
-        if self._transport is not None:
+        if self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
 
     # -- asyncio.Protocol ---------------------------------------------------------------------
@@ -195,8 +204,10 @@ class Connection(asyncio.Protocol):
         except Unavailable as error:
             # Nothing of the caller's was sent yet.
             raise Unavailable(str(error), sent=False) from error.__cause__
-        for command, reply in zip(commands[:-1], replies, strict=False):
-            if isinstance(reply, hiredis.ReplyError):
+        for command, reply in zip(commands, replies, strict=True):
+            if isinstance(reply, hiredis.ReplyError) and "max number of clients" in str(reply):
+                raise Unavailable(f"{self.address}: the server takes no more connections: {reply}", sent=False)
+            if isinstance(reply, hiredis.ReplyError) and command is not commands[-1]:
                 raise Refused(f"{self.address}: {command[0]!s} was refused: {reply}")
 
     async def _until_writable(self, timeout_s: float | None) -> None:
@@ -212,6 +223,8 @@ class Connection(asyncio.Protocol):
     def _unasked(self, reply: Any) -> None:
         if self._listener is not None:
             self._listener(reply)
+        elif isinstance(reply, hiredis.ReplyError):
+            self._break(f"the server takes no connection: {reply}")
         else:
             self._break(f"the server sent something nobody asked for: {str(reply)[:80]}")
 
@@ -238,9 +251,12 @@ class Connection(asyncio.Protocol):
     def _fail(self, problem: str) -> None:
         if self.closed:
             return
-        self.closed = True
         waiters = list(self._waiters)
         self._waiters.clear()
+        last = waiters[0].replies[-1:] if waiters else []
+        if last and isinstance(last[0], hiredis.ReplyError):  # mostly why: it takes no more connections
+            problem = f"{problem} after it said: {last[0]}"
+        self.closed, self._problem = True, problem
         for waiter in waiters:
             if not waiter.future.done():
                 waiter.future.set_exception(Unavailable(f"{self.address}: {problem}", sent=True))

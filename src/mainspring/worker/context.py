@@ -86,7 +86,7 @@ class Context:
 
     def log(self, message: str, *args: Any) -> None:
         """Write a line to the log, and keep it with the end of this run (the first 200 of them)."""
-        text = clean(message % args if args else message)
+        text = clean(str(message % args if args else message))
         log.info("%s: %s", self._job.id, text, extra={"task": self._job.id})
         if self._lines is None:
             self._lines = []

@@ -5,6 +5,7 @@ soon as one is done, and only where a handler really waits does the next member 
 """
 
 import asyncio
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
@@ -105,14 +106,15 @@ class Crew:
         if run.over:
             return  # it was stopped before its turn came
         run.task = me
+        leaves = False
         token = CURRENT.set(run.context)
         try:
             arguments: dict[str, Any] = run.start(self._now_ms)
             run.answered(await run.work.function(**arguments))
         except asyncio.CancelledError as error:
             # Stopped from here, or by something it waited for: in both cases the run is over, and the member is not.
-            while me.cancelling():
-                me.uncancel()
+            # Others who cancel it mean the member: a program that ends waits for all of its tasks.
+            leaves = me.cancelling() > 0 and run.stopped is None
             run.failed(error)
         except GeneratorExit as error:
             if not _runs(me):
@@ -123,7 +125,19 @@ class Crew:
         end_if_forked(self._pid)
         run.task = None
         CURRENT.reset(token)
+        if me.cancelling():
+            await _hear_out(me)
         self._ended(run)
+        if leaves:
+            raise asyncio.CancelledError
+
+
+async def _hear_out(me: "asyncio.Task[None]") -> None:
+    """It was cancelled, perhaps by its own hand: the next job must not hear of it."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    while me.cancelling():
+        me.uncancel()
 
 
 def _runs(task: "asyncio.Task[None]") -> bool:

@@ -15,7 +15,7 @@ from ..model.limits import MAX_ERROR_CHARS
 from ..model.outcome import DONE, Dead, Done, Outcome, Retry, has_expired
 from ..model.policies import Policies
 from ..model.result import Ending, Result
-from ..model.retry import GiveUp, Wait, decide
+from ..model.retry import GiveUp, Wait, decide, in_time_ms
 from ..store import queue
 from ..store.schedule_ends import pack_end
 from ..store.store import Store
@@ -81,12 +81,13 @@ class Ends:
         """A failure, as the policy sees it: another attempt at a set time, or none."""
         if isinstance(outcome, Done):
             return DONE
-        if isinstance(outcome, Retry) and outcome.untried:
-            return Retry(outcome.reason, outcome.after_ms or UNTRIED_WAIT_MS, untried=True)
-        policy = self._policies.of(job.body, run.work.retry if run is not None else None, job.queue)
         now_ms = self._store.clock.now_ms()
+        if isinstance(outcome, Retry) and outcome.untried:
+            wait_ms = in_time_ms(outcome.after_ms or UNTRIED_WAIT_MS, job.body.expires_ms, now_ms)
+            return Retry(outcome.reason, wait_ms, untried=True)
+        policy = self._policies.of(job.body, run.work.retry if run is not None else None, job.queue)
         parks = self._parks(job, outcome)
-        match decide(policy, job.body.attempt, outcome, job.original_due_ms, now_ms):
+        match decide(policy, job.body.attempt, outcome, job.original_due_ms, now_ms, job.body.expires_ms):
             case Wait(ms):
                 if parks:
                     self._report(job, outcome, outcome.reason, "parked")

@@ -5,11 +5,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from ..model.clock import Clock
 from ..model.job import Job
 from ..model.outcome import Dead, Outcome, Retry
+from .context import CURRENT
 from .crew import Crew
 from .memory import Memory
 from .process import kill_all
@@ -77,6 +78,13 @@ class Hands:
         """Jobs that may be taken now."""
         ahead = min(MOST_AHEAD, int(self.rate * AHEAD_S))
         return self.concurrency + ahead - len(self.runs) - len(self._stuck)
+
+    @property
+    def inside(self) -> bool:
+        """Whether the caller is a run in hand: it cannot wait until there is none. Asked from any thread."""
+        context, task = CURRENT.get(None), _task_here()
+        # A task that a handler has started has its context too, and may outlive it.
+        return any(run.context is context and task in (None, run.task) for run in list(self.runs))
 
     def add(self, jobs: Iterable[Job]) -> None:
         now = time.monotonic()
@@ -174,3 +182,10 @@ class Hands:
             run.outcome = run.late()
             self._conclude(run)
         self._threads.stop()
+
+
+def _task_here() -> "asyncio.Task[Any] | None":
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # a thread without an event loop
+        return None

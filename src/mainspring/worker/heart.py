@@ -51,16 +51,16 @@ class Heart:
         if self._asked and now < self._beaten_at + QUICK_S:
             return self._beaten_at + QUICK_S - now
         age_s = QUICK_S / 2 if self._asked else every_s / 2
-        runs = {run.job.claim: run for run in self._hands.taken_before(now - age_s)}
+        runs = {run.job.key: run for run in self._hands.taken_before(now - age_s)}
         self._asked, self._beaten_at = False, now
         if runs:
             lost, cancelled = await queue.beat(self._store, [run.job for run in runs.values()])
             for job in lost:
                 log.warning("%s: another worker has it by now; this run does not count", job.id,
                             extra={"task": job.id})  # fmt: skip
-                self._hands.stop_run(runs[job.claim], "lost")
+                self._hands.stop_run(runs[job.key], "lost")
             for job in cancelled:
-                self._hands.stop_run(runs[job.claim], "cancelled")
+                self._hands.stop_run(runs[job.key], "cancelled")
         return every_s
 
     async def reclaim(self) -> float:

@@ -22,6 +22,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
     done: bool
     attempt: int
     value: Any = None
+    """What it answered; until then the claim of the run that has begun."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -37,18 +38,23 @@ class Memory:
 
     async def begin(self, job: Job, keep_ms: int) -> Record | None:
         """Note that a run begins; the record of an earlier one, if there is any."""
-        found = await once.begin(self._store, job, _encode(Record(False, job.body.attempt)), keep_ms)
+        found = await once.begin(self._store, job, _mark(job), keep_ms)
         return None if found is None else _decode(found)
 
     async def end(self, job: Job, value: Any, keep_ms: int) -> None:
         await once.end(self._store, job, _encode(Record(True, job.body.attempt, value)), keep_ms)
 
     async def forget(self, job: Job) -> None:
-        await once.forget(self._store, job)
+        """The run has failed: the next attempt shall find nothing of it."""
+        await once.forget(self._store, job, _mark(job))
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """For threads: do it in the worker's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+
+
+def _mark(job: Job) -> bytes:
+    return _encode(Record(False, job.body.attempt, job.claim))
 
 
 def keepable(value: Any) -> str | None:

@@ -8,8 +8,19 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final, Literal
 
+from ..model.errors import InvalidInput
 from ..model.job import Job
-from ..model.outcome import DONE, EXPIRED_RUNNING, Dead, Done, Outcome, Retry
+from ..model.outcome import (
+    DONE,
+    DROPPED,
+    EXPIRED_RUNNING,
+    Dead,
+    Done,
+    Outcome,
+    Retry,
+    as_ours,
+    has_expired,
+)
 from ..model.result import Output
 from ..model.texts import told
 from ..model.wordless import placed
@@ -95,10 +106,10 @@ class Run:
                 self.outcome = self.late()
         elif self.stopped in ("timeout", "expired"):
             self.outcome = self.late()  # it was told to end, and has swallowed that
-        elif isinstance(value, (Done, Retry, Dead)):
+        elif isinstance(value, Done):
             self.outcome = value
-            if not isinstance(value, Done) and value.brief is None:
-                value.brief = f"{type(value).__name__}, returned by its handler"
+        elif isinstance(value, (Retry, Dead)):
+            self._said(value, f"{type(value).__name__}, returned by its handler")
         elif type(value) not in _PLAIN and _never_ran(value):
             kind = type(value).__name__
             self.failed(TypeError(f"the handler returned a {kind}, which nobody runs; declare it with async def"))
@@ -114,13 +125,22 @@ class Run:
         elif isinstance(error, Outputs):
             self.outcome = Retry(str(error), brief=error.brief)
         elif isinstance(error, (Retry, Dead)):
-            self.outcome = error
-            if error.brief is None:
-                error.brief = placed(error)
+            self._said(error, placed(error))
         elif isinstance(error, WrongArguments):
             self.outcome = Dead(str(error), brief=f"its payload does not fit {self.job.body.target}")
         else:
             self.outcome = Retry(told(error), error=error, brief=placed(error))
+
+    def _said(self, outcome: Retry | Dead, brief: str) -> None:
+        """The handler has decided."""
+        try:
+            self.outcome = made = as_ours(outcome)
+        except InvalidInput as error:
+            self.outcome = Retry(told(error), error=error, brief=brief)
+        else:
+            made.brief = brief if made.brief is None else made.brief
+            if has_expired(made.reason) or made.reason.startswith(DROPPED):
+                made.reason = f"its handler says: {made.reason}"  # the bare words mean that it was not even run
 
     def late(self) -> Retry | Dead:
         """The outcome of a run that was stopped."""

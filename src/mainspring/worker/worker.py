@@ -124,8 +124,9 @@ class Worker:
         if not clean:
             log.warning("%d runs are broken off: shutdown_timeout is over; they run again", len(self.hands.runs))
         await self.hands.close()
-        for loop in (self._watch, self._beat, self._end):
+        for loop in (self._watch, self._beat):
             await loop.stop()
+        await self._end.finish(LAST_WORD_S)  # told twice, an end would look like another worker's
         await self._last_word()
         await self._release()
         await self.failures.aclose()

@@ -3,7 +3,8 @@
 -- KEYS from `key` on: next, ids, n, slices, s of each place, x of each slice with a skipped one
 -- ARGV from `arg` on: places, slices with skipped ones; per place: name, score, address prefix; then per plant:
 --   schedule, the 12 bytes its next value must still begin with, the new value, entry, packed: place (0 = none),
---   x (0 = it runs, else which of the keys), index
+--   x (0 = it runs, else which of the keys), index; of one that is skipped also its idh
+-- The id of one that is skipped is free again, like that of a cancelled task: it did not run, and a backfill may run it.
 -- A chain that does not begin with these bytes was edited, or has moved on before: it is left alone.
 -- Rows go in together, slice by slice: one call for each of a hundred thousand would take seconds.
 local PLANT_ARGS, AT_ONCE = 5, 1000
@@ -21,7 +22,7 @@ local function plant(count, key, arg)
     local values = redis.call('HMGET', next_key, unpack(names, low, high))
     for i = low, high do claims[i] = string.sub(values[i - low + 1] or '', 1, 12) end
   end)
-  local moved, rows, idhs = {}, {}, {}
+  local moved, rows, idhs, gone = {}, {}, {}, {}
   local wanted, wanted_rows, wanted_places, w = {}, {}, {}, 0
   for place = 1, places do rows[place], idhs[place] = {}, {} end
   local where, place, x, index
@@ -33,6 +34,7 @@ local function plant(count, key, arg)
     end
     if claims[i] == ARGV[at + 2] then
       moved[#moved + 1], moved[#moved + 2] = names[i], ARGV[at + 3]
+      if x > 0 then gone[#gone + 1] = string.sub(where, 9) end
       if place > 0 then
         w = w + 1
         wanted[w], wanted_rows[w], wanted_places[w] = string.sub(ARGV[at + 4], 6, 21), ARGV[at + 4], place
@@ -71,6 +73,7 @@ local function plant(count, key, arg)
     end
   end
   in_parts(moved, function(low, high) redis.call('HSET', next_key, unpack(moved, low, high)) end)
+  in_parts(gone, function(low, high) redis.call('HDEL', ids, unpack(gone, low, high)) end)
   if accepted > 0 then redis.call('HINCRBY', n, 'accepted', accepted) end
   if skipped > 0 then redis.call('HINCRBY', n, 'cancelled', skipped) end
 end
