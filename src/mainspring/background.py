@@ -13,8 +13,8 @@ log = logging.getLogger("mainspring")
 
 T = TypeVar("T")
 
-END_S: Final = 1.0
-"""For what was cancelled to end."""
+END_S: Final = 3.0
+"""For what was cancelled to end. Not less: a machine that stands still for a second is no coroutine that goes on."""
 
 
 class Background:

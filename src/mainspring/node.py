@@ -208,7 +208,21 @@ class Node:
             loop.wake()
 
     async def stop(self) -> None:
-        """Finish what is in flight, hand over, close. The embedded server ends last: all others need it."""
+        """Finish what is in flight, hand over, close. The embedded server ends last: all others need it.
+
+        All of it is closed even if a part fails, or if who waited gives up: a program that ends in the middle of it.
+        """
+        async with contextlib.AsyncExitStack() as ends:
+            if self.embedding is not None:
+                ends.push_async_callback(self.embedding.stop)
+            if self._store is not None:
+                ends.push_async_callback(self._store.aclose)
+            for sink in self._sinks.values():
+                ends.push_async_callback(sink.aclose)
+            await self._stop_roles()
+        self._store = None
+
+    async def _stop_roles(self) -> None:
         schedules, self._schedules = self._schedules, None
         if schedules is not None:
             await schedules[1].stop()
@@ -228,13 +242,6 @@ class Node:
             self.engine = None
         if seat is not None and seat.joined:
             await seat.stop()
-        for sink in self._sinks.values():
-            await sink.aclose()
-        if self._store is not None:
-            await self._store.aclose()
-            self._store = None
-        if self.embedding is not None:
-            await self.embedding.stop()
 
     async def _watch(self) -> BaseException:
         """Bring a dead embedded server back; return the error that broke a role."""

@@ -1,6 +1,7 @@
 """One worker process: server, store, worker and client, started and stopped as one."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
@@ -75,20 +76,24 @@ class Workplace:
         )
 
     async def stop(self) -> None:
-        """Finish what runs, give back what does not, close. The embedded server ends last: all others need it."""
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.cancel()
-            await asyncio.wait([watcher])
-        worker, self.worker = self.worker, None
-        if worker is not None:
-            await worker.stop()
-        await self.scheduler.aclose()
-        if self._store is not None:
-            await self._store.aclose()
-            self._store = None
-        if self.embedding is not None:
-            await self.embedding.stop()
+        """Finish what runs, give back what does not, close. The embedded server ends last: all others need it.
+
+        All of it is closed even if a part fails, or if who waited gives up: a program that ends in the middle of it.
+        """
+        async with contextlib.AsyncExitStack() as ends:
+            if self.embedding is not None:
+                ends.push_async_callback(self.embedding.stop)
+            store, self._store = self._store, None
+            if store is not None:
+                ends.push_async_callback(store.aclose)
+            ends.push_async_callback(self.scheduler.aclose)
+            watcher, self._watcher = self._watcher, None
+            if watcher is not None:
+                watcher.cancel()
+                await asyncio.wait([watcher])
+            worker, self.worker = self.worker, None
+            if worker is not None:
+                await worker.stop()
 
     async def _watch(self, worker: Worker) -> None:
         """Bring a dead embedded server back; end the process when a part of it is broken."""

@@ -171,3 +171,34 @@ async def test_a_signal_during_a_long_start_ends_it(monkeypatch: pytest.MonkeyPa
     with standalone() as server:
         node = Node(Config(redis_url=server.url), {"log": Basket()})
         assert await node.run_until_signal() == 0
+
+
+async def test_a_stop_that_is_given_up_in_the_middle_still_closes_everything(tmp_path: Path) -> None:
+    class Holding(Basket):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun = asyncio.Event()
+
+        async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+            self.begun.set()
+            await asyncio.Event().wait()
+            return await super().deliver(batch)
+
+    holding = Holding()
+    node = Node(Config(data_dir=tmp_path / "data"), {"log": holding})
+    await node.start()
+    assert node.client is not None
+    links, pid = node.client.store.links.all(), server_pid(node)
+    await node.client.put("log:", after="0s")
+    await asyncio.wait_for(holding.begun.wait(), 60)
+    stop = asyncio.create_task(node.stop())
+    await until(lambda: node.seat is None, "it has begun to stop, and waits for the delivery")
+    stop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stop
+    assert holding.closed
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    for link in links:
+        with pytest.raises(Unavailable, match="closed"):
+            await link.pipeline([("PING",)])
