@@ -149,6 +149,8 @@ def cluster(
             _follow(replica, made.masters[number % masters])
         made.wait_ok()
         wait_until(lambda: all(map(_has_copied, made.replicas)), "the replicas follow")
+        # Who has not heard whose replica one is does not vote for it, and a takeover comes to nothing.
+        wait_until(lambda: all(_knows_replicas(one, replicas) for one in servers), "all know who follows whom")
         stack.pop_all()
     return made
 
@@ -188,6 +190,10 @@ def _follow(replica: Server, master: Server) -> None:
 
 def _has_copied(replica: Server) -> bool:
     return replica.info("replication").get("master_link_status") == "up"
+
+
+def _knows_replicas(server: Server, replicas: int) -> bool:
+    return all(len(nodes) == 1 + replicas for _, _, *nodes in server.call("CLUSTER", "SLOTS"))
 
 
 def _id_of(server: Server) -> str:
