@@ -251,3 +251,29 @@ async def test_an_expired_head_does_not_park_its_lane(tickers: Tickers) -> None:
     await ticker.client.put("log:", "next", after="2s", lane="a")
     ticker.clock.advance(seconds=5)
     assert values(await ticker.turn()) == ["next"]
+
+
+@pytest.mark.parametrize("wait_ms", [1_000, 4_000, 60_000])
+async def test_a_failed_head_that_is_moved_is_still_waited_for(tickers: Tickers, store: Store, wait_ms: int) -> None:
+    target = Target(0, outcome=Retry("busy", after_ms=wait_ms))
+    ticker = await tickers(options=options("block 2h"), handlers={"log": target})
+    [head, *_] = await put(ticker, 2)
+    assert values(await ticker.advance(ms=1_500)) == [0]
+    await ticker.client.reschedule(head, after="600s")
+    target.failing.clear()
+    assert values(await ticker.advance(seconds=590)) == []
+    assert values(await ticker.advance(seconds=11)) == [0, 1]
+    await balance(store)
+
+
+@pytest.mark.parametrize("wait_ms", [1_000, 4_000, 60_000])
+async def test_a_failed_head_that_is_cancelled_lets_its_lane_go_on(
+    tickers: Tickers, store: Store, wait_ms: int
+) -> None:
+    target = Target(0, outcome=Retry("busy", after_ms=wait_ms))
+    ticker = await tickers(options=options("block 2h"), handlers={"log": target})
+    [head, *_] = await put(ticker, 2)
+    assert values(await ticker.advance(ms=1_500)) == [0]
+    assert await ticker.client.cancel(head) == "cancelled"
+    assert values(await ticker.advance(seconds=5)) == [1]
+    await balance(store)

@@ -259,6 +259,10 @@ class Lanes:
             self._behind[lane] = stay
         return moved
 
+    def is_kept(self, lane: str) -> bool:
+        """Whether the server knows that it waits for a failed head."""
+        return lane in self._kept
+
     def let_go(self, lane: str) -> bool:
         """True when the server has to be told that the lane waits no more. Its head need not be a retry: the failed
         task may have been replaced."""

@@ -174,7 +174,7 @@ class Partition:
         for flight in cancelled:
             flight.live.land(1, [flight.index])
             self.unwritten.settled(flight.live, 0.0)
-            self.lane_goes_on(flight)
+            self._lane_may_go_on(flight)
         if any(live.has_schedules for live in begun.touched) and self.chains.begun(begun.flights, leaving):
             self.needs_listing = True  # some of the following occurrences are near
         return leaving
@@ -221,6 +221,15 @@ class Partition:
         if lane is not None and self.lanes.free(lane, flight.idh) and self.lanes.let_go(lane):
             self.unwritten.holds.append((lane, b""))
             self.held_work.lane_is_free(lane)
+
+    def _lane_may_go_on(self, flight: Flight) -> None:
+        """The head of a lane was cancelled, or moved. One that had failed may stand at another time now, and its lane
+        goes on waiting for it: whoever asks for such heads finds out."""
+        lane = flight.body.lane
+        if lane is not None and self.lanes.is_kept(lane):
+            self.lanes.give_up(lane, flight)
+        else:
+            self.lane_goes_on(flight)
 
     @property
     def quiet(self) -> bool:
