@@ -47,7 +47,8 @@ _CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
 class Client(Letters, Results, Standstills):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
-    `wait_s` is how long puts wait for a server that is away; 0 means that they fail at once, as other calls do.
+    `wait_s` is how long puts, and results without a timeout, wait for a server that is away; 0 means that they fail at
+    once, as other calls do.
     `timezone` is that of schedules that name none.
     """
 

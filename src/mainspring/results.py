@@ -1,16 +1,18 @@
 """Waiting for what a task came to."""
 
 import asyncio
+import math
 from abc import abstractmethod
 from typing import Any, Final
 
 from .model.dead import DeadLetter
-from .model.errors import InvalidInput, MainspringError, NotFound, TaskFailed
+from .model.errors import InvalidInput, MainspringError, NotFound, StoreError, TaskFailed, Unavailable
 from .model.result import Result
 from .model.task import TaskInfo
 from .model.times import Delay, delay_ms
 from .store.cancelled_ids import was_cancelled
 from .store.find import Reference
+from .store.named import Patience
 from .store.results import read_result
 from .store.store import Store
 
@@ -27,6 +29,8 @@ _BEFORE_IT_RAN: Final = "cancelled before it ran"
 
 class Results:
     """What Client can do with results."""
+
+    _wait_s: float
 
     @property
     @abstractmethod
@@ -51,7 +55,8 @@ class Results:
         """What the handler returned, the command printed or the webhook was answered, when it is done.
 
         Waits for it, seconds as a number or a text such as "30s".
-        TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time.
+        TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time. A server that is away is
+        waited for until then; without a timeout as long as a put would wait for it.
         """
         result = await self.run_result(id, lane=lane, timeout=timeout)
         if result.ending != "done":
@@ -71,24 +76,30 @@ class Results:
 
         Waits like `result`; any ending will do. NotFound where nothing is kept of it.
         """
-        reference = self._reference(id, lane)
+        reference, most_s = self._reference(id, lane), _seconds(timeout)
+        outage = _Outage(self.store, self._wait_s if most_s is None else math.inf)
         try:
-            async with asyncio.timeout(_seconds(timeout)):
-                return await self._wait(id, lane, reference)
+            async with asyncio.timeout(most_s):
+                return await self._wait(id, lane, reference, outage)
         except TimeoutError:
-            raise TimeoutError(f"task {id!r} is not over after {timeout}") from None
+            raise TimeoutError(f"task {id!r} is not over after {timeout}{outage.told}") from None
 
     async def find_result(self, id: str, *, lane: str | None = None) -> Result | None:
         """What `run_result` would give, without waiting: None while the task is not over."""
         return await self._over(id, lane, self._reference(id, lane))
 
-    async def _wait(self, id: str, lane: str | None, reference: Reference) -> Result:
+    async def _wait(self, id: str, lane: str | None, reference: Reference, outage: "_Outage") -> Result:
         pause_s, asked = FIRST_PAUSE_S, 0
         while True:
             asked += 1
-            look = asked % LOOK_EVERY == 0 or await read_result(self.store, reference) is not None
-            if look and (over := await self._over(id, lane, reference)) is not None:
-                return over
+            try:
+                look = asked % LOOK_EVERY == 0 or await read_result(self.store, reference) is not None
+                if look and (over := await self._over(id, lane, reference)) is not None:
+                    return over
+            except Unavailable as failure:
+                await outage.goes_on(failure)
+                continue
+            outage.ends()
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
 
@@ -118,6 +129,29 @@ class Results:
             f"task {id!r} is {info.state} and left no result: its handler or target keeps none (set result_ttl), or "
             "it is past"
         )
+
+
+class _Outage:
+    """The server is away while somebody waits. Each time that it goes it is waited for anew, for `wait_s`."""
+
+    def __init__(self, store: Store, wait_s: float) -> None:
+        self._store = store
+        self._wait_s = wait_s
+        self._patience: Patience | None = None
+        self._failure: StoreError | None = None
+
+    async def goes_on(self, failure: StoreError) -> None:
+        """Wait before the next question, or raise the failure."""
+        self._failure = failure
+        self._patience = self._patience or Patience(self._store, self._wait_s)
+        await self._patience.after(failure)
+
+    def ends(self) -> None:
+        self._patience = self._failure = None
+
+    @property
+    def told(self) -> str:
+        return "" if self._failure is None else f", and the server is away: {self._failure}"
 
 
 async def _was_cancelled(store: Store, reference: Reference) -> bool:

@@ -1,5 +1,6 @@
 """The calls of a client that deal with schedules: `client.schedules.add(…)` and the others."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
@@ -220,9 +221,10 @@ class Schedules(RunsBeside):
         """What an edit would change: field -> (before, after). Nothing is written."""
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         current = self._current(name, seen)
-        edited = edited_by(current, fields)
-        check_runs_left(edited, _runs(seen))
-        return told_changes(current, check_definition(edited, self._store.clock.now_ms()))
+        edited = check_runs_left(edited_by(current, fields), _runs(seen))
+        # In a thread: some times are hard to find, and a node that is asked must go on firing.
+        await asyncio.to_thread(check_definition, edited, self._store.clock.now_ms())
+        return told_changes(current, edited)
 
     # -- many (last: from here on `list` is a method) ------------------------------------------------------
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from .model.errors import ConfigError, InvalidInput
+from .secret import read_secret
 from .settings import SECRETS, SETTINGS
 
 PREFIX: Final = "MAINSPRING_"
@@ -139,14 +140,8 @@ def _with_secrets(said: Mapping[str, _Said]) -> dict[str, _Said]:
             continue
         if name in found:
             raise ConfigError(f"{found[name].spoken} and {file.spoken} are both set; keep one")
-        found[name] = _Said(_secret(file), file.spoken, f"{file.where} ({file.value})")
+        try:
+            found[name] = _Said(read_secret(file.value), file.spoken, f"{file.where} ({file.value})")
+        except InvalidInput as error:
+            raise ConfigError(f"{file.spoken}: {error}") from None
     return found
-
-
-def _secret(file: _Said) -> str:
-    if not isinstance(file.value, str):
-        raise ConfigError(f"{file.spoken}: expected the name of a file, not {file.value!r}")
-    try:
-        return Path(file.value).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file.spoken}: cannot read {file.value}: {error}") from None

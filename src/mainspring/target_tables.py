@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from .model.errors import InvalidInput
 from .model.named import Targets
+from .secret import read_secret
 
 _FILE: Final = "_file"
 _KEPT: Final = frozenset({"ca_file"})
@@ -39,15 +39,13 @@ def _with_secrets(where: str, table: object) -> object:
         elif plain in table:
             raise InvalidInput(f"{where}: {plain} and {name} are both set; keep one")
         else:
-            text = _read(f"{where}.{name}", value)
+            text = _secret(f"{where}.{name}", value)
             found[plain] = text.split() if plain == "secrets" else text
     return found
 
 
-def _read(where: str, path: object) -> str:
-    if not isinstance(path, str):
-        raise InvalidInput(f"{where}: expected the name of a file, not {path!r}")
+def _secret(where: str, path: object) -> str:
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{where}: cannot read {path}: {error}") from None
+        return read_secret(path)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from None

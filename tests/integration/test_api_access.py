@@ -441,6 +441,8 @@ async def test_another_tenants_ids_answer_404(neighbours: Api) -> None:
     for namespace in ("bank", "nobodys", "", "*", "a:b", "ü"):
         answer = await api.get("/v1/tasks/order", mainspring_namespace=namespace)
         assert (answer.status, answer.problem) == (404, "not-found"), namespace
+        assert answer.json["missing"] == "namespace"
+        assert answer.json["detail"].startswith("there is no namespace "), "one that is there and one that is not"
         assert (await api.delete("/v1/tasks/order", mainspring_namespace=namespace)).status == 404
         tick = await api.post("/ticks", {"item": "a", "at": LATER}, mainspring_namespace=namespace)
         assert tick.status == 404

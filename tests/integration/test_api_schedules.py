@@ -287,9 +287,9 @@ async def standing(api: Api, count: int = 1) -> list[dict[str, Any]]:
 
 
 async def test_a_preview_of_times_that_are_hard_to_find_ends_and_holds_up_nobody(api: Api) -> None:
-    """Once a month, behind twenty thousand times that are left out one by one."""
-    left_out = ["0-56/4 * 2-31 * *", "2-58/4 * 2-31 * *", "*/2 1-23 1 * *", "2-58/2 0 1 * *"]
-    hard = {"cron": "*/2 * * * *", "exclude": left_out, "count": 1000}
+    """Once an hour, behind a hundred steps over what is left out, of thirty lines each."""
+    lines = [f"{n},{n + 1} * * * * *" for n in range(0, 60, 2)]
+    hard = {"cron": lines, "exclude": ["* 1-59 * * * *", "1-59 0 * * * *"], "count": 1000}
     looking = asyncio.create_task(api.post("/v1/schedules:preview", hard))
     answered = 0
     while not looking.done():
@@ -301,6 +301,21 @@ async def test_a_preview_of_times_that_are_hard_to_find_ends_and_holds_up_nobody
     assert answered > 5
     many = await api.post("/v1/schedules:preview", {"cron": [f"{n} * * * *" for n in range(33)]})
     assert many.problem == "invalid"
+
+
+async def test_a_diff_to_times_that_are_hard_to_find_holds_up_nobody(api: Api) -> None:
+    """Every line is left out whole, which takes a century of days to find out."""
+    await api.client.schedules.add("hard", cron="0 0 * * *", target="null:")
+    everything = {"exclude": ["0-29 * * * *", "30-59 * * * *"]}
+    looking = asyncio.create_task(api.post("/v1/schedules/hard/diff", everything))
+    answered = 0
+    while not looking.done():
+        assert (await api.get("/livez")).status == 200
+        answered += 1
+    assert "its exclusions leave none of its runs" in (await looking).json["detail"]
+    assert answered > 5
+    fine = (await api.post("/v1/schedules/hard/diff", {"exclude": ["* * 24 12 *"]})).json
+    assert fine == {"exclude": [[], ["* * 24 12 *"]]}
 
 
 async def test_lanes_come_by_pages_in_the_order_of_the_list(api: Api) -> None:

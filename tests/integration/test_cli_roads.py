@@ -112,6 +112,22 @@ async def test_over_an_api_the_namespace_of_its_node_is_meant_unless_one_is_give
         assert json.loads(found.stdout)["pending"] == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["task list", "task get a", "task explain a", "task result a", "task cancel a", "dead show a", "dead replay a",
+     "dead drop a --yes", "schedule show a", "resume --queue a"],
+)  # fmt: skip
+async def test_over_an_api_a_misspelt_namespace_is_told_and_not_taken_for_an_unknown_task(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    await api.client.put("null:", 1, after="1h", id="a")
+    line = [*words.split(), "--url", api.url, "--namespace", "mian"]
+    ended = await asyncio.to_thread(CliRunner().invoke, app, line)
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert str(ended.exception) == "there is no namespace 'mian' for this key"
+
+
 async def test_a_list_has_columns_and_no_id_takes_hold_of_the_terminal(say: Say, api: Api) -> None:
     wild = "\x1b[2Jwild\r\n\u202e"
     await api.client.put("log:", "die", id=wild, lane=wild)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mainspring.cli.dead import lines_of
 from mainspring.client import Client
 from mainspring.engine.engine import EngineOptions
 from mainspring.letters import Letters
@@ -136,6 +137,22 @@ async def test_wrong_questions_are_refused(client: Client) -> None:
     for rate in (0, -1, float("nan"), 1e9):
         with pytest.raises(InvalidInput, match="rate"):
             await client.dead_replay_many(rate=rate)
+
+
+@pytest.mark.parametrize(("fails", "told"), [(False, "attempts    0"), (True, "attempts    1")])
+async def test_a_letter_counts_the_attempts_that_were_made(ticker: Ticker, fails: bool, told: str) -> None:
+    ticker.answer("log", lambda _: Retry("busy", after_ms=60_000))
+    await ticker.client.put("log:", id="late", after="1s", expires="20s")
+    if fails:
+        await ticker.advance(seconds=2)
+    ticker.clock.advance(seconds=60)
+    await ticker.advance(seconds=1)
+    letter = await ticker.client.dead_get("late")
+    assert letter is not None
+    assert (letter.reason, letter.attempts, letter.errors) == ("expired", int(fails), ("busy",) if fails else ())
+    assert told in lines_of(letter, "main")
+    assert [line for line in lines_of(letter, "main") if line.startswith("error")] == ["error 1     busy"] * fails
+    assert letter.as_dict("main")["attempts"] == (await ticker.client.explain("late")).attempt == int(fails)
 
 
 async def test_a_letter_says_why_it_died_and_everything_else(tickers: Tickers, store: Store) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,14 +11,15 @@ import pytest
 from mainspring.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.clock import ManualClock
-from mainspring.model.errors import OutOfMemory, Refused, Unavailable
+from mainspring.model.errors import OutOfMemory, Refused, TaskFailed, Unavailable
 from mainspring.model.task import Task
 from mainspring.store.link import LinkOptions
 from mainspring.store.store import Store
 from mainspring.store.verify_keys import check_keys, check_types
+from mainspring.sync import SyncClient
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Road, bad_road
-from mainspring.testing.servers import Kind, Server, missing, standalone
+from mainspring.testing.servers import Kind, Server, missing, standalone, wait_until
 from mainspring.testing.ticker import RecordingSink, Ticker
 
 QUICK = LinkOptions(connect_timeout_s=10, timeout_s=20)
@@ -150,6 +152,50 @@ async def test_puts_wait_for_the_server_by_option(server: Server) -> None:
         await asyncio.gather(*waiting)
         assert (await client.count()).pending == 1_003
         await balance(client.store)
+
+
+@pytest.mark.parametrize(("wait_s", "at_most"), [(0, "60s"), (60, None)])
+async def test_whoever_waits_for_a_result_waits_for_the_server_too(
+    server: Server, wait_s: int, at_most: str | None
+) -> None:
+    async with Client(server.url, options=QUICK, wait_s=wait_s) as client:
+        handle = await client.put("log:", id="waits", after="1h")
+        waiting = asyncio.create_task(handle.result(timeout=at_most))
+        for _ in range(2):
+            server.kill()
+            with bad_road(client.store) as road:
+                await until(lambda: waiting.done() or len(road.trips) > 5)  # all in vain
+            assert not waiting.done()
+            await asyncio.to_thread(server.restart)
+        assert await client.cancel("waits") == "cancelled"
+        with pytest.raises(TaskFailed, match="cancelled before it ran"):
+            await waiting
+
+
+async def test_a_result_without_a_timeout_is_waited_for_no_longer_than_puts_wait(server: Server) -> None:
+    async with Client(server.url, options=QUICK) as client:
+        handle = await client.put("log:", id="waits", after="1h")
+        server.kill()
+        with pytest.raises(Unavailable):
+            await handle.result()
+        with pytest.raises(TimeoutError, match=r"not over after 0\.2, and the server is away: .*connect"):
+            await handle.result(timeout=0.2)
+        with pytest.raises(Unavailable):
+            await client.find_result("waits")
+
+
+def test_a_blocking_wait_for_a_result_waits_for_the_server_too(server: Server) -> None:
+    with SyncClient(server.url, options=QUICK) as client, ThreadPoolExecutor(1) as threads:
+        handle = client.put("log:", id="waits", after="1h")
+        server.kill()
+        with bad_road(client._client.store) as road:
+            waiting = threads.submit(handle.result, timeout=60)
+            wait_until(lambda: waiting.done() or len(road.trips) > 5, "it has asked in vain")
+        assert not waiting.done()
+        server.restart()
+        assert client.cancel("waits") == "cancelled"
+        with pytest.raises(TaskFailed, match="cancelled before it ran"):
+            waiting.result(60)
 
 
 def attempts(road: Road, word: bytes) -> int:

@@ -1,6 +1,7 @@
 """Put with an id: a repeated request is one task, and the caller says which one wins."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -8,7 +9,7 @@ from mainspring.client import Client
 from mainspring.model.clock import ManualClock, ServerClock
 from mainspring.model.errors import Conflict, Unavailable
 from mainspring.model.outcome import Dead, Outcome, Retry
-from mainspring.model.task import OnConflict, Task
+from mainspring.model.task import Handle, OnConflict, Task
 from mainspring.store import index
 from mainspring.store.keys import HOUR_MS, Address, Slice
 from mainspring.store.store import Store
@@ -207,6 +208,38 @@ async def test_two_replaces_at_once_leave_one_task(ticker: Ticker) -> None:
     assert len(await ticker.advance(seconds=5)) == 1
     books = await balance(ticker.store)
     assert (books.done, books.accepted, books.replaced) == (1, 7, 6)
+
+
+@pytest.mark.parametrize("policy", ["replace", "earliest"])
+async def test_very_many_callers_may_change_one_id_at_once(ticker: Ticker, policy: OnConflict) -> None:
+    """Each attempt fails for another's success, so a set number of them is too few for somebody."""
+    wanted = [ticker.client.put("log:", n, id="id", after=f"{200 - n}m", on_conflict=policy) for n in range(100)]
+    handles = await asyncio.gather(*wanted)
+    assert Counter(one.outcome for one in handles)["created"] == 1
+    assert (await ticker.client.count()).pending == 1
+    if policy == "earliest":
+        assert (await ticker.client.get("id")).payload == 99
+
+
+async def test_what_changes_under_a_keep_is_kept(store: Store, client: Client) -> None:
+    """Its marks have expired long ago, so each of them looked as if there was nothing to keep."""
+    past_ms = store.clock.now_ms() - 3 * HOUR_MS
+    await client.put("log:", id="id", at=past_ms)
+    keeping: asyncio.Task[Handle] | None = None
+    for n in range(20):
+        with bad_road(store) as road:
+            road.next("late reply", only=lambda sent: calls("put_ids")(sent) or calls("replace")(sent))
+            keeping = keeping or asyncio.create_task(client.put("log:", "mine", id="id", after="1h"))
+            while not road.late and not keeping.done():  # noqa: ASYNC110  # the road tells nothing
+                await asyncio.sleep(0)
+            if keeping.done():
+                break
+            await client.put("log:", n, id="id", at=past_ms, on_conflict="replace")
+            road.deliver_late()
+    assert keeping is not None
+    assert (await keeping).outcome == "kept"
+    assert (await keeping).due_ms == past_ms
+    assert (await client.count()).pending == 1
 
 
 async def test_a_retry_of_a_replaced_run_does_not_come_back(ticker: Ticker) -> None:

@@ -52,6 +52,10 @@ async def test_it_hears_of_a_task_that_expired_in_its_queue(
     await worker.failures.seen()
     assert [(one.id, one.outcome, one.error, one.lane) for one in told] == [("late", "dead", "expired", lane)]
     assert told[0].idempotency_key == f"{ticker.store.keys.namespace}/late/{handle.due_ms}"
+    await ticker.advance(seconds=1)  # of a lane its owner writes the letter
+    letter = await ticker.client.dead_get("late")
+    assert letter is not None
+    assert (told[0].attempts, letter.attempts, letter.errors) == (0, 0, ())
 
 
 async def test_it_hears_of_a_task_that_expired_with_a_worker_that_died(
@@ -67,6 +71,9 @@ async def test_it_hears_of_a_task_that_expired_with_a_worker_that_died(
             await worker.heart.reclaim()
             await worker.failures.seen()
     assert [(one.id, one.outcome, one.error) for one in told] == [("left", "dead", "expired")]
+    letter = await ticker.client.dead_get("left")
+    assert letter is not None
+    assert letter.attempts == 1, "the dead worker may have begun it"
 
 
 async def test_it_hears_of_an_entry_that_nobody_can_read(

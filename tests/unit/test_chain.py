@@ -216,7 +216,7 @@ def test_changes_do_not_speak_of_who_and_when() -> None:
         ({"every": "1m", "target": "log:", "misfire": "all(0)"}, "between 1 and 1000"),
         ({"every": "1m", "target": "log:", "max_runs": 0}, "max_runs"),
         ({"every": "1m", "target": "log:", "timezone": "Mars"}, "time zone database"),
-        ({"cron": "* * * * *", "exclude": "* * * * *", "target": "log:"}, "everything is excluded"),
+        ({"cron": "* * * * *", "exclude": "* * * * *", "target": "log:"}, "its exclusions leave none of its runs"),
         ({"every": "1m", "target": "log:", "payload": object()}, "JSON"),
         ({"cron": 5, "target": "log:"}, "cron is a int"),
         ({"cron": ["* * * * *", None], "target": "log:"}, "cron is a NoneType"),

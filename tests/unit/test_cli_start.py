@@ -121,9 +121,9 @@ def test_who_asks_for_help_needs_no_settings(line: str) -> None:
     assert _modules(*line.split()).isdisjoint({"mainspring.config", "mainspring.settings", "mainspring.sources"})
 
 
-def _show_into(out: int | IO[str], unbuffered: str = "") -> tuple[int, str]:
+def _show_into(out: int | IO[str], unbuffered: str = "", *options: str) -> tuple[int, str]:
     ended = subprocess.run(
-        [sys.executable, "-c", "from mainspring.cli import main; main()", "config", "show"],
+        [sys.executable, "-c", "from mainspring.cli import main; main()", "config", "show", *options],
         stdout=out, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": unbuffered}, timeout=100,
         check=False,
     )  # fmt: skip
@@ -140,8 +140,25 @@ def test_a_reader_that_has_seen_enough_is_no_failure(unbuffered: str) -> None:
         os.close(write)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_an_output_that_cannot_be_written_is_a_failure() -> None:
+FULL = (1, "mainspring: the output cannot be written: No space left on device\n")
+no_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+
+
+@no_full
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_cannot_be_written_is_a_failure(unbuffered: str) -> None:
     with Path("/dev/full").open("w") as full:
-        told = _show_into(full)
-    assert told == (1, "mainspring: the output cannot be written: No space left on device\n")
+        assert _show_into(full, unbuffered) == FULL
+
+
+@no_full
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_one_that_fails_before_all_of_it_is_printed_is_told_in_the_same_way(
+    tmp_path: Path, unbuffered: str, options: tuple[str, ...]
+) -> None:
+    """It is larger than any buffer, so the disk is full in the middle of it."""
+    settings = tmp_path / "mainspring.toml"
+    settings.write_text("".join(f'[targets.t-{n}]\nurl = "https://example.com/{n:0100}"\n' for n in range(2_000)))
+    with Path("/dev/full").open("w") as full:
+        assert _show_into(full, unbuffered, "--config", str(settings), *options) == FULL

@@ -160,6 +160,48 @@ def test_an_exclusion_that_is_written_like_the_schedule_does_not_end_it(line: st
     assert recurrence.next_after(ms("2026-01-31T23:59:59")) == ms("2026-12-01")
 
 
+@pytest.mark.parametrize(
+    ("specs", "left_out"),
+    [
+        (["* * * * *"], ["0-29 * * 2-11 *", "30-59 * * 2-11 *"]),
+        (["* * * * *"], ["* 0-11 * 2-11 *", "* 12-23 * 2-11 *"]),
+        (["* * * * * *"], ["*/2 * * * 2-11 *", "1-59/2 * * * 2-11 *"]),
+        (["* * * * * *"], ["*/2 * 0-11 * 2-11 *", "1-59/2 * 0-11 * 2-11 *", "* 12-23 * 2-6 *", "* 12-23 * 7-11 *"]),
+        (["@every 1s"], ["0-29 * * 2-11 *", "30-59 * * 2-11 *"]),
+        (["0-29 0-11 * * *", "30-59 12-23 * * *"], ["0-29 0-11 * 2-11 *", "30-59 12-23 * 2-11 *"]),
+        (["* * 1 1,12 *", "*/2 0-11 * * *"], ["*/2 * * 2-11 *"]),
+    ],
+)  # fmt: skip
+def test_exclusions_that_cover_a_schedule_only_together_do_not_end_it(specs: list[str], left_out: list[str]) -> None:
+    recurrence = Recurrence.parse(specs, exclude=left_out)
+    assert recurrence.next_after(ms("2026-01-31T23:59:59")) == ms("2026-12-01")
+
+
+LEFT_OUT = [
+    "0-29 * * * *", "30-59 * * * *", "*/2 * * * *", "1-59/2 1-22 * * *", "* 0-11 * * MON", "* 12-23 * * MON",
+    "0 * * * *", "*/30 * 5-12 * *", "0-29 */10 * * * *", "30-59 */10 * * * *", "2027-03-27..2027-03-29",
+]  # fmt: skip
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from(["*/10 * * * *", "15 */3 * * *", "0 0 * * MON", "*/20 5 */20 * * *", "@every 50m"]),
+             min_size=1, max_size=3),
+    st.lists(st.sampled_from(LEFT_OUT), min_size=1, max_size=4), st.sampled_from(ZONES), INSTANTS,
+)  # fmt: skip
+def test_several_exclusions_take_out_what_one_of_them_matches_and_nothing_else(
+    specs: list[str], left_out: list[str], name: str, from_ms: int
+) -> None:
+    until_ms = from_ms + 2 * DAY_MS
+
+    def without(*some: str) -> list[int]:
+        found = Recurrence.parse(specs, zone=name, gap="skip", exclude=some, end_ms=until_ms)
+        return found.between(from_ms, until_ms, 100_000)
+
+    expected = {*without()}.intersection(*(without(one) for one in left_out))
+    assert without(*left_out) == sorted(expected)
+
+
 def test_when_everything_is_excluded_there_is_no_next_run() -> None:
     assert Recurrence.parse("0 12 * * *", exclude=["* 12 * * *"]).next_after(START) is None
 

@@ -1,11 +1,13 @@
 """Every setting knows where it came from; what is secret may lie in a file, and is never shown."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from mainspring.api.keyring import KeyRing
 from mainspring.config import Config
 from mainspring.model.errors import ConfigError
 from mainspring.settings import SECRETS, SETTINGS
@@ -103,8 +105,47 @@ def test_every_secret_may_lie_in_a_file(tmp_path: Path, name: str) -> None:
     assert SECRET not in repr(by_value)
     with pytest.raises(ConfigError, match=f"{variable} and {variable}_FILE are both set"):
         Config.load({}, {variable: values[name], variable + "_FILE": str(file)})
-    with pytest.raises(ConfigError, match=f"{variable}_FILE: cannot read"):
-        Config.load({}, {variable + "_FILE": str(tmp_path / "none")})
+
+
+WRONG_FILES = [
+    ("missing", None, "cannot read {file}: No such file or directory; write the secret there"),
+    ("empty", b"", "the file {file} is empty; write the secret into it"),
+    ("blank", b" \n\n", "the file {file} is empty; write the secret into it"),
+    ("no text", b"\xff\xfe", "cannot read {file}: it is no text in UTF-8"),
+]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize(("content", "told"), [one[1:] for one in WRONG_FILES], ids=[one[0] for one in WRONG_FILES])
+def test_a_secret_that_is_not_in_its_file_is_told_with_the_variable_and_the_file(
+    tmp_path: Path, name: str, content: bytes | None, told: str
+) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    variable = f"MAINSPRING_{name.upper()}_FILE"
+    with pytest.raises(ConfigError, match=re.escape(f"{variable}: {told.format(file=file)}")):
+        Config.load({}, {variable: str(file)})
+    (tmp_path / "mainspring.toml").write_text(f'{name}_file = "{file}"\n')
+    with pytest.raises(ConfigError, match=re.escape(f"mainspring.toml: {name}_file: {told.format(file=file)}")):
+        Config.load({}, {})
+
+
+def test_a_secret_in_the_home_of_nobody_is_told_too() -> None:
+    with pytest.raises(ConfigError, match="MAINSPRING_KAFKA_FILE: cannot read '~no-such-user/kafka'"):
+        Config.load({}, {"MAINSPRING_KAFKA_FILE": "~no-such-user/kafka"})
+
+
+@pytest.mark.parametrize(("content", "told"), [(None, "cannot read"), ("", "is empty"), ("# none\n", "is empty")])
+def test_a_file_of_api_keys_without_any_is_told_with_its_variable(
+    tmp_path: Path, content: str | None, told: str
+) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=rf"MAINSPRING_API_KEY_FILE.*{told}.*mainspring key generate") as refused:
+        KeyRing("main", file)
+    assert str(file) in str(refused.value)
 
 
 def test_a_zone_that_is_none_is_refused() -> None:

@@ -15,6 +15,10 @@ FRESH_S: Final = 1.0
 """How long a revoked key may still open on a node that has just looked."""
 
 
+_SETTING: Final = "api_key_file (MAINSPRING_API_KEY_FILE)"
+_MAKE_ONE: Final = "Write a key into it: mainspring key generate"
+
+
 class KeyRing:
     """Finds the key behind a text. The store is asked once a second at most, and only when somebody calls."""
 
@@ -65,12 +69,15 @@ class KeyRing:
 def _read(file: Path) -> list[ApiKey]:
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file: cannot read {file}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{_SETTING}: cannot read {file}: {error.strerror}. {_MAKE_ONE}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{_SETTING}: {file} is no text in UTF-8. {_MAKE_ONE}") from None
     tokens = [line for line in lines if line and not line.startswith("#")]
-    if not tokens or not all(map(is_token, tokens)):
+    if not tokens:
+        raise ConfigError(f"{_SETTING}: {file} is empty, or holds comments only. {_MAKE_ONE}")
+    if not all(map(is_token, tokens)):
         raise ConfigError(
-            f"api_key_file: {file} must hold API keys, one a line: msk_ and at least 22 letters and digits."
-            " Make one: mainspring key generate"
+            f"{_SETTING}: {file} must hold API keys, one a line: msk_ and at least 22 letters and digits. {_MAKE_ONE}"
         )
     return [ApiKey("file", f"key {n} of the file", "admin", hash_of(one), 0) for n, one in enumerate(tokens, 1)]

@@ -111,7 +111,8 @@ def _look_ahead(definition: Definition, now_ms: int, count: int) -> Runs:
 
 async def diff_schedule(call: Call) -> Answer:
     before = await _known(call)
-    changes = await call.client.schedules.diff(before.name, **given(call.body, before.definition.zone))
+    async with call.app.previewing:
+        changes = await call.client.schedules.diff(before.name, **given(call.body, before.definition.zone))
     return answer(msgspec.to_builtins(changes))
 
 

@@ -101,4 +101,7 @@ class Spaces:
 
 def no_such_namespace(namespace: str) -> Problem:
     """The same for one that is not there and one that the key may not see."""
-    return Problem("not-found", f"there is no namespace {namespace[:80]!r} for this key")
+    problem = Problem("not-found", f"there is no namespace {namespace[:80]!r} for this key")
+    # Who asks for a task must not take the answer for one about the task.
+    problem.members = {"missing": "namespace"}
+    return problem

@@ -1,5 +1,6 @@
 """The command `mainspring`. Commands are loaded when they are called: `--version` must not wait for servers."""
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -32,6 +33,9 @@ _COMMANDS: Final = {
     "audit": ("mainspring.cli.audit", "Who changed what, the newest first."),
     "bench": ("mainspring.cli.bench", "Measure, and print the figures of the README."),
 }
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What a write meets that has no room, or a medium that fails: no fault of ours that needs a trace."""
 
 
 class _LazyGroup(typer.core.TyperGroup):
@@ -103,12 +107,16 @@ def main() -> None:
         code = _failed(str(error), 2)
     except MainspringError as error:
         code = _failed(str(error), 1)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        code = _unwritten(error, 1)
     except KeyboardInterrupt:
         code = 130
     sys.exit(_flushed(code))
 
 
-def _failed(message: str, code: int) -> int:
+def _failed(message: str, code: Any) -> Any:
     print(f"mainspring: {message}", file=sys.stderr)
     return code
 
@@ -119,8 +127,19 @@ def _flushed(code: Any) -> Any:
         return code
     try:
         sys.stdout.flush()
+    except BrokenPipeError:
+        _shut_output()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it would be tried once more
-        if not isinstance(error, BrokenPipeError):
-            return _failed(f"the output cannot be written: {error.strerror}", code or 1)
+        return _unwritten(error, code or 1)
     return code
+
+
+def _unwritten(error: OSError, code: Any) -> Any:
+    _shut_output()
+    return _failed(f"{error.filename or 'the output'} cannot be written: {error.strerror}", code)
+
+
+def _shut_output() -> None:
+    """What is left of the output goes nowhere: it would be tried once more, and told once more."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

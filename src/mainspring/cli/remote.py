@@ -33,6 +33,10 @@ class TooLate(Conflict):
     """The task has begun, or is over."""
 
 
+class NoNamespace(MainspringError):
+    """It is not there, or not for this key. No `NotFound`, which is of what a namespace may hold."""
+
+
 class Answered(Conflict):
     """Nothing was done; `answer` is the word for why."""
 
@@ -124,6 +128,8 @@ class Api:
         detail = str(problem.get("detail", f"status {status}"))
         if kind == "unauthenticated":
             detail += ". Commands send the one in MAINSPRING_API_TOKEN, or in the file MAINSPRING_API_TOKEN_FILE names"
+        if kind == "not-found" and problem.get("missing") == "namespace":
+            raise NoNamespace(detail)
         if kind == "conflict" and "answer" in problem:
             raise Answered(detail, str(problem["answer"]))
         if kind in _ERRORS:

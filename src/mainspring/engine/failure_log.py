@@ -92,7 +92,7 @@ def _tell(failure: Failure) -> None:
     trace = wordless(error) if error is not None and error.__traceback__ is not None else None
     if failure.outcome == "dead":
         log.error(
-            "task %s to %s is dead after %d attempts: %s", failure.id, target, failure.attempt, _why(failure),
+            "task %s to %s is dead after %d attempts: %s", failure.id, target, failure.attempts, _why(failure),
             exc_info=trace, extra=about,
         )  # fmt: skip
     elif failure.outcome == "parked":

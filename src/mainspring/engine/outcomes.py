@@ -10,7 +10,7 @@ from ..model.failure import UNREADABLE, Failure, Fate
 from ..model.ids import idh_of
 from ..model.lane_policy import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
-from ..model.outcome import DROPPED, Dead, Response, Retry, has_expired
+from ..model.outcome import DROPPED, Dead, Response, Retry, has_expired, was_sent
 from ..model.policies import Policies
 from ..model.retry import GiveUp, Wait, decide, in_time_ms
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
@@ -176,7 +176,8 @@ class Outcomes:
     def _bury(self, partition: Partition, flight: Flight, reason: str, response: Response | None = None) -> None:
         now_ms = self._clock.now_ms()
         body, due_ms = flight.body, flight.original_due_ms
-        letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address).with_error(reason)
+        sent = was_sent(reason)
+        letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent)
         partition.unwritten.deaths.append(Death(flight.idh, letter.answered(response).encode(), now_ms))
         self.meters.buried(_kind(flight), reason)
 

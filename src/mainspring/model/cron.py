@@ -56,6 +56,12 @@ class Cron:
             local_s -= local_s % 60
         return self.next_local(local_s, local_s + 1) is not None
 
+    def on_day(self, local_s: int) -> bool:
+        """Whether the day of this local second is meant, at some time of it."""
+        number = local_s // DAY_S + _EPOCH_DAY
+        day = date.fromordinal(number)
+        return bool(self._days_of(day.year, day.month, number - day.day + 1) >> day.day & 1)
+
     def next_local(self, from_s: int, end_s: int) -> int | None:
         """The first matching local second in [from_s, end_s); it jumps by fields and never walks."""
         number, clock = divmod(from_s, DAY_S)

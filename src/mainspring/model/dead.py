@@ -30,6 +30,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     raw: bool = False
     lane: str | None = None
     attempts: int = 1
+    """Those that were made: none where it expired, or was dropped by a pause, before the first."""
     errors: tuple[str, ...] = ()
     entry: bytes = b""
     """The bytes nobody could read."""
@@ -43,8 +44,10 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long one attempt may take, where the task said so itself: in a replay too."""
 
     @classmethod
-    def of(cls, body: Body, task_id: str, reason: str, died_ms: int, due_ms: int, place: bytes) -> "DeadLetter":
-        """Of a task that was tried; its last error is not in `errors` yet."""
+    def of(
+        cls, body: Body, task_id: str, reason: str, died_ms: int, due_ms: int, place: bytes, *, sent: bool
+    ) -> "DeadLetter":
+        """Of a task that died of the attempt it was due for, or without one: then the reason is no error of it."""
         return cls(
             id=task_id,
             reason=reason,
@@ -54,19 +57,12 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             payload=body.payload,
             raw=body.raw,
             lane=body.lane,
-            attempts=body.attempt,
-            errors=body.errors,
+            attempts=body.attempt if sent else body.attempt - 1,
+            errors=(*body.errors, reason)[-MAX_ERRORS_KEPT:] if sent else body.errors,
             retry=body.retry,
             place=place,
             timeout_ms=body.timeout_ms,
         )
-
-    def tried(self, attempts: int) -> "DeadLetter":
-        """Of a task that died while it waited for its next attempt."""
-        return msgspec.structs.replace(self, attempts=attempts)
-
-    def with_error(self, error: str) -> "DeadLetter":
-        return msgspec.structs.replace(self, errors=(*self.errors, error)[-MAX_ERRORS_KEPT:])
 
     def answered(self, response: Response | None) -> "DeadLetter":
         return self if response is None else msgspec.structs.replace(self, response=response)

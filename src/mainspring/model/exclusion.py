@@ -1,15 +1,22 @@
 """Times at which a schedule does not run: a date, a range of dates, or whatever a cron line matches."""
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Final, NamedTuple
+from functools import reduce
+from operator import or_
+from typing import Final, NamedTuple, TypeVar
 
 from .cron import DAY_S, Cron
 from .errors import InvalidInput
 
 _DATES: Final = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\s*(?:\.\.|/)\s*(\d{4}-\d{2}-\d{2}))?")
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
+_WHOLE: Final = (1 << 60) - 1
+_ALL_DAY: Final = (1 << 24) - 1
+_DAYS_KEPT: Final = 32
+T = TypeVar("T")
 
 
 class Clock(NamedTuple):
@@ -31,7 +38,7 @@ class Days:
         if self.last < self.first:
             raise InvalidInput(f"exclude {self.first}..{self.last} runs backwards; give the earlier date first")
 
-    def end_of(self, local_s: int, _planned: Clock) -> int | None:
+    def end_of(self, local_s: int) -> int | None:
         """The local second at which the exclusion is over; None when it does not cover this one."""
         day = local_s // DAY_S + _EPOCH_DAY
         if self.first.toordinal() <= day <= self.last.toordinal():
@@ -45,23 +52,94 @@ class Line:
 
     cron: Cron
 
-    def end_of(self, local_s: int, planned: Clock) -> int | None:
-        if not self.cron.matches(local_s):
-            return None
-        width_s = self._width_s(planned)
-        return local_s - local_s % width_s + width_s
+    @property
+    def seconds(self) -> int:
+        return self.cron.seconds if self.cron.with_seconds else _WHOLE
 
-    def _width_s(self, planned: Clock) -> int:
-        """A line that covers all that is planned in an hour or a day is left in one step: one by one may take years."""
-        cron = self.cron
-        if cron.with_seconds and planned.seconds & ~cron.seconds:
-            return 1
-        if planned.minutes & ~cron.minutes:
-            return 60
-        return 3600 if planned.hours & ~cron.hours else DAY_S
+    def covers(self, hour: int, minute: int) -> bool:
+        """On its days, and at some seconds at least."""
+        return bool(self.cron.hours >> hour & 1 and self.cron.minutes >> minute & 1)
 
 
 Exclusion = Days | Line
+
+
+class LeftOut:
+    """All exclusions of a schedule, and what it plans. Hours and days of which nothing is left are passed in one step,
+    also where several lines cover them only together: by single times the search would take years, and give up."""
+
+    __slots__ = ("_hours", "_lines", "_planned", "_ranges")
+
+    def __init__(self, every: Sequence[Exclusion], planned: Sequence[Cron | None]) -> None:
+        """`planned` are the lines of the schedule; None stands for an interval, which may plan anything."""
+        self._ranges = [one for one in every if isinstance(one, Days)]
+        self._lines = [one for one in every if isinstance(one, Line)]
+        self._planned = planned
+        self._hours: dict[tuple[int, int], int] = {}
+        """By the lines of both that hold on a day, as bits: the hours of which nothing is left, as bits."""
+
+    def end_of(self, local_s: int) -> int | None:
+        """The local second up to which nothing that is planned is left; None when this one is."""
+        if ends := [end_s for one in self._ranges if (end_s := one.end_of(local_s)) is not None]:
+            return max(ends)
+        lines = _bits(line.cron.on_day(local_s) for line in self._lines)
+        hour, minute, second = local_s // 3600 % 24, local_s // 60 % 60, local_s % 60
+        seconds = _together(line.seconds for line in _chosen(self._lines, lines) if line.covers(hour, minute))
+        if not seconds >> second & 1:
+            return None
+        planned = _bits(one is None or one.on_day(local_s) for one in self._planned)
+        width_s = self._width_s(self._hours_of(lines, planned), hour, seconds, planned)
+        return local_s - local_s % width_s + width_s
+
+    def _width_s(self, hours: int, hour: int, seconds: int, planned: int) -> int:
+        if hours == _ALL_DAY:
+            return DAY_S
+        if hours >> hour & 1:
+            return 3600
+        wanted = _together(_clock(one).seconds for one in _chosen(self._planned, planned))
+        return 1 if wanted & ~seconds else 60
+
+    def _hours_of(self, lines: int, planned: int) -> int:
+        """Most days are like the day before, so a few answers are enough."""
+        hours = self._hours.get((lines, planned))
+        if hours is None:
+            if len(self._hours) >= _DAYS_KEPT:
+                self._hours.clear()
+            clocks = [_clock(one) for one in _chosen(self._planned, planned)]
+            there = _chosen(self._lines, lines)
+            hours = _bits(all(_is_covered(clock, hour, there) for clock in clocks) for hour in range(24))
+            self._hours[lines, planned] = hours
+        return hours
+
+
+def _is_covered(planned: Clock, hour: int, lines: Sequence[Line]) -> bool:
+    """Nothing that this plans in the hour is left by the lines of the day."""
+    if not planned.hours >> hour & 1:
+        return True
+    there = [line for line in lines if line.cron.hours >> hour & 1]
+    whole = _together(line.cron.minutes for line in there if not planned.seconds & ~line.seconds)
+    left = planned.minutes & ~whole
+    return all(
+        not planned.seconds & ~_together(line.seconds for line in there if line.cron.minutes >> minute & 1)
+        for minute in range(60)
+        if left >> minute & 1
+    )
+
+
+def _clock(planned: Cron | None) -> Clock:
+    return Clock() if planned is None else Clock(planned.hours, planned.minutes, planned.seconds)
+
+
+def _chosen(every: Sequence[T], bits: int) -> list[T]:
+    return [one for n, one in enumerate(every) if bits >> n & 1]
+
+
+def _bits(every: Iterable[bool]) -> int:
+    return sum(1 << n for n, one in enumerate(every) if one)
+
+
+def _together(bits: Iterable[int]) -> int:
+    return reduce(or_, bits, 0)
 
 
 def exclusion(text: str, name: str = "") -> Exclusion:

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from .outcome import Response
+from .outcome import Response, was_sent
 
 UNREADABLE: Final = "(unreadable)"
 """The target of what cannot be read."""
@@ -34,6 +34,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """What the target answered, where it did."""
     exception: BaseException | None = None
     """What was raised, where something was."""
+
+    @property
+    def attempts(self) -> int:
+        """Those that were made: the one it was due for is none where it expired, or was dropped by a pause."""
+        return self.attempt if was_sent(self.error) else self.attempt - 1
 
 
 ErrorHandler = Callable[[Failure], Awaitable[None] | None]

@@ -151,3 +151,8 @@ DROPPED: Final = "dropped while paused"
 def has_expired(reason: str) -> bool:
     """Is this the reason of a death by time?"""
     return reason in (EXPIRED, EXPIRED_RUNNING)
+
+
+def was_sent(reason: str) -> bool:
+    """Was the attempt made that a task was due for when it died of this? What expired or was dropped went nowhere."""
+    return reason != EXPIRED and not reason.startswith(DROPPED)

@@ -6,7 +6,7 @@ from typing import Final, get_args
 
 from .cron import Cron
 from .errors import InvalidInput
-from .exclusion import Clock, Exclusion, exclusion
+from .exclusion import Exclusion, LeftOut, exclusion
 from .interval import AfterEnd, Every
 from .zone import Segment, zone
 from .zoned_cron import Gap, Overlap, next_in_zone, planned_in_gap
@@ -14,8 +14,8 @@ from .zoned_cron import Gap, Overlap, next_in_zone, planned_in_gap
 Spec = Cron | Every | AfterEnd
 
 _MAX_SKIPS: Final = 50_000
-"""Planned times in a row that may be excluded before the search gives up: about half a second of work. Several specs,
-and hundreds of exclusions, cost more at each of them, and get fewer."""
+"""Steps over what is excluded, mostly whole days, before the search gives up: about half a second of work. Several
+specs, and hundreds of exclusions, cost more at each of them, and get fewer."""
 _EXCLUSIONS_LIKE_A_SPEC: Final = 100
 
 
@@ -38,14 +38,15 @@ class Recurrence:
     start_ms: int | None = None
     end_ms: int | None = None
     max_runs: int | None = None
-    _clock: Clock = field(default=Clock(), init=False, repr=False, compare=False)
+    _left_out: LeftOut = field(default=LeftOut((), ()), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.specs:
             raise InvalidInput("a schedule needs at least one spec, such as '0 9 * * MON-FRI' or '@every 30s'")
         zone(self.zone)
         if self.exclude:
-            object.__setattr__(self, "_clock", _clock_of(self.specs))
+            planned = [one if isinstance(one, Cron) else None for one in self.specs]
+            object.__setattr__(self, "_left_out", LeftOut(self.exclude, planned))
         for name, value, known in (("gap", self.gap, get_args(Gap)), ("overlap", self.overlap, get_args(Overlap))):
             if value not in known:
                 raise InvalidInput(f"{name} is {value!r}; use {', '.join(known)}")
@@ -116,14 +117,10 @@ class Recurrence:
         """When the exclusion over this instant ends, or the zone's offset changes and it must be asked anew."""
         segment = zone(self.zone).segment(at_ms // 1000)
         local_s = at_ms // 1000 + segment.offset_s
-        end_s = self._exclusion_over(local_s)
+        end_s = self._left_out.end_of(local_s)
         if at_ms == segment.start_s * 1000 and self._stands_in(segment, excluded=end_s is not None):
             return None if self._keeps_in_gap(segment) else at_ms + 1
         return None if end_s is None else min(end_s - segment.offset_s, segment.end_s) * 1000
-
-    def _exclusion_over(self, local_s: int) -> int | None:
-        ends = (one.end_of(local_s, self._clock) for one in self.exclude)
-        return next((end_s for end_s in ends if end_s is not None), None)
 
     def _stands_in(self, segment: Segment, *, excluded: bool) -> bool:
         """A run at the start of a segment is there only for times that were jumped over."""
@@ -145,19 +142,8 @@ class Recurrence:
             if isinstance(line, Cron) and not line.absolute:
                 at_s = planned_in_gap(line, segment)
                 while at_s is not None:
-                    over_s = self._exclusion_over(at_s)
+                    over_s = self._left_out.end_of(at_s)
                     if over_s is None:
                         return True
                     at_s = line.next_local(over_s, end_s) if over_s < end_s else None
         return False
-
-
-def _clock_of(specs: Sequence[Spec]) -> Clock:
-    """Where on the clock these plan something; intervals may anywhere."""
-    lines = [one for one in specs if isinstance(one, Cron)]
-    if len(lines) < len(specs):
-        return Clock()
-    hours = minutes = seconds = 0
-    for line in lines:
-        hours, minutes, seconds = hours | line.hours, minutes | line.minutes, seconds | line.seconds
-    return Clock(hours, minutes, seconds)

@@ -169,9 +169,9 @@ def check_definition(definition: Definition, now_ms: int) -> Definition:
         raise InvalidInput(f"timeout is {definition.timeout_ms} ms; it must be at least 1")
     first_ms = definition.slots.after(now_ms)
     if first_ms is None:
-        raise InvalidInput(
-            f"schedule {definition.name!r} would never run from now on: its end has passed, or everything is excluded"
-        )
+        runs = msgspec.structs.replace(definition, exclude=()).slots.after(now_ms) is not None
+        why = "its exclusions leave none of its runs" if runs else "its end has passed"
+        raise InvalidInput(f"schedule {definition.name!r} would never run from now on: {why}")
     if first_ms > now_ms + HORIZON_MS:
         raise InvalidInput(f"schedule {definition.name!r} would run only in more than ten years")
     _check_worst_case(definition, now_ms)

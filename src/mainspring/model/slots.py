@@ -17,6 +17,7 @@ EVERY: Final = "@every"
 AFTER_END: Final = "@after-end"
 COUNTED_AT_MOST: Final = 100_000
 _ANSWERS_KEPT: Final = 8
+_UNKNOWN: Final = -1
 _FIRST_STEP_MS: Final = 60_000
 _FURTHEST_MS: Final = 50 * 366 * 86_400_000
 
@@ -43,11 +44,14 @@ class Slots:
     def after(self, after_ms: int) -> int | None:
         """The first planned time strictly later."""
         answers = self._answers
-        if after_ms not in answers:
+        found = answers.get(after_ms, _UNKNOWN)
+        if found == _UNKNOWN:
+            # Kept apart from what is remembered: a preview in another thread may ask, and clear it, meanwhile.
+            found = self.recurrence.next_after(after_ms)
             if len(answers) >= _ANSWERS_KEPT:
                 answers.clear()
-            answers[after_ms] = self.recurrence.next_after(after_ms)
-        return answers.get(after_ms)
+            answers[after_ms] = found
+        return found
 
     def newest(self, from_ms: int, until_ms: int) -> int | None:
         """The last planned time in [from_ms, until_ms]; found from the end, for there may be a great many."""

@@ -89,5 +89,5 @@ def _how_it_died(letter: DeadLetter, now_ms: int) -> tuple[Code, str]:
         )
     if letter.reason.startswith(DROPPED):
         return "dead", f"It was {letter.reason}, {ago}; replay it to deliver it all the same."
-    after = f"after {letter.attempts} attempt{'s' if letter.attempts > 1 else ''}"
+    after = f"after {letter.attempts} attempt{'s' if letter.attempts != 1 else ''}"
     return "dead", f"It was given up {ago} {after}: {letter.reason}; when the cause is gone, replay it."

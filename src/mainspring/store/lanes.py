@@ -167,8 +167,7 @@ async def skip_head(store: Store, failed: Failed, reason: str) -> LaneAnswer:
     keys = store.keys.partitions[at.partition]
     body, now_ms = found.body, await store.sample_clock()
     due_ms = body.original_due_ms if body.original_due_ms is not None else found.due_ms or 0
-    letter = DeadLetter.of(body, body.id or failed.head.idh.hex(), reason, now_ms, due_ms, at.pack())
-    letter = letter.tried(max(1, body.attempt - 1))
+    letter = DeadLetter.of(body, body.id or failed.head.idh.hex(), reason, now_ms, due_ms, at.pack(), sent=False)
     s, f, _, x = keys.slice_keys(at.slice.name)
     names = [keys.n, keys.slices, keys.ids, keys.dead, keys.dead_times, s, f, x]
     score = repr(score_of(at.slice.start_ms, at.r))

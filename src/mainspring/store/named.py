@@ -1,8 +1,10 @@
 """Puts with caller-given ids: what happens when the id is known already."""
 
 import asyncio
+import random
 import time
 from itertools import chain
+from typing import Final
 
 from ..model.errors import Conflict, NotConfirmed, StoreError, Unavailable
 from ..model.task import Handle, OnConflict, PutOutcome
@@ -17,7 +19,11 @@ from .queue_state import find_queued
 from .register import put_ids
 from .store import Store
 
-_TRIES = 8
+CONTEST_S: Final = 30.0
+"""How long a put goes on at least while others change the same id: each of its attempts fails for another's success."""
+
+_FIRST_BREAK_S: Final = 0.002
+_LONGEST_BREAK_S: Final = 0.1
 
 
 class Patience:
@@ -25,6 +31,7 @@ class Patience:
 
     def __init__(self, store: Store, wait_s: float) -> None:
         self._store = store
+        self.wait_s = wait_s
         self._deadline = time.monotonic() + wait_s
         self._pause_s = 0.0
         self.unsure = False
@@ -43,6 +50,22 @@ class Patience:
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(1.0, self._pause_s * 2 or 0.02)
         await self._store.recover()
+
+
+class _Contest:
+    """Others change the same id at the same time. Breaks of random length let one of them through after the other."""
+
+    def __init__(self, task_id: str, wait_s: float) -> None:
+        self._id = task_id
+        self._deadline = time.monotonic() + max(wait_s, CONTEST_S)
+        self._break_s = 0.0
+
+    async def lost(self) -> None:
+        """Before the next attempt; Conflict when there have been too many."""
+        if time.monotonic() >= self._deadline:
+            raise Conflict(f"id {self._id!r} keeps changing; try again")
+        await asyncio.sleep(random.uniform(0, self._break_s))
+        self._break_s = min(_LONGEST_BREAK_S, self._break_s * 2 or _FIRST_BREAK_S)
 
 
 class NamedPuts:
@@ -139,8 +162,8 @@ class NamedPuts:
         level: Durability,
         patience: Patience,
     ) -> Handle:
-        changes = 0
-        while changes < _TRIES:
+        contest = _Contest(item.id, patience.wait_s)
+        while True:
             try:
                 answer = await self._try_known(item, current, seen, on_conflict, now_ms, level, patience)
             except Unavailable as failure:
@@ -151,8 +174,20 @@ class NamedPuts:
                 return answer
             if answer.status == "changed":
                 current = answer.address
-            seen, changes = None, changes + 1
-        raise Conflict(f"id {item.id!r} keeps changing; try again")
+            if answer.status == "changed" and current is not None and on_conflict == "keep":
+                return await self._kept(item, current, level, patience)
+            seen = None
+            await contest.lost()
+
+    async def _kept(self, item: Named, at: Address, level: Durability, patience: Patience) -> Handle:
+        """Somebody put it while we looked: that is what is kept, whatever has become of it since."""
+        [entry] = await self._look([(at, item.row.idh)], patience)
+        while entry.moved_to is not None:
+            at = entry.moved_to
+            [entry] = await self._look([(at, item.row.idh)], patience)
+        if patience.unsure and _is_same(item, at, entry):
+            return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
+        return Handle(item.id, _due_ms(at, entry), "kept", False, level.text)
 
     async def _try_known(
         self,
@@ -170,9 +205,7 @@ class NamedPuts:
             entry = seen or (await look_at(self._store, [(current, item.row.idh)]))[0]
             if entry.state in ("done", "finished") and current.slice.end_ms + self._dedupe_ms < now_ms:
                 entry = await self._unless_queued(item, current, entry)
-            # The body alone is not enough: within its slice a task's due time stands in the header.
-            same_place = current.slice == item.row.slice and entry.due_ms == item.row.due_ms
-            if patience.unsure and same_place and entry.body == decode(item.row.row):
+            if patience.unsure and _is_same(item, current, entry):
                 return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
             handle = self._keep(item, current, entry, on_conflict, now_ms, level)
             if handle is not None:
@@ -207,10 +240,12 @@ class NamedPuts:
         self, item: Named, at: Address, entry: Found, on_conflict: OnConflict, now_ms: int, level: Durability
     ) -> Handle | None:
         """The handle of the task that stays, or None when the new one takes its place."""
+        if entry.state in ("cancelled", "replaced"):
+            return None  # since the index was read: what it holds now is compared when the new one is put
         over = entry.state not in ("pending", "fired", "queued")
         if over and at.slice.end_ms + self._dedupe_ms < now_ms:
             return None  # its mark has expired
-        due_ms = entry.due_ms if entry.due_ms is not None else at.slice.since_ms
+        due_ms = _due_ms(at, entry)
         if on_conflict == "reject":
             raise Conflict(f"a task with id {item.id!r} exists ({entry.state}, due {due_ms} ms)")
         if on_conflict == "replace" or (
@@ -218,6 +253,16 @@ class NamedPuts:
         ):
             return None
         return Handle(item.id, due_ms, "kept", False, level.text)
+
+
+def _is_same(item: Named, at: Address, entry: Found) -> bool:
+    """Is it what we wanted to put? The body alone is not enough: within its slice a due time stands in the header."""
+    same_place = at.slice == item.row.slice and entry.due_ms == item.row.due_ms
+    return same_place and entry.body == decode(item.row.row)
+
+
+def _due_ms(at: Address, entry: Found) -> int:
+    return entry.due_ms if entry.due_ms is not None else at.slice.since_ms
 
 
 def _rounds(items: list[Named]) -> list[list[int]]:

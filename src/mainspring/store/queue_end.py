@@ -9,7 +9,7 @@ from ..model.dead import DeadLetter
 from ..model.errors import StoreError
 from ..model.job import Cancelled, End, Job
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
-from ..model.outcome import DONE, Dead, Done, Retry
+from ..model.outcome import DONE, Dead, Done, Retry, was_sent
 from .cancelled_ids import note
 from .codec import INDEXED, SCHEDULED, entry
 from .keys import ADDRESS_BYTES, SECOND_MS, Address, PartitionKeys, Slice, address_prefix
@@ -182,7 +182,9 @@ def _letter(job: Job, reason: str, now_ms: int) -> DeadLetter:
     if not job.body.target:  # it could not be read: its bytes are kept, so that a person can
         return DeadLetter(job.id, reason, now_ms, job.original_due_ms, entry=job.body.payload)
     place = job.claim[:ADDRESS_BYTES]
-    return DeadLetter.of(job.body, job.id, reason, now_ms, job.original_due_ms, place).with_error(reason)
+    # A worker that died with it may have begun it.
+    sent = was_sent(reason) or job.deliveries > 1
+    return DeadLetter.of(job.body, job.id, reason, now_ms, job.original_due_ms, place, sent=sent)
 
 
 # -- the word to the owner of a lane ---------------------------------------------------------------------------
