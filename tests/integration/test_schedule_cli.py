@@ -353,6 +353,43 @@ async def test_a_watched_file_is_applied_when_it_changes(
         assert await client.schedules.get("nightly") is not None
 
 
+@pytest.mark.parametrize("where", ["[schedules.nightly]\n", "[schedules]\n[defaults]\n"])
+async def test_a_watched_file_with_a_name_among_the_fields_is_a_mistake_like_others(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "watched.toml"
+    file.write_text(FILE, encoding="utf-8")
+    async with Client(server.url, partitions=4) as client:
+        watch = ScheduleWatch(client.schedules, file)
+        await watch.step()
+        named = f"{where}name = 'nightly'\n[schedules.other]\ncron = '1 * * * *'\ntarget = 'log:'\n"
+        file.write_text(named, encoding="utf-8")
+        await watch.step()
+        assert "unknown name" in caplog.text
+        assert sorted([view.name async for view in client.schedules.all()]) == ["nightly", "ping"]
+
+
+async def test_a_watched_file_whose_schedules_keep_changing_is_applied_later(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "watched.toml"
+    file.write_text(FILE, encoding="utf-8")
+
+    async def disturbed(*_: object) -> int:
+        raise Conflict("schedule 'ping' keeps changing; try again")
+
+    async with Client(server.url, partitions=4) as client:
+        watch = ScheduleWatch(client.schedules, file)
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr("mainspring.schedule_watch.carry_out", disturbed)
+            await watch.step()
+        assert "schedule 'ping' keeps changing" in caplog.text
+        await watch.step()
+        assert sorted([view.name async for view in client.schedules.all()]) == ["nightly", "ping"]
+
+
 async def test_a_watched_link_that_leads_to_a_file_of_the_same_age_and_size_is_followed(
     server: Server, tmp_path: Path
 ) -> None:
