@@ -175,6 +175,8 @@ class Scheduler(Declarations):
             running = self._running
             if self.state != "running" or running is None or self._home is not None:
                 return
+            if not running.at_home:
+                raise MainspringError("this scheduler was started in another event loop; await astop() in that one")
             self._state = "stopping"
         await asyncio.shield(asyncio.create_task(self._stopped(running), name="mainspring-stop"))
 

@@ -419,6 +419,21 @@ async def test_who_gives_up_waiting_for_astop_does_not_break_it_off(config: Conf
     check_nobody_left()
 
 
+async def test_astop_in_another_event_loop_is_told_where_to_await_it(config: Config) -> None:
+    scheduler = Scheduler(config)
+
+    @scheduler.handler()
+    async def nothing() -> None: ...
+
+    async with scheduler:
+        with pytest.raises(MainspringError, match="started in another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(scheduler.astop()))
+        assert scheduler.healthy
+    assert scheduler.state == "stopped"
+    await asyncio.to_thread(lambda: asyncio.run(scheduler.astop()))  # it does nothing any more
+    check_nobody_left()
+
+
 def test_a_program_that_ends_in_the_middle_of_a_stop_leaves_nothing_that_fires(config: Config) -> None:
     scheduler = Scheduler(config)
 
