@@ -42,6 +42,10 @@ class Scheduler(Declarations):
         self._home: Background | None = None
         self._failure: BaseException | None = None
 
+    def renew_locks(self) -> None:
+        super().renew_locks()
+        self._changed = threading.Condition(self._lock)
+
     def configure(self, settings: Config) -> None:
         """Settings of this process, where they are not the defaults, go before those in code."""
         default = Config()

@@ -856,3 +856,39 @@ print("stopped", scheduler.state, flush=True)
     assert said[0] == "starting\n"
     assert said[-1] == "stopped stopped\n"
     assert moment == "starting" or "tick\n" in said
+
+
+FORKED = """
+import os, signal, socket, threading
+from mainspring import Config, Scheduler
+
+silent = socket.create_server(("127.0.0.1", 0))
+scheduler = Scheduler(Config(redis_url=f"redis://127.0.0.1:{silent.getsockname()[1]}"))
+reading, never = threading.Event(), threading.Event()
+
+class Slow(list):
+    def __iter__(self):
+        reading.set()
+        never.wait()
+
+@scheduler.handler()
+def nothing(): ...
+
+threading.Thread(target=lambda: nothing.now().put(), daemon=True).start()
+connection = silent.accept()  # the server that never answers keeps the first thread at opening a client
+threading.Thread(target=lambda: scheduler.cron(Slow(["0 2 * * *"]), "log:", name="slow"), daemon=True).start()
+reading.wait()
+child = os.fork()
+if not child:
+    signal.alarm(60)  # one that waits all the same does not stay for ever
+    scheduler.close()
+    scheduler.cron("0 2 * * *", "log:", name="quick")
+    scheduler.stop()
+    os._exit(len(scheduler.entries()))
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_was_forked_while_other_threads_were_at_work_does_not_wait_for_them() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], env=ENVIRON, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 1, "the one schedule that the child has declared"
