@@ -18,6 +18,7 @@ from .model.errors import InvalidInput
 from .model.schedule import Definition, check_definition, is_over
 from .model.schedule_input import define
 from .model.schedule_view import told_changes
+from .timetable import SOURCE
 
 if TYPE_CHECKING:
     from .schedules import Schedules
@@ -72,6 +73,11 @@ def read_file(path: Path, source: str | None = None, *, timezone: str = "UTC") -
     if not isinstance(own, str) or not own:
         raise InvalidInput(f"{path}: source is {own!r}; give a name")
     whose = source or own
+    if whose == SOURCE:  # to prune by it would remove what programs have declared
+        raise InvalidInput(
+            f"{path}: the source {SOURCE!r} is that of schedules which programs declare; give the file another, with"
+            " --source or a line such as source = 'team-a' at its top"
+        )
     return ScheduleFile(whose, read_table(table, str(path), whose, timezone=timezone))
 
 

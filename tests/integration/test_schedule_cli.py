@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from mainspring import Config, Scheduler
 from mainspring.cli import schedule
 from mainspring.client import Client
 from mainspring.model.errors import Conflict, InvalidInput, NotFound
+from mainspring.publishing import publish
 from mainspring.schedule_watch import ScheduleWatch
 from mainspring.sync import SyncClient
 from mainspring.testing.servers import Server
@@ -351,6 +353,25 @@ async def test_a_watched_file_is_applied_when_it_changes(
         watch.again()
         await watch.step()
         assert await client.schedules.get("nightly") is not None
+
+
+async def test_a_file_that_is_called_like_the_source_of_programs_does_not_remove_theirs(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.call("FLUSHALL")
+    scheduler = Scheduler(Config(redis_url=server.url))
+    scheduler.cron("0 3 * * *", "log:", name="declared")
+    file = tmp_path / "code.toml"
+    file.write_text(FILE, encoding="utf-8")
+    async with Client(server.url, partitions=4) as client:
+        await publish(client.schedules, scheduler.declared(), client.store.clock.now_ms())
+        watch = ScheduleWatch(client.schedules, file)
+        await watch.step()
+        assert "the source 'code' is that of schedules which programs declare" in caplog.text
+        assert [view.name async for view in client.schedules.all()] == ["declared"]
+        file.write_text("source = 'team'\n" + FILE, encoding="utf-8")
+        await watch.step()
+        assert sorted([view.name async for view in client.schedules.all()]) == ["declared", "nightly", "ping"]
 
 
 @pytest.mark.parametrize("where", ["[schedules.nightly]\n", "[schedules]\n[defaults]\n"])
