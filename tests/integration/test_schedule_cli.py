@@ -355,6 +355,23 @@ async def test_a_watched_file_is_applied_when_it_changes(
         assert await client.schedules.get("nightly") is not None
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        "every = 'often'\ntarget = 'log:'",
+        "cron = '61 * * * *'\ntarget = 'log:'",
+        "every = '1m'\ntarget = 'nowhere:x'",
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_the_schedule_that_has_it(server: Server, tmp_path: Path, table: str) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "many.toml"
+    file.write_text(f"{FILE}\n[schedules.report]\n{table}\n", encoding="utf-8")
+    answer = call(server, "apply", "-f", str(file))
+    assert answer.exit_code != 0
+    assert "schedule 'report': " in str(answer.exception or answer.output)
+
+
 async def test_a_file_that_is_called_like_the_source_of_programs_does_not_remove_theirs(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
