@@ -34,17 +34,25 @@ def _options(config: Config) -> _Options:
     }
 
 
+_ALL: "weakref.WeakSet[Connections]" = weakref.WeakSet()
+
+
 class Connections:
     """One client for all threads, and one for each event loop."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        _ALL.add(self)
         self._opening = threading.Lock()
         self._sync: tuple[int, SyncClient] | None = None
         self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = weakref.WeakKeyDictionary()
         self._lent: weakref.WeakSet[Client] = weakref.WeakSet()
         self._embedded: EmbeddedServer | None = None
         self._url_of_node: str | None = None
+
+    def renew_locks(self) -> None:
+        """In the child of a fork: a thread of the parent that held one is not there to give it back."""
+        self._opening = threading.Lock()
 
     def sync_client(self) -> "SyncClient":
         """One for all threads of this process."""
@@ -107,3 +115,11 @@ class Connections:
         if client is not None and client not in self._lent:
             await client.aclose()
         await asyncio.to_thread(self.close)
+
+
+def _renew_locks_in_a_forked_child() -> None:
+    for one in list(_ALL):
+        one.renew_locks()
+
+
+os.register_at_fork(after_in_child=_renew_locks_in_a_forked_child)

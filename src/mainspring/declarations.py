@@ -57,6 +57,10 @@ class Declarations(Connections):
         self.registry = Registry(CommandWork(name, one) for name, one in config.commands.items())
         self.timetable = Timetable()
 
+    def renew_locks(self) -> None:
+        super().renew_locks()
+        self._lock = threading.RLock()
+
     def _check_stopped(self) -> None:
         """Raises SchedulerRunning when it is too late to declare something."""
         raise NotImplementedError

@@ -46,6 +46,7 @@ class Running:
         self._watcher: asyncio.Task[None] | None = None
         self._embedding: Embedding | None = None
         self._server: EmbeddedServer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.failure: BaseException | None = None
 
     @property
@@ -58,6 +59,11 @@ class Running:
     def inside(self) -> bool:
         """Whether the caller is one of its handlers, for which a stop has to wait."""
         return self._hands is not None and self._hands.inside
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the caller is in the event loop in which it was started."""
+        return self._loop is asyncio.get_running_loop()
 
     def views(self, names: Sequence[str]) -> "Future[dict[str, ScheduleView]]":
         """What the store knows of these schedules; asked from any thread."""
@@ -76,6 +82,7 @@ class Running:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         try:
             await self._start()
         except BaseException:

@@ -18,6 +18,7 @@ from .model.errors import InvalidInput
 from .model.schedule import Definition, check_definition, is_over
 from .model.schedule_input import define
 from .model.schedule_view import told_changes
+from .timetable import SOURCE
 
 if TYPE_CHECKING:
     from .schedules import Schedules
@@ -72,6 +73,11 @@ def read_file(path: Path, source: str | None = None, *, timezone: str = "UTC") -
     if not isinstance(own, str) or not own:
         raise InvalidInput(f"{path}: source is {own!r}; give a name")
     whose = source or own
+    if whose == SOURCE:  # to prune by it would remove what programs have declared
+        raise InvalidInput(
+            f"{path}: the source {SOURCE!r} is that of schedules which programs declare; give the file another, with"
+            " --source or a line such as source = 'team-a' at its top"
+        )
     return ScheduleFile(whose, read_table(table, str(path), whose, timezone=timezone))
 
 
@@ -92,8 +98,13 @@ def read_table(table: Mapping[str, Any], where: str, source: str, *, timezone: s
         try:
             found.append(define(name, **{"source": source, "timezone": timezone, **defaults, **fields}))
         except InvalidInput as error:
-            raise InvalidInput(f"{where}: {error}") from None
+            raise InvalidInput(f"{where}: {_naming(name, error)}") from None
     return found
+
+
+def _naming(name: str, error: InvalidInput) -> str:
+    """A file has many schedules: which of them is wrong?"""
+    return str(error) if repr(name) in str(error) else f"schedule {name!r}: {error}"
 
 
 async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str, *, prune: bool) -> list[Step]:
@@ -122,13 +133,21 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
         if different:
             action = "over" if over else "change"
         steps.append(Step(definition.name, action, different, kept))
-    for step in steps:
-        if step.action in ("create", "change") and step.definition is not None:
-            check_definition(step.definition, now_ms)  # before anything is written, and in a dry run as well
+    _check(steps, now_ms)
     if prune:
         gone = [view.name async for view in schedules.all() if view.definition.source == source]
         steps += [Step(name, "remove", {}) for name in gone if name not in names]
     return steps
+
+
+def _check(steps: Iterable[Step], now_ms: int) -> None:
+    """Before anything is written, and in a dry run as well."""
+    for step in steps:
+        if step.action in ("create", "change") and step.definition is not None:
+            try:
+                check_definition(step.definition, now_ms)
+            except InvalidInput as error:
+                raise InvalidInput(_naming(step.name, error)) from None
 
 
 async def carry_out(schedules: "Schedules", steps: Iterable[Step]) -> int:

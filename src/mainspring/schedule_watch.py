@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from .model.errors import InvalidInput
+from .model.errors import Conflict, InvalidInput
 from .schedule_file import carry_out, plan, read_file
 from .schedules import Schedules
 
@@ -37,8 +37,8 @@ class ScheduleWatch:
         if seen != self._seen:
             if self._seen is not None:
                 seen = await self._at_rest(seen)
-            await self._apply()
-            self._seen = seen  # only now: a server that was away is asked again
+            if await self._apply():
+                self._seen = seen  # only now: a server that was away is asked again
         return LOOK_S
 
     async def _at_rest(self, seen: Stamp) -> Stamp:
@@ -59,7 +59,8 @@ class ScheduleWatch:
         # Of a link that leads elsewhere now time and size may be the same: some systems give all files one time.
         return (found.st_mtime_ns, found.st_size, found.st_ino)
 
-    async def _apply(self) -> None:
+    async def _apply(self) -> bool:
+        """False: it has to be tried again."""
         try:
             source, wanted = read_file(self._path, timezone=self._schedules.timezone)
             steps = await plan(self._schedules, wanted, source, prune=True)
@@ -67,7 +68,10 @@ class ScheduleWatch:
         except InvalidInput as error:
             # What runs goes on as it is: a typing error in the file must not stop it.
             log.error("schedules are not applied: %s", error)
-            return
+            return True
+        except Conflict as error:  # somebody else writes the same schedules, again and again
+            log.warning("schedules are not applied yet: %s", error)
+            return False
         changed = [step for step in steps if step.action not in ("same", "over")]
         for step in steps:
             if step.action == "over":
@@ -75,3 +79,4 @@ class ScheduleWatch:
         log.info("%s: %d schedules, %d changed", self._path, len(wanted), len(changed))
         for step in changed:
             log.info("%s", "; ".join(line.strip() for line in step.lines(public=True)))
+        return True

@@ -42,6 +42,10 @@ class Scheduler(Declarations):
         self._home: Background | None = None
         self._failure: BaseException | None = None
 
+    def renew_locks(self) -> None:
+        super().renew_locks()
+        self._changed = threading.Condition(self._lock)
+
     def configure(self, settings: Config) -> None:
         """Settings of this process, where they are not the defaults, go before those in code."""
         default = Config()
@@ -175,6 +179,8 @@ class Scheduler(Declarations):
             running = self._running
             if self.state != "running" or running is None or self._home is not None:
                 return
+            if not running.at_home:
+                raise MainspringError("this scheduler was started in another event loop; await astop() in that one")
             self._state = "stopping"
         await asyncio.shield(asyncio.create_task(self._stopped(running), name="mainspring-stop"))
 

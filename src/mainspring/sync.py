@@ -121,8 +121,10 @@ class SyncClient:
     def close(self) -> None:
         """Close the connections and end the thread; calls of other threads have a moment to end. May be repeated."""
         self._check_thread()
+        if os.getpid() != self._pid:  # before the lock: a thread of the parent may have held it at the fork
+            return
         with self._closing:
-            if self._closed or os.getpid() != self._pid:
+            if self._closed:
                 return
             with self._quiet:
                 self._closed = True
@@ -142,6 +144,8 @@ class SyncClient:
         self.close()
 
     def _wait(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+        if os.getpid() != self._pid:
+            raise MainspringError("this client was made before a fork; make one in the child process")
         with self._quiet:
             self._check()
             self._calls += 1
@@ -168,8 +172,6 @@ class SyncClient:
     def _check(self) -> None:
         if self._closed:
             raise MainspringError("the client is closed")
-        if os.getpid() != self._pid:
-            raise MainspringError("this client was made before a fork; make one in the child process")
         self._check_thread()
 
     def _check_thread(self) -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from mainspring import Config, Scheduler
 from mainspring.cli import schedule
 from mainspring.client import Client
 from mainspring.model.errors import Conflict, InvalidInput, NotFound
+from mainspring.publishing import publish
 from mainspring.schedule_watch import ScheduleWatch
 from mainspring.sync import SyncClient
 from mainspring.testing.servers import Server
@@ -351,6 +353,79 @@ async def test_a_watched_file_is_applied_when_it_changes(
         watch.again()
         await watch.step()
         assert await client.schedules.get("nightly") is not None
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "every = 'often'\ntarget = 'log:'",
+        "cron = '61 * * * *'\ntarget = 'log:'",
+        "every = '1m'\ntarget = 'nowhere:x'",
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_the_schedule_that_has_it(server: Server, tmp_path: Path, table: str) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "many.toml"
+    file.write_text(f"{FILE}\n[schedules.report]\n{table}\n", encoding="utf-8")
+    answer = call(server, "apply", "-f", str(file))
+    assert answer.exit_code != 0
+    assert "schedule 'report': " in str(answer.exception or answer.output)
+
+
+async def test_a_file_that_is_called_like_the_source_of_programs_does_not_remove_theirs(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.call("FLUSHALL")
+    scheduler = Scheduler(Config(redis_url=server.url))
+    scheduler.cron("0 3 * * *", "log:", name="declared")
+    file = tmp_path / "code.toml"
+    file.write_text(FILE, encoding="utf-8")
+    async with Client(server.url, partitions=4) as client:
+        await publish(client.schedules, scheduler.declared(), client.store.clock.now_ms())
+        watch = ScheduleWatch(client.schedules, file)
+        await watch.step()
+        assert "the source 'code' is that of schedules which programs declare" in caplog.text
+        assert [view.name async for view in client.schedules.all()] == ["declared"]
+        file.write_text("source = 'team'\n" + FILE, encoding="utf-8")
+        await watch.step()
+        assert sorted([view.name async for view in client.schedules.all()]) == ["declared", "nightly", "ping"]
+
+
+@pytest.mark.parametrize("where", ["[schedules.nightly]\n", "[schedules]\n[defaults]\n"])
+async def test_a_watched_file_with_a_name_among_the_fields_is_a_mistake_like_others(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "watched.toml"
+    file.write_text(FILE, encoding="utf-8")
+    async with Client(server.url, partitions=4) as client:
+        watch = ScheduleWatch(client.schedules, file)
+        await watch.step()
+        named = f"{where}name = 'nightly'\n[schedules.other]\ncron = '1 * * * *'\ntarget = 'log:'\n"
+        file.write_text(named, encoding="utf-8")
+        await watch.step()
+        assert "unknown name" in caplog.text
+        assert sorted([view.name async for view in client.schedules.all()]) == ["nightly", "ping"]
+
+
+async def test_a_watched_file_whose_schedules_keep_changing_is_applied_later(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "watched.toml"
+    file.write_text(FILE, encoding="utf-8")
+
+    async def disturbed(*_: object) -> int:
+        raise Conflict("schedule 'ping' keeps changing; try again")
+
+    async with Client(server.url, partitions=4) as client:
+        watch = ScheduleWatch(client.schedules, file)
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr("mainspring.schedule_watch.carry_out", disturbed)
+            await watch.step()
+        assert "schedule 'ping' keeps changing" in caplog.text
+        await watch.step()
+        assert sorted([view.name async for view in client.schedules.all()]) == ["nightly", "ping"]
 
 
 async def test_a_watched_link_that_leads_to_a_file_of_the_same_age_and_size_is_followed(

@@ -419,6 +419,21 @@ async def test_who_gives_up_waiting_for_astop_does_not_break_it_off(config: Conf
     check_nobody_left()
 
 
+async def test_astop_in_another_event_loop_is_told_where_to_await_it(config: Config) -> None:
+    scheduler = Scheduler(config)
+
+    @scheduler.handler()
+    async def nothing() -> None: ...
+
+    async with scheduler:
+        with pytest.raises(MainspringError, match="started in another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(scheduler.astop()))
+        assert scheduler.healthy
+    assert scheduler.state == "stopped"
+    await asyncio.to_thread(lambda: asyncio.run(scheduler.astop()))  # it does nothing any more
+    check_nobody_left()
+
+
 def test_a_program_that_ends_in_the_middle_of_a_stop_leaves_nothing_that_fires(config: Config) -> None:
     scheduler = Scheduler(config)
 
@@ -841,3 +856,39 @@ print("stopped", scheduler.state, flush=True)
     assert said[0] == "starting\n"
     assert said[-1] == "stopped stopped\n"
     assert moment == "starting" or "tick\n" in said
+
+
+FORKED = """
+import os, signal, socket, threading
+from mainspring import Config, Scheduler
+
+silent = socket.create_server(("127.0.0.1", 0))
+scheduler = Scheduler(Config(redis_url=f"redis://127.0.0.1:{silent.getsockname()[1]}"))
+reading, never = threading.Event(), threading.Event()
+
+class Slow(list):
+    def __iter__(self):
+        reading.set()
+        never.wait()
+
+@scheduler.handler()
+def nothing(): ...
+
+threading.Thread(target=lambda: nothing.now().put(), daemon=True).start()
+connection = silent.accept()  # the server that never answers keeps the first thread at opening a client
+threading.Thread(target=lambda: scheduler.cron(Slow(["0 2 * * *"]), "log:", name="slow"), daemon=True).start()
+reading.wait()
+child = os.fork()
+if not child:
+    signal.alarm(60)  # one that waits all the same does not stay for ever
+    scheduler.close()
+    scheduler.cron("0 2 * * *", "log:", name="quick")
+    scheduler.stop()
+    os._exit(len(scheduler.entries()))
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_was_forked_while_other_threads_were_at_work_does_not_wait_for_them() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], env=ENVIRON, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 1, "the one schedule that the child has declared"

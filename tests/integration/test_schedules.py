@@ -7,6 +7,7 @@ import pytest
 
 from mainspring.client import Client
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Conflict, InvalidInput, NotFound, Unavailable
 from mainspring.model.schedule_input import define, local_ms
 from mainspring.model.schedule_view import ScheduleView
@@ -342,6 +343,22 @@ async def test_held_back_runs_follow_the_misfire_rule_at_the_end_of_a_pause(tick
         "coalesce@2027-01-15T08:00:30Z",
     ]  # fmt: skip
     assert (await view_of(client, "skip")).not_run == {"missed": 3}
+
+
+async def test_held_back_runs_that_a_backfill_has_put_meanwhile_are_passed_by(ticker: Ticker, client: Client) -> None:
+    def planned(came: list[Delivery]) -> list[int]:
+        return [(one.body.occurrence[1] - START_MS) // 1000 for one in came if one.body.occurrence is not None]
+
+    await client.schedules.add("job", every="10s", target="log:", misfire="all")
+    await client.schedules.pause("job", mode="hold")
+    await ticker.advance(seconds=75)
+    filled = await client.schedules.backfill("job", start=START_MS + 30_000, end=START_MS + 50_000)
+    assert filled.created == 2
+    assert planned(await ticker.turn()) == [30, 40]
+    await client.schedules.resume("job")
+    assert planned(await ticker.advance(seconds=10)) == [10, 20, 50, 60, 70, 80]
+    view = await view_of(client, "job")
+    assert (view.runs, view.not_run) == (6, {})
 
 
 async def test_trigger_runs_it_now_and_leaves_the_plan_alone(ticker: Ticker, client: Client) -> None:

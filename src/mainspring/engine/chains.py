@@ -62,6 +62,20 @@ class Plan(msgspec.Struct, gc=False):
             self._lead_to(*after_begin(self.definition, self.link, began_ms, waited=self.waited))
             self.plant = self._planted(began_ms, None)
 
+    @property
+    def may_be_put(self) -> bool:
+        """The following occurrence was held back by a pause: a backfill may have put it meanwhile."""
+        if self.definition is None or self.following is None or self.skips:
+            return False
+        return 0 < self.following.planned_ms <= self.definition.at_ms
+
+    def pass_by(self, began_ms: int) -> None:
+        """The following occurrence is put already: the chain goes on behind it."""
+        if self.link is not None and self.following is not None:
+            state = self.link.state.passing_by(self.link.planned_ms, self.following.planned_ms)
+            self.link = msgspec.structs.replace(self.link, state=state)
+            self.foresee(began_ms)
+
     def _lead_to(self, next_ms: int | None, state: State) -> None:
         definition = self.definition
         assert definition is not None

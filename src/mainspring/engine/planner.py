@@ -7,7 +7,7 @@ schedule has its next occurrence, and plants it anew where it has not."""
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -18,6 +18,7 @@ from ..model.clock import Clock, steady_s
 from ..model.errors import StoreError
 from ..model.schedule import Definition
 from ..store import schedule_care, schedules
+from ..store.index import look_up
 from ..store.schedule_ends import run_ends
 from ..store.store import Store
 from .chains import APART, Chains, Occurrence, Plan, occurrence_of
@@ -38,6 +39,7 @@ NOTE_S: Final = 0.5
 NOTE_LATEST_S: Final = 5.0
 """So long they wait for what is due, in a second in which very many are."""
 PLANS_AT_ONCE: Final = 500
+PASSED_BY_AT_ONCE: Final = 1_000
 SETTLED_AT_ONCE: Final = 50
 IDLE_S: Final = 5.0
 
@@ -123,15 +125,29 @@ class Planner:
         fetched = await schedules.fetch(self._store, number, list(missing)) if missing else []
         known: dict[str, Known] = {name: (one.definition, one.link) for name, one in zip(missing, fetched, strict=True)}
         now_ms = self._clock.now_ms()
-        for row, one in zip(rows, occurrences, strict=True):
+        plans = [
+            APART if one is None else _plan_of(known.get(one[0]) or chains.known.get(one[0]), one, now_ms)
+            for one in occurrences
+        ]
+        await self._pass_by_backfilled(number, plans, now_ms)
+        for row, plan in zip(rows, plans, strict=True):
             chains.wanted.pop(row, None)
-            if one is None:
-                chains.plans[row] = APART
-            else:
-                chains.plans[row] = _plan_of(known.get(one[0]) or chains.known.get(one[0]), one, now_ms)
+            chains.plans[row] = plan
         self.decisions += len(rows)
         await asyncio.sleep(0)
         return bool(chains.wanted)
+
+    async def _pass_by_backfilled(self, number: int, plans: Sequence[Plan], now_ms: int) -> None:
+        """Planted over one that is put already, a chain would stand still until the next check."""
+        for _ in range(PASSED_BY_AT_ONCE):
+            plans = [plan for plan in plans if plan.may_be_put]
+            if not plans:
+                return
+            idhs = [plan.following.idh for plan in plans if plan.following is not None]
+            found = await look_up(self._store, [(number, idh) for idh in idhs])
+            plans = [plan for plan, address in zip(plans, found, strict=True) if address is not None]
+            for plan in plans:
+                plan.pass_by(now_ms)
 
     # -- decisions -------------------------------------------------------------------------------------
 

@@ -82,6 +82,11 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
         state = self.without(NotRun(planned_ms, planned_ms, 1, reason))
         return replace(state, cuts=(*state.cuts, (planned_ms - 1, planned_ms))[-CUTS_KEPT:])
 
+    def passing_by(self, after_ms: int, until_ms: int) -> "State":
+        """Leave out planned times that somebody else has put, uncounted: they run."""
+        kept = (cut for cut in self.cuts if not after_ms <= cut[0] <= cut[1] <= until_ms)
+        return replace(self, cuts=(*kept, (after_ms, until_ms))[-CUTS_KEPT:])
+
     def cut_over(self, planned_ms: int) -> tuple[int, int] | None:
         return next((cut for cut in self.cuts if cut[0] < planned_ms <= cut[1]), None)
 

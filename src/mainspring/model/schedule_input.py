@@ -108,8 +108,11 @@ def _timezone(name: str, field: str, value: Any) -> str:
         raise InvalidInput(f"schedule {name!r}: {error}") from None
 
 
-def define(name: str, **fields: Any) -> Definition:
-    """A definition from what callers say; `check_definition` is asked when it is written."""
+def define(name: str, /, **fields: Any) -> Definition:
+    """A definition from what callers say; `check_definition` is asked when it is written.
+
+    Fields come from files, where `name` may stand among them: that is an unknown one like any other.
+    """
     check_schedule_name(name)
     found = read_fields(name, fields)
     if not found.get("specs"):
