@@ -232,7 +232,9 @@ async def rollback_schedule(call: Call) -> Answer:
 
 
 async def _audit(call: Call, what: str, name: str, before: ScheduleView | None, after: ScheduleView | None) -> None:
-    await call.audit(what, name, *changes(of_schedule(before), of_schedule(after)))
+    was, now = of_schedule(before), of_schedule(after)
+    if was != now:  # an edit that finds everything as it should be is none
+        await call.audit(what, name, *changes(was, now))
 
 
 _NAME: Final = "/v1/schedules/{name}"
