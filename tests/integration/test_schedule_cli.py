@@ -57,6 +57,22 @@ def told(server: Server, *words: str) -> dict[str, object]:
     return answer
 
 
+def test_a_revision_has_who_typed_the_command(
+    server: Server, client: SyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "ann")
+    told(server, "add", "job", "--every", "1h", "--target", "null:")
+    told(server, "edit", "job", "--every", "2h")
+    told(server, "pause", "job")
+    told(server, "resume", "job", "--by", "bob")
+    told(server, "rollback", "job")
+    file = tmp_path / "jobs.toml"
+    file.write_text('[schedules.filed]\nevery = "1h"\ntarget = "null:"\n')
+    told(server, "apply", "-f", str(file))
+    assert [one.by for one in client.schedules.history("job")] == ["ann", "bob", "ann", "ann", "ann"]
+    assert [one.by for one in client.schedules.history("filed")] == ["ann"]
+
+
 def test_a_schedule_is_added_shown_edited_and_removed(server: Server, client: SyncClient) -> None:
     added = told(
         server, "add", "nightly", "--cron", "0 2 * * *", "--tz", "Europe/Paris", "--target", "command:backup",
