@@ -21,6 +21,7 @@ from .engine.lookahead import Reach
 from .engine.loop import Loop
 from .engine.valves import FlowOptions
 from .model.errors import ConfigError, StoreError, Unavailable
+from .schedule_trail import FiledSchedules
 from .schedule_watch import ScheduleWatch
 from .siblings import Siblings
 from .signals import STOPPING, stop_in_time, stop_signals
@@ -153,9 +154,10 @@ class Node:
             self._lookout = Loop("server", self._look)
             self._lookout.start()
         window = f"{config.dedupe_window_s}s"
-        self._client = client = Client.over(store, dedupe_window=window, timezone=config.timezone)
+        self._client = Client.over(store, dedupe_window=window, timezone=config.timezone)
         if config.schedules is not None:
-            watch = ScheduleWatch(client.schedules, config.schedules)
+            filed = FiledSchedules(store, config.timezone, config.schedules, kept=config.audit_entries)
+            watch = ScheduleWatch(filed, config.schedules)
             self._schedules = (watch, Loop("schedules", watch.step))
             self._schedules[1].start()
         self._watcher = asyncio.create_task(self._watch(), name="mainspring-watch")

@@ -167,15 +167,7 @@ class Schedules(RunsBeside):
 
         A pause is not touched, neither made nor ended. A removed schedule comes back as it was.
         """
-        present, former = await self._revisions(name)
-        if generation is None:
-            chosen = next((one for one in former if present is None or not _same_but_paused(one, present)), None)
-        else:
-            chosen = next((one for one in former if one.generation == generation), None)
-        if chosen is None:
-            raise NotFound(
-                f"schedule {name!r} has no former revision {'' if generation is None else generation}".rstrip()
-            )
+        chosen = await self.former(name, generation)
         note = f"back to generation {chosen.generation}"
 
         def make(seen: Seen, now_ms: int) -> Definition:
@@ -207,6 +199,19 @@ class Schedules(RunsBeside):
         """Revisions, the newest (present) first; of a removed schedule the last ones it had."""
         present, former = await self._revisions(name)
         return former if present is None else [present, *former]
+
+    async def former(self, name: str, generation: int | None = None) -> Definition:
+        """What `rollback` would bring back."""
+        present, former = await self._revisions(name)
+        if generation is None:
+            chosen = next((one for one in former if present is None or not _same_but_paused(one, present)), None)
+        else:
+            chosen = next((one for one in former if one.generation == generation), None)
+        if chosen is None:
+            raise NotFound(
+                f"schedule {name!r} has no former revision {'' if generation is None else generation}".rstrip()
+            )
+        return chosen
 
     async def _revisions(self, name: str) -> tuple[Definition | None, "list[Definition]"]:
         [seen] = await kept.see(self._store, [check_schedule_name(name)])

@@ -1,7 +1,7 @@
 """Who may call what: every route with every role, keys and what they are bound to, tenants, and the audit trail."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from mainspring.api.routes import Route
 from mainspring.client import Client
 from mainspring.config import Config
 from mainspring.model.access import RIGHTS, Right, Role, new_token
+from mainspring.model.dead import ReplaySummary
+from mainspring.model.errors import OutOfMemory
 from mainspring.model.ids import idh_of
 from mainspring.model.outcome import Response
 from mainspring.model.result import Result
@@ -489,6 +491,21 @@ async def test_every_change_is_written_down_with_who_what_before_after_and_from_
         "task.reschedule", LATER, LATER + 5,
     )  # fmt: skip
     assert moved["at_ms"] >= cancelled["at_ms"] > 1_600_000_000_000
+
+
+@pytest.mark.parametrize(("route", "done"), [("drop", {"dropped": 2}), ("replay", {"replayed": 2})])
+async def test_what_was_done_before_it_failed_is_written_down(
+    api: Api, monkeypatch: pytest.MonkeyPatch, route: str, done: dict[str, int]
+) -> None:
+    async def two_and_no_more(_: Client, *, progress: Callable[[Any], None], **_options: object) -> None:
+        progress(2 if route == "drop" else ReplaySummary(False, replayed=2))
+        raise OutOfMemory("the server is full")
+
+    monkeypatch.setattr(Client, f"dead_{route}_many", two_and_no_more)
+    api.token = await api.key("operator")
+    assert (await api.post(f"/v1/dead:{route}", {"target": "null:"})).problem == "out-of-memory"
+    [change] = await changes(api)
+    assert (change["what"], change["before"], change["after"]) == (f"dead.{route}", {"target": "null:"}, done)
 
 
 async def test_what_is_refused_changes_nothing_and_is_not_written_down(api: Api) -> None:

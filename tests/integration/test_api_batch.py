@@ -98,6 +98,14 @@ async def test_lines_without_ids_count_once_under_one_idempotency_key(api: Api) 
     assert [one.get("outcome") for one in again.lines[:-1]] == ["kept", "kept", None], "the rule is for callers' ids"
 
 
+@pytest.mark.parametrize("key", ["", "x" * 256, "schlüssel"])
+async def test_an_idempotency_key_that_is_none_makes_no_two_batches_one(api: Api, key: str) -> None:
+    for _ in range(2):
+        refused = await api.batch([line(1)], idempotency_key=key.encode().decode("latin-1"))
+        assert (refused.status, refused.problem) == (400, "invalid")
+    assert (await api.get("/v1/tasks:count")).json["pending"] == 0
+
+
 async def test_the_rule_for_known_ids_holds_for_all_lines(api: Api) -> None:
     await api.batch([line(n, id=f"o{n}") for n in range(3)])
     moved = await api.batch([line(100, id="o1"), line(100, id="o9")], "?on_conflict=replace")

@@ -243,6 +243,17 @@ async def test_a_bound_key_neither_sees_nor_brings_back_a_revision_that_went_els
     assert (await api.get("/v1/schedules/mine")).json["generation"] == 2
 
 
+async def test_a_bound_key_brings_back_no_such_revision_over_a_pause_either(api: Api) -> None:
+    await add(api, name="mine")
+    await api.call("PATCH", "/v1/schedules/mine", {"target": "log:"})
+    api.token = await api.key("operator", targets=("log:",))
+    await api.post("/v1/schedules/mine/pause", {})
+    await api.post("/v1/schedules/mine/resume")
+    refused = await api.post("/v1/schedules/mine/rollback", {})  # the last that was another is the first one
+    assert (refused.status, refused.problem) == (403, "forbidden")
+    assert (await api.get("/v1/schedules/mine")).json["target"] == "log:"
+
+
 async def test_a_removed_schedule_comes_back_by_a_rollback(api: Api) -> None:
     await add(api)
     await api.delete("/v1/schedules/nightly")

@@ -558,6 +558,31 @@ async def test_every_change_of_a_command_is_in_the_trail(say: Say) -> None:
     assert "canary" not in json.dumps(changes)
 
 
+async def test_the_trail_says_the_same_on_both_roads(say: Say) -> None:
+    await say("task", "put", "--in", "1h", "--id", "t", "--target", "null:")
+    assert [one["outcome"] for one in await told(say, "task", "cancel", "t", "t")] == ["cancelled", "cancelled"]
+    for why in ("one", "other"):
+        await say("pause", "--target", "null:", "--reason", why)
+    add = ("schedule", "add", "s", "--target", "null:", "--replace", "--every")
+    for every in ("1h", "1h", "2h"):
+        await say(*add, every)
+    await say("schedule", "edit", "s", "--every", "2h")
+    await say("schedule", "resume", "s")
+    await say("schedule", "trigger", "s")
+    await say("dead", "drop", "--all", "--yes")
+    await say("dead", "replay", "--all")
+    changes = [one["change"] for one in (await told(say, "audit", "--limit", "50"))["changes"]][::-1]
+    assert [one["what"] for one in changes] == [
+        "task.cancel", "pause.add", "pause.add", "schedule.add", "schedule.edit", "schedule.trigger",
+    ]  # fmt: skip
+    cancel, first, second, _, edit, trigger = changes
+    assert (cancel["before"]["state"], cancel["after"]) == ("pending", {"state": "cancelled"})
+    assert (first.get("before"), first["after"]["reason"]) == (None, "one")
+    assert (second["before"]["reason"], second["after"]["reason"]) == ("one", "other")
+    assert (edit["before"]["specs"], edit["after"]["specs"]) == (["@every 1h"], ["@every 2h"])
+    assert (trigger.get("before"), set(trigger["after"])) == (None, {"id", "due_ms"})
+
+
 async def test_the_trail_has_what_was_given_up_paused_and_applied(say: Say, tmp_path: Path) -> None:
     for name in ("d1", "d2", "d3"):
         await say("task", "put", '"die"', "--id", name, "--target", "log:")

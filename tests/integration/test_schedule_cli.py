@@ -17,9 +17,13 @@ from typer.testing import CliRunner, Result
 from mainspring import Config, Scheduler
 from mainspring.cli import schedule
 from mainspring.client import Client
+from mainspring.config import Config
+from mainspring.model.audit import Change
 from mainspring.model.errors import Conflict, InvalidInput, NotFound
+from mainspring.node import Node
 from mainspring.publishing import publish
 from mainspring.schedule_watch import ScheduleWatch
+from mainspring.store.audit import trail
 from mainspring.sync import SyncClient
 from mainspring.testing.servers import Server
 
@@ -57,6 +61,22 @@ def told(server: Server, *words: str) -> dict[str, object]:
     assert result.exit_code == 0, result.output
     answer: dict[str, object] = json.loads(result.stdout)
     return answer
+
+
+def test_a_revision_has_who_typed_the_command(
+    server: Server, client: SyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "ann")
+    told(server, "add", "job", "--every", "1h", "--target", "null:")
+    told(server, "edit", "job", "--every", "2h")
+    told(server, "pause", "job")
+    told(server, "resume", "job", "--by", "bob")
+    told(server, "rollback", "job")
+    file = tmp_path / "jobs.toml"
+    file.write_text('[schedules.filed]\nevery = "1h"\ntarget = "null:"\n')
+    told(server, "apply", "-f", str(file))
+    assert [one.by for one in client.schedules.history("job")] == ["ann", "bob", "ann", "ann", "ann"]
+    assert [one.by for one in client.schedules.history("filed")] == ["ann"]
 
 
 def test_a_schedule_is_added_shown_edited_and_removed(server: Server, client: SyncClient) -> None:
@@ -503,6 +523,45 @@ async def test_what_may_be_secret_is_not_in_the_log_of_a_watched_file(
     assert "payload: changed" in caplog.text
     assert "timezone: 'Europe/Paris' -> 'Asia/Tokyo'" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+async def test_what_a_nodes_file_changes_is_in_the_audit_trail(server: Server, tmp_path: Path) -> None:
+    server.call("FLUSHALL")
+    file = tmp_path / "filed.toml"
+    file.write_text("[schedules.job]\nevery = '1h'\ntarget = 'https://h/?key=hunter2'\npayload = 'hunter2'\n")
+    node = Node(Config(redis_url=server.url, partitions=4, roles=("api",), schedules=file, audit_entries=100))
+    await node.start()
+    try:
+        assert node.client is not None
+        store = node.client.store
+
+        async def until(count: int) -> list[Change]:
+            for _ in range(PATIENCE_S * 20):
+                found = [one.change for one in (await trail(store)).changes]
+                if len(found) >= count:
+                    return found
+                await asyncio.sleep(0.05)
+            raise AssertionError(f"the trail has not come to {count} changes")
+
+        [added] = await until(1)
+        assert (added.what, added.object, added.who) == ("schedule.add", "job", "filed.toml (serve --schedules)")
+        assert added.address
+        node.apply_schedules()  # nothing is new
+        file.write_text("[schedules.job]\nevery = '2h'\ntarget = 'https://h/?key=hunter2'\n")
+        node.apply_schedules()
+        edited, *_ = await until(2)
+        assert edited.before is not None
+        assert edited.after is not None
+        assert (edited.what, edited.before["specs"], edited.after["specs"]) == (
+            "schedule.edit", ["@every 1h"], ["@every 2h"],
+        )  # fmt: skip
+        file.write_text("[schedules]\n")
+        node.apply_schedules()
+        removed, *rest = await until(3)
+        assert (removed.what, removed.object, removed.after, len(rest)) == ("schedule.remove", "job", None, 2)
+        assert "hunter2" not in repr([removed, *rest])
+    finally:
+        await node.stop()
 
 
 def test_a_node_applies_its_file_and_runs_it_and_again_on_a_hangup(

@@ -12,6 +12,7 @@ from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..store.durable import check_durability
 from .asgi import NDJSON, Answer, HungUp
 from .call import Call
+from .idempotency import checked_key
 from .lines import Lines, Portion
 from .new_task import NewTask
 from .problems import Problem, problem_of
@@ -259,7 +260,7 @@ class _Batch:
 def _salt_of(call: Call) -> bytes | None:
     """With an Idempotency-Key a line without an id is known again when the same line is sent again."""
     key = call.headers.get(b"idempotency-key")
-    return None if key is None else blake2b(call.key.id.encode() + b"\0" + key).digest()
+    return None if key is None else blake2b(f"{call.key.id}\0{checked_key(key)}".encode()).digest()
 
 
 ROUTE: Final = Route(

@@ -204,8 +204,8 @@ async def replay_many_dead(call: Call) -> Answer:
         if wanted.rate is not None:
             # What was put back ahead comes due first: the next request begins at this moment, and keeps the rate.
             await asyncio.sleep(FARTHEST_AHEAD_MS / 1000)
-    if not wanted.dry_run:
-        await call.audit("dead.replay", "many", _chosen(wanted), {"replayed": summary.replayed})
+    finally:
+        await _audit_many(call, "dead.replay", replayed=summary.replayed)
     told = {"replayed", "conflict", "damaged", "gone", "dry_run", "problems"}
     return answer({name: getattr(summary, name) for name in told} | {"complete": complete, "died_before": so_far_ms})
 
@@ -224,9 +224,15 @@ async def drop_many_dead(call: Call) -> Answer:
             count = await call.client.dead_drop_many(**filters, dry_run=wanted.dry_run, progress=progress)
     except TimeoutError:
         complete = False
-    if not wanted.dry_run:
-        await call.audit("dead.drop", "many", _chosen(wanted), {"dropped": count})
+    finally:
+        await _audit_many(call, "dead.drop", dropped=count)
     return answer(ManyDropped(count, wanted.dry_run, complete))
+
+
+async def _audit_many(call: Call, what: str, **counted: int) -> None:
+    """What was done, also where it ends in an error: a server that is full in the middle has taken some."""
+    if not call.body.dry_run and any(counted.values()):
+        await call.audit(what, "many", _chosen(call.body), counted)
 
 
 def _filters(call: Call, wanted: Choice) -> dict[str, Any]:

@@ -26,7 +26,7 @@ async def once(call: Call, work: Work) -> Answer:
         return await work(None, False)
     store = call.client.store
     window_ms = int(call.node.config.idempotency_window_s * 1000)
-    place = Claim.of(store, call.key.id, _checked(given))
+    place = Claim.of(store, call.key.id, checked_key(given))
     fingerprint = _fingerprint(call)
     known = await answers.claim(store, place, fingerprint, window_ms=window_ms)
     if known is not None and known.fingerprint != fingerprint:
@@ -44,7 +44,7 @@ async def once(call: Call, work: Work) -> Answer:
     return found
 
 
-def _checked(given: bytes) -> str:
+def checked_key(given: bytes) -> str:
     text = given.decode("latin-1")
     if not 1 <= len(text) <= MAX_KEY_CHARS or not text.isascii() or not text.isprintable():
         raise Problem("invalid", f"Idempotency-Key: use 1 to {MAX_KEY_CHARS} printable ASCII characters")

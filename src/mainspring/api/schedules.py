@@ -224,17 +224,18 @@ async def rollback_schedule(call: Call) -> Answer:
     name = call.params["name"]
     revisions = await call.client.schedules.history(name)
     call.check_seen(revisions[0].target, "schedule", name)
-    for one in revisions[:2] if wanted.generation is None else revisions:
-        if wanted.generation in (None, one.generation):
-            call.check_target(one.target)  # a former one may have gone elsewhere
+    chosen = await call.client.schedules.former(name, wanted.generation)
+    call.check_target(chosen.target)  # it may have gone elsewhere
     before = await call.client.schedules.get(name)  # None: it was removed, and comes back
-    view = await call.client.schedules.rollback(name, wanted.generation, by=call.who)
+    view = await call.client.schedules.rollback(name, chosen.generation, by=call.who)
     await _audit(call, "schedule.rollback", name, before, view)
     return answer(view.as_dict())
 
 
 async def _audit(call: Call, what: str, name: str, before: ScheduleView | None, after: ScheduleView | None) -> None:
-    await call.audit(what, name, *changes(of_schedule(before), of_schedule(after)))
+    was, now = of_schedule(before), of_schedule(after)
+    if was != now:  # an edit that finds everything as it should be is none
+        await call.audit(what, name, *changes(was, now))
 
 
 _NAME: Final = "/v1/schedules/{name}"

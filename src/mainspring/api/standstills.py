@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from ..model.audit_views import of_lane, of_pause
+from ..model.audit_views import changes, of_lane, of_pause
 from ..model.choice import pattern_fits
 from ..model.lane import LaneAnswer, LaneInfo
 from ..model.pause import Mode, Pause
@@ -166,6 +166,7 @@ async def add_pause(call: Call) -> Answer:
     wanted: NewPause = call.body
     _check_scope(call, wanted)
     until_ms = None if wanted.until is None else instant(wanted.until, "until")
+    before = {one.scope.text: one for one in await call.client.pauses()}
     made = await call.client.pause(
         target=wanted.target,
         queue=wanted.queue,
@@ -176,7 +177,7 @@ async def add_pause(call: Call) -> Answer:
         until=until_ms,
         for_=wanted.for_,
     )
-    await call.audit("pause.add", made.scope.text, None, msgspec.to_builtins(Paused.of(made)))
+    await call.audit("pause.add", made.scope.text, *changes(of_pause(before.get(made.scope.text)), of_pause(made)))
     return answer(Paused.of(made), 201)
 
 

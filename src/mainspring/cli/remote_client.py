@@ -76,7 +76,9 @@ class RemoteClient(RemoteLetters):
         return Result.from_dict(told) if "ending" in told else None
 
     async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[CancelOutcome]:
-        return [self._cancel(id, lane) for id in ids]
+        wanted = list(ids)
+        outcomes = {id: self._cancel(id, lane) for id in dict.fromkeys(wanted)}  # one that is given twice is one
+        return [outcomes[id] for id in wanted]
 
     def _cancel(self, id: str, lane: str | None) -> CancelOutcome:
         try:

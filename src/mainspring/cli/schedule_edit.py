@@ -11,6 +11,7 @@ from mainspring.cli import schedule_show as shown
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.schedule_fields import takes_fields
 from mainspring.cli.task import print_json, when_of, with_client
+from mainspring.cli.witness import user
 from mainspring.config import Config
 from mainspring.model.schedule import PauseMode
 from mainspring.model.schedule_input import edited_by
@@ -18,8 +19,11 @@ from mainspring.model.schedule_view import ScheduleView
 
 if TYPE_CHECKING:
     from mainspring.client import Client
+    from mainspring.schedules import OnExisting
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+By = Annotated[str | None, typer.Option(help="Who; default is the user of this machine.")]
 
 _EMPTY: Final = (
     "Of --cron, --every and --after-end those that are not given stay. "
@@ -34,6 +38,10 @@ def _show(view: ScheduleView, json: bool) -> None:
         print("\n".join(shown.lines(view)))
 
 
+def _who(by: str | None) -> str:
+    return user() if by is None else by
+
+
 @app.command()
 @takes_fields
 def add(
@@ -45,7 +53,8 @@ def add(
     """Add a schedule; shows its next three runs."""
 
     def work(client: "Client") -> "Coroutine[Any, Any, ScheduleView]":
-        return client.schedules.add(name, on_conflict="replace" if replace else "reject", **fields)
+        rule: OnExisting = "replace" if replace else "reject"
+        return client.schedules.add(name, on_conflict=rule, **{"by": user(), **fields})
 
     _show_with_warnings(load(redis_url, data_dir, namespace, config), work, json, makes=True)
 
@@ -65,7 +74,7 @@ def edit(
         return _show_diff(loaded, name, fields, json)
 
     def work(client: "Client") -> "Coroutine[Any, Any, ScheduleView]":
-        return client.schedules.edit(name, generation=generation, **fields)
+        return client.schedules.edit(name, generation=generation, **{"by": user(), **fields})
 
     return _show_with_warnings(loaded, work, json)
 
@@ -104,7 +113,7 @@ def _show_diff(loaded: Config, name: str, fields: dict[str, Any], json: bool) ->
 def pause(
     name: str,
     reason: Annotated[str, typer.Option(help="Why.")] = "",
-    by: Annotated[str, typer.Option(help="Who.")] = "",
+    by: By = None,
     until: Annotated[str | None, typer.Option(help="Go on by itself: a time, or after 2h.")] = None,
     hold: Annotated[bool, typer.Option("--hold", help="What falls into it follows the misfire rule.")] = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
@@ -114,20 +123,20 @@ def pause(
     mode: PauseMode = "hold" if hold else "drop"
     view = with_client(
         load(redis_url, data_dir, namespace, config),
-        lambda client: client.schedules.pause(name, reason=reason, by=by, until=until, mode=mode),
+        lambda client: client.schedules.pause(name, reason=reason, by=_who(by), until=until, mode=mode),
     )
     _show(view, json)
 
 
 @app.command()
 def resume(
-    name: str, by: Annotated[str, typer.Option(help="Who.")] = "",
+    name: str, by: By = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Let a paused schedule go on."""
     loaded = load(redis_url, data_dir, namespace, config)
-    _show(with_client(loaded, lambda client: client.schedules.resume(name, by=by)), json)
+    _show(with_client(loaded, lambda client: client.schedules.resume(name, by=_who(by))), json)
 
 
 @app.command()
@@ -149,13 +158,13 @@ def remove(
 def rollback(
     name: str,
     generation: Annotated[int | None, typer.Argument(help="Which; default the one before this.")] = None,
-    by: Annotated[str, typer.Option(help="Who.")] = "",
+    by: By = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Make a former revision the present one again."""
     loaded = load(redis_url, data_dir, namespace, config)
-    _show(with_client(loaded, lambda client: client.schedules.rollback(name, generation, by=by)), json)
+    _show(with_client(loaded, lambda client: client.schedules.rollback(name, generation, by=_who(by))), json)
 
 
 @app.command()

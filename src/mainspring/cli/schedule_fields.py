@@ -43,7 +43,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "jitter": Annotated[str | None, typer.Option(help="Each run starts up to so much later.")],
     "spread": Annotated[str | None, typer.Option(help="All runs start later by one part of this, by name.")],
     "note": Annotated[str | None, typer.Option(help="Why; kept with the revision.")],
-    "by": Annotated[str | None, typer.Option(help="Who; kept with the revision.")],
+    "by": Annotated[str | None, typer.Option(help="Who; kept with the revision; default is the user.")],
 }
 _POLICY: Final = {"retries": "retries", "retry_base": "base", "retry_jitter": "jitter"}
 _TAKES_AWAY: Final[dict[str, tuple[Any, Any]]] = {

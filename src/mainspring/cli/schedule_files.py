@@ -6,11 +6,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from mainspring.cli import schedule_show as shown
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.task import print_json, with_client
+from mainspring.cli.witness import user
 from mainspring.model.errors import InvalidInput
 from mainspring.model.foreign_celery import read_celery, read_redbeat
 from mainspring.model.foreign_schedules import Imported, read_crontab, to_toml
@@ -46,7 +48,8 @@ def apply(
 
 
 async def _apply(client: "Client", wanted: list[Definition], source: str, prune: bool, dry_run: bool) -> list[Step]:
-    steps = await plan(client.schedules, wanted, source, prune=prune)
+    named = [msgspec.structs.replace(one, by=one.by or user()) for one in wanted]
+    steps = await plan(client.schedules, named, source, prune=prune)
     if not dry_run:
         await carry_out(client.schedules, steps)
     return steps
@@ -94,8 +97,6 @@ def import_(
         _write(out, text)
         print(f"{out}: {len(found.definitions)} schedules", file=sys.stderr)
     else:
-        import msgspec
-
         wanted = [msgspec.structs.replace(one, source=whose) for one in found.definitions]
         steps = with_client(loaded, lambda client: _apply(client, wanted, whose, False, dry_run), makes=not dry_run)
         _show_steps(steps, loaded, dry_run, json)

@@ -47,6 +47,9 @@ SCHEDULES: Final = ("add", "add_many", "edit", "pause", "resume", "remove", "rol
 _LEFT: Final = (False, 0, "unknown", "too late", "no head", "gone", "conflict", "damaged")
 """Answers after which everything is as it was."""
 
+_RUNS: Final = ("schedule.trigger", "schedule.backfill")
+"""These add runs; the schedule stays as it is."""
+
 _FILTERS: Final = ("target", "lane", "reason", "died_after", "died_before")
 
 
@@ -89,10 +92,18 @@ class Witness:
         answer = await call(*given, **options)
         if not options.get("dry_run"):
             answers = answer if name == "cancel_many" else [answer] * len(objects)
+            told = set()  # who names a task twice cancels it once
             for one, was, said in zip(objects, before, answers, strict=True):
-                if getattr(said, "outcome", said) not in _LEFT:
-                    await self._tell(what, one, was, await self._after(what, one, said))
+                if one not in told and getattr(said, "outcome", said) not in _LEFT:
+                    told.add(one)
+                    await self._tell_changed(what, one, was, await self._after(what, one, said))
         return answer
+
+    async def _tell_changed(self, what: str, name: str, was: View, after: View) -> None:
+        """An edit that finds everything as it should be is none, and who adds what is there edits it."""
+        if was != after:
+            replaced = what == "schedule.add" and was is not None
+            await self._tell("schedule.edit" if replaced else what, name, was, after)
 
     async def _watch_added(self, call: Callable[..., Awaitable[Any]], wanted: Any, **options: Any) -> Any:
         """Schedules of a file."""
@@ -126,6 +137,8 @@ class Witness:
         return so_far
 
     async def _look(self, what: str, name: str, options: Mapping[str, Any]) -> View:
+        if what in _RUNS:
+            return None
         match what.partition(".")[0]:
             case "task":
                 return of_task(await self._client.get(name, lane=options.get("lane")))
@@ -145,7 +158,7 @@ class Witness:
             case "schedule.trigger" | "task.reschedule" if isinstance(said, Handle):
                 return {"id": said.id, "due_ms": said.due_ms}
             case "task.cancel":
-                return {"outcome": said}
+                return {"state": said}
             case "pause.add":
                 return of_pause(said)
             case "pause.remove":
