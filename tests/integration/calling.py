@@ -44,6 +44,8 @@ class Answer:
         members = {"id", "due_ms", "outcome"} if told["type"].endswith(":not-confirmed") else set()
         if told["type"].endswith(":conflict") and "answer" in told:
             members = {"answer"}
+        if told["type"].endswith(":not-found") and told.get("missing") == "namespace":
+            members = {"missing"}
         assert set(told) == {"type", "title", "status", "detail"} | members
         assert told["status"] == self.status
         prefix, _, slug = str(told["type"]).rpartition(":")

@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 from mainspring import Config, Scheduler
 from mainspring.cli import schedule
 from mainspring.client import Client
-from mainspring.config import Config
 from mainspring.model.audit import Change
 from mainspring.model.errors import Conflict, InvalidInput, NotFound
 from mainspring.node import Node
