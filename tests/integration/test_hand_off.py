@@ -395,6 +395,34 @@ async def test_a_lane_whose_head_is_with_a_worker_survives_a_takeover(
     assert (await balance(store)).done == 1
 
 
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("why", ["expiry", "pause"])
+async def test_a_new_owner_gives_up_nothing_that_is_with_a_worker(
+    tickers: Tickers, clock: ManualClock, worker: HandWorker, ended: bool, why: str
+) -> None:
+    first = await tickers(workers=True)
+    expires = "3s" if why == "expiry" else None
+    await first.client.put(TARGET, "1", after="1s", id="head", lane="a", expires=expires)
+    await first.client.put(TARGET, "2", after="2s", lane="a")
+    await first.advance(seconds=2)
+    job = await worker.take_one()
+    if ended:
+        await worker.end(job)
+    if why == "pause":
+        await first.client.pause(lane="a", mode="drop")
+    second = await taken_over(first, tickers, clock)
+    await second.turn()
+    await second.client.resume(lane="a")
+    if not ended:
+        await second.turn()
+        assert await worker.take() == [], "the lane waits for its head"
+        assert (await second.client.get("head", lane="a")).state == "running"
+        assert await worker.end(job) == ["ok"]
+        await second.turn()
+    assert await second.client.dead_get("head", lane="a") is None
+    assert (await second.client.get("head", lane="a")).state in ("done", "finished")
+
+
 async def test_lanes_at_workers_do_not_keep_a_partition_from_being_handed_over(ticker: Ticker) -> None:
     await in_lane(ticker, "1", "2")
     await ticker.advance(seconds=3)
