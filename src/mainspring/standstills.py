@@ -73,7 +73,8 @@ class Standstills:
         return await lanes.read_lane(self.store, check_name(lane, "lane"))
 
     async def lane_retry_head(self, lane: str) -> LaneAnswer:
-        """Try the failed head now. If it goes through, its lane goes on; a parked one too."""
+        """Try the failed head now. If it goes through, its lane goes on; a parked one too. So it does if the head has
+        expired, which is recorded then."""
         failed = await lanes.failed_head(self.store, check_name(lane, "lane"))
         if failed is None or failed.address is None or failed.found is None:
             return "no head"
@@ -83,7 +84,7 @@ class Standstills:
         reference = Reference(None, failed.head.idh, failed.address.partition, False, failed.address)
         now_ms = await self.store.sample_clock()
         try:
-            await finder.move(reference, intake, now_ms, now_ms)
+            await finder.move(reference, intake, now_ms, now_ms, expired=True)
         except Conflict:
             return "too late"
         return "ok"

@@ -27,6 +27,8 @@ from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.owner import address_of
 from mainspring.testing.ticker import Ticker
 
+from .queueing import TARGET, HandWorker
+
 Tickers = Callable[..., Awaitable[Ticker]]
 
 
@@ -261,6 +263,29 @@ async def test_a_live_task_of_the_same_id_is_not_overwritten(dying: Ticker) -> N
     assert (await dying.client.dead_replay("id")).outcome == "replayed", "the new one is over"
     assert [one.value() for one in await dying.advance(minutes=1)] == ["old"]
     await even(dying.store)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_a_task_of_the_same_id_in_a_queue_is_not_overwritten(tickers: Tickers, store: Store, taken: bool) -> None:
+    ticker, worker = await tickers(workers=True), HandWorker(store)
+    client = ticker.client
+    await client.put(TARGET, "old", id="id", after="1s")
+    await ticker.advance(seconds=1)
+    await worker.end(await worker.take_one(), outcome=Dead("no"))
+    await client.put(TARGET, "new", id="id", after="1s", on_conflict="replace")
+    await ticker.advance(seconds=1)
+    jobs = await worker.take() if taken else []
+    assert (await client.get("id")).state == ("running" if taken else "queued")
+    for dry_run in (True, False):
+        assert (await client.dead_replay("id", dry_run=dry_run)).outcome == "conflict"
+    [new] = jobs or await worker.take()
+    await worker.end(new, outcome=Retry("again", 1_000))
+    await ticker.advance(seconds=1)
+    again = await worker.take_one()
+    assert (again.body.attempt, again.body.payload) == (2, b'"new"'), "its retry was not taken for one replaced"
+    await worker.end(again)
+    assert (await client.dead_replay("id")).outcome == "replayed", "the new one is over"
+    await even(store)
 
 
 async def test_a_letter_without_a_letter_is_unknown(client: Client) -> None:

@@ -10,9 +10,12 @@ from mainspring.engine import run_ends
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.clock import ManualClock
 from mainspring.model.errors import InvalidInput, Unavailable
+from mainspring.model.ids import IDH_BYTES
 from mainspring.model.outcome import DONE, Dead, Outcome, Retry
+from mainspring.store import acks
 from mainspring.store.dead import list_dead
 from mainspring.store.hand_off import HandOff, hand_off
+from mainspring.store.keys import SECOND_MS, Address, Slice
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
@@ -315,6 +318,43 @@ async def leftover_acks(store: Store) -> int:
     return sum(count for [count] in counts)
 
 
+async def left_by_a_former_owner(store: Store, count: int) -> None:
+    """Acks of tasks that were settled, and whose slices are gone: it was over before it could forget them."""
+    for keys in store.keys.partitions:
+        gone = [Address(keys.number, Slice(SECOND_MS, 1_000_000), 7, index).pack() for index in range(count)]
+        pairs = [value for address in gone for value in (address, b"i" * IDH_BYTES + b"d")]
+        await store.run_one(keys.slot, [("HSET", keys.acks, *pairs)])
+
+
+async def test_what_a_former_owner_left_does_not_hide_the_workers_word(
+    ticker: Ticker, store: Store, worker: HandWorker
+) -> None:
+    await left_by_a_former_owner(store, 3 * acks.AT_ONCE)
+    for n in range(40):
+        await ticker.client.put(TARGET, n, after="1s", lane=f"lane {n}")
+    await ticker.advance(seconds=1)
+    jobs = await worker.take()
+    await worker.end(*jobs)
+    for _ in range(30):  # a round has some four parts, and may have begun before
+        await ticker.turn()
+    books = await balance(store)
+    assert (books.done, books.fired) == (len(jobs), 0) == (40, 0)
+
+
+async def test_what_a_former_owner_left_is_cleared_away_and_what_is_needed_stays(
+    ticker: Ticker, store: Store, worker: HandWorker
+) -> None:
+    await in_lane(ticker, "1", "2")
+    await ticker.advance(seconds=1)
+    await worker.end(await worker.take_one())  # its owner has not looked yet
+    await left_by_a_former_owner(store, 10)
+    for _ in store.keys.partitions:
+        await ticker.engine.sweeper.step()
+    assert await leftover_acks(store) == 1
+    await ticker.advance(seconds=1)
+    assert values(await worker.take()) == [b'"2"']
+
+
 async def test_a_failing_head_holds_up_its_lane_until_its_next_attempt(ticker: Ticker, worker: HandWorker) -> None:
     await in_lane(ticker, "1", "2")
     await ticker.advance(seconds=3)
@@ -353,6 +393,34 @@ async def test_a_lane_whose_head_is_with_a_worker_survives_a_takeover(
         await second.advance(seconds=1)
     assert values(await worker.take()) == [b'"2"']
     assert (await balance(store)).done == 1
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("why", ["expiry", "pause"])
+async def test_a_new_owner_gives_up_nothing_that_is_with_a_worker(
+    tickers: Tickers, clock: ManualClock, worker: HandWorker, ended: bool, why: str
+) -> None:
+    first = await tickers(workers=True)
+    expires = "3s" if why == "expiry" else None
+    await first.client.put(TARGET, "1", after="1s", id="head", lane="a", expires=expires)
+    await first.client.put(TARGET, "2", after="2s", lane="a")
+    await first.advance(seconds=2)
+    job = await worker.take_one()
+    if ended:
+        await worker.end(job)
+    if why == "pause":
+        await first.client.pause(lane="a", mode="drop")
+    second = await taken_over(first, tickers, clock)
+    await second.turn()
+    await second.client.resume(lane="a")
+    if not ended:
+        await second.turn()
+        assert await worker.take() == [], "the lane waits for its head"
+        assert (await second.client.get("head", lane="a")).state == "running"
+        assert await worker.end(job) == ["ok"]
+        await second.turn()
+    assert await second.client.dead_get("head", lane="a") is None
+    assert (await second.client.get("head", lane="a")).state in ("done", "finished")
 
 
 async def test_lanes_at_workers_do_not_keep_a_partition_from_being_handed_over(ticker: Ticker) -> None:

@@ -186,6 +186,19 @@ async def test_a_head_that_is_skipped_by_hand_is_a_dead_letter_and_its_lane_goes
     assert not (await verify(store)).told
 
 
+@pytest.mark.parametrize("by", ["lane_resume", "lane_retry_head"])
+async def test_a_parked_lane_whose_head_has_expired_goes_on_when_it_is_told_to(tickers: Tickers, by: str) -> None:
+    ticker = await tickers(options=options("park"), handlers={"log": Target(0)})
+    await ticker.client.put("log:", 0, after="1s", id="head", lane="a", expires="1m")
+    await ticker.client.put("log:", 1, after="2s", lane="a")
+    assert values(await ticker.advance(hours=1)) == [0]
+    assert (await ticker.client.lane("a")).state == "parked"
+    assert await getattr(ticker.client, by)("a") == "ok"
+    assert values(await ticker.advance(seconds=1)) == [1]
+    assert (await ticker.client.explain("head", lane="a")).code == "expired"
+    await balance(ticker.store)
+
+
 async def test_retry_head_does_not_wait_for_its_time(tickers: Tickers) -> None:
     target = Target(0)
     ticker = await tickers(options=options("block"), handlers={"log": target})

@@ -17,6 +17,7 @@ from mainspring.worker.registry import Registry
 from mainspring.worker.worker import Worker, WorkerOptions
 
 from .queueing import QUEUE, TARGET, HandWorker
+from .working import until
 
 Tickers = Callable[..., Awaitable[Ticker]]
 
@@ -31,10 +32,15 @@ def told() -> list[Failure]:
 
 
 @pytest.fixture
-async def worker(store: Store, told: list[Failure]) -> AsyncIterator[Worker]:
+def registry() -> Registry:
+    return Registry([Handler(send, queue=QUEUE)])
+
+
+@pytest.fixture
+async def worker(store: Store, told: list[Failure], registry: Registry) -> AsyncIterator[Worker]:
     """One whose steps the test calls itself."""
     options = WorkerOptions("w", {QUEUE: 1}, lease_s=0.001, error_handler=told.append)
-    made = Worker(store, Registry([Handler(send, queue=QUEUE)]), options)
+    made = Worker(store, registry, options)
     yield made
     await made.hands.close()
     await made.failures.aclose()
@@ -74,6 +80,34 @@ async def test_it_hears_of_a_task_that_expired_with_a_worker_that_died(
     letter = await ticker.client.dead_get("left")
     assert letter is not None
     assert letter.attempts == 1, "the dead worker may have begun it"
+
+
+def post() -> None:
+    raise AssertionError("nor this")
+
+
+@pytest.mark.parametrize("handler", [send, post])
+async def test_it_hears_of_a_task_that_expired_on_a_worker_before_its_turn_came(
+    tickers: Tickers,
+    worker: Worker,
+    registry: Registry,
+    told: list[Failure],
+    store: Store,
+    handler: Callable[[], Awaitable[None] | None],
+) -> None:
+    ticker = await tickers(workers=True)
+    work = Handler(handler, queue=QUEUE, name="late")
+    registry.add(work)
+    await ticker.client.put(work.target, id="late", after="1s", expires="2s")
+    await ticker.advance(seconds=1)
+    job = await HandWorker(store, "w").take_one()
+    ticker.clock.advance(seconds=10)
+    worker.hands.add([job])
+    await until(lambda: not worker.hands.runs)
+    await worker.ends.step()
+    await worker.failures.seen()
+    assert [(one.id, one.outcome, one.error) for one in told] == [("late", "dead", "expired")]
+    assert (await ticker.client.explain("late")).code == "expired"
 
 
 async def test_it_hears_of_an_entry_that_nobody_can_read(

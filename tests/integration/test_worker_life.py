@@ -14,6 +14,7 @@ from mainspring.store import queue
 from mainspring.testing.faults import bad_road, calls
 from mainspring.worker.handler import Handler
 from mainspring.worker.hands import MOST_DELIVERIES
+from mainspring.worker.heart import QUICK_S
 
 from .conftest import PARTITIONS, Fleet
 from .working import Place, open_place, until
@@ -318,3 +319,26 @@ async def test_an_end_whose_reply_was_lost_is_told_again_and_counts_once(place: 
         await place.settled()
         await until(lambda: not worker.ends.unsent)
     assert ran == [1, 1]
+
+
+async def test_a_job_that_is_cancelled_as_it_begins_is_stopped_soon_whatever_the_lease(place: Place) -> None:
+    async def wait_for_ever() -> None:
+        await asyncio.sleep(3_600)
+
+    worker = await place.idle_worker([Handler(wait_for_ever, queue="q", name="wait")], lease_s=3_600.0)
+    handle = await place.client.put("queue:q/wait", id="wait")
+    await queued(place, 1)
+    worker.taker.calls.call_all()
+    await worker.taker.step()
+    [run] = worker.hands.runs
+    assert await place.client.cancel(handle.id) == "cancelling"
+    worker.heart.called()
+    waits = [await worker.heart.beat()]
+    while not run.context.cancelled and waits[-1] <= QUICK_S:
+        await asyncio.sleep(waits[-1])
+        waits.append(await worker.heart.beat())
+    assert run.stopped == "cancelled", waits
+    await until(lambda: not worker.hands.runs)
+    await worker.ends.step()
+    await worker.hands.close()
+    await worker.failures.aclose()

@@ -42,6 +42,12 @@ def _is_waited_for(flight: Flight) -> bool:
     return flight.body.lane is not None or flight.body.occurrence is not None
 
 
+def _may_be_with_workers(flight: Flight) -> bool:
+    """A former owner has begun it, and in its lane it stays so until a worker's word, which may be there by now."""
+    to_workers = flight.body.lane is not None and flight.body.target.startswith(_TO_WORKERS)
+    return to_workers and flight.live.to_redo(flight.index)
+
+
 def _tally(outcomes: Sequence[Outcome]) -> tuple[int, int, int]:
     """How many were done, failed in a way that says that the receiver is not well, and were refused for good."""
     done = outcomes.count(DONE)
@@ -172,7 +178,8 @@ class Deliveries:
     def _without_expired(self, flights: list[Flight], now_ms: int) -> list[Flight]:
         in_time = []
         for flight in flights:
-            if flight.body.expires_ms is not None and flight.body.expires_ms < now_ms:
+            expired = flight.body.expires_ms is not None and flight.body.expires_ms < now_ms
+            if expired and not _may_be_with_workers(flight):  # else a worker finds that out, if none has run it
                 self._settle_one(flight, Dead(EXPIRED))
             else:
                 in_time.append(flight)
@@ -182,7 +189,8 @@ class Deliveries:
         wanted = []
         for flight in flights:
             reason = pauses.dropped(flight.body.target, flight.body.lane)
-            if reason is None:
+            # What a former owner has begun may have been delivered: it goes out again.
+            if reason is None or flight.live.to_redo(flight.index):
                 wanted.append(flight)
             else:
                 self._settle_one(flight, Dead(reason))

@@ -20,7 +20,7 @@ class HandingOff(NamedTuple):
 class Handed:
     """The tasks of a partition that workers run, as far as its owner has to know of them."""
 
-    __slots__ = ("answered", "awaited", "put_off", "ready")
+    __slots__ = ("answered", "awaited", "cursor", "put_off", "ready")
 
     def __init__(self) -> None:
         self.ready: list[Flight] = []
@@ -31,6 +31,8 @@ class Handed:
         """By address, tasks of lanes that are with workers: they stay fired until these have answered."""
         self.answered: dict[bytes, LiveSlice] = {}
         """Addresses whose acks can go as soon as the end of the task is committed."""
+        self.cursor = 0
+        """How far the acks were read in this round."""
 
     @property
     def is_watched(self) -> bool:

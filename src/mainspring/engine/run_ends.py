@@ -79,7 +79,7 @@ class RunEnds:
     async def _read_acks(self, called: list[Partition]) -> StoreError | None:
         failure = None
         waiting = [partition for partition in called if partition.handed.awaited]
-        answers = await read_acks(self._store, [one.number for one in waiting])
+        answers = await read_acks(self._store, {one.number: one.handed.cursor for one in waiting})
         for partition, answer in zip(waiting, answers, strict=True):
             if isinstance(answer, StoreError):
                 failure = answer
@@ -88,7 +88,8 @@ class RunEnds:
                     flight = partition.handed.awaited.get(address)
                     if flight is not None and flight.idh == idh:
                         self.ended(partition, address, ack)
-                if answer.more:
+                partition.handed.cursor = answer.cursor
+                if answer.cursor:
                     self._heard.add(partition.number)
         return failure
 

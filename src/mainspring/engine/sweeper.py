@@ -1,11 +1,11 @@
-"""Clears away what is finished: slices all of whose tasks are done, ids past the dedupe window."""
+"""Clears away what is finished: slices all of whose tasks are done, ids past the dedupe window, acks of the settled."""
 
 from typing import Final
 
 import msgspec
 
 from ..model.errors import StoreError
-from ..store import fire, holds, index
+from ..store import acks, fire, holds, index
 from ..store.keys import Slice
 from ..store.store import Store
 from .partition import Partition
@@ -87,11 +87,14 @@ class Sweeper:
                     ended.pop(name, None)
 
     async def _forget_ids(self) -> bool:
-        """Some ids of one partition; over time all of them. True when there may be more to remove right here."""
+        """Some ids of one partition, and acks that a former owner left; over time all of them. True when there may be
+        more to remove right here."""
         numbers = sorted(self._owned)
         if not numbers:
             return False
         number = next((n for n in numbers if n >= self._at), numbers[0])
         self._cursor, removed = await index.sweep(self._store, number, self._cursor, window_ms=self._window_ms)
         self._at = number if self._cursor else number + 1
+        if not self._cursor:
+            await acks.sweep_acks(self._store, number)
         return removed > 0

@@ -203,8 +203,11 @@ class Finder:
                 outcome = await cancel_queued(self._store, one.partition, one.idh, place)
                 outcomes[i] = "too late" if outcome == "gone" else outcome
 
-    async def move(self, reference: Reference, intake: Intake, due_ms: int, now_ms: int) -> Address:
-        """Put a pending task in another place; its old place points to the new one."""
+    async def move(
+        self, reference: Reference, intake: Intake, due_ms: int, now_ms: int, *, expired: bool = False
+    ) -> Address:
+        """Put a pending task in another place; its old place points to the new one. With `expired` also one whose time
+        is over by then: it is recorded as such there."""
         for _ in range(_MOVES_FOLLOWED):
             located = await self.find(reference)
             if located is None:
@@ -212,7 +215,7 @@ class Finder:
             address, entry = located.address, located.entry
             if entry.state != "pending" or entry.body is None:
                 raise Conflict(f"cannot be moved: the task is {entry.state}")
-            if entry.body.expires_ms is not None and due_ms > entry.body.expires_ms:
+            if not expired and entry.body.expires_ms is not None and due_ms > entry.body.expires_ms:
                 raise InvalidInput(f"cannot be moved: the task expires before that time ({entry.body.expires_ms} ms)")
             # The original due stays where there is one: a retry keeps its idempotency key.
             body = msgspec.structs.replace(entry.body, due_ms=None)

@@ -14,6 +14,7 @@ from .keys import ADDRESS_BYTES, Address, Slice, address_prefix
 from .named import Patience
 from .put import WAKE_MS, Widths, fresh_score
 from .query import look_at
+from .queue_state import find_queued
 from .store import Group, Store
 from .wire import Arg, Command
 
@@ -71,7 +72,8 @@ class Replayer:
 
     async def rehearse(self, letters: Sequence[Kept], dues_ms: Sequence[int]) -> list[Replayed]:
         """What `replay` would answer now; nothing is written."""
-        raws = await look_up_packed(self._store, [(kept.place[1], kept.place[2]) for kept in letters])
+        wanted = [(kept.place[1], kept.place[2]) for kept in letters]
+        raws = await look_up_packed(self._store, wanted)
         known = [
             (i, (Address.unpack(letters[i].place[1], raw), letters[i].place[2]))
             for i, raw in enumerate(raws)
@@ -79,6 +81,7 @@ class Replayer:
         ]
         found = await look_at(self._store, [one for _, one in known]) if known else []
         live = {i for (i, _), entry in zip(known, found, strict=True) if entry.state in ("pending", "fired")}
+        live |= {i for i, place in enumerate(await find_queued(self._store, wanted)) if place is not None}
         answers = []
         for i, (kept, due_ms) in enumerate(zip(letters, dues_ms, strict=True)):
             conflict = Replayed(kept.letter.id, "conflict", None, _LIVE) if i in live else None
@@ -174,7 +177,8 @@ def _call(store: Store, partition: int, attempts: list[_Attempt], now_ms: int) -
     stood = [attempt.indexed or handle for attempt, handle in zip(attempts, handles, strict=True)]
     known = [Address.unpack(partition, address).slice if address else None for address in stood]
     olds = list(dict.fromkeys(place for place in known if place is not None))
-    names = [keys.n, keys.slices, keys.ids, keys.dead, keys.dead_times, *(keys.entries(one.name) for one in places)]
+    names = [keys.n, keys.slices, keys.ids, keys.dead, keys.dead_times, keys.queued]
+    names += (keys.entries(one.name) for one in places)
     for old in olds:
         s, _, d, x = keys.slice_keys(old.name)
         names += (s, d, x)

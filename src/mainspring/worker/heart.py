@@ -52,7 +52,9 @@ class Heart:
             return self._beaten_at + QUICK_S - now
         age_s = QUICK_S / 2 if self._asked else every_s / 2
         runs = {run.job.key: run for run in self._hands.taken_before(now - age_s)}
-        self._asked, self._beaten_at = False, now
+        # Of what was just taken most is over soon. What is not is asked for with the next beat, which comes soon too.
+        soon = self._asked and len(runs) < len(self._hands.runs)
+        self._asked, self._beaten_at = soon, now
         if runs:
             lost, cancelled = await queue.beat(self._store, [run.job for run in runs.values()])
             for job in lost:
@@ -61,7 +63,7 @@ class Heart:
                 self._hands.stop_run(runs[job.key], "lost")
             for job in cancelled:
                 self._hands.stop_run(runs[job.key], "cancelled")
-        return every_s
+        return QUICK_S if soon else every_s
 
     async def reclaim(self) -> float:
         """Jobs whose worker has fallen silent for a lease. In a paused queue they wait with the others."""

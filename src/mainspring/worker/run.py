@@ -13,6 +13,7 @@ from ..model.job import Job
 from ..model.outcome import (
     DONE,
     DROPPED,
+    EXPIRED,
     EXPIRED_RUNNING,
     Dead,
     Done,
@@ -49,6 +50,10 @@ def end_if_forked(pid: int) -> None:
     """A handler that forks and lets the child come back would make a second worker on the same connections."""
     if os.getpid() != pid:
         os._exit(1)
+
+
+class _TooLate(Exception):
+    """Its expiry has passed while it waited here for its turn."""
 
 
 class Run:
@@ -94,7 +99,10 @@ class Run:
         if self.timeout_s is not None:
             self.deadline = started + self.timeout_s
         if self.job.body.expires_ms is not None:
-            self.deadline = min(self.deadline, started + (self.job.body.expires_ms - now_ms()) / 1000)
+            left_ms = self.job.body.expires_ms - now_ms()
+            if left_ms < 0:
+                raise _TooLate
+            self.deadline = min(self.deadline, started + left_ms / 1000)
         return self.work.read(self.context)
 
     def answered(self, value: Any) -> None:
@@ -122,6 +130,8 @@ class Run:
             self.output = error.output
         if self.stopped is not None:
             self.outcome = self.late()
+        elif isinstance(error, _TooLate):
+            self.outcome = Dead(EXPIRED)
         elif isinstance(error, Outputs):
             self.outcome = Retry(str(error), brief=error.brief)
         elif isinstance(error, (Retry, Dead)):

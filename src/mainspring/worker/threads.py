@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context as Variables
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from .context import CURRENT
 from .run import Run, end_if_forked
@@ -43,9 +43,9 @@ class Threads:
     def take_back(self) -> list[Run]:
         """What no thread has begun."""
         left: list[Run] = []
-        while not self._jobs.empty():
-            run = self._jobs.get()
-            if run is not None:
+        with contextlib.suppress(Empty):
+            # Without waiting: a thread may take the last one at this very moment.
+            while (run := self._jobs.get_nowait()) is not None:
                 left.append(run)
         with self._lock:
             self._free += len(left)

@@ -1,6 +1,6 @@
 -- Give dead letters of one partition another life: each is a task again in the step in which its letter goes.
 --
--- KEYS  n, slices, ids, dead, dead:t; s of each new place; s, d, x of each place the index led to, or where they died
+-- KEYS  n, slices, ids, dead, dead:t, queued; s of each new place; s, d, x of each place the index led to, or where they died
 -- ARGV  places, old places, letters, then
 --         per place: name, score, address prefix
 --         per old place: name
@@ -9,12 +9,12 @@
 --           ('' = none)
 -- returns {status, index | address the index holds} per letter
 --   status: ok | gone (the letter is not there, or is of a later death) | changed (the index holds another address)
---     | live (a task with this id is pending or under way)
+--     | live (a task with this id is pending or under way, in a queue too)
 -- keeps: one step, so there is never a moment without letter and task, or with both. Sent again it finds the letter
 --   gone. A replayed task counts as accepted anew: its death stays counted, and no counter goes back.
-local n, slices, ids, dead, dead_times = unpack(KEYS, 1, 5)
+local n, slices, ids, dead, dead_times, queued = unpack(KEYS, 1, 6)
 local places, olds, letters = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local first_old_key, first_old, a = 5 + places, 3 + places * 3, 3 + places * 3 + olds
+local first_old_key, first_old, a = 6 + places, 3 + places * 3, 3 + places * 3 + olds
 
 local function is_live(idh, address, old)
   local r, index = struct.unpack('>I3I4', string.sub(address, 8))
@@ -31,6 +31,8 @@ local function status_of(idh, died, expected, old)
   local current = redis.call('HGET', ids, idh) or ''
   if not time or tonumber(time) ~= died or redis.call('HEXISTS', dead, idh) == 0 then return 'gone', current end
   if current ~= expected then return 'changed', current end
+  -- What was handed off is done where it stood, and not over.
+  if redis.call('HEXISTS', queued, idh) == 1 then return 'live', current end
   if expected ~= '' and is_live(idh, expected, old) then return 'live', current end
   return 'ok', 0
 end
@@ -57,7 +59,7 @@ for i = 1, letters do
     local where = 3 + (place - 1) * 3
     -- Not before: a slice that is opened for a task which is not written would stand there empty.
     incarnation[place] = incarnation[place] or open_slice(slices, ARGV[where + 1], ARGV[where + 2])
-    local index = redis.call('RPUSH', KEYS[5 + place], ARGV[at + 4]) - 1
+    local index = redis.call('RPUSH', KEYS[6 + place], ARGV[at + 4]) - 1
     local address = ARGV[where + 3] .. struct.pack('>I3I4', incarnation[place], index)
     redis.call('HSET', ids, idh, address)
     if ARGV[at + 7] ~= '' then leave_mark(idh, ARGV[at + 7], tonumber(ARGV[at + 6]), address) end

@@ -1,0 +1,57 @@
+"""Threads of a worker: what none of them has begun can be had back."""
+
+import threading
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from mainspring.model.delivery import Body
+from mainspring.model.job import Job
+from mainspring.worker.handler import Handler
+from mainspring.worker.run import Run
+from mainspring.worker.threads import Threads
+
+
+class Contested(SimpleQueue[Run | None]):
+    """Whatever is in it, a thread was quicker. Who waits for more would wait for ever."""
+
+    def empty(self) -> bool:
+        return False
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Run | None:
+        assert not block, "this stops the event loop until another job comes, if one does"
+        return super().get(False)
+
+    def get_nowait(self) -> Run | None:
+        raise Empty
+
+
+async def test_who_takes_jobs_back_does_not_wait_for_one_that_a_thread_took_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = Threads(1, lambda: 0, lambda _: None)
+    monkeypatch.setattr(threads, "_jobs", Contested())
+    assert threads.take_back() == []
+
+
+async def test_what_no_thread_has_begun_is_given_back_in_order() -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        go_on.wait(60)
+
+    handler = Handler(work)
+    jobs = [
+        Job(0, "default", b"1-0", bytes(16), Body(handler.target, b"null"), 0, 0, 1, bytes(14) + b"1-0 default w/n/0")
+        for _ in range(3)
+    ]
+    runs = [Run(job, handler, "main", 0.0) for job in jobs]
+    threads = Threads(1, lambda: 0, lambda _: None)
+    for run in runs:
+        threads.add(run)
+    assert began.wait(60)
+    assert threads.take_back() == runs[1:]
+    assert threads.take_back() == []
+    go_on.set()
+    threads.stop()
