@@ -9,6 +9,7 @@ import msgspec
 from ..model.access import ApiKey
 from ..model.errors import InvalidInput
 from ..model.limits import MAX_PAYLOAD_BYTES
+from ..model.targets import check_target
 from ..model.task import Task
 from .new_task import NO_PAYLOAD, NewTask, is_simple, task_of
 from .problems import Problem
@@ -78,7 +79,7 @@ class Lines:
         return (
             now_ms <= min(numbers)
             and max(numbers) < now_ms + _AHEAD_MS
-            and {new.target for new in decoded} <= self._targets
+            and all(map(self._knows, {new.target for new in decoded}))
             and max([len(new.payload) for new in decoded]) < 2 * self._depth
             and all(0 < len(id) < _SHORT for id in [new.id for new in decoded] if id is not None)
         )
@@ -147,11 +148,23 @@ class Lines:
         if self._salt is not None and new.id is None:
             task_id = "line-" + blake2b(b"%d " % number + raw.strip(), key=self._salt, digest_size=20).hexdigest()
         task = task_of(new, now_ms, task_id=task_id)
-        if not self._key.sees(task.target):
+        if not self._knows(task.target):
             raise Problem("forbidden", f"this key may not use the target {task.target[:200]!r}")
-        if len(self._targets) < _MOST_TARGETS:
-            self._targets.add(task.target)
         return task
+
+    def _knows(self, target: str) -> bool:
+        """Whether a target is good, and this caller may use it."""
+        if target in self._targets:
+            return True
+        try:
+            check_target(target)
+        except InvalidInput:
+            return False  # it is told with its line
+        if not self._key.sees(target):
+            return False
+        if len(self._targets) < _MOST_TARGETS:
+            self._targets.add(target)
+        return True
 
 
 def _is_small(payload: bytes, depth: int) -> bool:
