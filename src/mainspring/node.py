@@ -25,7 +25,7 @@ from .schedule_trail import FiledSchedules
 from .schedule_watch import ScheduleWatch
 from .siblings import Siblings
 from .signals import STOPPING, stop_in_time, stop_signals
-from .sinks.base import Sink
+from .sinks.base import Sink, prepare
 from .sinks.http import HttpOptions, HttpSink
 from .sinks.kafka import kafka_sink
 from .sinks.kafka_options import KafkaOptions
@@ -168,6 +168,8 @@ class Node:
         self.engine = engine = Engine(store, self._sinks, _engine_options(self.config, name))
         self.seat = seat = Seat(store, self._membership(store, engine, name), engine.called)
         await seat.start()
+        for sink in self._sinks.values():
+            prepare(sink)
         engine.ownership_changed = seat.loop.wake
         await engine.start()
 

@@ -279,6 +279,17 @@ async def test_memory_is_bounded_while_the_broker_is_away(world: Callable[..., A
     assert {int(one.value) for one in read_topic(kafka.servers, topic)} == set(range(-1, count))
 
 
+async def test_a_node_that_starts_has_its_producer_before_the_first_task(
+    world: Callable[..., Any], kafka: Broker, topic: str
+) -> None:
+    async with world() as running:
+        assert running.sink.producers_made == 1
+        await running.client.put(f"kafka:{topic}", 1)
+        await until_settled(running.client.store, 1)
+        assert running.sink.producers_made == 1
+    assert [int(one.value) for one in read_topic(kafka.servers, topic)] == [1]
+
+
 async def test_what_waits_too_long_comes_back_without_a_lost_attempt(kafka: Broker, topic: str) -> None:
     async with sinking(kafka, {"message.timeout.ms": 1_000}) as sink:
         # To reach the broker for the first time may itself take longer than that.

@@ -13,7 +13,8 @@ class Sink(Protocol):
     A sink whose deliveries end one by one has a number `batch_tasks`, the most tasks it wants in one batch: what
     was delivered is then soon marked done, and does not wait for the slowest of thousands. Tasks of lanes and runs of
     schedules come to it alone: others wait for their ends. One with `keeps_answers` has the answers kept with the runs:
-    those of its `Done(response, keep_ms)`.
+    those of its `Done(response, keep_ms)`. One that takes its time to connect has `prepare()`: a node that starts calls
+    it in its event loop and goes on at once, so that the first task does not wait.
     """
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
@@ -21,6 +22,13 @@ class Sink(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+def prepare(sink: Sink) -> None:
+    """Let it begin to connect, if that is of use to it."""
+    begin = getattr(sink, "prepare", None)
+    if begin is not None:
+        begin()
 
 
 def most_in_batch(sink: Sink, target: str) -> int | None:

@@ -60,6 +60,10 @@ class KafkaSink:
     def producers_made(self) -> int:
         return self._line.carriers_made
 
+    def prepare(self) -> None:
+        """The library takes half a second until a new producer has its identity from the broker."""
+        self._line.prepare()
+
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         topic = batch[0].target.partition(":")[2]
         refusal = await self._topics.refusal(topic)

@@ -65,6 +65,10 @@ class Line:
         """Messages that are with the library and not yet reported."""
         return self._carrier.queued if self._carrier is not None else 0
 
+    def prepare(self) -> None:
+        """Connect before there is anything to send."""
+        self._working()
+
     async def send(self, topic: str, batch: Sequence[Delivery]) -> Failures:
         """Returns when the broker has acknowledged every message, or it has failed for good."""
         parcel = Parcel(len(batch))
