@@ -1,15 +1,14 @@
 """Bulk puts: the tasks in batches, and what became of each."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Container, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Container, Iterable
 from itertools import islice
-from typing import Final
+from typing import Final, cast
 
 from .model.errors import InvalidInput, MainspringError
-from .model.ids import IDH_BYTES
 from .model.task import Handle, PutSummary, Task
-from .store.codec import HEADER_BYTES, decode
+from .store.codec import HEADER_BYTES
 from .store.durable import SERVER, Durability
-from .store.intake import Batch, Plain
+from .store.intake import Batch
 from .store.put import AddressTexts, Places
 
 BATCH: Final = 16_384
@@ -34,7 +33,7 @@ class Tally:
             self._counts[handle.outcome] += 1
         self.accepted += batch.rows.size + len(named)
         if self.handles is not None:
-            self.handles += _handles(batch, places, named, self.level)
+            self.handles += cast("list[Handle]", handles_of(batch, places, named, self.level))
 
     def tell(self, error: MainspringError) -> None:
         """Say with an error what is stored all the same."""
@@ -53,44 +52,28 @@ class Tally:
         )
 
 
-def _handles(batch: Batch, places: Places, named: Iterable[Handle], level: Durability) -> list[Handle]:
-    """One for each task, in the order given."""
-    found: list[Handle] = []
-    with_ids = iter(named)
-    addresses = AddressTexts(places)
-    for item in batch.items:
-        if type(item) is Plain:
-            task_id = f"{item.idh.hex()}~{addresses.at(item.where)}"
-            found.append(Handle(task_id, item.due_ms, "created", item.past, level.text))
-        else:
-            found.append(next(with_ids))
-    return found
-
-
-def handles_in_part(
-    tasks: Sequence[Task],
-    batch: Batch,
-    places: Places,
-    named: Iterable[Handle | None],
-    level: Durability,
-    short: Container[int],
+def handles_of(
+    batch: Batch, places: Places, named: Iterable[Handle | None], level: Durability, short: Container[int] = ()
 ) -> list[Handle | None]:
-    """The same when not all of it was written, from what was: None for the others.
+    """One for each task, in the order given; None for those that were not written.
 
     In the partitions `short` it is as safe as the server is, whatever was asked for.
     """
-    written: dict[bytes, Handle] = {}
+    found: list[Handle | None] = [None] * batch.size
+    for number, handle in zip(batch.named, named, strict=True):
+        found[number] = handle
     addresses = AddressTexts(places)
-    for partition, place in places:
+    for partition, place, first, numbers, due_ms in batch.runs:
+        if (partition, place) not in places:
+            continue
         reached = SERVER if partition in short else level
-        for index, row in enumerate(batch.rows.groups[partition][place]):
-            idh, overdue_ms = row[5:HEADER_BYTES], decode(row).due_ms
-            due_ms = place.start_ms + int.from_bytes(row[:4], "big") if overdue_ms is None else overdue_ms
-            task_id = f"{idh.hex()}~{addresses.at((partition, place, index))}"
-            written[idh] = Handle(task_id, due_ms, "created", overdue_ms is not None, reached.text)
-    with_ids = iter(named)
-    drawn = (batch.idhs[at : at + IDH_BYTES] for at in range(0, len(batch.idhs), IDH_BYTES))
-    return [written.get(idh) if task.id is None else next(with_ids) for task, idh in zip(tasks, drawn, strict=True)]
+        rows = batch.rows.groups[partition][place]
+        for index, number in enumerate(numbers, first):
+            row = rows[index]
+            at_ms = place.start_ms + int.from_bytes(row[:4], "big") if due_ms is None else due_ms
+            task_id = f"{row[5:HEADER_BYTES].hex()}~{addresses.of(partition, place, index)}"
+            found[number] = Handle(task_id, at_ms, "created", at_ms < batch.now_ms, reached.text)
+    return found
 
 
 async def batches(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[list[Task]]:

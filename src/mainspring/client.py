@@ -7,7 +7,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
-from .bulk import BATCH, Tally, batches, checked, handles_in_part
+from .bulk import BATCH, Tally, batches, checked, handles_of
 from .letters import Letters
 from .model.choice import ListedState, QueueFilter, QueueState, TaskFilter
 from .model.clock import Clock
@@ -23,7 +23,7 @@ from .standstills import Standstills
 from .store import query, queue_list
 from .store.durable import SERVER, Durability, check_durability
 from .store.find import Finder, Reference
-from .store.intake import Batch, Intake, Named
+from .store.intake import Batch, Intake
 from .store.link import LinkOptions
 from .store.named import NamedPuts
 from .store.put import Places, Widths, put_rows
@@ -211,7 +211,7 @@ class Client(Letters, Results, Standstills):
         """Check and encode a batch; what is returned writes it."""
         store, intake, _, _ = self._ready()
         now_ms = store.clock.now_ms()
-        batch = intake.take(tasks, now_ms, items=tally.handles is not None)
+        batch = intake.take(tasks, now_ms)
 
         async def write() -> None:
             places: Places = {}
@@ -220,7 +220,7 @@ class Client(Letters, Results, Standstills):
             try:
                 await self._write(batch, on_conflict, now_ms, tally.level, places, named, short)
             except MainspringError:
-                tally.last = handles_in_part(tasks, batch, places, named, tally.level, short)
+                tally.last = handles_of(batch, places, named, tally.level, short)
                 raise
             tally.add(batch, places, cast("list[Handle]", named))
 
@@ -237,7 +237,7 @@ class Client(Letters, Results, Standstills):
         short: set[int],
     ) -> None:
         store, _, named, _ = self._ready()
-        with_ids = [item for item in batch.items if isinstance(item, Named)]
+        with_ids = list(batch.named.values())
         handles += [None] * len(with_ids)
         shortfall: NotConfirmed | None = None
         if batch.rows.size:

@@ -2,76 +2,67 @@
 
 from binascii import crc_hqx
 from collections import Counter
-from itertools import groupby
 
 import pytest
 
-from mainspring.store.generated import LARGE, SHARE, STRETCH, GeneratedIds
+from mainspring.store.generated import STRETCH, GeneratedIds
 
 SIZE = 16
 
 
-def partitions_of(block: bytes, partitions: int) -> list[int]:
-    return [crc_hqx(block[at : at + SIZE], 0) % partitions for at in range(0, len(block), SIZE)]
+def ids_of(ids: GeneratedIds, count: int) -> list[tuple[int, bytes]]:
+    return [(stretch.partition, stretch.head + tail) for stretch in ids.draw(count) for tail in stretch.tails]
 
 
 @pytest.mark.parametrize("partitions", [1, 3, 32, 100, 4096])
-@pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 1_000, 20_000, 70_000])
-def test_every_id_has_sixteen_bytes_and_none_comes_twice(partitions: int, count: int) -> None:
-    block = GeneratedIds(partitions).draw(count)
-    assert len(block) == SIZE * count
-    assert len({block[at : at + SIZE] for at in range(0, len(block), SIZE)}) == count
+@pytest.mark.parametrize("count", [0, 1, 2, 255, 256, 257, 1_000, 20_000, 70_000])
+def test_every_id_is_of_its_own_and_its_crc_says_the_partition(partitions: int, count: int) -> None:
+    drawn = ids_of(GeneratedIds(partitions), count)
+    assert len({idh for _, idh in drawn}) == count
+    assert all(len(idh) == SIZE for _, idh in drawn)
+    assert all(crc_hqx(idh, 0) % partitions == partition for partition, idh in drawn)
 
 
 @pytest.mark.parametrize("partitions", [32, 100, 4096])
 def test_neighbours_of_a_call_share_a_partition(partitions: int) -> None:
-    runs = [len(list(run)) for _, run in groupby(partitions_of(GeneratedIds(partitions).draw(1_000), partitions))]
-    assert runs == [250, 250, 250, 250]
+    stretches = list(GeneratedIds(partitions).draw(1_000))
+    assert [len(stretch.tails) for stretch in stretches] == [250, 250, 250, 250]
+    assert len({stretch.partition for stretch in stretches}) == 4
+
+
+def test_no_stretch_is_longer_than_one_may_be() -> None:
+    stretches = list(GeneratedIds(3).draw(STRETCH * 20 + 1))
+    assert max(len(stretch.tails) for stretch in stretches) <= STRETCH
+    assert len(stretches) == 21
 
 
 def test_calls_go_round_all_partitions() -> None:
     ids = GeneratedIds(32)
-    seen = [partitions_of(ids.draw(STRETCH), 32)[0] for _ in range(64)]
+    seen = [next(ids.draw(STRETCH)).partition for _ in range(64)]
     assert sorted(seen) == sorted([*range(32)] * 2)
 
 
 def test_a_single_task_may_go_anywhere() -> None:
     ids = GeneratedIds(4)
-    assert {partitions_of(ids.draw(1), 4)[0] for _ in range(500)} == {0, 1, 2, 3}
+    assert {next(ids.draw(1)).partition for _ in range(500)} == {0, 1, 2, 3}
 
 
-def test_a_large_call_is_left_to_chance() -> None:
-    assert set(partitions_of(GeneratedIds(32).draw(STRETCH * 32), 32)) == set(range(32))
+def test_a_large_call_fills_all_partitions_evenly() -> None:
+    counts = Counter(partition for partition, _ in ids_of(GeneratedIds(32), STRETCH * 64))
+    assert counts == dict.fromkeys(range(32), 2 * STRETCH)
 
 
-@pytest.mark.parametrize("partitions", [1, 3, 32, 100])
-def test_in_a_large_call_what_is_due_in_one_second_shares_a_partition(partitions: int) -> None:
-    dues_ms = [1_000 * (n % 600) + n % 1_000 for n in range(LARGE * 100)]
-    block = GeneratedIds(partitions).draw_by_second(dues_ms)
-    assert len({block[at : at + SIZE] for at in range(0, len(block), SIZE)}) == len(dues_ms)
-    seconds: dict[int, set[int]] = {}
-    for due_ms, partition in zip(dues_ms, partitions_of(block, partitions), strict=True):
-        seconds.setdefault(due_ms // 1000, set()).add(partition)
-    assert all(len(found) == 1 for found in seconds.values())
-    counts = Counter(next(iter(found)) for found in seconds.values())
-    assert max(counts.values()) - min(counts.values()) <= 1
-    assert len(counts) == partitions
+def test_calls_share_no_bytes() -> None:
+    """Neither the random ones nor the numbers: two calls of one process, or of two, never draw the same id."""
+    ids = GeneratedIds(2)
+    heads = {next(ids.draw(2)).head for _ in range(2_000)}
+    first = {next(ids.draw(2)).tails[0] for _ in range(2_000)}
+    assert len(heads) == 2_000
+    assert len(first) > 1_000
 
 
-def test_a_crowded_second_is_spread_evenly() -> None:
-    """One second is crowded, and the others are far from it: its tasks go round all partitions."""
-    dues_ms = [5_000] * (SHARE * 64) + [1_000 * n for n in range(100, 700)]
-    counts = Counter(partitions_of(GeneratedIds(32).draw_by_second(dues_ms), 32)[: SHARE * 64])
-    assert counts == dict.fromkeys(range(32), 2 * SHARE)
-
-
-def test_where_slices_fill_by_themselves_nothing_is_chosen() -> None:
-    ids = GeneratedIds(32)
-    runs = groupby(partitions_of(ids.draw_by_second([5_000 + n % 2_000 for n in range(8_192)]), 32))
-    assert max(len(list(run)) for _, run in runs) < 10
-
-
-def test_a_second_falls_into_another_partition_with_every_call() -> None:
-    ids = GeneratedIds(32)
-    dues_ms = [1_000 * (n % 64) for n in range(LARGE * 32)]
-    assert len({partitions_of(ids.draw_by_second(dues_ms), 32)[0] for _ in range(300)}) == 32
+def test_ids_one_by_one_are_those_of_the_stretches() -> None:
+    drawn = list(GeneratedIds(8).each(300))
+    assert len(set(drawn)) == 300
+    assert {len(idh) for idh in drawn} == {SIZE}
+    assert len({crc_hqx(idh, 0) % 8 for idh in drawn}) == 2

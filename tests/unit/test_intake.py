@@ -7,13 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from mainspring.bulk import handles_of
 from mainspring.model.errors import InvalidInput
 from mainspring.model.ids import idh_of
 from mainspring.model.limits import HORIZON_MS
-from mainspring.model.task import Task
+from mainspring.model.task import Handle, Task
 from mainspring.store import put
 from mainspring.store.codec import INDEXED, LANE, decode
-from mainspring.store.intake import Batch, Intake, Named, Plain
+from mainspring.store.columns import FEW
+from mainspring.store.durable import SERVER
+from mainspring.store.intake import Batch, Intake
 from mainspring.store.keys import HOUR_MS, Keyspace, Slice, partition_of
 from mainspring.store.put import Widths
 
@@ -21,8 +24,15 @@ NOW_MS = 1_800_000_000_250
 KEYS = Keyspace("main", 8)
 
 
-def take(*tasks: Task, items: bool = True, widths: Widths | None = None) -> Batch:
-    return Intake(KEYS, widths or Widths(), max_payload_bytes=100).take(tasks, NOW_MS, items=items)
+def take(*tasks: Task, widths: Widths | None = None) -> Batch:
+    return Intake(KEYS, widths or Widths(), max_payload_bytes=100).take(tasks, NOW_MS)
+
+
+def handles(batch: Batch) -> list[Handle]:
+    """Those of tasks without ids, as if all were written."""
+    places = {(p, place): (1, 0) for p, slices in batch.rows.groups.items() for place in slices}
+    found = handles_of(batch, places, [None] * len(batch.named), SERVER)
+    return [handle for handle in found if handle is not None]
 
 
 def rows_of(batch: Batch) -> list[tuple[int, Slice, bytes]]:
@@ -40,11 +50,10 @@ def offset(row: bytes) -> int:
     return int.from_bytes(row[:4], "big")
 
 
-@pytest.mark.parametrize("items", [True, False])
-def test_a_plain_task_becomes_an_entry_of_its_second(items: bool) -> None:
-    batch = take(*[Task("log:", {"n": n}, at=NOW_MS + 1_000 + n) for n in range(3)], items=items)
-    assert len(batch.items) == (3 if items else 0)
-    assert batch.rows.size == 3
+@pytest.mark.parametrize("count", [1, FEW - 1, FEW, 98])
+def test_a_plain_task_becomes_an_entry_of_its_second(count: int) -> None:
+    batch = take(*[Task("log:", {"n": n}, at=NOW_MS + 1_000 + n) for n in range(count)])
+    assert batch.rows.size == count
     found = sorted(rows_of(batch), key=lambda one: one[2])
     for n, (partition, place, row) in enumerate(found):
         idh = row[5:21]
@@ -54,25 +63,64 @@ def test_a_plain_task_becomes_an_entry_of_its_second(items: bool) -> None:
         assert decode(row).payload == b'{"n":%d}' % n
 
 
-def test_the_fast_way_and_the_careful_way_write_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.urandom", lambda size: bytes(i % 251 for i in range(size)))
-    monkeypatch.setattr("random.randrange", lambda _most: 0)
+def written(batch: Batch) -> list[tuple[Slice, bytes]]:
+    """Rows without their ids, which are drawn anew in every call."""
+    return sorted((place, row[:5] + row[21:]) for _, place, row in rows_of(batch))
+
+
+def test_many_and_one_by_one_are_written_alike() -> None:
     tasks = [Task("kafka:ticks", "x" * n, at=NOW_MS + n * 100) for n in range(98)]
-    assert rows_of(take(*tasks, items=True)) == rows_of(take(*tasks, items=False))
+    tasks += [Task(f"log:{n % 3}", payload, at=NOW_MS + n) for n, payload in enumerate([None, {"a": None}, [1], 2.5])]
+    singly = [entry for task in tasks for entry in written(take(task))]
+    assert written(take(*tasks)) == sorted(singly)
+
+
+def test_what_is_rare_does_not_keep_its_neighbours_from_going_together() -> None:
+    usual = [Task("log:", n, at=NOW_MS + 500) for n in range(50)]
+    rare = [Task("log:", n, at=NOW_MS + 500, expires="1m") for n in range(50)]
+    batch = take(*(task for pair in zip(usual, rare, strict=True) for task in pair))
+    assert sorted(decode(row).payload for _, _, row in rows_of(batch)) == sorted(b"%d" % n for n in [*range(50)] * 2)
+    assert len(batch.rows.groups) <= 2
+
+
+def test_what_is_due_in_one_second_shares_slices() -> None:
+    tasks = [Task("log:", n, at=NOW_MS + n % 20 * 1_000) for n in range(2_000)]
+    slices = [(p, place) for p, slices in take(*tasks).rows.groups.items() for place in slices]
+    assert len(slices) <= 20 + 8
 
 
 @pytest.mark.parametrize(
     "task_id", ["a", "order-42", "x" * 31, "x" * 32, "x" * 256, "ä {1}:\n", "\U0001f600", "f" * 31]
 )
 @pytest.mark.parametrize("payload", [None, "x" * 90, {"n": 1}])
-def test_the_fast_way_and_the_careful_way_write_ids_alike(task_id: str, payload: object) -> None:
+def test_many_and_one_by_one_write_ids_alike(task_id: str, payload: object) -> None:
     task = Task("log:", payload, at=NOW_MS + 2_345, id=task_id)
-    [careful] = take(task).items  # the first task of a target is looked at with care
-    _, fast = take(task, task).items
+    [careful] = take(task).named.values()
+    *_, fast = take(*[task] * FEW).named.values()
     assert fast == careful
-    assert isinstance(fast, Named)
     assert (decode(fast.row.row).id, fast.row.idh) == (task_id, idh_of(task_id))
     assert fast.partition == partition_of(task_id, 8)
+
+
+def test_tasks_with_ids_keep_their_order() -> None:
+    tasks = [Task("log:", at=NOW_MS + 1, id=f"{n}" if n % 3 else "x" * 40 + f"{n}") for n in range(30)]
+    tasks.insert(7, Task("log:", at=NOW_MS + 1))
+    batch = take(*tasks)
+    assert list(batch.named) == [n for n in range(31) if n != 7]
+    assert [named.id for named in batch.named.values()] == [task.id for task in tasks if task.id is not None]
+
+
+def test_handles_come_in_the_order_of_the_tasks() -> None:
+    tasks = [Task("log:", n, at=NOW_MS + n * 377 % 4_000) for n in range(700)]
+    tasks.insert(3, Task("log:", after="1h30m"))
+    tasks.insert(400, Task("log:", at=NOW_MS - 86_400_000))
+    batch = take(*tasks)
+    found = handles(batch)
+    wanted = [NOW_MS + 5_400_000 if task.at is None else task.at for task in tasks]
+    assert [handle.due_ms for handle in found] == wanted
+    payloads = {row[5:21].hex(): decode(row).payload for _, _, row in rows_of(batch)}
+    told = [payloads[handle.id.partition("~")[0]] for handle in found]
+    assert told == [b"null" if task.payload is None else b"%d" % task.payload for task in tasks]
 
 
 def test_generated_ids_are_all_different() -> None:
@@ -81,8 +129,7 @@ def test_generated_ids_are_all_different() -> None:
 
 
 def test_a_task_with_an_id_is_indexed_and_goes_where_its_id_says() -> None:
-    [item] = take(Task("log:", id="order-42", after="5s")).items
-    assert isinstance(item, Named)
+    [item] = take(Task("log:", id="order-42", after="5s")).named.values()
     assert (item.id, item.partition) == ("order-42", partition_of("order-42", 8))
     assert (item.row.idh, item.row.row[4]) == (idh_of("order-42"), INDEXED)
     assert decode(item.row.row).id == "order-42"
@@ -90,9 +137,7 @@ def test_a_task_with_an_id_is_indexed_and_goes_where_its_id_says() -> None:
 
 def test_a_task_with_a_lane_goes_where_its_lane_says() -> None:
     batch = take(Task("log:", lane="user-7"), Task("log:", lane="user-7", id="order-42"))
-    plain, named = batch.items
-    assert isinstance(plain, Plain)
-    assert isinstance(named, Named)
+    [named] = batch.named.values()
     partition, _, row = only_row(batch)
     assert partition == named.partition == partition_of("user-7", 8)
     assert (row[4], named.row.row[4]) == (LANE, LANE | INDEXED)
@@ -100,15 +145,13 @@ def test_a_task_with_a_lane_goes_where_its_lane_says() -> None:
 
 
 def test_a_task_without_a_time_is_due_now() -> None:
-    [item] = take(Task("log:")).items
-    assert isinstance(item, Plain)
-    assert (item.due_ms, item.past) == (NOW_MS, False)
+    [handle] = handles(take(Task("log:")))
+    assert (handle.due_ms, handle.past) == (NOW_MS, False)
 
 
 def test_a_delay_counts_from_the_servers_now() -> None:
-    [item] = take(Task("log:", after="1h30m")).items
-    assert isinstance(item, Plain)
-    assert item.due_ms == NOW_MS + 5_400_000
+    [handle] = handles(take(Task("log:", after="1h30m")))
+    assert handle.due_ms == NOW_MS + 5_400_000
 
 
 def test_a_task_an_hour_or_more_ahead_goes_into_an_hour_slice() -> None:
@@ -122,22 +165,22 @@ def test_an_overdue_task_stands_first_in_the_slice_of_now_and_keeps_its_due_time
     batch = take(Task("log:", at=NOW_MS - 86_400_000))
     _, place, row = only_row(batch)
     assert (place, offset(row), decode(row).due_ms) == (Slice(1000, 1_800_000_000_000), 0, NOW_MS - 86_400_000)
-    [item] = batch.items
-    assert item.past
+    [handle] = handles(batch)
+    assert (handle.due_ms, handle.past) == (NOW_MS - 86_400_000, True)
 
 
 def test_a_task_overdue_within_this_second_needs_no_due_time_of_its_own() -> None:
     batch = take(Task("log:", at=NOW_MS - 200))
     _, _, row = only_row(batch)
     assert (offset(row), decode(row).due_ms) == (50, None)
-    assert batch.items[0].past
+    assert handles(batch)[0].past
 
 
 def test_what_follows_a_crowded_slice_goes_into_finer_ones() -> None:
     widths = Widths()
     for p in range(8):
         widths.saw(p, Slice(1000, 1_800_000_001_000), put.CROWDED + 1)
-    batch = take(*[Task("log:", at=1_800_000_001_060) for _ in range(9)], items=False, widths=widths)
+    batch = take(*[Task("log:", at=1_800_000_001_060) for _ in range(9)], widths=widths)
     assert {place for _, place, _ in rows_of(batch)} == {Slice(50, 1_800_000_001_050)}
     assert {offset(row) for _, _, row in rows_of(batch)} == {10}
 
@@ -147,7 +190,7 @@ def test_what_follows_a_crowded_slice_goes_into_finer_ones() -> None:
 def test_a_timeout_goes_with_its_task_and_no_other(timeout: Any, task_id: str | None) -> None:
     plain = Task("log:", at=NOW_MS + 1_000)
     batch = take(plain, msgspec.structs.replace(plain, id=task_id, timeout=timeout), plain)
-    named = [item.row.row for item in batch.items if isinstance(item, Named)]
+    named = [item.row.row for item in batch.named.values()]
     rows = named + [row for _, _, row in rows_of(batch)]
     assert sorted(str(decode(row).timeout_ms) for row in rows) == ["90000", "None", "None"]
 
@@ -161,7 +204,7 @@ def test_expiry_is_an_instant_or_counts_from_the_due_time(expires: Any, expires_
     assert decode(row).expires_ms == expires_ms
 
 
-@pytest.mark.parametrize("items", [True, False])
+@pytest.mark.parametrize("count", [1, FEW])
 @pytest.mark.parametrize(
     ("task", "why"),
     [
@@ -176,6 +219,7 @@ def test_expiry_is_an_instant_or_counts_from_the_due_time(expires: Any, expires_
         (Task("log:", "x" * 99), "101 bytes; at most 100"),
         (Task("log:", b"x" * 101), "101 bytes"),
         (Task("log:", object()), "JSON"),
+        (Task("log:", {"x": [float("inf")]}, at=NOW_MS), "inf"),
         (Task("log:", id=""), "id is empty"),
         (Task("log:", id="x" * 257), "257 bytes"),
         (Task("log:", id="0" * 32), "generated"),
@@ -191,6 +235,14 @@ def test_expiry_is_an_instant_or_counts_from_the_due_time(expires: Any, expires_
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_a_wrong_task_stops_the_whole_batch(task: Task, why: str, items: bool) -> None:
+def test_a_wrong_task_stops_the_whole_batch(task: Task, why: str, count: int) -> None:
+    usual = Task("log:", at=NOW_MS)
     with pytest.raises(InvalidInput, match=why):
-        take(Task("log:"), task, items=items)
+        take(*[usual] * count, task, *[usual] * count)
+
+
+@pytest.mark.parametrize("other", [Task("log:", lane=""), Task("log:", object(), at=NOW_MS), Task("ftp:x", at=NOW_MS)])
+def test_the_first_that_is_wrong_is_told(other: Task) -> None:
+    usual = [Task("log:", at=NOW_MS)] * FEW
+    with pytest.raises(InvalidInput, match="nan"):
+        take(*usual, Task("log:", {"x": float("nan")}, at=NOW_MS), *usual, other)

@@ -1,10 +1,10 @@
 """Turns tasks into entries: every check happens here, before anything is written."""
 
 from binascii import crc_hqx
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
-from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
@@ -12,41 +12,27 @@ from ..model.delivery import Body
 from ..model.errors import InvalidInput
 from ..model.ids import IDH_BYTES, check_id, check_name, idh_of
 from ..model.limits import HORIZON_MS, MAX_PAYLOAD_BYTES
-from ..model.payload import NULL, encode_payload, to_json
+from ..model.payload import encode_payload
 from ..model.retry_text import retry_line
 from ..model.targets import check_target
 from ..model.task import Task
 from ..model.texts import plain
 from ..model.times import check_horizon, delay_ms, expiry_ms, instant_ms, timeout_ms
-from .codec import BIN8, INDEXED, LANE, bin_head, entry, short_head
-from .generated import GeneratedIds
+from .codec import INDEXED, LANE, entry, short_head
+from .columns import Bounds, Columns, sort_out
+from .generated import GeneratedIds, Stretch
 from .index import IdRow
 from .keys import HOUR_MS, SECOND_MS, Keyspace, Slice, partition_of
 from .put import Rows, Widths
 
 _MOST_TARGETS: Final = 10_000
-_BYTES: Final = (bytes, bytearray, memoryview)
 _TEXTS: Final = (str, type(None))
 _OFFSETS: Final = tuple(ms.to_bytes(4, "big") + b"\0" for ms in range(SECOND_MS))
 """Offset and flags of a plain entry."""
 _NAMED_OFFSETS: Final = tuple(ms.to_bytes(4, "big") + bytes((INDEXED,)) for ms in range(SECOND_MS))
 """The same of one with an id."""
-_THREE_FIELDS: Final = b"\x93"
 _FIXSTR: Final = tuple(bytes((0xA0 | size,)) for size in range(2 * IDH_BYTES))
 """The msgpack header of a text of less than 32 bytes."""
-
-
-class Plain(NamedTuple):
-    """A task without a caller-given id, on its way."""
-
-    idh: bytes
-    due_ms: int
-    past: bool
-    where: tuple[int, Slice, int]
-
-
-_new: Final = tuple.__new__
-"""Makes a named tuple without the call in between."""
 
 
 class Named(NamedTuple):
@@ -58,21 +44,33 @@ class Named(NamedTuple):
     row: IdRow
 
 
+_new: Final = tuple.__new__
+"""Makes a named tuple without the call in between."""
+
+
+class Run(NamedTuple):
+    """Tasks without ids that stand one behind the other in a slice."""
+
+    partition: int
+    place: Slice
+    first: int
+    """Where among the rows for that slice the first of them stands."""
+    numbers: Sequence[int]
+    """Which tasks of the call they are."""
+    due_ms: int | None = None
+    """Of a single task that may stand at another time than its own."""
+
+
 class Batch:
-    """Entries ready to be written, and what stands for each task in the order given."""
+    """Entries ready to be written, and what stands for each task."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int, now_ms: int) -> None:
+        self.size = size
+        self.now_ms = now_ms
         self.rows = Rows()
-        self.items: list[Plain | Named] = []
-        self.idhs = b""
-        """Those drawn for tasks without ids, in the order of the tasks; what stands there for others means nothing."""
-
-
-PlainLists = dict[int, tuple[list[bytes], Slice]]
-"""By second and partition in one number: the rows gathered there, and their slice."""
-
-
-_each_idh: Final[Callable[[bytes], Iterator[tuple[bytes]]]] = Struct(f"{IDH_BYTES}s").iter_unpack
+        self.runs: list[Run] = []
+        self.named: dict[int, Named] = {}
+        """Tasks with ids, by their numbers in the call."""
 
 
 class Intake:
@@ -85,132 +83,67 @@ class Intake:
         self._heads: dict[str, bytes] = {}
         self._generated = GeneratedIds(self._partitions)
 
-    def take(self, tasks: Sequence[Task], now_ms: int, *, items: bool = True) -> Batch:
-        """Encode all or raise for the first that is wrong; nothing is written in either case.
-
-        Without `items` tasks that carry no id leave no trace in the batch but their rows.
-        """
-        batch = Batch()
-        batch.idhs = self._draw(tasks)
-        partitions, most = self._partitions, self._max_payload_bytes
-        # A common task: no id, no lane, due within the hour. Its row is made right here, without a call.
-        first, last = now_ms - now_ms % SECOND_MS, now_ms + HOUR_MS
-        plain_lists: PlainLists = {}
-        places: dict[int, Slice] = {}
-        target, head, made = None, None, 0
-        for task, (idh,) in zip(tasks, _each_idh(batch.idhs), strict=True):
-            due_ms = task.at
-            if type(due_ms) is not int:
-                due_ms = self._due_ms(task, now_ms)
-            payload = task.payload
-            if head is None or type(task.target) is not str or task.target != target:
-                target = task.target
-                head = self._head_of(target)
-            named = task.id is not None
-            if (
-                head is None
-                or task.lane is not None
-                or task.expires is not None
-                or task.retry is not None
-                or task.timeout is not None
-                or task.after is not None
-                or not first <= due_ms < last
-                or (type(payload) is not dict and type(payload) is not str and isinstance(payload, _BYTES))
-            ):
-                self._take_slowly(batch, task, idh, due_ms, now_ms, items)
-                continue
-            try:
-                data = to_json(payload)
-            except (TypeError, ValueError, OverflowError, RecursionError):
-                data = encode_payload(payload)[0]
-            size = len(data)
-            # `find`, for `in` takes twice as long; a text holds no numbers.
-            if size > most or (type(payload) is not str and data.find(NULL) >= 0):
-                encode_payload(payload, most)  # says what is wrong, if anything is
-            if named:
-                self._take_named(batch, task, head, due_ms, now_ms, data, places)
-                continue
-            second, offset = divmod(due_ms, SECOND_MS)
-            partition = crc_hqx(idh, 0) % partitions
-            number = second * partitions + partition
-            known = plain_lists.get(number) or self._list_of_second(batch, plain_lists, number, due_ms, now_ms)
-            if known is None:
-                self._take_slowly(batch, task, idh, due_ms, now_ms, items)
-                continue
-            rows, place = known
-            rows.append(b"".join((_OFFSETS[offset], idh, head, BIN8[size] if size < 256 else bin_head(size), data)))
-            made += 1
-            if items:
-                where = (partition, place, len(rows) - 1)
-                batch.items.append(_new(Plain, (idh, due_ms, due_ms < now_ms, where)))
-        batch.rows.size += made
+    def take(self, tasks: Sequence[Task], now_ms: int) -> Batch:
+        """Encode all or raise for the first that is wrong; nothing is written in either case."""
+        batch = Batch(len(tasks), now_ms)
+        self._meet({task.target for task in tasks if type(task.target) is str})
+        bounds = Bounds(now_ms - now_ms % SECOND_MS, now_ms + HOUR_MS, self._heads, self._max_payload_bytes)
+        found = sort_out(tasks, bounds)
+        for number, idh in zip(found.others, self._generated.each(len(found.others)), strict=True):
+            task = tasks[number]
+            due_ms = task.at if type(task.at) is int else self._due_ms(task, now_ms)
+            self._take_slowly(batch, number, task, due_ms, idh)
+        if found.plain is not None:
+            self._take_plain(batch, tasks, found.plain)
+        if found.named is not None:
+            self._take_named(batch, tasks, found.named)
+            if found.others:
+                batch.named = dict(sorted(batch.named.items()))
         return batch
 
-    def _list_of_second(
-        self, batch: Batch, lists: PlainLists, number: int, due_ms: int, now_ms: int
-    ) -> tuple[list[bytes], Slice] | None:
-        """Where the rows of a second and a partition are gathered; None where that second is cut finer."""
-        partition = number % self._partitions
-        place = self._widths.place(partition, due_ms, now_ms)
-        if place.width_ms == SECOND_MS:
-            lists[number] = (batch.rows.list_for(partition, place), place)
-        return lists.get(number)
+    def _take_plain(self, batch: Batch, tasks: Sequence[Task], usual: Columns) -> None:
+        """Those of one second together, so that a slice gets many rows at once; each stretch into one partition."""
+        stretches = self._generated.draw(len(usual.numbers))
+        stretch, used = next(stretches), 0
+        for second, rows in usual.by_second():
+            at = 0
+            while at < len(rows):
+                if used == len(stretch.tails):
+                    stretch, used = next(stretches), 0
+                some = rows[at : at + len(stretch.tails) - used]
+                tails = stretch.tails[used : used + len(some)]
+                place = self._widths.place(stretch.partition, second * SECOND_MS, batch.now_ms)
+                if place.width_ms == SECOND_MS:
+                    _append(batch, usual, some, place, stretch, tails)
+                else:  # a crowded second is cut finer
+                    for number, tail in zip(usual.numbers_of(some), tails, strict=True):
+                        task = tasks[number]
+                        self._take_slowly(batch, number, task, cast("int", task.at), stretch.head + tail)
+                at += len(some)
+                used += len(some)
 
-    def _head_of(self, target: object) -> bytes | None:
-        """What stands before the payload in entries for a target that was met before."""
-        return self._heads.get(target) if type(target) is str else None
+    def _take_named(self, batch: Batch, tasks: Sequence[Task], usual: Columns) -> None:
+        places: dict[int, Slice] = {}
+        for number, due_ms, lead, payload in zip(*usual, strict=True):
+            task_id = cast("str", tasks[number].id)
+            name = task_id.encode()
+            second, offset = divmod(due_ms, SECOND_MS)
+            partition = crc_hqx(name, 0) % self._partitions
+            place = places.get(second * self._partitions + partition)
+            if place is None:
+                place = self._widths.place(partition, due_ms, batch.now_ms)
+                if place.width_ms != SECOND_MS:
+                    self._take_slowly(batch, number, tasks[number], due_ms)
+                    continue
+                places[second * self._partitions + partition] = place
+            idh = blake2b(name, digest_size=IDH_BYTES).digest()
+            row = b"".join((_NAMED_OFFSETS[offset], idh, lead, payload, _FIXSTR[len(name)], name))
+            with_id = _new(IdRow, (idh, place, row, due_ms))
+            batch.named[number] = _new(Named, (task_id, due_ms < batch.now_ms, partition, with_id))
 
-    def _draw(self, tasks: Sequence[Task]) -> bytes:
-        """Ids for those that carry none. All times that are not plain milliseconds count as one."""
-        if tasks[0].id is not None and all(task.id is not None for task in tasks):
-            return bytes(IDH_BYTES * len(tasks))  # nobody needs one
-        return self._generated.draw_by_second([at if type(at := task.at) is int else 0 for task in tasks])
-
-    def _take_named(
-        self,
-        batch: Batch,
-        task: Task,
-        head: bytes,
-        due_ms: int,
-        now_ms: int,
-        data: bytes,
-        places: dict[int, Slice],
-    ) -> None:
-        """A common task with an id: put together from bytes, as plain ones are. `places` are those found before."""
-        task_id = task.id
-        # A longer id may have the form of a generated one: that is looked at with more care.
-        if type(task_id) is not str or not 0 < len(task_id) < 2 * IDH_BYTES or not task_id.isascii():
-            self._take_slowly(batch, task, b"", due_ms, now_ms, True)
-            return
-        name = task_id.encode()
-        second, offset = divmod(due_ms, SECOND_MS)
-        partition = crc_hqx(name, 0) % self._partitions
-        place = places.get(second * self._partitions + partition)
-        if place is None:
-            place = self._widths.place(partition, due_ms, now_ms)
-            if place.width_ms != SECOND_MS:
-                self._take_slowly(batch, task, b"", due_ms, now_ms, True)
-                return
-            places[second * self._partitions + partition] = place
-        size = len(data)
-        idh = blake2b(name, digest_size=IDH_BYTES).digest()
-        row = b"".join(
-            (
-                _NAMED_OFFSETS[offset],
-                idh,
-                _THREE_FIELDS,
-                head[1:],
-                BIN8[size] if size < 256 else bin_head(size),
-                data,
-                _FIXSTR[len(name)],
-                name,
-            )
-        )
-        with_id = _new(IdRow, (idh, place, row, due_ms))
-        batch.items.append(_new(Named, (task_id, due_ms < now_ms, partition, with_id)))
-
-    def _take_slowly(self, batch: Batch, task: Task, idh: bytes, due_ms: int, now_ms: int, items: bool) -> None:
-        """Any task, with everything it may carry."""
+    def _take_slowly(self, batch: Batch, number: int, task: Task, due_ms: int, idh: bytes = b"") -> None:
+        """Any task, with everything it may carry; `idh` for one without an id."""
+        now_ms = batch.now_ms
         if type(task.target) is not str or type(task.id) not in _TEXTS or type(task.lane) not in _TEXTS:
             # Names of a subclass of `str` are taken for what they say.
             names = {"target": plain(task.target), "id": plain(task.id), "lane": plain(task.lane)}
@@ -222,13 +155,11 @@ class Intake:
         self._head(task.target)
         payload, raw = encode_payload(task.payload, self._max_payload_bytes)
         if task.id is not None:
-            batch.items.append(self._named(task, due_ms, now_ms, payload, raw))
+            batch.named[number] = self._named(task, due_ms, now_ms, payload, raw)
             return
         partition = self.partition_for(idh, task.lane)
         place, row = self._full(task, idh, None, partition, due_ms, now_ms, payload, raw)
-        where = batch.rows.add(partition, place, row)
-        if items:
-            batch.items.append(Plain(idh, due_ms, due_ms < now_ms, where))
+        batch.runs.append(Run(partition, place, batch.rows.add(partition, place, row), (number,), due_ms))
 
     def partition_for(self, idh: bytes, lane: str | None) -> int:
         """The partition of a task without a caller-given id."""
@@ -240,6 +171,12 @@ class Intake:
         if task.at is None:
             return now_ms if task.after is None else now_ms + delay_ms(task.after)
         return instant_ms(task.at)
+
+    def _meet(self, targets: set[str]) -> None:
+        """Have the heads of targets at hand; a wrong one is told with its task."""
+        for target in targets - self._heads.keys():
+            with suppress(InvalidInput):
+                self._head(target)
 
     def _head(self, target: str) -> None:
         """Check a target; its first bytes are kept, so that the next task of it is quick."""
@@ -293,3 +230,18 @@ class Intake:
         flags = (INDEXED if indexed else 0) | (LANE if body.lane is not None else 0)
         stored = msgspec.structs.replace(body, due_ms=due_ms) if late else body
         return place, entry(0 if late else offset, flags, idh, stored)
+
+
+def _append(
+    batch: Batch, usual: Columns, some: Sequence[int], place: Slice, stretch: Stretch, tails: Sequence[bytes]
+) -> None:
+    """Rows of one second and one partition."""
+    rows = batch.rows.list_for(stretch.partition, place)
+    batch.runs.append(Run(stretch.partition, place, len(rows), usual.numbers_of(some)))
+    batch.rows.size += len(some)
+    # Names of this function: each look into a column by its field would cost as much as what is found there.
+    (_, dues_ms, leads, payloads), start_ms, head = usual, place.start_ms, stretch.head
+    rows += [
+        b"".join((_OFFSETS[dues_ms[at] - start_ms], head, tail, leads[at], payloads[at]))
+        for at, tail in zip(some, tails, strict=True)
+    ]

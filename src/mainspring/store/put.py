@@ -57,12 +57,12 @@ class Rows:
     def list_for(self, partition: int, place: Slice) -> list[bytes]:
         return self.groups.setdefault(partition, {}).setdefault(place, [])
 
-    def add(self, partition: int, place: Slice, row: bytes) -> tuple[int, Slice, int]:
-        """Keep the row; return where it will be found in the reply."""
+    def add(self, partition: int, place: Slice, row: bytes) -> int:
+        """Keep the row; return its place among those of its slice."""
         rows = self.list_for(partition, place)
         rows.append(row)
         self.size += 1
-        return partition, place, len(rows) - 1
+        return len(rows) - 1
 
 
 Places = dict[tuple[int, Slice], tuple[int, int]]
@@ -182,6 +182,6 @@ class AddressTexts:
             for (partition, place), (r, first) in places.items()
         }
 
-    def at(self, where: tuple[int, Slice, int]) -> str:
-        begin, first = self._begun[where[:2]]
-        return begin + base36(first + where[2])
+    def of(self, partition: int, place: Slice, index: int) -> str:
+        begin, first = self._begun[partition, place]
+        return begin + base36(first + index)
