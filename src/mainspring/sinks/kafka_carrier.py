@@ -14,10 +14,6 @@ FIRST_POLL_S: Final = 0.001
 SLOWEST_POLL_S: Final = 0.02
 """Reports are fetched so often while some are missing: the library cannot wake an event loop."""
 
-CROWD: Final = 64
-CROWDED_POLL_S: Final = 0.005
-"""Where so many reports came at once more are on their way, and fetching them together costs less."""
-
 IDLE_POLL_S: Final = 2.0
 """And so often while none are, for what the library has to say besides."""
 
@@ -68,7 +64,7 @@ class Carrier:
                 self.retire()
             if self.queued:
                 wait_s = FIRST_POLL_S if served else min(wait_s * 2, SLOWEST_POLL_S)
-                await asyncio.sleep(CROWDED_POLL_S if served >= CROWD else wait_s)
+                await asyncio.sleep(wait_s)
             elif not self._retired:
                 wait_s = FIRST_POLL_S
                 await self._rest()
@@ -76,13 +72,12 @@ class Carrier:
         await asyncio.get_running_loop().run_in_executor(None, self.producer.close)
 
     def _fetch(self) -> int:
-        """How many messages are no longer with the library. It says itself only in how many pieces it told that."""
-        before = self.queued
+        """How many reports there were: one may be of thousands of messages."""
         try:
-            self.producer.poll(0)
+            return self.producer.poll(0)
         except KafkaException as caught:  # how the library tells of a fatal error
             self._on_error(caught.args[0])
-        return before - self.queued
+            return 1
 
     async def _rest(self) -> None:
         self._wake.clear()
