@@ -215,6 +215,19 @@ async def test_one_message_too_large_dies_and_those_beside_it_arrive(kafka: Brok
     assert {one.headers["id"] for one in read_topic(kafka.servers, topic)} == {one.id for one in batch} - {"large"}
 
 
+async def test_one_of_many_plain_tasks_too_large_dies_and_all_others_arrive(
+    world: Callable[..., Any], kafka: Broker
+) -> None:
+    """Plain tasks become messages many at a time: a failure among them is still of one."""
+    topic = made_topic(kafka, max_message_bytes="20000")
+    async with world() as running:
+        tasks = [Task(f"kafka:{topic}", "x" * 30_000 if number == 700 else number) for number in range(1_500)]
+        await running.client.put_many(tasks)
+        books = await until_settled(running.client.store, len(tasks))
+    assert (books.done, books.dead) == (len(tasks) - 1, 1)
+    assert {int(one.value) for one in read_topic(kafka.servers, topic)} == set(range(1_500)) - {700}
+
+
 async def test_a_message_larger_than_the_library_takes_dies(kafka: Broker, topic: str) -> None:
     async with sinking(kafka, {"message.max.bytes": 1_500}) as sink:
         outcomes = await sink.deliver([delivery(topic, "large", b"x" * 3_000), delivery(topic, "small")])

@@ -74,8 +74,11 @@ class Bitmaps:
         done = self.done
         for i in indexes:
             done[i >> 3] |= _MASK[i & 7]
-        self.dirty_low = min(self.dirty_low, min(indexes))
-        self.dirty_high = max(self.dirty_high, max(indexes))
+        if len(done) <= _SMALL_BYTES:  # written whole: where in it does not matter
+            self.dirty_low, self.dirty_high = 0, max(self.dirty_high, len(done) * 8 - 1)
+        else:
+            self.dirty_low = min(self.dirty_low, min(indexes))
+            self.dirty_high = max(self.dirty_high, max(indexes))
 
     def settle_all_fired(self, last: int) -> None:
         """All that were fired are done, with those that never had to fire; `last` is the last row there is."""

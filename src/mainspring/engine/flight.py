@@ -1,15 +1,19 @@
 """A delivery together with the place of its entry, so that its outcome finds the way back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from struct import Struct
-from typing import Final
+from typing import Final, Self
 
-from ..model.delivery import Delivery
-from ..store.codec import HEADER_BYTES, forward_mark
+from ..model.delivery import Columns, Delivery
+from ..store.codec import HEADER_BYTES, TWO_FIELDS, forward_mark
 from ..store.keys import Address, r_of
 from .live import LiveSlice
+from .waiting import offsets
 
 _offset: Final[Callable[[bytes], tuple[int]]] = Struct(">I").unpack_from
+_HEAD: Final = itemgetter(slice(4))
+_IDH: Final = itemgetter(slice(5, HEADER_BYTES))
 
 
 class Flight(Delivery, gc=False):
@@ -64,3 +68,11 @@ class Flight(Delivery, gc=False):
             return body.original_due_ms
         # The same as `place_ms`, without the calls in between: this is asked for every message.
         return body.due_ms if body.due_ms is not None else self.live.from_ms + _offset(self.row)[0]
+
+    @classmethod
+    def columns(cls, batch: Sequence[Self]) -> Columns | None:
+        rows = [one.row for one in batch]
+        if {row[HEADER_BYTES] for row in rows} != {TWO_FIELDS}:
+            return None
+        dues_ms = [one.live.from_ms + offset for one, offset in zip(batch, offsets(map(_HEAD, rows)), strict=True)]
+        return Columns(b"".join(map(_IDH, rows)), dues_ms)

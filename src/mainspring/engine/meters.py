@@ -90,13 +90,13 @@ def _add_unsorted(histogram: Histogram, flights: Sequence[Flight], since_ms: int
 
 
 def _add_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int) -> None:
-    """Flights with rising keys, so with falling lateness: for each bound among them, how many are later than it."""
+    """Flights with rising offsets, so with falling lateness: for each bound among them, how many are later than it."""
     start = 0
-    latest = bisect_left(_BOUNDS_MS, since_ms - (flights[0].key >> 32))
-    soonest = bisect_left(_BOUNDS_MS, since_ms - (flights[-1].key >> 32))
+    latest = bisect_left(_BOUNDS_MS, since_ms - _offset(flights[0]))
+    soonest = bisect_left(_BOUNDS_MS, since_ms - _offset(flights[-1]))
     for at in range(latest - 1, soonest - 1, -1):
-        # Later than the bound: due before (since - bound).
-        stop = bisect_left(flights, (since_ms - _BOUNDS_MS[at]) << 32, start, key=_KEY)
+        # Later than the bound: due before (since - bound), which is the offset of none before the first.
+        stop = bisect_left(flights, (since_ms - _BOUNDS_MS[at]).to_bytes(4, "big"), start, key=_ROW)
         if stop > start:
             _add(histogram, flights[start], flights[stop - 1], stop - start, since_ms)
         start = stop
@@ -106,7 +106,11 @@ def _add_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int) -> 
 
 def _add(histogram: Histogram, first: Flight, last: Flight, count: int, since_ms: int) -> None:
     """So many of one bucket; their sum is estimated from the first and the last."""
-    _observe(histogram, since_ms - ((first.key >> 32) + (last.key >> 32)) / 2, count)
+    _observe(histogram, since_ms - (_offset(first) + _offset(last)) / 2, count)
+
+
+def _offset(flight: Flight) -> int:
+    return int.from_bytes(flight.row[:4], "big")
 
 
 def _observe(histogram: Histogram, late_ms: float, count: int) -> None:

@@ -157,4 +157,4 @@ def offsets(heads: Iterable[bytes]) -> "array[int]":
 
 
 def _indexes(keys: list[int]) -> list[int]:
-    return list(map(INDEX_MASK.__and__, keys))
+    return [key & INDEX_MASK for key in keys]

@@ -8,6 +8,7 @@ from ..model.delivery import Delivery
 from ..model.errors import ConfigError
 from ..model.outcome import DONE, Dead, Outcome, Retry
 from .base import Sink
+from .kafka_message import identity_of
 from .kafka_options import KafkaOptions
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class KafkaSink:
     async def _judged(self, topic: str, batch: Sequence[Delivery], failures: "Failures") -> Sequence[Outcome]:
         from confluent_kafka import KafkaError
 
-        errors = [failures.get(_message_of(one)) for one in batch]
+        errors = [failures.get(identity_of(one)) for one in batch]
         if KafkaError.UNKNOWN_TOPIC_OR_PART in (code := {error.code() for error in errors if error is not None}):
             self._topics.forget(topic)
         if KafkaError.MSG_SIZE_TOO_LARGE in code:
@@ -106,7 +107,7 @@ class KafkaSink:
                 "Kafka refused %d messages for %s as too large together: they went one by one, which is slow. "
                 "Lower batch.size in [kafka] below the topic's max.message.bytes", len(large), topic,
             )  # fmt: skip
-        again = {id(one): failures.get(_message_of(one)) for one in large}
+        again = {id(one): failures.get(identity_of(one)) for one in large}
         return [again.get(id(one), error) for one, error in zip(batch, errors, strict=True)]
 
 
@@ -128,11 +129,6 @@ def _outcome(error: "KafkaError | None") -> Outcome:
             return Retry("the Kafka producer had to be made anew before it was acknowledged", untried=True)
         case _:
             return Retry(f"Kafka: {error.str()}")
-
-
-def _message_of(one: Delivery) -> tuple[bytes, bytes]:
-    """Its key and its value, as reports have them."""
-    return (one.id if one.lane is None else one.lane).encode(), one.body.payload
 
 
 def _check_library(options: KafkaOptions) -> None:

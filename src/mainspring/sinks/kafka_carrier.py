@@ -14,12 +14,11 @@ FIRST_POLL_S: Final = 0.001
 SLOWEST_POLL_S: Final = 0.02
 """Reports are fetched so often while some are missing: the library cannot wake an event loop."""
 
-CROWD: Final = 64
-CROWDED_POLL_S: Final = 0.005
-"""Where so many reports came at once more are on their way, and fetching them together costs less."""
-
 IDLE_POLL_S: Final = 2.0
 """And so often while none are, for what the library has to say besides."""
+
+REPORTS: Final = {"delivery.report.only.error": True}
+"""Callbacks are for failures: to make a message and call with it costs three times what it takes to let go of one."""
 
 
 class Carrier:
@@ -35,7 +34,7 @@ class Carrier:
         self._away = away
         self._wake = asyncio.Event()
         self._retired = False
-        self.producer = Producer({**properties, "error_cb": self._on_error, "logger": library_log})
+        self.producer = Producer({**properties, **REPORTS, "error_cb": self._on_error, "logger": library_log})
         self._serving = asyncio.create_task(self._serve(), name="mainspring-kafka")
 
     @property
@@ -65,7 +64,7 @@ class Carrier:
                 self.retire()
             if self.queued:
                 wait_s = FIRST_POLL_S if served else min(wait_s * 2, SLOWEST_POLL_S)
-                await asyncio.sleep(CROWDED_POLL_S if served >= CROWD else wait_s)
+                await asyncio.sleep(wait_s)
             elif not self._retired:
                 wait_s = FIRST_POLL_S
                 await self._rest()
@@ -73,6 +72,7 @@ class Carrier:
         await asyncio.get_running_loop().run_in_executor(None, self.producer.close)
 
     def _fetch(self) -> int:
+        """How many reports there were: one may be of thousands of messages."""
         try:
             return self.producer.poll(0)
         except KafkaException as caught:  # how the library tells of a fatal error

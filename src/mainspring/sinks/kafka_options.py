@@ -18,7 +18,7 @@ OURS: Final = {
     "enable.idempotence": "it is always on",
     "acks": "it is always 'all'",
     "request.required.acks": "it is always 'all'",
-    "delivery.report.only.error": "every message is reported",
+    "delivery.report.only.error": "failures are reported, and what was delivered is known without",
     "transactional.id": "messages are not sent in transactions",
 }
 """Properties on which the promises rest: nobody else sets them."""

@@ -24,8 +24,10 @@ MARK_BYTES: Final = HEADER_BYTES + 14
 
 _ARRAYS_FROM: Final = 0x90
 """Bodies begin with a byte from here on, addresses with the number of a width."""
-_TWO_FIELDS, _FOUR_FIELDS = 0x92, 0x94
-"""How bodies begin that say nothing beyond target, payload, id and lane."""
+TWO_FIELDS: Final = 0x92
+"""How bodies begin that say nothing beyond target and payload."""
+_FOUR_FIELDS: Final = 0x94
+"""And those that have an id and a lane as well."""
 
 _BODY: Final = itemgetter(slice(HEADER_BYTES, None))
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -93,7 +95,7 @@ def target_of_all(bodies: list[bytes]) -> str | None:
     common: the number of fields, and the target. So two of them tell of all.
     """
     first, last = min(bodies), max(bodies)
-    if not _TWO_FIELDS <= first[0] <= _FOUR_FIELDS:
+    if not TWO_FIELDS <= first[0] <= _FOUR_FIELDS:
         return None
     target = _decode(first).target
     head = first[:1] + _encode(target)
