@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError, Message
 
 from mainspring.demo import road as roads
-from mainspring.demo.consumer import Reader
+from mainspring.demo.consumer import Reader, values_of
 from mainspring.demo.generator import Load, Posts
 from mainspring.demo.journal import Comparison, Journal, compare
 from mainspring.demo.plan import MOST_IDS, Plan
@@ -42,7 +43,7 @@ def test_each_item_gets_one_tick_within_the_window() -> None:
 
 def test_where_time_is_the_limit_items_come_again() -> None:
     source = Ticks(Plan(ids=3, seconds=1))
-    items = [number % 3 for number in source.take(9)]
+    items = [number % 3 for most in (4, 0, 5) for number in source.take(most)]
     assert sorted(items) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -56,6 +57,7 @@ def test_a_tick_is_known_again_by_its_text() -> None:
     assert lines_of([number], MOST_IDS, "kafka:ticks", named=False) == line + b"}"
     named = line + b',"id":"user42@%d"}' % AT_MS
     assert lines_of([number, number], MOST_IDS, "kafka:ticks", named=True) == named + b"\n" + named
+    assert b'"target":"kafka:100%d"' in lines_of([number], MOST_IDS, "kafka:100%d", named=False)
 
 
 def test_what_others_sent_is_told_apart() -> None:
@@ -80,6 +82,14 @@ def test_lateness_is_counted_from_the_due_time(tmp_path: Path) -> None:
     assert (reader.count, reader.early, reader.foreign) == (2, 1, 1)
     assert reader.late_ms == array("f", [4, -1])
     assert reader.late_by(0.5) == 4
+
+
+def test_what_the_library_tells_of_itself_is_no_message() -> None:
+    good, empty = Message(value=b"a"), Message()
+    told = Message(value=b"Broker: no more", error=KafkaError(KafkaError._PARTITION_EOF))
+    assert values_of([good, good]) == [b"a", b"a"]
+    assert values_of([good, told, good]) == [b"a", b"a"]
+    assert values_of([told, empty, good]) == [b"", b"a"], "a message without a value is one"
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,8 @@ class _Batch:
         wrong = dict(portion.wrong)  # those of the portion are counted with it
         told: list[LineAnswer] = []
         counts = {"created": 0, "kept": 0, "replaced": 0}
-        for number, found in zip(portion.numbers, handles, strict=True):
+        only_counted = handles.count(None) == len(handles)
+        for number, found in () if only_counted else zip(portion.numbers, handles, strict=True):
             if found is None:
                 continue
             if not isinstance(found, Handle):

@@ -61,27 +61,32 @@ class Lines:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 decoded = []  # one of them is wrong: each for itself, to say which
             if len(decoded) == count:
-                simple = is_simple(portion)
-                if simple and not _may_repeat(portion, decoded, []) and self._are_usual(decoded, now_ms):
+                if self._are_usual(portion, decoded, now_ms):
                     return Portion(first, range(first, first + count), cast("list[Task]", decoded), {})
-                found, odd = self._take_all(first, decoded, now_ms, simple=simple)
+                found, odd = self._take_all(first, decoded, now_ms, simple=is_simple(portion))
                 if not _may_repeat(portion, decoded, odd) or not _repeats(portion):
                     return found
         return self._take_each(portion, first, now_ms, most)
 
-    def _are_usual(self, decoded: list[NewTask], now_ms: int) -> bool:
-        """Whether `_take_all` would take every line as it is, of lines that have no field but the usual: asked of all
-        of them together, it costs half as much."""
+    def _are_usual(self, portion: bytes, decoded: list[NewTask], now_ms: int) -> bool:
+        """Whether `_take_all` would take every line as it is, and none has a field but the usual, or one of them twice:
+        either would show as more quotes. Asked of all of them together, field by field, it costs half as much."""
         times = [new.at for new in decoded]
         if set(map(type, times)) != {int}:
             return False
         numbers = cast("list[int]", times)
+        ids = [new.id for new in decoded if new.id is not None]
+        payloads = [new.payload for new in decoded if new.payload is not NO_PAYLOAD]
+        text = b"\n".join(payloads)
         return (
             now_ms <= min(numbers)
             and max(numbers) < now_ms + _AHEAD_MS
             and all(map(self._knows, {new.target for new in decoded}))
-            and max([len(new.payload) for new in decoded]) < 2 * self._depth
-            and all(0 < len(id) < _SHORT for id in [new.id for new in decoded] if id is not None)
+            and max(map(len, payloads), default=0) < 2 * self._depth
+            and "" not in ids
+            and max(map(len, ids), default=0) < _SHORT
+            and portion.count(b'"') == _usual_quotes(len(decoded), len(ids), len(payloads), text)
+            and is_simple(text)  # what stands elsewhere is decoded, and not skipped over
         )
 
     def _take_all(
@@ -184,15 +189,17 @@ def _decode(raw: bytes, depth: int) -> NewTask:
 
 
 def _may_repeat(portion: bytes, decoded: list[NewTask], odd: list[NewTask]) -> bool:
-    """Whether there are more quotes than the fields need that were found. One count instead of a look at each line.
-
-    With nothing `odd` the fields are `target`, `at` as a number, `payload` and `id`: any other would show as well.
-    """
-    payloads = [new.payload for new in decoded if new.payload is not NO_PAYLOAD]
+    """Whether there are more quotes than the fields need that were found. One count instead of a look at each line."""
     named = len(decoded) - [new.id for new in decoded].count(None)
-    usual = len(decoded) - len(odd)  # a target, and a number as its time
-    needed = 6 * usual + sum(map(_quotes, odd)) + 4 * named + 2 * len(payloads) + b"".join(payloads).count(b'"')
-    return portion.count(b'"') != needed
+    payloads = [new.payload for new in decoded if new.payload is not NO_PAYLOAD]
+    usual = _usual_quotes(len(decoded) - len(odd), named, len(payloads), b"".join(payloads))
+    return portion.count(b'"') != usual + sum(map(_quotes, odd))
+
+
+def _usual_quotes(lines: int, ids: int, payloads: int, text: bytes) -> int:
+    """What lines need that have a target, a number as their time, so many ids and payloads, and nothing else; `text` is
+    all payloads."""
+    return 6 * lines + 4 * ids + 2 * payloads + text.count(b'"')
 
 
 def _quotes(new: NewTask) -> int:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ..model.errors import MainspringError
 
-TICK_S: Final = 0.002
+TICK_S: Final = 0.005
 PAUSE_S: Final = 0.1
 """Before a connection that broke is made again, and before a request is repeated that was refused for now."""
 

@@ -20,9 +20,10 @@ from .plan import TOPIC
 
 TOPIC_PARTITIONS: Final = 2
 """Every one more cuts what a scheduler sends at a time into smaller requests; see docs/decisions/0022."""
-FULL_BATCHES: Final = Properties({"linger.ms": "5"})
-"""A few milliseconds for fewer and larger requests: the broker has to share two cores with everybody else."""
-FULL_FETCH_BYTES: Final = 65_536
+FULL_BATCHES: Final = Properties({"linger.ms": "20"})
+"""Some milliseconds for fewer and larger requests: the broker has to share two cores with everybody else, and a request
+costs it as much as a hundred messages."""
+FULL_FETCH_BYTES: Final = 262_144
 WARM_S: Final = 4.0
 WARM_TOPIC: Final = "warm-up"
 ASK_S: Final = 30.0

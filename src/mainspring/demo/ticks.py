@@ -2,8 +2,9 @@
 
 import random
 import time
-from collections.abc import Iterable, Iterator
-from itertools import count, islice
+from array import array
+from collections.abc import Sequence
+from itertools import chain, count
 from math import gcd
 from typing import Final
 
@@ -22,34 +23,33 @@ class Tick(msgspec.Struct, gc=False):
 
 
 class Ticks:
-    """What the plan asks for, one after the other, due at a random time from now on."""
+    """What the plan asks for, one after the other, due at a random time from now on.
+
+    Through all items in a mixed order: once, or again and again where time is the limit. Not any item at any time: two
+    ticks of one item in one millisecond are one tick, and the sums would not tell. Strides rather than a shuffled list:
+    the first tick must not wait for a million of them.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
         self._random = random.Random()
         self._least_ms = min(1000, plan.within_ms // 2)
         """Not sooner: a tick that is due while it is posted says nothing about lateness."""
         self._spread_ms = plan.within_ms - self._least_ms
-        self._ids = plan.ids
-        self._items = self._walk()
+        self._ids = ids = plan.ids
+        self._stride = next(step for step in count(int(ids * _GOLDEN) or 1) if gcd(step, ids) == 1)
+        self._at = self._random.randrange(ids)
+        self._left = ids if plan.seconds is None else None
 
     def take(self, most: int) -> list[int]:
         """The numbers of the next ticks; fewer after the last."""
-        random, spread_ms, ids = self._random.random, self._spread_ms, self._ids
-        first_ms = time.time_ns() // 1_000_000 + self._least_ms
-        return [(first_ms + int(random() * spread_ms)) * ids + item for item in islice(self._items, most)]
-
-    def _walk(self) -> Iterator[int]:
-        """Through all items in a mixed order: once, or again and again where time is the limit.
-
-        Not any item at any time: two ticks of one item in one millisecond are one tick, and the sums would not tell.
-        Strides rather than a shuffled list: the first tick must not wait for a million of them.
-        """
-        ids = self._ids
-        stride = next(step for step in count(int(ids * _GOLDEN) or 1) if gcd(step, ids) == 1)
-        start = self._random.randrange(ids)
-        turns = range(ids) if self._plan.seconds is None else count()
-        return ((start + turn * stride) % ids for turn in turns)
+        if self._left is not None:
+            most = min(most, self._left)
+            self._left -= most
+        end = self._at + most * self._stride
+        walk, self._at = range(self._at, end, self._stride), end % self._ids
+        first_ms, spread_ms, ids = time.time_ns() // 1_000_000 + self._least_ms, self._spread_ms, self._ids
+        draws = array("Q", self._random.randbytes(8 * most))  # a call for each costs more than the rest of a tick
+        return [(first_ms + draw % spread_ms) * ids + at % ids for draw, at in zip(draws, walk, strict=True)]
 
 
 def text_of(number: int, ids: int) -> bytes:
@@ -63,14 +63,16 @@ def id_of(number: int, ids: int) -> str:
     return f"{_PREFIX}{item}@{at_ms}"
 
 
-def lines_of(numbers: Iterable[int], ids: int, target: str, *, named: bool) -> bytes:
-    """The body of a batch. As texts: numbers are written into bytes at twice the price."""
-    head, lines = f'{{"target":"{target}","at":', []
-    for number in numbers:
-        at, item = divmod(number, ids)
-        id = f',"id":"user{item}@{at}"' if named else ""
-        lines.append(f'{head}{at},"payload":{{"item":"user{item}","at":{at}}}{id}}}')
-    return "\n".join(lines).encode()
+def lines_of(numbers: Sequence[int], ids: int, target: str, *, named: bool) -> bytes:
+    """The body of a batch. All lines are filled in at once, which costs three quarters of one after the other."""
+    times, items = [number // ids for number in numbers], [number % ids for number in numbers]
+    head = target.replace("%", "%%").encode()
+    line = b'{"target":"%b","at":%%d,"payload":{"item":"user%%d","at":%%d}' % head
+    columns = [times, items, times]
+    if named:
+        line += b',"id":"user%d@%d"'
+        columns += [items, times]
+    return b"\n".join([line + b"}"] * len(numbers)) % tuple(chain.from_iterable(zip(*columns, strict=True)))
 
 
 _decode_all: Final = msgspec.json.Decoder(list[Tick]).decode
