@@ -72,6 +72,26 @@ async def take(store: Store, worker: str, asks: Asks, died: Died = _nobody_hears
     return jobs
 
 
+async def left_behind(store: Store, queues: Sequence[str], *, lease_ms: int, most: int) -> dict[int, dict[str, int]]:
+    """By partition and queue: how much work lies there whose worker has not said for a lease that it lives; of each at
+    most so much is counted. A partition whose server does not answer is left out, as in `take`."""
+    every = store.keys.partitions
+    groups = [
+        (keys.slot, [store.scripts.call("queue_left", list(map(keys.queue, queues)), [lease_ms, most])])
+        for keys in every
+    ]
+    found: dict[int, dict[str, int]] = {}
+    failures: list[StoreError] = []
+    for keys, result in zip(every, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            failures.append(result)
+        elif counts := {queue: count for queue, count in zip(queues, result[0], strict=True) if count}:
+            found[keys.number] = counts
+    if failures and len(failures) == len(every):
+        raise failures[0]
+    return found
+
+
 async def reclaim(store: Store, worker: str, asks: Asks, died: Died = _nobody_hears, *, lease_ms: int) -> list[Job]:
     """Work whose worker has not said for a lease that it lives. What was to be cancelled is ended here."""
     claim = f"{worker}/{secrets.token_hex(4)}"
