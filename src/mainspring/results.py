@@ -11,8 +11,9 @@ from .model.result import Result
 from .model.task import TaskInfo
 from .model.times import Delay, delay_ms
 from .store.cancelled_ids import was_cancelled
-from .store.find import Reference
+from .store.find import Finder, Reference
 from .store.named import Patience
+from .store.query import describe
 from .store.results import read_result
 from .store.store import Store
 
@@ -38,9 +39,6 @@ class Results:
 
     @abstractmethod
     def _reference(self, id: str, lane: str | None) -> Reference: ...
-
-    @abstractmethod
-    async def get(self, id: str, *, lane: str | None = None) -> TaskInfo: ...
 
     @abstractmethod
     async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None: ...
@@ -105,7 +103,9 @@ class Results:
 
     async def _over(self, id: str, lane: str | None, reference: Reference) -> Result | None:
         """The end of a task; None while it is not over. What is kept of an earlier one of its id does not count."""
-        info = await self.get(id, lane=lane)
+        # As the index has it: what is noted of cancelled ids may be of an earlier task, and a result of a later one.
+        located = await Finder(self.store).find(reference)
+        info = TaskInfo(id, "unknown") if located is None else describe(id, located.entry)
         if info.state not in _OVER:
             return None
         # Only now: it may have ended between the two questions.

@@ -322,6 +322,18 @@ async def test_a_failed_head_that_is_replaced_in_another_lane_holds_up_its_own_n
     assert (await ticker.client.lane("a")).state == "flowing"
 
 
+async def test_of_a_head_that_was_skipped_get_says_what_explain_says(tickers: Tickers) -> None:
+    ticker = await tickers(handlers={"log": lambda _: Retry("no", after_ms=60_000)})
+    put = await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
+    await ticker.advance(seconds=1)
+    assert await ticker.client.lane_skip_head("a", reason="nobody wants it") == "ok"
+    await ticker.advance(seconds=1)
+    for lane in ("a", None):
+        found, why = await ticker.client.get("job", lane=lane), await ticker.client.explain("job", lane=lane)
+        assert (found.state, found.due_ms, found.target, found.lane) == ("dead", put.due_ms, "log:", "a")
+        assert (why.state, why.due_ms, why.attempt, why.errors) == ("dead", put.due_ms, found.attempt, found.errors)
+
+
 def _neighbours(lane: str, other: str | None, partitions: int) -> tuple[str, str | None]:
     """An id, and a lane or none, that fall into the partition of this lane."""
     wanted = partition_of(lane, partitions)
