@@ -11,9 +11,9 @@ from .model.result import Result
 from .model.task import TaskInfo
 from .model.times import Delay, delay_ms
 from .store.cancelled_ids import was_cancelled
-from .store.find import Finder, Reference
+from .store.ended import in_index
+from .store.find import Reference
 from .store.named import Patience
-from .store.query import describe
 from .store.results import read_result
 from .store.store import Store
 
@@ -103,9 +103,8 @@ class Results:
 
     async def _over(self, id: str, lane: str | None, reference: Reference) -> Result | None:
         """The end of a task; None while it is not over. What is kept of an earlier one of its id does not count."""
-        # As the index has it: what is noted of cancelled ids may be of an earlier task, and a result of a later one.
-        located = await Finder(self.store).find(reference)
-        info = TaskInfo(id, "unknown") if located is None else describe(id, located.entry)
+        # Not `get`: what is noted of a cancelled id may be of an earlier task, and a result of a later one.
+        info = await in_index(self.store, id, lane)
         if info.state not in _OVER:
             return None
         # Only now: it may have ended between the two questions.

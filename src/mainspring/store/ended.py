@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ..model.task import State, TaskInfo
 from .cancelled_ids import was_cancelled
 from .dead import Kept, find_letter
-from .find import Located, Reference
+from .find import Finder, Located, Reference
 from .query import describe, look_at
 from .store import Store
 
@@ -14,6 +14,12 @@ class Ended(NamedTuple):
     state: State
     kept: Kept | None
     """Its dead letter."""
+
+
+async def in_index(store: Store, task_id: str, lane: str | None) -> TaskInfo:
+    """The task that has this id now. "unknown" where the id is free, whatever is kept of those who had it before."""
+    located = await Finder(store).find(Reference.parse(task_id, lane, len(store.keys)))
+    return TaskInfo(task_id, "unknown") if located is None else describe(task_id, located.entry)
 
 
 async def how_it_ended(store: Store, reference: Reference, located: Located | None) -> Ended:
