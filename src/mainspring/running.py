@@ -184,9 +184,8 @@ class Running:
                 parts = (self._node, self._place)
                 self.failure = next((one.failure for one in parts if one is not None and one.failure is not None), None)
         except asyncio.CancelledError:
-            if (
-                self._watcher is not None
-            ):  # not by `stop`: all that runs here is cancelled, as at the end of asyncio.run
+            # Not by `stop`: all that runs in the caller's event loop is cancelled, as at the end of asyncio.run.
+            if self._watcher is not None and self._scheduler.is_guest:
                 self._watcher = None
                 log.warning("the event loop ends, and nobody has awaited astop(): the scheduler is stopped now")
                 await self._scheduler.astop()

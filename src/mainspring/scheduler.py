@@ -76,6 +76,11 @@ class Scheduler(Declarations):
         running = self._running
         return self.state == "running" and running is not None and running.healthy
 
+    @property
+    def is_guest(self) -> bool:
+        """It runs in an event loop of the caller's."""
+        return self._running is not None and self._home is None
+
     def declared(self) -> list[Definition]:
         with self._lock:
             return list(self.timetable)
