@@ -175,7 +175,7 @@ def _kafka(config: Config) -> Check:
         from confluent_kafka.admin import AdminClient
     except ImportError:
         return Check("kafka", "error", "the library is missing: pip install 'mainspring[kafka]'")
-    from .node import kafka_options
+    from .node_sinks import kafka_options
 
     options = kafka_options(config)
     assert options is not None

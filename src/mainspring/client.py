@@ -20,7 +20,7 @@ from .model.texts import check_text
 from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from .results import Results
 from .standstills import Standstills
-from .store import query, queue_list
+from .store import ended, query, queue_list
 from .store.durable import SERVER, Durability, check_durability
 from .store.find import Finder, Reference
 from .store.intake import Batch, Intake
@@ -258,10 +258,8 @@ class Client(Letters, Results, Standstills):
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
         """What is known of a task; `state` is "unknown" for an id nobody has heard of."""
         _, _, _, finder = self._ready()
-        found = await finder.find(self._reference(id, lane))
-        if found is None:
-            return TaskInfo(id, "unknown")
-        return query.describe(id, found.entry)
+        reference = self._reference(id, lane)
+        return await ended.tell(self.store, id, reference, await finder.find(reference))
 
     async def explain(self, id: str, *, lane: str | None = None) -> Explanation:
         """Why a task has not run (yet): one sentence for people, a code and its facts for programs."""

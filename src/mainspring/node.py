@@ -5,10 +5,9 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 from . import __version__
 from .client import Client
@@ -16,28 +15,23 @@ from .cluster.membership import Membership
 from .cluster.seat import Seat
 from .config import Config
 from .embedding import Embedding
-from .engine.engine import Engine, EngineOptions
-from .engine.lookahead import Reach
+from .engine.engine import Engine
 from .engine.loop import Loop
-from .engine.valves import FlowOptions
+from .engine_settings import engine_options
 from .model.errors import ConfigError, StoreError, Unavailable
+from .node_process import Face, run_until_signal
+from .node_sinks import all_sinks, builtin_sinks, kafka_options
 from .schedule_trail import FiledSchedules
 from .schedule_watch import ScheduleWatch
 from .siblings import Siblings
-from .signals import STOPPING, stop_in_time, stop_signals
 from .sinks.base import Sink, prepare
-from .sinks.http import HttpOptions, HttpSink
-from .sinks.kafka import kafka_sink
-from .sinks.kafka_options import KafkaOptions
-from .sinks.log import LogSink
-from .sinks.named import NamedSink
-from .sinks.null import NullSink
-from .sinks.plugins import plugin_sinks
 from .store.checks import check_server
 from .store.links import LinkOptions, Links
 from .store.members import About
 from .store.store import Store
 from .store.url import safe_url
+
+__all__ = ["Face", "Node", "all_sinks", "builtin_sinks", "kafka_options"]
 
 log = logging.getLogger("mainspring.node")
 
@@ -46,14 +40,6 @@ REACH_S: Final = 2.0
 """How long a probe waits for the server's answer."""
 LOOK_S: Final = 1.0
 """How often a node without an engine asks for the server's time."""
-
-
-class Face(Protocol):
-    """What a process shows besides the node: the HTTP API. It stops first, so that nothing new comes in."""
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 class Node:
@@ -70,7 +56,8 @@ class Node:
         self.seat: Seat | None = None
         self._lookout: Loop | None = None
         self._watcher: asyncio.Task[BaseException] | None = None
-        self._ended = asyncio.Event()
+        self.ended = asyncio.Event()
+        """Somebody asked it to end, or a part of it is broken."""
         self._schedules: tuple[ScheduleWatch, Loop] | None = None
         self.reloads_on_hangup = False
         """SIGHUP applies the file of schedules again, and does not stop the node."""
@@ -165,7 +152,7 @@ class Node:
 
     async def _start_engine(self, store: Store) -> None:
         name = self.config.node_id or f"{socket.gethostname()}-{secrets.token_hex(3)}"
-        self.engine = engine = Engine(store, self._sinks, _engine_options(self.config, name))
+        self.engine = engine = Engine(store, self._sinks, engine_options(self.config, name))
         self.seat = seat = Seat(store, self._membership(store, engine, name), engine.called)
         await seat.start()
         for sink in self._sinks.values():
@@ -273,105 +260,11 @@ class Node:
     def fail(self, error: BaseException) -> None:
         """End the node with exit code 1: a part of it is broken, and it must not pretend to be well."""
         self.failure = error
-        self._ended.set()
-
-    # -- as a process ----------------------------------------------------------------------------------------
+        self.ended.set()
 
     async def run_until_signal(self, face: Face | None = None, started: Callable[[], None] = lambda: None) -> int:
         """Start, run until SIGTERM, SIGINT or SIGHUP, stop; return the exit code. A second signal ends at once."""
-        with contextlib.ExitStack() as heard:
-            stopping: Sequence[signal.Signals] = STOPPING
-            if self.reloads_on_hangup:
-                stopping = tuple(number for number in STOPPING if number is not signal.SIGHUP)
-                heard.enter_context(_heard(signal.SIGHUP, self.apply_schedules))
-            heard.enter_context(stop_signals(self._ended.set, numbers=stopping))
-            try:
-                if face is not None:
-                    self.roles = (*self.roles, *(role for role in self.config.roles if role == "api"))
-                    await face.start()
-                if await self._started_unless_ended():
-                    started()
-                    await self._ended.wait()
-            finally:
-                log.info("stopping")
-                with stop_in_time(self.config.shutdown_timeout_s):
-                    await _one_after_the_other(face.stop if face is not None else None, self.stop)
-        if isinstance(self.failure, ConfigError):  # it hung for longer than its lease, and another has its id now
-            log.error("the node cannot go on: %s", self.failure)
-            return 2
-        if self.failure is not None:
-            log.error(
-                "a part of the node broke down, which is a bug: %r. The tasks are safe on the server", self.failure,
-                exc_info=self.failure,
-            )  # fmt: skip
-            return 1
-        return 0
-
-    async def _started_unless_ended(self) -> bool:
-        """A signal during a long start (a big AOF is loaded) ends it."""
-        start = asyncio.create_task(self.start())
-        ended = asyncio.create_task(self._ended.wait())
-        await asyncio.wait([start, ended], return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if not start.done():
-            start.cancel()
-            await asyncio.wait([start])
-            return False
-        await start
-        return not self._ended.is_set()
-
-
-def all_sinks(config: Config) -> Mapping[str, Sink]:
-    """Ours and those of installed plug-ins, which may stand behind named targets too."""
-    return builtin_sinks(config, plugin_sinks(config))
-
-
-def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> Mapping[str, Sink]:
-    """Every kind of target we have. What a sink needs, it opens at its first delivery."""
-    http = HttpSink(
-        HttpOptions(
-            config.http_timeout_s,
-            config.http_concurrency,
-            config.http_reach,
-            room=config.concurrency,
-            result_ttl_s=config.http_result_ttl_s,
-            rate=config.http_rate,
-        )
-    )
-    sinks: dict[str, Sink] = {**(others or {}), "log": LogSink(), "null": NullSink(), "http": http, "https": http}
-    sinks["kafka"] = kafka_sink(kafka_options(config))
-    return sinks | {"target": NamedSink(config.targets, sinks)}
-
-
-def kafka_options(config: Config) -> KafkaOptions | None:
-    if config.kafka_url is None:
-        return None
-    return KafkaOptions(
-        config.kafka_url,
-        config.kafka,
-        create_topics=config.kafka_create_topics,
-        partitions=config.kafka_topic_partitions,
-        replication=config.kafka_topic_replication,
-    )
-
-
-@contextlib.contextmanager
-def _heard(number: signal.Signals, call: Callable[[], None]) -> Iterator[None]:
-    """Within the block the signal calls this, and does nothing else."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(number, call)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(number)
-
-
-async def _one_after_the_other(*steps: Callable[[], Awaitable[None]] | None) -> None:
-    """Every step runs, also after one that failed."""
-    async with contextlib.AsyncExitStack() as stack:
-        for step in reversed(steps):
-            if step is not None:
-                stack.push_async_callback(step)
+        return await run_until_signal(self, face, started)
 
 
 async def _check_servers(url: str, options: LinkOptions) -> None:
@@ -386,27 +279,3 @@ async def _check_servers(url: str, options: LinkOptions) -> None:
                     log.warning("server %s, %s: %s", link.address, check.name, check.message)
     if wrong:
         raise ConfigError("this server cannot be used: " + "; ".join(wrong))
-
-
-def _engine_options(config: Config, name: str) -> EngineOptions:
-    return EngineOptions(
-        node=name,
-        lease_s=config.lease_s,
-        concurrency=config.concurrency,
-        reach=Reach(tasks=config.look_ahead, horizon_ms=int(config.horizon_s * 1000)),
-        retry=config.retry,
-        target_retries=config.targets.retries(),
-        lane_policy=config.lane_policy,
-        target_lanes=config.targets.lane_policies(),
-        error_handler=config.error_handler,
-        flow=FlowOptions(
-            config.breaker,
-            config.targets.breakers(),
-            {**config.targets.limits(), **config.queue.rates()},
-            config.catch_up_rate,
-            int(config.catch_up_after_s * 1000),
-        ),
-        command_queues={name: command.queue for name, command in config.commands.items()},
-        dedupe_window_s=config.dedupe_window_s,
-        shutdown_timeout_s=config.shutdown_timeout_s,
-    )

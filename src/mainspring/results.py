@@ -11,6 +11,7 @@ from .model.result import Result
 from .model.task import TaskInfo
 from .model.times import Delay, delay_ms
 from .store.cancelled_ids import was_cancelled
+from .store.ended import in_index
 from .store.find import Reference
 from .store.named import Patience
 from .store.results import read_result
@@ -38,9 +39,6 @@ class Results:
 
     @abstractmethod
     def _reference(self, id: str, lane: str | None) -> Reference: ...
-
-    @abstractmethod
-    async def get(self, id: str, *, lane: str | None = None) -> TaskInfo: ...
 
     @abstractmethod
     async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None: ...
@@ -105,7 +103,8 @@ class Results:
 
     async def _over(self, id: str, lane: str | None, reference: Reference) -> Result | None:
         """The end of a task; None while it is not over. What is kept of an earlier one of its id does not count."""
-        info = await self.get(id, lane=lane)
+        # Not `get`: what is noted of a cancelled id may be of an earlier task, and a result of a later one.
+        info = await in_index(self.store, id, lane)
         if info.state not in _OVER:
             return None
         # Only now: it may have ended between the two questions.

@@ -65,6 +65,11 @@ class Running:
         """Whether the caller is in the event loop in which it was started."""
         return self._loop is asyncio.get_running_loop()
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether that event loop is closed: nothing can be awaited there any more."""
+        return self._loop is not None and self._loop.is_closed()
+
     def views(self, names: Sequence[str]) -> "Future[dict[str, ScheduleView]]":
         """What the store knows of these schedules; asked from any thread."""
         assert self._thread is not None
@@ -133,6 +138,20 @@ class Running:
             if error is not None:
                 raise error
 
+    def lay_down(self) -> None:
+        """Stop what goes on without the event loop in which it was started. What ran there others get after a lease."""
+        helper = Background("mainspring-stop")
+        try:
+            helper.wait(self._lay_down())
+        finally:
+            helper.end()
+
+    async def _lay_down(self) -> None:
+        try:
+            await self._stop_node()
+        finally:
+            await self._end()
+
     async def _stop_place(self) -> None:
         if self._place is not None:
             await self._place.stop()
@@ -159,11 +178,17 @@ class Running:
 
     async def _watch(self) -> None:
         """Tell of a part that broke down: the rest goes on, and whoever runs this decides."""
-        while True:
-            parts = (self._node, self._place)
-            self.failure = next((one.failure for one in parts if one is not None and one.failure is not None), None)
-            if self.failure is not None:
-                log.error("a part of the scheduler broke down, which is a bug: %r", self.failure, exc_info=self.failure)
-                self._scheduler.broke_down(self.failure)
-                return
-            await asyncio.sleep(WATCH_S)
+        try:
+            while self.failure is None:
+                await asyncio.sleep(WATCH_S)
+                parts = (self._node, self._place)
+                self.failure = next((one.failure for one in parts if one is not None and one.failure is not None), None)
+        except asyncio.CancelledError:
+            # Not by `stop`: all that runs in the caller's event loop is cancelled, as at the end of asyncio.run.
+            if self._watcher is not None and self._scheduler.is_guest:
+                self._watcher = None
+                log.warning("the event loop ends, and nobody has awaited astop(): the scheduler is stopped now")
+                await self._scheduler.astop()
+            raise
+        log.error("a part of the scheduler broke down, which is a bug: %r", self.failure, exc_info=self.failure)
+        self._scheduler.broke_down(self.failure)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,12 @@ from .store.store import Store
 _TRIES: Final = 16
 Make = Callable[[Seen, int], Definition | None]
 """The definition to write, from what is there and the time; None removes it."""
+
+
+class _Plan(NamedTuple):
+    change: Change | None
+    view: ScheduleView
+    """When it is written; of one that is removed, as it was."""
 
 
 class Writer:
@@ -44,28 +50,38 @@ class Writer:
         todo = list(makes)
         for attempt in range(_TRIES):
             seen = await with_called_off(self._store, await kept.see(self._store, todo))
-            pending: list[Change] = []
             now_ms = self._store.clock.now_ms()
+            wanted: dict[str, Seen] = {}
             for name, one in zip(todo, seen, strict=True):
                 if name in unsure and one.definition == unsure[name]:
                     # Written, and the reply was lost. For one that was removed stands what was seen last.
                     if one.definition is not None:
                         views[name] = view_of(one.definition, one.link, now_ms)
-                    continue
-                if one.definition is None and missing_ok:
-                    continue
-                definition = makes[name](one, now_ms)
-                one = await self._at_home(name, one, definition)
-                change = _change(name, one, definition, now_ms, skipped.get(name))
-                if isinstance(change, Change):
-                    pending.append(change)
-                else:
-                    views[name] = change
-            todo = await self._send(pending, views, skipped, unsure, now_ms)
+                elif one.definition is not None or not missing_ok:
+                    wanted[name] = one
+            pending = await self._decide(makes, wanted, views, skipped, now_ms)
+            todo = await self._send(pending, views, skipped, unsure)
             if not todo:
                 return views
             await asyncio.sleep(0 if attempt < 2 else 0.01 * attempt)
         raise Conflict(f"schedule {todo[0]!r} keeps changing; try again")
+
+    async def _decide(
+        self,
+        makes: dict[str, Make],
+        wanted: dict[str, Seen],
+        views: dict[str, ScheduleView],
+        skipped: dict[str, int],
+        now_ms: int,
+    ) -> list[tuple[Change, ScheduleView]]:
+        """What has to be written. In threads: some times are hard to find, and a node that is asked goes on firing."""
+        made = await asyncio.to_thread(lambda: {name: makes[name](one, now_ms) for name, one in wanted.items()})
+        homes = {name: await self._at_home(name, wanted[name], made[name]) for name in made}
+        plans = await asyncio.to_thread(
+            lambda: {name: _plan(name, homes[name], made[name], now_ms, skipped.get(name)) for name in made}
+        )
+        views |= {name: plan.view for name, plan in plans.items() if plan.change is None}
+        return [(plan.change, plan.view) for plan in plans.values() if plan.change is not None]
 
     async def _at_home(self, name: str, seen: Seen, definition: Definition | None) -> Seen:
         """A schedule with a lane lives with the tasks of its lane; the partition of its name says where that is."""
@@ -85,29 +101,27 @@ class Writer:
 
     async def _send(
         self,
-        pending: list[Change],
+        pending: list[tuple[Change, ScheduleView]],
         views: dict[str, ScheduleView],
         skipped: dict[str, int],
         unsure: dict[str, Definition | None],
-        now_ms: int,
     ) -> list[str]:
         """Names that have to be tried again."""
         again: list[str] = []
         if not pending:
             return again
         failure: StoreError | None = None
-        for change, written in zip(pending, await kept.write(self._store, pending), strict=True):
+        answers = await kept.write(self._store, [change for change, _ in pending])
+        for (change, view), written in zip(pending, answers, strict=True):
             if isinstance(written, StoreError):
                 # Its reply may be lost: the next look shows whether it was written.
                 failure = written if not (isinstance(written, Unavailable) and written.sent) else failure
                 unsure[change.name] = change.definition
-                if change.definition is None and change.seen.definition is not None:
-                    views[change.name] = view_of(change.seen.definition, None, now_ms)
+                if change.definition is None:
+                    views[change.name] = view
                 again.append(change.name)
             elif written == "ok":
-                definition = change.definition or change.seen.definition
-                assert definition is not None
-                views[change.name] = view_of(definition, change.link, now_ms)
+                views[change.name] = view
                 if change.definition is None and change.seen.pointed:
                     await kept.point(self._store, change.name, change.seen.pointed, b"")
             else:
@@ -136,18 +150,17 @@ def nothing(_seen: Seen, _now_ms: int) -> None:
     """What is written in the place of a schedule that is removed."""
 
 
-def _change(
-    name: str, seen: Seen, definition: Definition | None, now_ms: int, behind_ms: int | None
-) -> Change | ScheduleView:
-    """The write that makes it so; a view when there is nothing to write."""
+def _plan(name: str, seen: Seen, definition: Definition | None, now_ms: int, behind_ms: int | None) -> _Plan:
+    """The write that makes it so, and what is seen then; no write where there is nothing to do."""
     if definition is not None and definition is seen.definition:
-        return view_of(definition, seen.link, now_ms)
+        return _Plan(None, view_of(definition, seen.link, now_ms))
     if definition is None:
         if seen.definition is None:
             raise NotFound(f"there is no schedule {name!r}")
-        return Change(name, seen, None, None, None)
+        return _Plan(Change(name, seen, None, None, None), view_of(seen.definition, None, now_ms))
     next_ms, state = first_of(definition, seen.definition, seen.link, now_ms)
     if behind_ms is not None and next_ms is not None and next_ms <= behind_ms:
         next_ms = definition.slots.after(behind_ms)  # that one ran already
     link = link_to(definition, next_ms, state)
-    return Change(name, seen, definition, link, row_of(definition, link, now_ms))
+    change = Change(name, seen, definition, link, row_of(definition, link, now_ms))
+    return _Plan(change, view_of(definition, link, now_ms))

@@ -1,6 +1,7 @@
 """`Scheduler`: what a program declares, and everything that runs it, started and stopped as one."""
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .model.schedule_view import ScheduleView
     from .running import Running
     from .store.embedded import EmbeddedServer
+
+log = logging.getLogger("mainspring.scheduler")
 
 State = Literal["stopped", "starting", "running", "stopping"]
 
@@ -63,14 +66,20 @@ class Scheduler(Declarations):
     @property
     def state(self) -> State:
         with self._lock:
-            # A child of a fork has none of its parent's threads.
-            return self._state if self._pid == os.getpid() else "stopped"
+            if self._pid != os.getpid():
+                return "stopped"  # a child of a fork has none of its parent's threads
+            return "stopping" if self._abandoned() is not None else self._state
 
     @property
     def healthy(self) -> bool:
         """Running, and the last step of every part of it went well."""
         running = self._running
         return self.state == "running" and running is not None and running.healthy
+
+    @property
+    def is_guest(self) -> bool:
+        """It runs in an event loop of the caller's."""
+        return self._running is not None and self._home is None
 
     def declared(self) -> list[Definition]:
         with self._lock:
@@ -131,6 +140,7 @@ class Scheduler(Declarations):
 
     def start(self) -> None:
         """Start everything in background threads; returns when it runs, or raises why it cannot."""
+        self._lay_down()
         running = self._begin()
         home = Background("mainspring-handlers")
         try:
@@ -147,6 +157,7 @@ class Scheduler(Declarations):
         Called again, or by several threads, it waits until all has stopped.
         """
         self._check_outside("stop()")
+        self._lay_down()
         with self._changed:
             self._changed.wait_for(lambda: self.state != "starting")
             running, home = self._running, self._home
@@ -164,6 +175,7 @@ class Scheduler(Declarations):
 
     async def astart(self) -> None:
         """Start within this event loop: coroutine handlers run in it, everything else in background threads."""
+        await asyncio.to_thread(self._lay_down)
         running = self._begin()
         try:
             await running.start()
@@ -175,6 +187,8 @@ class Scheduler(Declarations):
     async def astop(self) -> None:
         """Stop what `astart` began. Called again it does nothing. Who gives up waiting for it does not break it off."""
         self._check_outside("astop()")
+        if self._abandoned() is not None:
+            await asyncio.to_thread(self._lay_down)
         with self._lock:
             running = self._running
             if self.state != "running" or running is None or self._home is not None:
@@ -220,6 +234,25 @@ class Scheduler(Declarations):
         await self.astop()
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    def _abandoned(self) -> "Running | None":
+        """What runs although the event loop in which it was started is closed: nobody can await astop() there now."""
+        running = self._running
+        return running if self._state == "running" and running is not None and running.abandoned else None
+
+    def _lay_down(self) -> None:
+        with self._changed:
+            running = self._abandoned()
+            if running is None or self._pid != os.getpid():
+                return
+            self._state = "stopping"
+        log.warning(
+            "the event loop in which the scheduler was started is closed: it is stopped now; await astop() before"
+        )
+        try:
+            running.lay_down()
+        finally:
+            self._is("stopped")
 
     def _check_stopped(self) -> None:
         if self.state != "stopped":

@@ -79,8 +79,8 @@ class Schedules(RunsBeside):
         outcomes: dict[str, AddOutcome] = {}
         wanted = {definition.name: definition for definition in definitions}
         now_ms = self._store.clock.now_ms()  # one for all: schedules that say the same share the answer
-        for definition in definitions:
-            check_definition(definition, now_ms)
+        # In a thread: some times are hard to find, and a node that is asked must go on firing.
+        await asyncio.to_thread(lambda: [check_definition(one, now_ms) for one in definitions])
 
         def make(definition: Definition, seen: Seen, now_ms: int) -> Definition | None:
             if seen.definition is None:
@@ -190,9 +190,8 @@ class Schedules(RunsBeside):
             some = names[first : first + AT_ONCE]
             now_ms = self._store.clock.now_ms()
             there = await kept.see(self._store, [check_schedule_name(name) for name in some])
-            for name, seen in zip(some, await with_ends(self._store, there), strict=True):
-                if seen.definition is not None:
-                    found[name] = view_of(seen.definition, seen.link, now_ms)
+            views = await _views(await with_ends(self._store, there), now_ms)
+            found |= {view.name: view for view in views}
         return found
 
     async def history(self, name: str) -> list[Definition]:
@@ -227,8 +226,7 @@ class Schedules(RunsBeside):
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         current = self._current(name, seen)
         edited = check_runs_left(edited_by(current, fields), _runs(seen))
-        # In a thread: some times are hard to find, and a node that is asked must go on firing.
-        await asyncio.to_thread(check_definition, edited, self._store.clock.now_ms())
+        await asyncio.to_thread(check_definition, edited, self._store.clock.now_ms())  # as in `_add_some`
         return told_changes(current, edited)
 
     # -- many (last: from here on `list` is a method) ------------------------------------------------------
@@ -239,9 +237,7 @@ class Schedules(RunsBeside):
         found: list[ScheduleView] = []
         while partition < len(self._store.keys) and len(found) < limit:
             place, page = await kept.page(self._store, partition, place, count=limit)
-            some = await with_ends(self._store, page)
-            now_ms = self._store.clock.now_ms()
-            found += [view_of(one.definition, one.link, now_ms) for one in some if one.definition is not None]
+            found += await _views(await with_ends(self._store, page), self._store.clock.now_ms())
             partition += not place
         return SchedulePage(found, f"{partition}.{place}" if partition < len(self._store.keys) else None)
 
@@ -255,6 +251,12 @@ class Schedules(RunsBeside):
             cursor = page.next
             if cursor is None:
                 return
+
+
+async def _views(every: Iterable[Seen], now_ms: int) -> list[ScheduleView]:
+    """In a thread, like everything that looks for the next runs."""
+    there = [(seen.definition, seen.link) for seen in every if seen.definition is not None]
+    return await asyncio.to_thread(lambda: [view_of(definition, link, now_ms) for definition, link in there])
 
 
 def _checked(definition: Definition, seen: Seen, now_ms: int) -> Definition:

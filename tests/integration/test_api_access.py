@@ -284,6 +284,22 @@ async def test_a_key_has_its_own_rate(api: Api) -> None:
     assert int(refused.headers["retry-after"]) >= 1
 
 
+async def test_every_key_of_a_file_has_its_own_rate_and_its_own_answers(server: Server, tmp_path: Path) -> None:
+    tokens = [new_token(), new_token()]
+    (tmp_path / "keys").write_text("\n".join(tokens))
+    config = Config(
+        redis_url=server.url, port=0, partitions=4, access="keys", api_key_file=tmp_path / "keys", api_rate=0.5
+    )
+    async with serving_api(config) as api:
+        made = []
+        for api.token in tokens:
+            made.append(await api.post("/v1/tasks", {"target": "log:", "at": LATER}, idempotency_key="same"))
+            assert (await api.get("/v1/tasks")).status == 429
+    assert [answer.status for answer in made] == [201, 201]
+    assert made[0].json["id"] != made[1].json["id"], "one key was given the other's answer"
+    server.call("FLUSHALL")
+
+
 async def test_every_client_has_the_rate_of_the_setting(server: Server) -> None:
     async with serving_api(Config(redis_url=server.url, port=0, partitions=4, api_rate=1.0)) as api:
         answers = [await api.post("/ticks", {"item": "a", "at": LATER}) for _ in range(10)]
@@ -382,6 +398,14 @@ async def test_a_bound_key_cannot_take_an_id_that_is_somebody_elses(bound: Api, 
     assert (answer.status, answer.problem) == (409, "conflict")
     info = await bound.client.get("theirs")
     assert (info.target, info.due_ms) == ("null:", LATER)
+
+
+async def test_an_id_that_was_cancelled_is_free_for_a_bound_key_too(bound: Api) -> None:
+    assert (await bound.delete("/v1/tasks/mine")).status == 200
+    for again in (await bound.delete("/v1/tasks/mine"), await bound.post("/v1/tasks/mine/reschedule", {"after": "1s"})):
+        assert (again.status, again.problem) == (404, "not-found")
+    put = await bound.post("/v1/tasks", {"target": "log:", "at": LATER, "id": "mine"})
+    assert (put.status, put.json["outcome"]) == (201, "created")
 
 
 async def test_a_bound_key_cannot_take_such_an_id_by_ticks_or_lines_either(bound: Api) -> None:

@@ -184,6 +184,7 @@ async def test_a_cancelled_id_of_the_callers_is_told_as_such_until_it_is_used_ag
     assert await client.cancel("other", lane="l") == "cancelled"
     assert (await client.explain("order-42")).code == "cancelled"
     assert (await client.explain("other", lane="l")).code == (await client.explain("other")).code == "cancelled"
+    assert (await client.get("order-42")).state == (await client.get("other")).state == "cancelled"
     assert (await client.explain("nobody")).code == "unknown"
     await client.put("log:", 2, id="order-42", after="30s")
     assert (await client.explain("order-42")).code == "not-due"

@@ -297,3 +297,45 @@ async def test_a_failed_head_that_is_replaced_frees_its_lane_for_the_next_owner_
     later = await tickers()
     await later.client.put("log:", "third", after="1s", lane="a")
     assert values(await later.advance(seconds=1)) == ["third"], "the lane still waits for a task that is gone"
+
+
+@pytest.mark.parametrize("its_turn", ["before", "after"])
+@pytest.mark.parametrize("lane", ["another", None])
+async def test_a_failed_head_that_is_replaced_in_another_lane_holds_up_its_own_no_longer(
+    tickers: Tickers, store: Store, lane: str | None, its_turn: str
+) -> None:
+    def fail_the_first(one: Delivery) -> Retry | None:
+        return Retry("no", after_ms=60_000) if one.value() == "first" else None
+
+    ticker = await tickers(handlers={"log": fail_the_first})
+    task_id, other = _neighbours("a", lane, len(store.keys))
+    await ticker.client.put("log:", "first", after="1s", id=task_id, lane="a")
+    await ticker.advance(seconds=1)
+    await ticker.client.put("log:", "next", lane="a")
+    assert values(await ticker.advance(seconds=1)) == []
+    due = "0s" if its_turn == "before" else "1h"
+    put = await ticker.client.put("log:", "second", after=due, id=task_id, lane=other, on_conflict="replace")
+    assert put.outcome == "replaced"
+    assert await ticker.client.lane_skip_head("a") != "ok", "the new task is not of this lane"
+    went = values(await ticker.advance(seconds=2))
+    assert set(went) == ({"next", "second"} if its_turn == "before" else {"next"})
+    assert (await ticker.client.lane("a")).state == "flowing"
+
+
+async def test_of_a_head_that_was_skipped_get_says_what_explain_says(tickers: Tickers) -> None:
+    ticker = await tickers(handlers={"log": lambda _: Retry("no", after_ms=60_000)})
+    put = await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
+    await ticker.advance(seconds=1)
+    assert await ticker.client.lane_skip_head("a", reason="nobody wants it") == "ok"
+    await ticker.advance(seconds=1)
+    for lane in ("a", None):
+        found, why = await ticker.client.get("job", lane=lane), await ticker.client.explain("job", lane=lane)
+        assert (found.state, found.due_ms, found.target, found.lane) == ("dead", put.due_ms, "log:", "a")
+        assert (why.state, why.due_ms, why.attempt, why.errors) == ("dead", put.due_ms, found.attempt, found.errors)
+
+
+def _neighbours(lane: str, other: str | None, partitions: int) -> tuple[str, str | None]:
+    """An id, and a lane or none, that fall into the partition of this lane."""
+    wanted = partition_of(lane, partitions)
+    names = [name for name in map(str, range(1_000)) if partition_of(name, partitions) == wanted]
+    return names[0], None if other is None else names[1]

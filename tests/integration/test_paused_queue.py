@@ -55,10 +55,10 @@ async def test_the_job_of_a_dead_worker_waits_in_a_paused_queue_too(place: Place
     assert len(await queue.take(place.store, "dead", asks)) == 1
     await place.client.pause(queue="mail", reason="its workers die")
     worker = await place.idle_worker([Handler(work, queue="mail")], lease_s=0.0)
-    assert await worker.heart.reclaim() == 0.0
+    assert await worker.heir.step() == 0.0
     assert not worker.hands.runs
     await place.client.resume(queue="mail")
-    await worker.heart.reclaim()
+    await worker.heir.step()
     await until(lambda: ran)
     await until(lambda: not worker.hands.runs)
     await worker.ends.step()

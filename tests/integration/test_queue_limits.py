@@ -14,6 +14,8 @@ from mainspring.model.task import Task
 from mainspring.worker.handler import Handler
 
 from .conftest import PARTITIONS, Fleet
+from .queueing import HandWorker
+from .test_worker_life import queued
 from .working import Place, open_place, until
 
 
@@ -82,6 +84,50 @@ async def test_a_worker_that_stops_gives_its_slots_back(place: Place) -> None:
         await place.settled()
         await worker.stop()
     assert len(ran) == 2
+
+
+async def test_what_a_dead_worker_left_waits_for_a_slot_and_is_the_next_to_get_one(place: Place) -> None:
+    begun: list[str] = []
+    running = most = 0
+    go = asyncio.Event()
+
+    async def limited(ctx: Context) -> None:
+        nonlocal running, most
+        begun.append(ctx.id)
+        running += 1
+        most = max(most, running)
+        await go.wait()
+        running -= 1
+
+    worker = await place.worker(Handler(limited, queue="mail"), slots={"mail": Limit(concurrency=1)}, lease_s=0.3)
+    await place.client.put("queue:mail/limited", id="first")
+    await until(lambda: running)
+    await place.client.put("queue:mail/limited", id="left")
+    await queued(place, 2)
+    assert (await HandWorker(place.store, "dead").take_one()).id == "left"
+    await place.client.put_many(Task("queue:mail/limited", id=f"new-{n}") for n in range(20))
+    await until(lambda: worker.slots.kept or running > 1)
+    go.set()
+    await place.settled()
+    assert most == 1
+    assert begun[:2] == ["first", "left"]
+    assert len(begun) == 22
+
+
+async def test_what_dead_workers_left_is_found_wherever_it_lies(place: Place) -> None:
+    """With one slot only, and more than there is room for."""
+    begun: list[str] = []
+
+    async def limited(ctx: Context) -> None:
+        begun.append(ctx.id)
+
+    await place.client.put_many(Task("queue:mail/limited", id=f"left-{n}") for n in range(20))
+    await queued(place, 20)
+    assert len(await HandWorker(place.store, "dead").take()) == 20
+    slots = {"mail": Limit(concurrency=1)}
+    await place.worker(Handler(limited, queue="mail"), slots=slots, concurrency=2, lease_s=0.3)
+    await place.settled()
+    assert len(set(begun)) == len(begun) == 20
 
 
 async def test_a_queue_may_have_a_retry_policy_and_a_handlers_own_goes_before_it(place: Place) -> None:

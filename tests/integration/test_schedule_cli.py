@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -347,31 +347,50 @@ def test_redbeat_keys_are_taken_over(server: Server, client: SyncClient) -> None
     assert view.definition.target == "queue:celery/t.a"
 
 
-async def test_a_watched_file_is_applied_when_it_changes(
-    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+class Watched:
+    """A file of schedules, and who watches it."""
+
+    def __init__(self, client: Client, file: Path) -> None:
+        self.schedules = client.schedules
+        self.file = file
+        self.watch = ScheduleWatch(client.schedules, file)
+
+    def write(self, text: str) -> None:
+        self.file.write_text(text, encoding="utf-8")
+
+    async def rewrite(self, text: str) -> None:
+        """With other words, which are applied."""
+        self.write(text)
+        await self.watch.step()
+
+    async def names(self) -> list[str]:
+        return sorted([view.name async for view in self.schedules.all()])
+
+
+@pytest.fixture
+async def watched(server: Server, tmp_path: Path) -> AsyncIterator[Watched]:
     server.call("FLUSHALL")
-    file = tmp_path / "watched.toml"
-    file.write_text(FILE, encoding="utf-8")
     async with Client(server.url, partitions=4) as client:
-        watch = ScheduleWatch(client.schedules, file)
-        await watch.step()
-        assert sorted([view.name async for view in client.schedules.all()]) == ["nightly", "ping"]
-        file.write_text("[schedules.nightly]\ncron = '61 * * * *'\ntarget = 'log:'\n", encoding="utf-8")
-        with caplog.at_level(logging.ERROR):
-            await watch.step()
-        assert "schedules are not applied" in caplog.text
-        assert len([view async for view in client.schedules.all()]) == 2, "what runs goes on"
-        file.write_text("[schedules.nightly]\ncron = '1 * * * *'\ntarget = 'log:'\n", encoding="utf-8")
-        await watch.step()
-        [view] = [view async for view in client.schedules.all()]
-        assert view.definition.specs == ("1 * * * *",)
-        await client.schedules.remove("nightly")
-        await watch.step()
-        assert await client.schedules.get("nightly") is None, "unchanged files are left alone"
-        watch.again()
-        await watch.step()
-        assert await client.schedules.get("nightly") is not None
+        made = Watched(client, tmp_path / "watched.toml")
+        await made.rewrite(FILE)
+        yield made
+
+
+async def test_a_watched_file_is_applied_when_it_changes(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    assert await watched.names() == ["nightly", "ping"]
+    with caplog.at_level(logging.ERROR):
+        await watched.rewrite("[schedules.nightly]\ncron = '61 * * * *'\ntarget = 'log:'\n")
+    assert "schedules are not applied" in caplog.text
+    assert await watched.names() == ["nightly", "ping"], "what runs goes on"
+    await watched.rewrite("[schedules.nightly]\ncron = '1 * * * *'\ntarget = 'log:'\n")
+    [view] = [view async for view in watched.schedules.all()]
+    assert view.definition.specs == ("1 * * * *",)
+    await watched.schedules.remove("nightly")
+    await watched.watch.step()
+    assert await watched.names() == [], "unchanged files are left alone"
+    watched.watch.again()
+    await watched.watch.step()
+    assert await watched.names() == ["nightly"]
 
 
 @pytest.mark.parametrize(
@@ -412,39 +431,27 @@ async def test_a_file_that_is_called_like_the_source_of_programs_does_not_remove
 
 @pytest.mark.parametrize("where", ["[schedules.nightly]\n", "[schedules]\n[defaults]\n"])
 async def test_a_watched_file_with_a_name_among_the_fields_is_a_mistake_like_others(
-    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+    watched: Watched, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    server.call("FLUSHALL")
-    file = tmp_path / "watched.toml"
-    file.write_text(FILE, encoding="utf-8")
-    async with Client(server.url, partitions=4) as client:
-        watch = ScheduleWatch(client.schedules, file)
-        await watch.step()
-        named = f"{where}name = 'nightly'\n[schedules.other]\ncron = '1 * * * *'\ntarget = 'log:'\n"
-        file.write_text(named, encoding="utf-8")
-        await watch.step()
-        assert "unknown name" in caplog.text
-        assert sorted([view.name async for view in client.schedules.all()]) == ["nightly", "ping"]
+    await watched.rewrite(f"{where}name = 'nightly'\n[schedules.other]\ncron = '1 * * * *'\ntarget = 'log:'\n")
+    assert "unknown name" in caplog.text
+    assert await watched.names() == ["nightly", "ping"]
 
 
 async def test_a_watched_file_whose_schedules_keep_changing_is_applied_later(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.call("FLUSHALL")
-    file = tmp_path / "watched.toml"
-    file.write_text(FILE, encoding="utf-8")
-
     async def disturbed(*_: object) -> int:
         raise Conflict("schedule 'ping' keeps changing; try again")
 
-    async with Client(server.url, partitions=4) as client:
-        watch = ScheduleWatch(client.schedules, file)
-        with monkeypatch.context() as meanwhile:
-            meanwhile.setattr("mainspring.schedule_watch.carry_out", disturbed)
-            await watch.step()
-        assert "schedule 'ping' keeps changing" in caplog.text
-        await watch.step()
-        assert sorted([view.name async for view in client.schedules.all()]) == ["nightly", "ping"]
+    changed = FILE.replace("[schedules.ping]", "[schedules.pong]")
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("mainspring.schedule_watch.carry_out", disturbed)
+        await watched.rewrite(changed)
+    assert "schedule 'ping' keeps changing" in caplog.text
+    assert await watched.names() == ["nightly", "ping"]
+    await watched.watch.step()
+    assert await watched.names() == ["nightly", "pong"]
 
 
 async def test_a_watched_link_that_leads_to_a_file_of_the_same_age_and_size_is_followed(
@@ -468,55 +475,35 @@ async def test_a_watched_link_that_leads_to_a_file_of_the_same_age_and_size_is_f
         assert view.definition.specs == ("0 3 * * *",)
 
 
-async def test_a_watched_file_that_is_being_written_is_not_applied_by_halves(server: Server, tmp_path: Path) -> None:
-    server.call("FLUSHALL")
-    file = tmp_path / "watched.toml"
-    file.write_text(FILE, encoding="utf-8")
-    async with Client(server.url, partitions=4) as client:
-        watch = ScheduleWatch(client.schedules, file)
-        await watch.step()
-        file.write_text(FILE[: FILE.index("[schedules.ping]")], encoding="utf-8")  # a good file by itself
-        step = asyncio.create_task(watch.step())
-        await asyncio.sleep(0)  # it has seen the first half
-        file.write_text(FILE.replace("0 2 * * *", "0 4 * * *"), encoding="utf-8")
-        await step
-        views = {view.name: view.generation async for view in client.schedules.all()}
-        assert views == {"nightly": 2, "ping": 1}, "ping was never away"
+async def test_a_watched_file_that_is_being_written_is_not_applied_by_halves(watched: Watched) -> None:
+    watched.write(FILE[: FILE.index("[schedules.ping]")])  # a good file by itself
+    step = asyncio.create_task(watched.watch.step())
+    await asyncio.sleep(0)  # it has seen the first half
+    watched.write(FILE.replace("0 2 * * *", "0 4 * * *"))
+    await step
+    views = {view.name: view.generation async for view in watched.schedules.all()}
+    assert views == {"nightly": 2, "ping": 1}, "ping was never away"
 
 
 @pytest.mark.parametrize("text", ["", "# moved\n", "[defaults]\ntimezone = 'Europe/Paris'\n"])
 async def test_a_watched_file_without_schedules_removes_none_unless_it_says_so(
-    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+    watched: Watched, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    server.call("FLUSHALL")
-    file = tmp_path / "watched.toml"
-    file.write_text(FILE, encoding="utf-8")
-    async with Client(server.url, partitions=4) as client:
-        watch = ScheduleWatch(client.schedules, file)
-        await watch.step()
-        file.write_text(text, encoding="utf-8")
-        await watch.step()
-        assert len([view async for view in client.schedules.all()]) == 2
-        assert "if there shall be none, write [schedules]" in caplog.text
-        file.write_text(text + "[schedules]\n", encoding="utf-8")
-        await watch.step()
-        assert [view async for view in client.schedules.all()] == []
+    await watched.rewrite(text)
+    assert await watched.names() == ["nightly", "ping"]
+    assert "if there shall be none, write [schedules]" in caplog.text
+    await watched.rewrite(text + "[schedules]\n")
+    assert await watched.names() == []
 
 
 async def test_what_may_be_secret_is_not_in_the_log_of_a_watched_file(
-    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.call("FLUSHALL")
-    file = tmp_path / "watched.toml"
-    file.write_text(FILE, encoding="utf-8")
-    async with Client(server.url, partitions=4, timezone="Asia/Tokyo") as client:
-        watch = ScheduleWatch(client.schedules, file)
-        await watch.step()
-        changed = FILE.replace("a = 1", "a = 'hunter2'").replace("com/ping", "com/ping?key=hunter2")
-        file.write_text(changed.replace('timezone = "Europe/Paris"', ""), encoding="utf-8")
-        with caplog.at_level(logging.INFO):
-            await watch.step()
-        view = await client.schedules.get("ping")
+    watched.schedules.timezone = "Asia/Tokyo"
+    changed = FILE.replace("a = 1", "a = 'hunter2'").replace("com/ping", "com/ping?key=hunter2")
+    with caplog.at_level(logging.INFO):
+        await watched.rewrite(changed.replace('timezone = "Europe/Paris"', ""))
+    view = await watched.schedules.get("ping")
     assert view is not None
     assert (view.payload, view.definition.zone) == ({"a": "hunter2"}, "Asia/Tokyo")
     assert "payload: changed" in caplog.text

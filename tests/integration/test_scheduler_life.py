@@ -419,6 +419,52 @@ async def test_who_gives_up_waiting_for_astop_does_not_break_it_off(config: Conf
     check_nobody_left()
 
 
+@pytest.mark.parametrize("in_hand", [False, True], ids=["idle", "with a job in hand"])
+def test_an_event_loop_that_ends_without_astop_stops_the_scheduler(
+    config: Config, in_hand: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler, ran = Scheduler(config), []
+
+    @scheduler.handler()
+    async def note(again: bool) -> None:
+        ran.append(again)
+        if not again:
+            await asyncio.Event().wait()
+
+    async def use(again: bool) -> None:
+        await scheduler.astart()
+        if again or in_hand:
+            await note.now().aput(again=again)
+            await until(lambda: again in ran)
+
+    asyncio.run(use(again=False))
+    assert scheduler.state == "stopped"
+    assert "nobody has awaited astop()" in caplog.text
+    check_nobody_left()
+    asyncio.run(use(again=True))
+    assert scheduler.state == "stopped"
+    check_nobody_left()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the connections that its worker had in that loop
+@pytest.mark.parametrize("then", ["stop", "start"])
+def test_a_scheduler_whose_event_loop_was_closed_can_be_stopped_and_started_again(
+    config: Config, then: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = Scheduler(config)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(scheduler.astart())
+    loop.close()
+    assert (scheduler.state, scheduler.healthy) == ("stopping", False)
+    if then == "start":
+        scheduler.start()
+        assert scheduler.healthy
+    scheduler.stop()
+    assert scheduler.state == "stopped"
+    assert "is closed: it is stopped now" in caplog.text
+    check_nobody_left()
+
+
 async def test_astop_in_another_event_loop_is_told_where_to_await_it(config: Config) -> None:
     scheduler = Scheduler(config)
 

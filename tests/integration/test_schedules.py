@@ -1,7 +1,11 @@
 """Schedules end to end, on a clock held by hand: their times, edits, pauses, runs by hand."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from datetime import date
+from itertools import count
+from typing import Any
 
 import pytest
 
@@ -9,6 +13,7 @@ from mainspring.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Conflict, InvalidInput, NotFound, Unavailable
+from mainspring.model.schedule import check_definition
 from mainspring.model.schedule_input import define, local_ms
 from mainspring.model.schedule_view import ScheduleView
 from mainspring.schedule_file import carry_out, plan
@@ -556,3 +561,31 @@ async def test_runs_of_a_schedule_with_a_lane_keep_the_order_of_the_lane(
     assert await client.schedules.get("job") is None
     assert (await client.schedules.add("job", every="10s", target="log:")).definition.lane is None
     assert len(await ticker.advance(seconds=10)) == 1
+
+
+_PAST = count(date(1990, 1, 1).toordinal())
+
+
+@pytest.mark.parametrize("way", ["add", "edit"])
+async def test_while_times_are_hard_to_find_the_event_loop_goes_on(client: Client, way: str) -> None:
+    def never() -> dict[str, Any]:
+        """Each time another one: an answer is kept for those who ask the same."""
+        past = date.fromordinal(next(_PAST)).isoformat()
+        return {"cron": "0 12 * * *", "exclude": ["* 12 * * *", past]}
+
+    await client.schedules.add("job", cron="@daily", target="log:")
+    begun = time.perf_counter()
+    with pytest.raises(InvalidInput, match="would never run"):
+        check_definition(client.schedules.define("other", target="log:", **never()), client.store.clock.now_ms())
+    took_s = time.perf_counter() - begun
+    longest_s, last = 0.0, time.perf_counter()
+    if way == "add":
+        write = asyncio.create_task(client.schedules.add("new", target="log:", **never()))
+    else:
+        write = asyncio.create_task(client.schedules.edit("job", **never()))
+    while not write.done():
+        await asyncio.sleep(0)
+        longest_s, last = max(longest_s, time.perf_counter() - last), time.perf_counter()
+    with pytest.raises(InvalidInput, match="would never run"):
+        await write
+    assert longest_s < took_s / 2

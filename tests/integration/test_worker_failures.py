@@ -74,7 +74,7 @@ async def test_it_hears_of_a_task_that_expired_with_a_worker_that_died(
     ticker.clock.advance(seconds=10)
     async with asyncio.timeout(60):
         while not told:  # the server's own clock says when the lease of the dead one is over
-            await worker.heart.reclaim()
+            await worker.heir.step()
             await worker.failures.seen()
     assert [(one.id, one.outcome, one.error) for one in told] == [("left", "dead", "expired")]
     letter = await ticker.client.dead_get("left")

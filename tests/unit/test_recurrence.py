@@ -177,6 +177,49 @@ def test_exclusions_that_cover_a_schedule_only_together_do_not_end_it(specs: lis
     assert recurrence.next_after(ms("2026-01-31T23:59:59")) == ms("2026-12-01")
 
 
+@pytest.mark.parametrize(
+    ("every", "name", "left_out"),
+    [
+        (Every(60_000), "UTC", ["0 * * * 2-11 *"]),
+        (Every(3_600_000), "UTC", ["0 * * 2-11 *"]),
+        (Every(60_000, 17_000), "UTC", ["17 * * * 2-11 *"]),
+        (Every(3_600_000), "Asia/Kolkata", ["30 * * 2-11 *"]),
+        (Every(90_000), "UTC", ["0 */3 * * 2-11 *", "30 1-59/3 * * 2-11 *"]),
+        (Every(1_500), "UTC", ["*/3 * * * 2-11 *", "1-59/3 * * * 2-11 *"]),
+        (Every(36 * 3_600_000), "UTC", ["0 0,12 * 2-11 *"]),
+    ],
+)  # fmt: skip
+def test_an_interval_whose_single_times_are_excluded_goes_on_after_them(
+    every: Every, name: str, left_out: list[str]
+) -> None:
+    recurrence = Recurrence.parse([every], zone=name, exclude=left_out)
+    first_ms = zone(name).segment(ms("2026-12-01") // 1000).offset_s * -1000 + ms("2026-12-01")
+    assert recurrence.next_after(ms("2026-02-01")) == every.next_after(first_ms - 1)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([7_000, 20_000, 60_000, 90_000, 100_500, 600_000, 3_000_000, 3_600_000, 90_000_000]),
+    st.integers(0, 86_400_000),
+    st.lists(st.sampled_from(["0 * * * *", "*/7 * * * *", "20,40 * * * * *", "0 */10 * * * *", "* 3-20 * * *",
+                              "30 1-59/3 * * * *", "* * * * MON"]), min_size=1, max_size=4),
+    st.sampled_from(ZONES), INSTANTS,
+)  # fmt: skip
+def test_an_interval_runs_whenever_nothing_excludes_it(
+    every_ms: int, anchor_ms: int, left_out: list[str], name: str, from_ms: int
+) -> None:
+    every, place, lines = Every(every_ms, anchor_ms), zone(name), [Cron.parse(line) for line in left_out]
+    until_ms = from_ms + max(DAY_MS // 4, 20 * every_ms)
+
+    def is_left(at_ms: int) -> bool:
+        local_s = at_ms // 1000 + place.segment(at_ms // 1000).offset_s
+        return not any(line.matches(local_s) for line in lines)
+
+    planned = Recurrence.parse([every], zone=name).between(from_ms, until_ms, 100_000)
+    kept = Recurrence.parse([every], zone=name, exclude=left_out, end_ms=until_ms - 1)
+    assert kept.between(from_ms, until_ms, 100_000) == [at_ms for at_ms in planned if is_left(at_ms)]
+
+
 LEFT_OUT = [
     "0-29 * * * *", "30-59 * * * *", "*/2 * * * *", "1-59/2 1-22 * * *", "* 0-11 * * MON", "* 12-23 * * MON",
     "0 * * * *", "*/30 * 5-12 * *", "0-29 */10 * * * *", "30-59 */10 * * * *", "2027-03-27..2027-03-29",

@@ -12,6 +12,7 @@ from ..model.audit import Change
 from ..model.errors import Conflict, OutOfMemory
 from ..node import Node
 from ..store import audit
+from ..store.ended import in_index
 from .asgi import Headers, Receive
 from .gate import check_target
 from .problems import Problem, not_ready
@@ -82,7 +83,7 @@ class Call(msgspec.Struct):
         """What a key may not see it may not replace either, nor be told of as its own."""
         if self.may_reach_all:
             return
-        known = await self.client.get(task_id, lane=lane)
+        known = await in_index(self.client.store, task_id, lane)
         if known.state != "unknown" and not self.key.sees(known.target):
             raise Conflict(f"the id {task_id!r} is taken")
 

@@ -80,4 +80,9 @@ def _read(file: Path) -> list[ApiKey]:
         raise ConfigError(
             f"{_SETTING}: {file} must hold API keys, one a line: msk_ and at least 22 letters and digits. {_MAKE_ONE}"
         )
-    return [ApiKey("file", f"key {n} of the file", "admin", hash_of(one), 0) for n, one in enumerate(tokens, 1)]
+    return [_key(n, hash_of(one)) for n, one in enumerate(tokens, 1)]
+
+
+def _key(number: int, hashed: str) -> ApiKey:
+    """Its id is its own: rates and `Idempotency-Key`s go by it. Not by the line, where another may stand soon."""
+    return ApiKey(f"file-{hashed[:10]}", f"key {number} of the file", "admin", hashed, 0)

@@ -12,6 +12,7 @@ from ..model.errors import NotConfirmed, NotFound
 from ..model.explain import Explanation
 from ..model.task import Count, Handle, OnConflict, Task, TaskInfo
 from ..store.durable import check_durability
+from ..store.ended import in_index
 from .asgi import Answer, answer
 from .call import Call, no_such
 from .idempotency import once
@@ -117,11 +118,18 @@ async def get_task(call: Call) -> Answer:
 
 
 async def _known(call: Call) -> TaskInfo:
-    task_id = call.params["id"]
-    info = await call.client.get(task_id, lane=call.query.lane)
+    return _seen(call, await call.client.get(call.params["id"], lane=call.query.lane))
+
+
+async def _there(call: Call) -> TaskInfo:
+    """One that could still be changed: not what is only remembered of an id."""
+    return _seen(call, await in_index(call.client.store, call.params["id"], call.query.lane))
+
+
+def _seen(call: Call, info: TaskInfo) -> TaskInfo:
     if info.state == "unknown":
-        raise no_such("task", task_id)
-    call.check_seen(info.target, "task", task_id)
+        raise no_such("task", info.id)
+    call.check_seen(info.target, "task", info.id)
     return info
 
 
@@ -183,7 +191,7 @@ async def result_of_task(call: Call) -> Answer:
 
 
 async def cancel_task(call: Call) -> Answer:
-    before = await _known(call)
+    before = await _there(call)
     task_id = call.params["id"]
     outcome = await call.client.cancel(task_id, lane=call.query.lane)
     if outcome == "unknown":
@@ -199,7 +207,7 @@ async def reschedule_task(call: Call) -> Answer:
     task_id = call.params["id"]
     if (wanted.at is None) == (wanted.after is None):
         raise Problem("invalid", "give either at or after")
-    before = await _known(call)
+    before = await _there(call)
     try:
         due_ms = due_ms_of(wanted.at, wanted.after, call.client.store.clock.now_ms())
     except OverflowError:

@@ -29,6 +29,10 @@ TIMEOUT_S: Final = 90.0
 """Longer than any request may take: replaying many letters goes on for half a minute."""
 
 
+_AWAY: Final = (502, 503, 504)
+"""What a proxy says of a node behind it that it cannot reach."""
+
+
 class TooLate(Conflict):
     """The task has begun, or is over."""
 
@@ -118,6 +122,8 @@ class Api:
         try:
             told = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
+            if status in _AWAY:
+                raise self._away(f"no node answers (status {status})") from None
             raise Refused(
                 f"{self.where} does not answer as Mainspring's API does (status {status}); is this its address?"
             ) from None
@@ -132,9 +138,14 @@ class Api:
             raise NoNamespace(detail)
         if kind == "conflict" and "answer" in problem:
             raise Answered(detail, str(problem["answer"]))
+        if kind == "unavailable":
+            raise self._away(detail)
         if kind in _ERRORS:
             raise _with_handle(_ERRORS[kind](detail), problem)
         raise Refused(f"{self.where}: {detail}")
+
+    def _away(self, why: str) -> Unavailable:
+        return Unavailable(f"{self.where}: {why}", sent=True)
 
 
 def _with_handle(error: MainspringError, problem: Mapping[str, Any]) -> MainspringError:

@@ -15,7 +15,7 @@ from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, l
 from mainspring.cli.result_lines import lines_of
 from mainspring.cli.table import aligned, printable
 from mainspring.cli.witness import Witness
-from mainspring.model.errors import NotConfirmed
+from mainspring.model.errors import NotConfirmed, Unavailable
 from mainspring.model.explain import moment
 from mainspring.model.result import Result
 from mainspring.model.task import Handle, OnConflict
@@ -113,12 +113,10 @@ def result(
 ) -> None:  # fmt: skip
     """Show how a task ended: what a webhook was answered, a command printed, a handler returned.
 
-    Exit code 1 while it is not over, or if nothing is kept of it.
+    Exit code 1 while it is not over, or if nothing is kept of it. While it waits, the server may be away.
     """
     wait_ms = delay_ms(wait, field="wait")
-    found = with_client(
-        load(redis_url, data_dir, namespace, config), lambda client: _ended(client, id, lane, wait_ms / 1000)
-    )
+    found = _awaited(load(redis_url, data_dir, namespace, config), id, lane, wait_ms / 1000)
     if found is None:
         print(f"{id} is not over", file=sys.stderr)
         raise typer.Exit(1)
@@ -128,8 +126,19 @@ def result(
         print("\n".join(lines_of(found)))
 
 
-async def _ended(client: "Client", id: str, lane: str | None, wait_s: float) -> Result | None:
+def _awaited(config: "Config", id: str, lane: str | None, wait_s: float) -> Result | None:
+    """A server or a node that is away is waited for as well, and then asked on a new connection."""
     until = time.monotonic() + wait_s
+    while True:
+        try:
+            return with_client(config, lambda client: _ended(client, id, lane, until))
+        except Unavailable:
+            if (left_s := until - time.monotonic()) <= 0:
+                raise
+            time.sleep(min(POLL_S, left_s))
+
+
+async def _ended(client: "Client", id: str, lane: str | None, until: float) -> Result | None:
     found = await client.find_result(id, lane=lane)
     while found is None and (left_s := until - time.monotonic()) > 0:
         await asyncio.sleep(min(POLL_S, left_s))

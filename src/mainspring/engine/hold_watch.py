@@ -1,10 +1,11 @@
 """Watches what holds tasks up: lanes whose failed head is gone, and holds that have ended."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ..model.errors import StoreError
-from ..store import holds
+from ..store import failed_heads, holds
+from ..store.failed_heads import Standing
 from ..store.store import Store
 from .holds import Hold
 from .live import LiveSlice
@@ -32,7 +33,7 @@ class HoldWatch:
         """Others may come back as soon as those before them are done."""
 
     async def free_lanes(self) -> StoreError | None:
-        """A failed head that somebody has cancelled or given up holds up nobody any more."""
+        """A failed head that somebody has cancelled, given up or replaced holds up nobody any more."""
         asked = {}
         for partition in self._owned.values():
             partition.held_work.look_at_some()
@@ -41,16 +42,42 @@ class HoldWatch:
         if not asked:
             return None
         wanted = {partition.number: list(heads.values()) for partition, heads in asked.items()}
-        answers, failure = await holds.gone_heads(self._store, wanted), None
+        answers, failure = await failed_heads.places(self._store, wanted), None
+        moved: list[Standing] = []
         for partition, heads in asked.items():
-            gone = answers[partition.number]
-            if isinstance(gone, StoreError):
-                failure = gone
-            elif gone and partition.quiet and self._owned.get(partition.number) is partition:
-                for lane in (lane for lane, idh in heads.items() if idh in gone):
-                    partition.head_is_gone(lane, heads[lane])
-                self._fire()
-        return failure
+            places = answers[partition.number]
+            if isinstance(places, StoreError):
+                failure = places
+                continue
+            standing = dict(zip(heads, places, strict=True))
+            self._free(partition, {lane: heads[lane] for lane, place in standing.items() if place is None})
+            moved += [
+                Standing(partition.number, lane, heads[lane], place)
+                for lane, place in standing.items()
+                if place is not None and place != partition.lanes.places.get(lane)
+            ]
+        return failure or await self._free_replaced(moved)
+
+    async def _free_replaced(self, heads: Sequence[Standing]) -> StoreError | None:
+        """Of heads that stand elsewhere than they did: an id may have been given to a task of another lane."""
+        try:
+            gone = await failed_heads.replaced(self._store, heads) if heads else set()
+        except StoreError as failure:
+            return failure
+        for one in heads:
+            if (partition := self._owned.get(one.partition)) is None:
+                continue
+            if one in gone:
+                self._free(partition, {one.lane: one.idh})
+            else:
+                partition.lanes.stands(one.lane, one.idh, one.place)
+        return None
+
+    def _free(self, partition: Partition, gone: Mapping[str, bytes]) -> None:
+        if gone and partition.quiet and self._owned.get(partition.number) is partition:
+            for lane, idh in gone.items():
+                partition.head_is_gone(lane, idh)
+            self._fire()
 
     async def open_ended(self) -> StoreError | None:
         """What was held back and may go out now is read like any slice."""

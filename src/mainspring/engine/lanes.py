@@ -28,6 +28,8 @@ class Lanes:
         """When the head that a lane waits for failed first."""
         self.until: dict[str, int] = {}
         """When its next attempt comes, where that is known."""
+        self.places: dict[str, bytes] = {}
+        """Where the failed head of a lane was found to stand. Elsewhere something else may stand under its id."""
         self.gated: dict[str, str] = {}
         """Lanes whose next one may not go out now, and the key of what holds it up."""
         self.crowded: set[str] = set()
@@ -188,6 +190,7 @@ class Lanes:
         self._retrying.discard(lane)
         self.since.pop(lane, None)
         self.until.pop(lane, None)
+        self.places.pop(lane, None)
         self.stirred.add(lane)
         return True
 
@@ -199,6 +202,11 @@ class Lanes:
             self._to_ask = list(self._retrying)
         some, self._to_ask = self._to_ask[:most], self._to_ask[most:]
         return {lane: self._head[lane] for lane in some if lane in self._retrying}
+
+    def stands(self, lane: str, idh: bytes, place: bytes) -> None:
+        """The failed head is in this place, and need not be looked at again while it stays there."""
+        if self._head.get(lane) == idh:
+            self.places[lane] = place
 
     def waits_for(self, lane: str) -> bytes | None:
         """The failed head a lane waits for, where that is not in flight."""

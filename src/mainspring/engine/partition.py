@@ -237,7 +237,7 @@ class Partition:
         return self.unanswered is None and not self.has_outcomes
 
     def head_is_gone(self, lane: str, idh: bytes) -> None:
-        """The failed head of a lane was cancelled, or given up: the next one may leave."""
+        """The failed head of a lane was cancelled, given up or replaced: the next one may leave."""
         if self.lanes.waits_for(lane) == idh and self.lanes.free(lane, idh) and self.lanes.let_go(lane):
             self.unwritten.holds.append((lane, b""))
             self.held_work.lane_is_free(lane)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from datetime import date
 from functools import reduce
 from operator import or_
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from .cron import DAY_S, Cron
+from .day_plan import DayPlan, Spec, day_plan
 from .errors import InvalidInput
 
 _DATES: Final = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\s*(?:\.\.|/)\s*(\d{4}-\d{2}-\d{2}))?")
@@ -17,14 +18,6 @@ _WHOLE: Final = (1 << 60) - 1
 _ALL_DAY: Final = (1 << 24) - 1
 _DAYS_KEPT: Final = 32
 T = TypeVar("T")
-
-
-class Clock(NamedTuple):
-    """Hours, minutes and seconds at which something may be planned, as bits."""
-
-    hours: int = (1 << 24) - 1
-    minutes: int = (1 << 60) - 1
-    seconds: int = (1 << 60) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +61,20 @@ class LeftOut:
     """All exclusions of a schedule, and what it plans. Hours and days of which nothing is left are passed in one step,
     also where several lines cover them only together: by single times the search would take years, and give up."""
 
-    __slots__ = ("_hours", "_lines", "_planned", "_ranges")
+    __slots__ = ("_hours", "_lines", "_planned", "_ranges", "_start_ms")
 
-    def __init__(self, every: Sequence[Exclusion], planned: Sequence[Cron | None]) -> None:
-        """`planned` are the lines of the schedule; None stands for an interval, which may plan anything."""
+    def __init__(self, every: Sequence[Exclusion], planned: Sequence[Spec], start_ms: int | None = None) -> None:
+        """`planned` are the specs of the schedule; its start is what intervals count from."""
         self._ranges = [one for one in every if isinstance(one, Days)]
         self._lines = [one for one in every if isinstance(one, Line)]
         self._planned = planned
-        self._hours: dict[tuple[int, int], int] = {}
-        """By the lines of both that hold on a day, as bits: the hours of which nothing is left, as bits."""
+        self._start_ms = start_ms
+        self._hours: dict[tuple[int, int, int], int] = {}
+        """By the lines of both that hold on a day, as bits, and the offset: the hours of which nothing is left."""
 
-    def end_of(self, local_s: int) -> int | None:
-        """The local second up to which nothing that is planned is left; None when this one is."""
+    def end_of(self, local_s: int, offset_s: int) -> int | None:
+        """The local second up to which nothing that is planned is left, while the offset stays; None when this one
+        is."""
         if ends := [end_s for one in self._ranges if (end_s := one.end_of(local_s)) is not None]:
             return max(ends)
         lines = _bits(line.cron.on_day(local_s) for line in self._lines)
@@ -87,47 +82,42 @@ class LeftOut:
         seconds = _together(line.seconds for line in _chosen(self._lines, lines) if line.covers(hour, minute))
         if not seconds >> second & 1:
             return None
-        planned = _bits(one is None or one.on_day(local_s) for one in self._planned)
-        width_s = self._width_s(self._hours_of(lines, planned), hour, seconds, planned)
+        planned = _bits(not isinstance(one, Cron) or one.on_day(local_s) for one in self._planned)
+        hours = self._hours_of(lines, planned, offset_s)
+        if hours == _ALL_DAY:
+            width_s = DAY_S
+        elif hours >> hour & 1:
+            width_s = 3600
+        else:
+            wanted = _together(plan.minutes[hour * 60 + minute] for plan in self._plans(planned, offset_s))
+            width_s = 1 if wanted & ~seconds else 60
         return local_s - local_s % width_s + width_s
 
-    def _width_s(self, hours: int, hour: int, seconds: int, planned: int) -> int:
-        if hours == _ALL_DAY:
-            return DAY_S
-        if hours >> hour & 1:
-            return 3600
-        wanted = _together(_clock(one).seconds for one in _chosen(self._planned, planned))
-        return 1 if wanted & ~seconds else 60
+    def _plans(self, planned: int, offset_s: int) -> list[DayPlan]:
+        return [day_plan(one, self._start_ms, offset_s) for one in _chosen(self._planned, planned)]
 
-    def _hours_of(self, lines: int, planned: int) -> int:
+    def _hours_of(self, lines: int, planned: int, offset_s: int) -> int:
         """Most days are like the day before, so a few answers are enough."""
-        hours = self._hours.get((lines, planned))
+        hours = self._hours.get((lines, planned, offset_s))
         if hours is None:
             if len(self._hours) >= _DAYS_KEPT:
                 self._hours.clear()
-            clocks = [_clock(one) for one in _chosen(self._planned, planned)]
+            plans = self._plans(planned, offset_s)
             there = _chosen(self._lines, lines)
-            hours = _bits(all(_is_covered(clock, hour, there) for clock in clocks) for hour in range(24))
-            self._hours[lines, planned] = hours
+            hours = _bits(all(_is_covered(plan, hour, there) for plan in plans) for hour in range(24))
+            self._hours[lines, planned, offset_s] = hours
         return hours
 
 
-def _is_covered(planned: Clock, hour: int, lines: Sequence[Line]) -> bool:
+def _is_covered(plan: DayPlan, hour: int, lines: Sequence[Line]) -> bool:
     """Nothing that this plans in the hour is left by the lines of the day."""
-    if not planned.hours >> hour & 1:
-        return True
     there = [line for line in lines if line.cron.hours >> hour & 1]
-    whole = _together(line.cron.minutes for line in there if not planned.seconds & ~line.seconds)
-    left = planned.minutes & ~whole
+    whole = _together(line.cron.minutes for line in there if not plan.seconds & ~line.seconds)
     return all(
-        not planned.seconds & ~_together(line.seconds for line in there if line.cron.minutes >> minute & 1)
-        for minute in range(60)
-        if left >> minute & 1
+        not seconds & ~_together(line.seconds for line in there if line.cron.minutes >> minute & 1)
+        for minute, seconds in enumerate(plan.minutes[hour * 60 : hour * 60 + 60])
+        if seconds and not whole >> minute & 1
     )
-
-
-def _clock(planned: Cron | None) -> Clock:
-    return Clock() if planned is None else Clock(planned.hours, planned.minutes, planned.seconds)
 
 
 def _chosen(every: Sequence[T], bits: int) -> list[T]:

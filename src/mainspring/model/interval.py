@@ -31,8 +31,11 @@ class Every:
             span = span[6:].strip()
         return cls(delay_ms(span, field="@every"), anchor_ms)
 
+    def counts_from_ms(self, start_ms: int | None) -> int:
+        return self.anchor_ms if self.anchor_ms is not None else start_ms or 0
+
     def next_after(self, after_ms: int, start_ms: int | None = None) -> int:
-        anchor_ms = self.anchor_ms if self.anchor_ms is not None else start_ms or 0
+        anchor_ms = self.counts_from_ms(start_ms)
         if after_ms < anchor_ms:
             return anchor_ms
         return after_ms + self.interval_ms - (after_ms - anchor_ms) % self.interval_ms

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from typing import Final, get_args
 
 from .cron import Cron
+from .day_plan import Spec
 from .errors import InvalidInput
 from .exclusion import Exclusion, LeftOut, exclusion
 from .interval import AfterEnd, Every
 from .zone import Segment, zone
 from .zoned_cron import Gap, Overlap, next_in_zone, planned_in_gap
-
-Spec = Cron | Every | AfterEnd
 
 _MAX_SKIPS: Final = 50_000
 """Steps over what is excluded, mostly whole days, before the search gives up: about half a second of work. Several
@@ -45,8 +44,7 @@ class Recurrence:
             raise InvalidInput("a schedule needs at least one spec, such as '0 9 * * MON-FRI' or '@every 30s'")
         zone(self.zone)
         if self.exclude:
-            planned = [one if isinstance(one, Cron) else None for one in self.specs]
-            object.__setattr__(self, "_left_out", LeftOut(self.exclude, planned))
+            object.__setattr__(self, "_left_out", LeftOut(self.exclude, self.specs, self.start_ms))
         for name, value, known in (("gap", self.gap, get_args(Gap)), ("overlap", self.overlap, get_args(Overlap))):
             if value not in known:
                 raise InvalidInput(f"{name} is {value!r}; use {', '.join(known)}")
@@ -117,7 +115,7 @@ class Recurrence:
         """When the exclusion over this instant ends, or the zone's offset changes and it must be asked anew."""
         segment = zone(self.zone).segment(at_ms // 1000)
         local_s = at_ms // 1000 + segment.offset_s
-        end_s = self._left_out.end_of(local_s)
+        end_s = self._left_out.end_of(local_s, segment.offset_s)
         if at_ms == segment.start_s * 1000 and self._stands_in(segment, excluded=end_s is not None):
             return None if self._keeps_in_gap(segment) else at_ms + 1
         return None if end_s is None else min(end_s - segment.offset_s, segment.end_s) * 1000
@@ -142,7 +140,7 @@ class Recurrence:
             if isinstance(line, Cron) and not line.absolute:
                 at_s = planned_in_gap(line, segment)
                 while at_s is not None:
-                    over_s = self._left_out.end_of(at_s)
+                    over_s = self._left_out.end_of(at_s, segment.before_s)
                     if over_s is None:
                         return True
                     at_s = line.next_local(over_s, end_s) if over_s < end_s else None

@@ -4,8 +4,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from .cron import Cron
+from .day_plan import Spec
 from .interval import AfterEnd, Every
-from .recurrence import Recurrence, Spec, spec
+from .recurrence import Recurrence, spec
 from .times import delay_ms
 from .zone import zone
 from .zoned_cron import count_in_zone

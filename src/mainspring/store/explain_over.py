@@ -5,29 +5,17 @@ from typing import Final
 from ..model.dead import DeadLetter
 from ..model.explain import UNKNOWN, Code, Explanation, span
 from ..model.outcome import DROPPED, EXPIRED, EXPIRED_RUNNING
-from .cancelled_ids import was_cancelled
-from .dead import Kept, find_letter
+from .dead import Kept
+from .ended import how_it_ended
 from .find import Located, Reference
-from .query import look_at
 from .store import Store
 
 
 async def over(store: Store, task_id: str, reference: Reference, located: Located | None) -> Explanation:
     now_ms = await store.sample_clock()
-    state = "unknown" if located is None else located.entry.state
-    kept = None
-    if state in ("unknown", "dead"):
-        # An id is forgotten some time after its end, its dead letter is not.
-        kept = await find_letter(store, reference)
+    state, kept = await how_it_ended(store, reference, located)
     if kept is not None:
         return _dead(task_id, now_ms, kept)
-    if located is None and reference.address is not None:
-        # Its old places were followed as far as that is done.
-        [entry] = await look_at(store, [(reference.address, reference.idh)])
-        state = entry.state
-    if located is None and reference.address is None:
-        partitions = range(len(store.keys)) if reference.elsewhere else [reference.home]
-        state = "cancelled" if await was_cancelled(store, reference.idh, partitions) else state
     body = None if located is None else located.entry.body
     code, text = _ENDS.get(state, _ENDS["unknown"])
     if state == "finished" and reference.address is None:

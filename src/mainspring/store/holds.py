@@ -83,20 +83,6 @@ async def scores(store: Store, wanted: Mapping[int, Sequence[Slice]]) -> dict[in
     }
 
 
-async def gone_heads(store: Store, wanted: Mapping[int, Sequence[bytes]]) -> dict[int, list[bytes] | StoreError]:
-    """Which of these failed heads have no place any more: every retry registers its place, and a cancel removes it."""
-    groups: list[Group] = []
-    for p, idhs in wanted.items():
-        keys = store.keys.partitions[p]
-        groups.append((keys.slot, [("HMGET", keys.ids, *idhs)]))
-    return {
-        p: result
-        if isinstance(result, StoreError)
-        else [idh for idh, raw in zip(idhs, result[0], strict=True) if raw is None]
-        for (p, idhs), result in zip(wanted.items(), await store.run(groups), strict=True)
-    }
-
-
 async def forget_records(
     store: Store, partition: int, ended: Sequence[tuple[str, int]], *, window_ms: int
 ) -> Sequence[tuple[str, int]]:

@@ -1,11 +1,12 @@
 """The index of caller-given ids: replacing, looking up, forgetting."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
 from ..model.errors import NotConfirmed, StoreError
 from .durable import SERVER, Durability, executed
-from .keys import Address, Slice, address_prefix
+from .keys import Address, PartitionKeys, Slice, address_prefix
 from .put import WAKE_MS, fresh_score
 from .store import Group, Store
 
@@ -83,6 +84,13 @@ async def look_up(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Add
 
 async def look_up_packed(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[bytes | None]:
     """The same as the index stores them: 14 bytes each."""
+    return await fields_of(store, attrgetter("ids"), wanted)
+
+
+async def fields_of(
+    store: Store, hash_of: Callable[[PartitionKeys], str], wanted: Sequence[tuple[int, bytes]]
+) -> list[bytes | None]:
+    """Of (partition, idh): what a hash of the partition has for it."""
     by_partition: dict[int, list[int]] = {}
     for i, (p, _) in enumerate(wanted):
         by_partition.setdefault(p, []).append(i)
@@ -93,7 +101,7 @@ async def look_up_packed(store: Store, wanted: Sequence[tuple[int, bytes]]) -> l
         # A call of many thousands would hold up everybody else.
         for first in range(0, len(members), MOST_AT_ONCE):
             some = members[first : first + MOST_AT_ONCE]
-            groups.append((keys.slot, [("HMGET", keys.ids, *[wanted[i][1] for i in some])]))
+            groups.append((keys.slot, [("HMGET", hash_of(keys), *[wanted[i][1] for i in some])]))
             asked.append(some)
     found: list[bytes | None] = [None] * len(wanted)
     for members, result in zip(asked, await store.run(groups), strict=True):

@@ -8,6 +8,7 @@ import msgspec
 from ..model.delivery import Body
 from ..model.task import State
 from .codec import HEADER_BYTES, LANE, decode, is_tomb
+from .failed_heads import waits_for
 from .index import look_up
 from .keys import Address, PartitionKeys, r_of
 from .listing import slices_in
@@ -35,16 +36,19 @@ async def head_before(store: Store, lane: str, idh: bytes, address: Address, pla
     [held] = await store.run_one(keys.slot, [("HGET", keys.held, lane)])
     if held is not None and held[:16] == idh:
         return None
-    if held is not None:
-        return await _retrying(store, address.partition, held[:16])
+    if held is not None and (head := await _retrying(store, lane, address.partition, held[:16])) is not None:
+        return head
     return await _earlier(store, keys, lane, idh, (place_ms, address.index))
 
 
-async def _retrying(store: Store, partition: int, idh: bytes) -> Head:
+async def _retrying(store: Store, lane: str, partition: int, idh: bytes) -> Head | None:
+    """The failed head; None where its id is another lane's by now, and the owner has not heard of it yet."""
     [address] = await look_up(store, [(partition, idh)])
     if address is None:
         return Head(idh.hex(), "unknown", None, None)
     [found] = await look_at(store, [(address, idh)])
+    if found.body is not None and not waits_for(lane, found):
+        return None
     task_id = found.body.id if found.body is not None and found.body.id else f"{idh.hex()}~{address.text()}"
     return Head(task_id, found.state, found.due_ms, found.body)
 

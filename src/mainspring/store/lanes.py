@@ -1,12 +1,13 @@
 """Lanes that stand still: which, behind whom, and what can be done about their heads. See docs/lanes.md."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ..model.dead import DeadLetter
 from ..model.errors import StoreError
 from ..model.hold import PARKED, RETRY, HoldRecord
 from ..model.lane import LaneAnswer, LaneInfo, LaneState
+from .failed_heads import waits_for
 from .holds import Head
 from .index import look_up
 from .keys import HOLDS_FROM_S, Address, Slice, partition_of, score_of
@@ -20,13 +21,14 @@ from .wire import Arg
 class Failed(NamedTuple):
     """The failed head of a lane, as it stands now."""
 
+    lane: str
     head: Head
     address: Address | None
     found: Found | None
 
     @property
     def waited_for(self) -> bool:
-        return self.found is not None and self.found.state in ("pending", "fired")
+        return self.found is not None and waits_for(self.lane, self.found)
 
     @property
     def id(self) -> str:
@@ -73,7 +75,7 @@ async def _read(store: Store, partitions: Iterable[int]) -> list[LaneInfo]:
             place = slice_named(name) if name in live else None
             if record is not None and record.lane is not None and place is not None:
                 holds[p, record.lane] = (place, record)
-    failed = dict(zip(heads, await _look(store, [(p, head) for (p, _), head in heads.items()]), strict=True))
+    failed = dict(zip(heads, await _look(store, heads), strict=True))
     behind = await _behind(store, {key: place for key, (place, _) in holds.items()})
     return [
         _info(p, lane, failed.get((p, lane)), _hold(holds.get((p, lane)), behind.get((p, lane), 0)))
@@ -85,12 +87,13 @@ def _hold(known: tuple[Slice, HoldRecord] | None, behind: int) -> _Hold | None:
     return None if known is None else _Hold(known[1], behind)
 
 
-async def _look(store: Store, heads: list[tuple[int, Head]]) -> list[Failed]:
-    addresses = await look_up(store, [(p, head.idh) for p, head in heads])
-    wanted = [(at, head.idh) for (_, head), at in zip(heads, addresses, strict=True) if at is not None]
+async def _look(store: Store, heads: Mapping[tuple[int, str], Head]) -> list[Failed]:
+    addresses = await look_up(store, [(p, head.idh) for (p, _), head in heads.items()])
+    wanted = [(at, head.idh) for head, at in zip(heads.values(), addresses, strict=True) if at is not None]
     found = iter(await look_at(store, wanted))
     return [
-        Failed(head, at, None if at is None else next(found)) for (_, head), at in zip(heads, addresses, strict=True)
+        Failed(lane, head, at, None if at is None else next(found))
+        for ((_, lane), head), at in zip(heads.items(), addresses, strict=True)
     ]
 
 
@@ -155,7 +158,7 @@ async def failed_head(store: Store, lane: str) -> Failed | None:
     [raw] = await store.run_one(keys.slot, [("HGET", keys.held, lane)])
     if raw is None:
         return None
-    [failed] = await _look(store, [(keys.number, Head.unpack(raw))])
+    [failed] = await _look(store, {(keys.number, lane): Head.unpack(raw)})
     return failed if failed.waited_for else None
 
 

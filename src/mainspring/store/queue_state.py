@@ -1,11 +1,13 @@
 """Tasks that are in queues: where one stands, who runs it, how to cancel it; and how long the queues are."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
 from ..model.errors import Conflict, StoreError
+from .index import fields_of
 from .keys import ADDRESS_BYTES, Address
-from .store import Group, Store
+from .store import Store
 from .wire import Command
 
 _TRIES: Final = 8
@@ -39,24 +41,8 @@ class Queued(NamedTuple):
 
 async def find_queued(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Queued | None]:
     """Of (partition, idh): what is in a queue."""
-    by_partition: dict[int, list[int]] = {}
-    for i, (p, _) in enumerate(wanted):
-        by_partition.setdefault(p, []).append(i)
-    groups: list[Group] = []
-    asked: list[list[int]] = []
-    for p, members in by_partition.items():
-        keys = store.keys.partitions[p]
-        for first in range(0, len(members), 1_000):
-            some = members[first : first + 1_000]
-            groups.append((keys.slot, [("HMGET", keys.queued, *[wanted[i][1] for i in some])]))
-            asked.append(some)
-    found: list[Queued | None] = [None] * len(wanted)
-    for members, result in zip(asked, await store.run(groups), strict=True):
-        if isinstance(result, StoreError):
-            raise result
-        for i, raw in zip(members, result[0], strict=True):
-            found[i] = None if raw is None else Queued.parse(raw)
-    return found
+    raws = await fields_of(store, attrgetter("queued"), wanted)
+    return [None if raw is None else Queued.parse(raw) for raw in raws]
 
 
 async def read_record(store: Store, partition: int, place: Queued) -> bytes | None:

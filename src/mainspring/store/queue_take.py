@@ -53,46 +53,59 @@ async def take(store: Store, worker: str, asks: Asks, died: Died = _nobody_hears
     in an answer that was lost comes back when the lease is over.
     """
     claim = f"{worker}/{secrets.token_hex(4)}"
-    groups = [_call(store, "queue_take", p, [claim], queues) for p, queues in asks.items()]
-    taken: list[_Taken] = []
-    failures: list[StoreError] = []
+    groups = {p: _call(store, "queue_take", p, [claim], queues) for p, queues in asks.items()}
     jobs: list[Job] = []
-    for (p, queues), result in zip(asks.items(), await store.run(groups), strict=True):
-        if isinstance(result, StoreError):
-            failures.append(result)
-            continue
-        now_us, flat = result[0]
+    for p, (now_us, flat) in (await _answers(store, groups)).items():
         store.clock.sample(now_us)
         if flat:
-            names = list(queues)
+            names = list(asks[p])
             taken = [_Taken(p, names[flat[i] - 1], flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)]
             jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}", died)
-    if failures and len(failures) == len(asks):
-        raise failures[0]
     return jobs
+
+
+async def left_behind(store: Store, queues: Sequence[str], *, lease_ms: int, most: int) -> dict[int, dict[str, int]]:
+    """By partition and queue: how much work lies there whose worker has not said for a lease that it lives; of each at
+    most so much is counted. A partition whose server does not answer is left out, as in `take`."""
+    groups: dict[int, Group] = {}
+    for keys in store.keys.partitions:
+        call = store.scripts.call("queue_left", list(map(keys.queue, queues)), [lease_ms, most])
+        groups[keys.number] = (keys.slot, [call])
+    found: dict[int, dict[str, int]] = {}
+    for p, counts in (await _answers(store, groups)).items():
+        if some := {queue: count for queue, count in zip(queues, counts, strict=True) if count}:
+            found[p] = some
+    return found
 
 
 async def reclaim(store: Store, worker: str, asks: Asks, died: Died = _nobody_hears, *, lease_ms: int) -> list[Job]:
     """Work whose worker has not said for a lease that it lives. What was to be cancelled is ended here."""
     claim = f"{worker}/{secrets.token_hex(4)}"
-    groups = [_call(store, "queue_reclaim", p, [claim, lease_ms], queues) for p, queues in asks.items()]
+    groups = {p: _call(store, "queue_reclaim", p, [claim, lease_ms], queues) for p, queues in asks.items()}
     jobs: list[Job] = []
-    failures: list[StoreError] = []
-    for (p, queues), result in zip(asks.items(), await store.run(groups), strict=True):
-        if isinstance(result, StoreError):
-            failures.append(result)
-            continue
-        now_us, flat = result[0]
+    for p, (now_us, flat) in (await _answers(store, groups)).items():
         store.clock.sample(now_us)
-        names = list(queues)
+        names = list(asks[p])
         taken = [
             _Taken(p, names[flat[i] - 1], flat[i + 1], flat[i + 2], flat[i + 3], flat[i + 4] == 1)
             for i in range(0, len(flat), 5)
         ]
         jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}", died)
-    if failures and len(failures) == len(asks):
-        raise failures[0]
     return jobs
+
+
+async def _answers(store: Store, groups: Mapping[int, Group]) -> dict[int, Any]:
+    """By partition what its script said. Those whose server does not answer are left out, unless none does."""
+    answers: dict[int, Any] = {}
+    failure: StoreError | None = None
+    for p, result in zip(groups, await store.run(list(groups.values())), strict=True):
+        if isinstance(result, StoreError):
+            failure = failure or result
+        else:
+            answers[p] = result[0]
+    if failure is not None and not answers:
+        raise failure
+    return answers
 
 
 def _call(store: Store, script: str, partition: int, args: list[Any], queues: Mapping[str, int]) -> Group:

@@ -35,6 +35,7 @@ _NEEDS: Final = {
     "dead_drop": (),
     "dead_replay": ("entry", "copies", "place", "record"),
     "queue_take": ("time", "record"),
+    "queue_left": (),
     "queue_reclaim": ("time", "record"),
     "queue_beat": (),
     "queue_back": ("record",),
@@ -69,7 +70,17 @@ _NEEDS: Final = {
 _REFUSED_WHEN_FULL: Final = frozenset({"put_ids", "register", "replace", "schedule_add"})
 # A server that refuses writes (its disk is full, its replicas are gone) still answers questions.
 _READS: Final = frozenset(
-    {"look", "dead_page", "schedule_check", "verify_count", "verify_keys", "verify_ids", "verify_dead", "verify_queues"}
+    {
+        "look",
+        "dead_page",
+        "queue_left",
+        "schedule_check",
+        "verify_count",
+        "verify_keys",
+        "verify_ids",
+        "verify_dead",
+        "verify_queues",
+    }
 )
 _SAME_TEXT: Final = {"schedule_add": "schedule_put"}
 """A new schedule is refused by a full server; a pause or a removal, by the same text, must not be."""

@@ -1,8 +1,10 @@
 """How many jobs of a queue may run at one time, on all workers together: slots that are leased from the server."""
 
+import asyncio
+import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from ..model.rate import Limit
 from ..store import limits
@@ -30,12 +32,22 @@ class Slots:
         self._slots = dict.fromkeys(self._limits, 0)
         self._ask_at_ms = dict.fromkeys(self._limits, 0)
         self._renew_at_ms = 0
+        self._turn = asyncio.Lock()
+        self.kept: frozenset[str] = frozenset()
+        """Queues whose next slots are for what dead workers left: else new work would have them again and again."""
 
-    async def within(self, shares: Mapping[str, int]) -> dict[str, int]:
-        """As much of these shares as there are slots for."""
+    @contextlib.asynccontextmanager
+    async def within(self, shares: Mapping[str, int]) -> AsyncIterator[dict[str, int]]:
+        """As much of these shares as there are slots for. What is got for them must be in hand when the block ends:
+        until then nobody else here counts them as free, nor gives them back."""
+        if self._limits.keys().isdisjoint(shares):
+            yield dict(shares)
+            return
+        async with self._turn:
+            yield await self._within(shares)
+
+    async def _within(self, shares: Mapping[str, int]) -> dict[str, int]:
         limited = [queue for queue in shares if queue in self._limits]
-        if not limited:
-            return dict(shares)
         running = Counter(self._running())
         now_ms = self._store.clock.now_ms()
         short = [
@@ -51,15 +63,15 @@ class Slots:
 
     async def renew(self) -> None:
         """Slots in use are leased on, those that nobody needs are given back."""
-        now_ms = self._store.clock.now_ms()
-        held = [queue for queue, count in self._slots.items() if count]
-        if held and now_ms >= self._renew_at_ms:
-            await self._ask(dict.fromkeys(held, 0), Counter(self._running()))
+        if self._store.clock.now_ms() >= self._renew_at_ms:
+            await self.release()
 
     async def release(self) -> None:
-        """Nothing runs here any more: others need not wait for the lease."""
-        if held := [queue for queue, count in self._slots.items() if count]:
-            await self._ask(dict.fromkeys(held, 0), Counter(self._running()))
+        """Give back all that nothing runs on: others need not wait for the lease."""
+        if any(self._slots.values()):
+            async with self._turn:
+                held = [queue for queue, count in self._slots.items() if count]
+                await self._ask(dict.fromkeys(held, 0), Counter(self._running()))
 
     async def _ask(self, wants: Mapping[str, int], running: Counter[str]) -> None:
         asks = [
@@ -74,7 +86,9 @@ class Slots:
         self._renew_at_ms = now_ms + self._lease_ms // 3
 
     def full(self, queue: str) -> bool:
-        """No slot is free, and it is too early to ask for more: others may have their turn."""
+        """No slot is free for new work, and it is too early to ask for more: others may have their turn."""
+        if queue in self.kept:
+            return True
         if queue not in self._limits or self._store.clock.now_ms() >= self._ask_at_ms[queue]:
             return False
         return self._slots[queue] <= sum(one == queue for one in self._running())

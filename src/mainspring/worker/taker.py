@@ -1,7 +1,7 @@
 """Gets work: as much as there is room for, from the queues in their shares, where there is some."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from ..model.pause import Pauses
@@ -75,12 +75,15 @@ class Taker:
             self._polled_at = now
         having = [queue for queue in self.calls.having() if self._pauses.of_queue(queue) is None]
         wanted = self._shares.split(self.room, [queue for queue in having if not self._slots.full(queue)])
-        shares = await self._slots.within(wanted)
-        asks = self.calls.asks(shares)
-        if not asks:
-            # Slots come free on other workers too, and nobody says so.
-            wait_s = max(0.0, self._polled_at + POLL_S - now)
-            return min(wait_s, max(0.01, self._slots.wait_s(having))) if having else wait_s
+        async with self._slots.within(wanted) as shares:
+            if asks := self.calls.asks(shares):
+                await self._take(asks, shares)
+                return 0.0
+        # Slots come free on other workers too, and nobody says so.
+        wait_s = max(0.0, self._polled_at + POLL_S - now)
+        return min(wait_s, max(0.01, self._slots.wait_s(having))) if having else wait_s
+
+    async def _take(self, asks: queue.Asks, shares: Mapping[str, int]) -> None:
         jobs = await queue.take(self._store, self._worker, asks, self._died)
         self._hands.add(jobs)
         self.calls.came(asks, ((job.partition, job.queue) for job in jobs))
@@ -88,4 +91,3 @@ class Taker:
         for job in jobs:
             got[job.queue] += 1
         self._shares.came(shares, got)
-        return 0.0

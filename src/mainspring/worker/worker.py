@@ -20,6 +20,7 @@ from ..store.store import Store
 from .ends import Ends
 from .hands import Hands
 from .heart import Heart
+from .heir import Heir
 from .memory import Memory
 from .registry import Registry
 from .run import Run
@@ -79,14 +80,15 @@ class Worker:
             returned=self.ends.put_back,
         )
         shares = Shares(options.queues, strict=options.strict)
-        self._slots = slots = Slots(store, options.name, options.slots, options.lease_s, self._queues_in_hand)
+        self.slots = slots = Slots(store, options.name, options.slots, options.lease_s, self._queues_in_hand)
         name, died = options.name, self.ends.died
         self.taker = Taker(store, name, shares, self.hands, lambda: len(self.ends.unsent), slots, died)
-        self.heart = Heart(store, name, self.hands, shares.queues, options.lease_s, lambda: self.taker.room, died)
+        self.heart = Heart(store, self.hands, options.lease_s)
+        self.heir = Heir(store, name, shares.queues, self.hands, lambda: self.taker.room, slots, died, options.lease_s)
         self._take = Loop("worker: take", self.taker.step, max_backoff_s=0.5)
         self._end = Loop("worker: end", self.ends.step, max_backoff_s=0.5)
         self._beat = Loop("worker: beat", self.heart.beat, max_backoff_s=options.lease_s / 4)
-        self._reclaim = Loop("worker: reclaim", self.heart.reclaim)
+        self._reclaim = Loop("worker: reclaim", self.heir.step)
         self._watch = Loop("worker: watch", self.hands.watch)
         self._loops = (self._take, self._end, self._beat, self._reclaim, self._watch)
         self._subscription: Subscription | None = None
@@ -157,7 +159,7 @@ class Worker:
     async def _release(self) -> None:
         try:
             async with asyncio.timeout(LAST_WORD_S):
-                await self._slots.release()
+                await self.slots.release()
         except (StoreError, TimeoutError) as error:
             log.warning("slots could not be given back (%s); others get them when the lease is over", error)
 
@@ -191,6 +193,8 @@ class Worker:
         self.ends.add(run)
         if self.taker.hungry and self.taker.worthwhile:
             self._take.wake()
+        if run.job.queue in self.slots.kept:
+            self._reclaim.wake()
         if not self.hands.runs:
             self._idle.set()
 

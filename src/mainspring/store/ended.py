@@ -1,0 +1,51 @@
+"""What became of a task that the index leads to no longer: its dead letter, or the note that it was cancelled."""
+
+from typing import NamedTuple
+
+from ..model.task import State, TaskInfo
+from .cancelled_ids import was_cancelled
+from .dead import Kept, find_letter
+from .find import Finder, Located, Reference
+from .query import describe, look_at
+from .store import Store
+
+
+class Ended(NamedTuple):
+    state: State
+    kept: Kept | None
+    """Its dead letter."""
+
+
+async def in_index(store: Store, task_id: str, lane: str | None) -> TaskInfo:
+    """The task that has this id now. "unknown" where the id is free, whatever is kept of those who had it before."""
+    located = await Finder(store).find(Reference.parse(task_id, lane, len(store.keys)))
+    return TaskInfo(task_id, "unknown") if located is None else describe(task_id, located.entry)
+
+
+async def how_it_ended(store: Store, reference: Reference, located: Located | None) -> Ended:
+    state: State = "unknown" if located is None else located.entry.state
+    if state in ("unknown", "dead") and (kept := await find_letter(store, reference)) is not None:
+        # An id is forgotten some time after its end, its dead letter is not.
+        return Ended("dead", kept)
+    if located is None and reference.address is not None:
+        # Its old places were followed as far as that is done.
+        [entry] = await look_at(store, [(reference.address, reference.idh)])
+        return Ended(entry.state, None)
+    if located is None:
+        partitions = range(len(store.keys)) if reference.elsewhere else [reference.home]
+        state = "cancelled" if await was_cancelled(store, reference.idh, partitions) else state
+    return Ended(state, None)
+
+
+async def tell(store: Store, task_id: str, reference: Reference, located: Located | None) -> TaskInfo:
+    """What is known of a task, of one that is over too: the same as `explain` says of it."""
+    if located is not None:
+        return describe(task_id, located.entry)
+    ended = await how_it_ended(store, reference, None)
+    if ended.kept is None:
+        return TaskInfo(task_id, ended.state)
+    letter = ended.kept.letter
+    return TaskInfo(
+        task_id, "dead", letter.due_ms, letter.target or None, lane=letter.lane, attempt=letter.attempts,
+        errors=letter.errors,
+    )  # fmt: skip
