@@ -228,6 +228,21 @@ async def test_cancelling_the_retry_of_a_head_frees_its_lane(tickers: Tickers, s
     await balance(store)
 
 
+async def test_a_cancelled_neighbour_of_a_failed_head_frees_nobody(tickers: Tickers) -> None:
+    """What is left of a cancelled task is four bytes of its id, and ids of one call may begin alike."""
+    first = await tickers(handlers={"log": lambda one: Retry("no", after_ms=60_000) if one.value() == 0 else None})
+    neighbours = [Task("log:", 0, after="1s", lane="a"), Task("log:", "never", after="50s", lane="a")]
+    summary = await first.client.put_many(neighbours, handles=True)
+    await first.client.put("log:", 1, after="2s", lane="a")
+    await first.advance(seconds=1)
+    assert summary.handles is not None
+    assert await first.client.cancel(summary.handles[1].id) == "cancelled"
+    await first.crash()
+    second = await tickers()
+    assert values(await second.advance(seconds=55)) == []
+    assert values(await second.advance(seconds=10)) == [0, 1]
+
+
 async def test_cancelling_one_that_waits_behind_the_head_leaves_the_others(ticker: Ticker) -> None:
     ticker.answer("log", lambda one: Retry("no", after_ms=5_000) if (one.value(), one.attempt) == (0, 1) else None)
     summary = await ticker.client.put_many(

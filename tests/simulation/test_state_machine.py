@@ -33,7 +33,7 @@ from mainspring.model.lane_policy import LanePolicy
 from mainspring.model.outcome import DONE, Dead, Outcome, Retry
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import OnConflict, Task
-from mainspring.store import cancel, generated, put, register
+from mainspring.store import cancel, columns, generated, put, register
 from mainspring.store.codec import HEADER_BYTES, decode, is_tomb
 from mainspring.store.keys import Keyspace, Slice
 from mainspring.store.link import Link
@@ -649,6 +649,8 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "MOST_MOVES", 2)
     monkeypatch.setattr(lookahead, "LANE_WINDOW", 2)
     monkeypatch.setattr(cancel, "DENSE_TASKS", 1)
+    monkeypatch.setattr(columns, "FEW", 1)
+    monkeypatch.setattr(generated, "STRETCH", 2)
     monkeypatch.setattr(generated, "os", SimpleNamespace(urandom=random.randbytes))
 
 

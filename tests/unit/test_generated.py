@@ -11,7 +11,7 @@ SIZE = 16
 
 
 def ids_of(ids: GeneratedIds, count: int) -> list[tuple[int, bytes]]:
-    return [(stretch.partition, stretch.head + tail) for stretch in ids.draw(count) for tail in stretch.tails]
+    return [(stretch.partition, head + stretch.tail) for stretch in ids.draw(count) for head in stretch.heads]
 
 
 @pytest.mark.parametrize("partitions", [1, 3, 32, 100, 4096])
@@ -26,13 +26,13 @@ def test_every_id_is_of_its_own_and_its_crc_says_the_partition(partitions: int, 
 @pytest.mark.parametrize("partitions", [32, 100, 4096])
 def test_neighbours_of_a_call_share_a_partition(partitions: int) -> None:
     stretches = list(GeneratedIds(partitions).draw(1_000))
-    assert [len(stretch.tails) for stretch in stretches] == [250, 250, 250, 250]
+    assert [len(stretch.heads) for stretch in stretches] == [250, 250, 250, 250]
     assert len({stretch.partition for stretch in stretches}) == 4
 
 
 def test_no_stretch_is_longer_than_one_may_be() -> None:
     stretches = list(GeneratedIds(3).draw(STRETCH * 20 + 1))
-    assert max(len(stretch.tails) for stretch in stretches) <= STRETCH
+    assert max(len(stretch.heads) for stretch in stretches) <= STRETCH
     assert len(stretches) == 21
 
 
@@ -52,13 +52,18 @@ def test_a_large_call_fills_all_partitions_evenly() -> None:
     assert counts == dict.fromkeys(range(32), 2 * STRETCH)
 
 
-def test_calls_share_no_bytes() -> None:
-    """Neither the random ones nor the numbers: two calls of one process, or of two, never draw the same id."""
+def test_calls_have_nothing_in_common() -> None:
     ids = GeneratedIds(2)
-    heads = {next(ids.draw(2)).head for _ in range(2_000)}
-    first = {next(ids.draw(2)).tails[0] for _ in range(2_000)}
-    assert len(heads) == 2_000
-    assert len(first) > 1_000
+    stretches = [next(ids.draw(2)) for _ in range(2_000)]
+    assert len({stretch.tail for stretch in stretches}) == 2_000
+    assert len({stretch.heads[0] for stretch in stretches}) > 1_990
+
+
+def test_ids_differ_in_their_first_four_bytes() -> None:
+    """That is what is kept of a cancelled task."""
+    drawn = ids_of(GeneratedIds(32), 5_000)
+    assert len({idh[:4] for _, idh in drawn}) > 4_980
+    assert len({idh[:4] for _, idh in drawn[:STRETCH]}) == STRETCH
 
 
 def test_ids_one_by_one_are_those_of_the_stretches() -> None:

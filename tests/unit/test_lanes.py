@@ -124,22 +124,6 @@ def test_a_new_owner_that_is_told_of_a_held_lane_waits_too(lanes: Lanes) -> None
     assert lanes.leaving() == [retry]
 
 
-def test_a_cancelled_retry_frees_its_lane(lanes: Lanes) -> None:
-    lanes.hold("l", b"head" + bytes(12))
-    behind = flight(5)
-    offer(lanes, behind)
-    assert lanes.leaving() == []
-    assert lanes.free_cancelled(b"head") == ["l"]
-    assert lanes.leaving() == [behind]
-
-
-def test_a_cancelled_task_somewhere_else_frees_nothing(lanes: Lanes) -> None:
-    lanes.hold("l", b"head" + bytes(12))
-    offer(lanes, flight(5))
-    assert lanes.free_cancelled(b"tail") == []
-    assert lanes.leaving() == []
-
-
 def test_only_the_head_frees_its_lane(lanes: Lanes) -> None:
     first, second = flight(5), flight(6)
     offer(lanes, first, second)

@@ -277,11 +277,3 @@ class Lanes:
         kept = lane in self._kept
         self._kept.discard(lane)
         return kept
-
-    def free_cancelled(self, prefix: bytes) -> list[str]:
-        """An entry was cancelled before it was read: free the lanes that wait for its retry."""
-        lanes = [lane for lane in self._retrying if self._head[lane][: len(prefix)] == prefix]
-        for lane in lanes:
-            self.free(lane, self._head[lane])
-            self.let_go(lane)
-        return lanes

@@ -4,8 +4,9 @@ A transaction, and later a tick, costs per partition it touches. So a call is cu
 which goes to one partition, the next stretch and the next call to the next one. The partition is still what the crc16
 of the id says: whoever reads needs to know nothing of this.
 
-An id of a stretch is twelve bytes that all of it share, and a number with its own crc16 behind it. Such a number adds
-nothing to the crc16 of what stands before it, so the shared bytes alone decide about the partition.
+An id of a stretch is a number with its own crc16 behind it, mixed with four random bytes, and twelve bytes that all of
+the stretch share. Such a number adds nothing to the crc16 of an id, so what is random and shared alone decides about
+the partition. What differs comes first: of a cancelled task only the first four bytes of its id are kept.
 """
 
 import os
@@ -13,6 +14,7 @@ import random
 from binascii import crc_hqx
 from collections.abc import Iterator, Sequence
 from functools import cache
+from struct import iter_unpack
 from typing import Final, NamedTuple
 
 from ..model.ids import IDH_BYTES
@@ -20,20 +22,17 @@ from ..model.ids import IDH_BYTES
 STRETCH: Final = 256
 """Tasks of one call that share a partition: by then its costs per partition are small against those per task."""
 
-_TAIL: Final = 4
+_OWN: Final = 4
 _CHOSEN: Final = 2
-_RANDOM: Final = IDH_BYTES - _TAIL - _CHOSEN
-_FIRST_BITS: Final = 12
-"""The first number of a stretch is a random one of so many bits: that, too, keeps ids apart."""
 _POLYNOMIAL: Final = 0x1021
 
 
 class Stretch(NamedTuple):
-    """Ids of one partition: `head` with each of `tails` behind it."""
+    """Ids of one partition: each of `heads` with `tail` behind it."""
 
     partition: int
-    head: bytes
-    tails: Sequence[bytes]
+    heads: Sequence[bytes]
+    tail: bytes
 
 
 class GeneratedIds:
@@ -56,31 +55,37 @@ class GeneratedIds:
 
     def each(self, count: int) -> Iterator[bytes]:
         """The same, one by one."""
-        return (stretch.head + tail for stretch in self.draw(count) for tail in stretch.tails)
+        return (head + stretch.tail for stretch in self.draw(count) for head in stretch.heads)
 
     def _single(self) -> Stretch:
         """One task has no neighbours: all of its id is random, and it goes anywhere."""
         idh = os.urandom(IDH_BYTES)
-        return Stretch(crc_hqx(idh, 0) % self._partitions, idh[:-_TAIL], (idh[-_TAIL:],))
+        return Stretch(crc_hqx(idh, 0) % self._partitions, (idh[:_OWN],), idh[_OWN:])
 
     def _stretch(self, size: int) -> Stretch:
         partition, self._next = self._next, (self._next + 1) % self._partitions
-        free = os.urandom(_RANDOM)
+        free = os.urandom(IDH_BYTES - _CHOSEN)
         crc = partition + self._partitions * random.getrandbits(self._spare_bits)
-        head = free + (crc_hqx(free, 0) ^ _register_before(crc)).to_bytes(_CHOSEN, "big")
-        first = random.getrandbits(_FIRST_BITS)
-        return Stretch(partition, head, _tails()[first : first + size])
+        chosen = crc_hqx(free, 0) ^ _register_before(crc)
+        return Stretch(partition, _mixed(free[:_OWN], size), free[_OWN:] + chosen.to_bytes(_CHOSEN, "big"))
 
 
-@cache
-def _tails() -> list[bytes]:
-    numbers = [number.to_bytes(_TAIL - _CHOSEN, "big") for number in range((1 << _FIRST_BITS) + STRETCH)]
-    return [number + crc_hqx(number, 0).to_bytes(_CHOSEN, "big") for number in numbers]
+def _mixed(with_: bytes, size: int) -> list[bytes]:
+    """The first numbers, each mixed with these bytes; all of them in one step."""
+    together = int.from_bytes(_NUMBERS[: _OWN * size]) ^ int.from_bytes(with_ * size)
+    return [head for (head,) in iter_unpack(f"{_OWN}s", together.to_bytes(_OWN * size))]
 
 
 @cache
 def _register_before(crc: int) -> int:
-    """What crc16's register must hold, mixed with the chosen bytes, to end as `crc`: so many steps backwards."""
-    for _ in range(8 * (_CHOSEN + _TAIL)):
+    """What crc16's register must hold, mixed with the chosen bytes, to end as `crc`: its steps backwards."""
+    for _ in range(8 * _CHOSEN):
         crc = (crc ^ _POLYNOMIAL) >> 1 | 0x8000 if crc & 1 else crc >> 1
     return crc
+
+
+def _with_crc(number: bytes) -> bytes:
+    return number + crc_hqx(number, 0).to_bytes(_CHOSEN, "big")
+
+
+_NUMBERS: Final = b"".join(_with_crc(number.to_bytes(_OWN - _CHOSEN)) for number in range(STRETCH))

@@ -108,17 +108,17 @@ class Intake:
         for second, rows in usual.by_second():
             at = 0
             while at < len(rows):
-                if used == len(stretch.tails):
+                if used == len(stretch.heads):
                     stretch, used = next(stretches), 0
-                some = rows[at : at + len(stretch.tails) - used]
-                tails = stretch.tails[used : used + len(some)]
+                some = rows[at : at + len(stretch.heads) - used]
+                heads = stretch.heads[used : used + len(some)]
                 place = self._widths.place(stretch.partition, second * SECOND_MS, batch.now_ms)
                 if place.width_ms == SECOND_MS:
-                    _append(batch, usual, some, place, stretch, tails)
+                    _append(batch, usual, some, place, stretch, heads)
                 else:  # a crowded second is cut finer
-                    for number, tail in zip(usual.numbers_of(some), tails, strict=True):
+                    for number, head in zip(usual.numbers_of(some), heads, strict=True):
                         task = tasks[number]
-                        self._take_slowly(batch, number, task, cast("int", task.at), stretch.head + tail)
+                        self._take_slowly(batch, number, task, cast("int", task.at), head + stretch.tail)
                 at += len(some)
                 used += len(some)
 
@@ -233,15 +233,15 @@ class Intake:
 
 
 def _append(
-    batch: Batch, usual: Columns, some: Sequence[int], place: Slice, stretch: Stretch, tails: Sequence[bytes]
+    batch: Batch, usual: Columns, some: Sequence[int], place: Slice, stretch: Stretch, heads: Sequence[bytes]
 ) -> None:
     """Rows of one second and one partition."""
     rows = batch.rows.list_for(stretch.partition, place)
     batch.runs.append(Run(stretch.partition, place, len(rows), usual.numbers_of(some)))
     batch.rows.size += len(some)
     # Names of this function: each look into a column by its field would cost as much as what is found there.
-    (_, dues_ms, leads, payloads), start_ms, head = usual, place.start_ms, stretch.head
+    (_, dues_ms, leads, payloads), start_ms, tail = usual, place.start_ms, stretch.tail
     rows += [
         b"".join((_OFFSETS[dues_ms[at] - start_ms], head, tail, leads[at], payloads[at]))
-        for at, tail in zip(some, tails, strict=True)
+        for at, head in zip(some, heads, strict=True)
     ]
