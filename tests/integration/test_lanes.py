@@ -334,6 +334,23 @@ async def test_of_a_head_that_was_skipped_get_says_what_explain_says(tickers: Ti
         assert (why.state, why.due_ms, why.attempt, why.errors) == ("dead", put.due_ms, found.attempt, found.errors)
 
 
+async def test_a_cancelled_task_that_was_put_with_a_failed_head_does_not_free_its_lane(tickers: Tickers) -> None:
+    """Ids that were made together begin alike, and of a cancelled one only the beginning is left."""
+    ticker = await tickers(
+        handlers={"log": lambda one: Retry("no", after_ms=14_400_000) if one.value() == "head" else None}
+    )
+    tasks = [
+        Task("log:", value, after=after, lane="a") for value, after in (("head", "1s"), ("next", "2s"), ("off", "2h"))
+    ]
+    put = await ticker.client.put_many(tasks, handles=True)
+    handles = [handle.id for handle in put.handles or ()]
+    assert len({id[:8] for id in handles}) == 1
+    assert await ticker.client.cancel(handles[2]) == "cancelled"
+    assert values(await ticker.advance(seconds=2)) == ["head"]
+    for _ in range(13):
+        assert values(await ticker.advance(minutes=10)) == [], "it overtook the head of its lane"
+
+
 def _neighbours(lane: str, other: str | None, partitions: int) -> tuple[str, str | None]:
     """An id, and a lane or none, that fall into the partition of this lane."""
     wanted = partition_of(lane, partitions)

@@ -278,10 +278,8 @@ class Lanes:
         self._kept.discard(lane)
         return kept
 
-    def free_cancelled(self, prefix: bytes) -> list[str]:
-        """An entry was cancelled before it was read: free the lanes that wait for its retry."""
-        lanes = [lane for lane in self._retrying if self._head[lane][: len(prefix)] == prefix]
-        for lane in lanes:
-            self.free(lane, self._head[lane])
-            self.let_go(lane)
-        return lanes
+    def ask_first(self, prefix: bytes) -> None:
+        """An entry was cancelled before it was read, and may be the retry that a lane waits for. Of its id only the
+        beginning is left, which ids that were made together share: the index knows."""
+        meant = [lane for lane in self._retrying if self._head[lane][: len(prefix)] == prefix]
+        self._to_ask = [*meant, *(lane for lane in self._to_ask if lane not in meant)]

@@ -248,9 +248,7 @@ class Partition:
             self.unwritten.settled(live, now_s)
         self.unwritten.lost, live.sieve.lost = self.unwritten.lost + live.sieve.lost, 0
         for prefix in live.sieve.tombs:
-            for lane in self.lanes.free_cancelled(prefix):
-                self.unwritten.holds.append((lane, b""))
-                self.held_work.lane_is_free(lane)
+            self.lanes.ask_first(prefix)
         live.sieve.tombs = []
         if live.occurrences:
             self.chains.read(live.occurrences)
