@@ -138,7 +138,7 @@ async def test_what_has_an_id_needs_no_mark(ticker: Ticker, store: Store, way: W
     """Everybody asks the index for it; nobody pays for a mark that nobody reads."""
     await moved(ticker, way, task_id="mine")
     assert await ticker.client.cancel("mine") == "cancelled"
-    assert (await ticker.client.get("mine")).state == "unknown"
+    assert (await ticker.client.get("mine")).state == "cancelled"
     for keys in store.keys.partitions:
         [names] = await store.run_one(keys.slot, [("ZRANGE", keys.slices, 0, -1)])
         for name in names:

@@ -446,7 +446,6 @@ def test_an_event_loop_that_ends_without_astop_stops_the_scheduler(
     check_nobody_left()
 
 
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the connections that its worker had in that loop
 @pytest.mark.parametrize("then", ["stop", "start"])
 def test_a_scheduler_whose_event_loop_was_closed_can_be_stopped_and_started_again(
     config: Config, then: str, caplog: pytest.LogCaptureFixture

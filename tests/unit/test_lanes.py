@@ -124,6 +124,16 @@ def test_a_new_owner_that_is_told_of_a_held_lane_waits_too(lanes: Lanes) -> None
     assert lanes.leaving() == [retry]
 
 
+def test_a_lane_whose_retry_may_be_cancelled_is_the_first_that_is_asked_for(lanes: Lanes) -> None:
+    for lane in ("k", "l", "m"):
+        lanes.hold(lane, (b"head" if lane == "l" else b"tail") + bytes(12))
+    offer(lanes, flight(5))
+    lanes.ask_first(b"head")
+    assert lanes.leaving() == [], "ids that were made together begin alike"
+    assert list(lanes.heads_to_ask(1)) == ["l"]
+    assert set(lanes.heads_to_ask(3)) == {"k", "l", "m"}, "and then all of them"
+
+
 def test_only_the_head_frees_its_lane(lanes: Lanes) -> None:
     first, second = flight(5), flight(6)
     offer(lanes, first, second)

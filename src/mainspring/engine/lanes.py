@@ -277,3 +277,9 @@ class Lanes:
         kept = lane in self._kept
         self._kept.discard(lane)
         return kept
+
+    def ask_first(self, prefix: bytes) -> None:
+        """An entry was cancelled before it was read, and may be the retry that a lane waits for. Of its id only the
+        beginning is left, which ids that were made together share: the index knows."""
+        meant = [lane for lane in self._retrying if self._head[lane][: len(prefix)] == prefix]
+        self._to_ask = [*meant, *(lane for lane in self._to_ask if lane not in meant)]

@@ -247,6 +247,9 @@ class Partition:
         if live.bits.dirty:
             self.unwritten.settled(live, now_s)
         self.unwritten.lost, live.sieve.lost = self.unwritten.lost + live.sieve.lost, 0
+        for prefix in live.sieve.tombs:
+            self.lanes.ask_first(prefix)
+        live.sieve.tombs = []
         if live.occurrences:
             self.chains.read(live.occurrences)
             live.occurrences = []

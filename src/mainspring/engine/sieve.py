@@ -1,6 +1,6 @@
 """Which of the rows that were read have still to fire, where that cannot be said of all of them at a glance."""
 
-from ..store.codec import HEADER_BYTES, INDEXED, TOMB, TOMB_BYTES, is_tomb
+from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, TOMB, TOMB_BYTES, is_tomb
 from .bitmaps import Bitmaps, is_set
 from .waiting import offsets
 
@@ -8,7 +8,7 @@ from .waiting import offsets
 class Sieve:
     """Looks at each row: it may have left, be cancelled, a repeat of another, or damaged."""
 
-    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "lost", "stubs")
+    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "lost", "stubs", "tombs")
 
     def __init__(self, width_ms: int, bits: Bitmaps, held: set[int]) -> None:
         self._width_ms = width_ms
@@ -20,6 +20,8 @@ class Sieve:
         """Repeats of one put that were dropped since the last commit."""
         self.damaged = False
         """Some row's header cannot be true: look at each row before it leaves."""
+        self.tombs: list[bytes] = []
+        """The first bytes of the ids of cancelled rows that were met, until somebody takes note."""
         self.start_pass()
 
     def start_pass(self) -> None:
@@ -47,6 +49,8 @@ class Sieve:
                 self.stubs[i] = row
                 rows[i] = None
             elif whole and row[4] & TOMB and is_tomb(row):
+                if not row[4] & FORWARD:
+                    self.tombs.append(row[5:HEADER_BYTES])
                 self._bits.settle([i])
                 rows[i] = None
             else:
@@ -64,8 +68,7 @@ class Sieve:
         """By the bits of the server, from this byte on: those that are marked need no delivery. Returns the others."""
         marked = [i for i in self.stubs if is_set(cancelled, first_byte, i)]
         if marked:
-            for i in marked:
-                del self.stubs[i]
+            self.tombs += map(self.stubs.pop, marked)
             self._bits.settle(marked)
         damaged, self.stubs = list(self.stubs.items()), {}
         self.damaged = self.damaged or bool(damaged)
