@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mainspring.bulk import handles_of
 from mainspring.model.errors import InvalidInput
@@ -73,6 +75,47 @@ def test_many_and_one_by_one_are_written_alike() -> None:
     tasks += [Task(f"log:{n % 3}", payload, at=NOW_MS + n) for n, payload in enumerate([None, {"a": None}, [1], 2.5])]
     singly = [entry for task in tasks for entry in written(take(task))]
     assert written(take(*tasks)) == sorted(singly)
+
+
+TIMES = st.one_of(
+    st.none(),
+    st.integers(NOW_MS - 2_000, NOW_MS + 5_000),
+    st.sampled_from([NOW_MS + HOUR_MS - 1, NOW_MS + HOUR_MS, "2027-01-15T09:00:00Z", NOW_MS + 0.5]),
+)
+PAYLOADS = st.one_of(
+    st.none(),
+    st.integers(),
+    st.text(max_size=9),
+    st.binary(max_size=9),
+    st.just({"a": None}),
+    st.just(msgspec.Raw(b"[1]")),
+)
+TASKS = st.builds(
+    Task,
+    st.sampled_from(["log:", "kafka:ticks", "https://a.example/x"]),
+    PAYLOADS,
+    TIMES,
+    id=st.sampled_from([None, None, None, "order-42", "x" * 40, "\xe4"]),
+    lane=st.sampled_from([None, None, None, "left"]),
+    expires=st.sampled_from([None, None, None, "2h"]),
+    retry=st.sampled_from([None, None, None, "retries=2"]),
+    timeout=st.sampled_from([None, None, None, "3s"]),
+)
+
+
+@given(st.lists(TASKS, max_size=20))
+@settings(max_examples=300, deadline=None)
+def test_whatever_goes_together_is_written_as_it_would_be_alone(tasks: list[Task]) -> None:
+    batch, alone = take(*tasks), [take(task) for task in tasks]
+    assert written(batch) == sorted(entry for one in alone for entry in written(one))
+    named = [named for one in alone for named in one.named.values()]
+    assert list(batch.named.values()) == named
+    assert list(batch.named) == [number for number, task in enumerate(tasks) if task.id is not None]
+    assert [handle.due_ms for handle in handles(batch)] == [due for one in alone for due in dues_of(one)]
+
+
+def dues_of(batch: Batch) -> list[int]:
+    return [handle.due_ms for handle in handles(batch)]
 
 
 def test_what_is_rare_does_not_keep_its_neighbours_from_going_together() -> None:
