@@ -5,7 +5,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
@@ -55,12 +55,26 @@ def _answering(
     return call
 
 
-async def _contained(work: Coroutine[Any, Any, T]) -> tuple[T | None, BaseException | None]:
+_Answer = tuple[T | None, BaseException | None]
+
+
+async def _contained(work: Coroutine[Any, Any, T]) -> _Answer[T]:
     """An iterable of the caller's may want to end the program. Here it would end the loop that all calls need."""
     try:
         return await work, None
     except (SystemExit, KeyboardInterrupt) as ended:
         return None, ended
+
+
+def _answer_of(call: "Future[_Answer[T]]") -> T:
+    try:
+        answer, ended = call.result()
+    except BaseException:
+        call.cancel()  # Ctrl-C: nobody waits for the answer any more
+        raise
+    if ended is not None:
+        raise ended
+    return cast("T", answer)
 
 
 class SyncClient:
@@ -79,9 +93,9 @@ class SyncClient:
         self.schedules = SyncSchedules(self._wait)
         """Recurring work: add, edit, pause, trigger, backfill, …"""
         self._closing = threading.Lock()
-        self._calls = 0
+        self._under_way: set[Future[Any]] = set()
         self._quiet = threading.Condition()
-        """Told when a call has ended."""
+        """Held to begin or to end a call; told when one has ended."""
         self._closed = False
         self._thread.start()
         try:
@@ -128,9 +142,12 @@ class SyncClient:
                 return
             with self._quiet:
                 self._closed = True
-                self._quiet.wait_for(lambda: not self._calls, CLOSE_S)
+                self._quiet.wait_for(lambda: not self._under_way, CLOSE_S)
+                late = list(self._under_way)
+            for call in late:
+                call.cancel()  # before the connections are closed: it would be told as their failure
             try:
-                self._answer(Client.aclose)
+                _answer_of(self._begin(Client.aclose))
             finally:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
@@ -148,26 +165,19 @@ class SyncClient:
             raise MainspringError("this client was made before a fork; make one in the child process")
         with self._quiet:
             self._check()
-            self._calls += 1
+            call = self._begin(work)
+            self._under_way.add(call)
         try:
-            return self._answer(work)
+            return _answer_of(call)
         except CancelledError:
             raise MainspringError("the client was closed during this call, which may be done all the same") from None
         finally:
             with self._quiet:
-                self._calls -= 1
+                self._under_way.discard(call)
                 self._quiet.notify_all()
 
-    def _answer(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-        future = asyncio.run_coroutine_threadsafe(_contained(work(self._client)), self._loop)
-        try:
-            answer, ended = future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C: nobody waits for the answer any more
-            raise
-        if ended is not None:
-            raise ended
-        return cast("T", answer)
+    def _begin(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> "Future[_Answer[T]]":
+        return asyncio.run_coroutine_threadsafe(_contained(work(self._client)), self._loop)
 
     def _check(self) -> None:
         if self._closed:

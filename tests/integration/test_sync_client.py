@@ -92,7 +92,7 @@ def test_a_call_under_way_may_end_before_the_client_is_closed(server: Server, mo
         server.pause()
         try:
             counting = threads.submit(client.count)
-            wait_until(lambda: client._calls == 1, "the call is under way")
+            wait_until(lambda: len(client._under_way) == 1, "the call is under way")
             closing = threads.submit(client.close)
             wait_until(lambda: client._closed, "it closes")
             assert not closing.done()
@@ -110,10 +110,22 @@ def test_a_call_that_waits_for_ever_is_ended_by_the_close_and_told_so(
     client.put("queue:nobody/works", id="waits")
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(client.result, "waits")
-        wait_until(lambda: client._calls == 1, "the call is under way")
+        wait_until(lambda: len(client._under_way) == 1, "the call is under way")
         client.close()
         with pytest.raises(MainspringError, match="closed during this call"):
             waiting.result(60)
+
+
+def test_calls_are_ended_before_the_connections_and_not_told_as_their_failure(
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mainspring.sync.CLOSE_S", 0.0)
+    client.put("queue:nobody/works", id="waits")
+    with ThreadPoolExecutor(64) as threads:
+        waiting = [threads.submit(client.result, "waits") for _ in range(64)]
+        wait_until(lambda: len(client._under_way) == 64, "the calls are under way")
+        client.close()
+    assert {str(one.exception()).partition(",")[0] for one in waiting} == {"the client was closed during this call"}
 
 
 def test_a_callback_that_closes_the_client_is_told_so(client: SyncClient) -> None:
