@@ -4,7 +4,6 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
-PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -22,10 +21,11 @@ install: $(STAMP) ## create .venv with everything pinned (redone only when pins 
 
 # The stamp is written last, so an install cut short is done again from the start.
 $(STAMP): pyproject.toml requirements/dev.txt
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: Python 3.11 or newer is needed" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	@echo "installing into .venv"
-	@$(PYTHON) -m venv .venv
+	@python=$${PYTHON:-$$(tools/find-python)}; \
+	command -v $$python >/dev/null || { echo "$$python not found: Python 3.11 or newer is needed" >&2; exit 1; }; \
+	$$python -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'; \
+	echo "installing into .venv"; \
+	$$python -m venv .venv
 	@# uv needs seconds where pip needs a minute; where it finds no packages (a mirror that only pip knows), pip gets them.
 	@sed -n '/^uv==/,/^    # via/p' requirements/dev.txt > .venv/uv.txt
 	@$(PIP) --require-hashes -r .venv/uv.txt
