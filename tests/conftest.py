@@ -14,12 +14,17 @@ ON_ONE_BROKER = ("test_kafka_sink.py", "test_demo.py", "test_sink_contract.py", 
 LONG = (
     "test_chaos.py", *ON_ONE_BROKER, "test_state_machine.py", "test_bench.py", "test_serve.py", "test_spill.py",
     "test_supervisor.py", "test_engine.py", "test_bench_peers.py", "test_cron_oracle.py", "test_valves.py",
-    "test_api_serve.py", "test_planted_bugs.py", "test_links.py", "test_failover.py", "test_leader_and_followers.py",
-    "test_worker_process.py", "test_verify_live.py", "test_held_list.py", "test_commands.py", "test_doctor.py",
-    "test_cluster.py", "test_examples.py", "test_bench_queue.py", "test_hand_over_on_a_bad_road.py",
-    "test_resharding.py", "test_worker_life.py",
+    "test_outage.py", "test_scheduler_life.py", "test_resharding.py", "test_worker_life.py", "test_links.py",
+    "test_failover.py", "test_api_serve.py", "test_verify_live.py", "test_api_schema.py", "test_guides.py",
+    "test_planted_bugs.py", "test_leader_and_followers.py", "test_worker_process.py", "test_commands.py",
+    "test_node.py", "test_examples.py", "test_held_list.py", "test_cluster.py", "test_many_lanes.py",
+    "test_schedule_processes.py", "test_queue_resharding.py", "test_network_partition.py", "test_embedded.py",
+    "test_metrics_move.py", "test_doctor.py", "test_deploy.py", "test_schedule_commands.py",
+    "test_bench_schedules.py", "test_bench_queue.py", "test_hand_over_on_a_bad_road.py", "test_bench_http.py",
+    "test_schedule_preview.py",
 )  # fmt: skip
-"""Few tests that take long, the longest first: one of them at the very end would keep the others waiting for it."""
+"""Files that take long, the longest first: one of them at the very end would keep the others waiting for it. Those with
+few tests above all, for the others go by how many they have."""
 
 # How long an example takes says more about the machine than about what is tested.
 settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])

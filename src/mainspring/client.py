@@ -1,32 +1,30 @@
 """What applications call: put tasks, look at them, cancel and move them."""
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from functools import cached_property, partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from .bulk import BATCH, Tally, batches, checked, handles_of
 from .letters import Letters
-from .model.choice import ListedState, QueueFilter, QueueState, TaskFilter
+from .listings import Listings
 from .model.clock import Clock
 from .model.errors import InvalidInput, MainspringError, NotConfirmed
 from .model.explain import Explanation
 from .model.limits import MAX_PAYLOAD_BYTES
 from .model.retry import RetryPolicy
-from .model.task import CancelOutcome, Count, Handle, OnConflict, Page, PutSummary, Task, TaskInfo
-from .model.texts import check_text
+from .model.task import CancelOutcome, Handle, OnConflict, Task, TaskInfo
 from .model.times import Delay, When, check_horizon, delay_ms, instant_ms
+from .puts import Parts, Puts
 from .results import Results
 from .standstills import Standstills
-from .store import ended, query, queue_list
-from .store.durable import SERVER, Durability, check_durability
+from .store import ended
 from .store.find import Finder, Reference
-from .store.intake import Batch, Intake
+from .store.intake import Intake
 from .store.link import LinkOptions
 from .store.named import NamedPuts
-from .store.put import Places, Widths, put_rows
+from .store.put import Widths
 from .store.replay import Replayer
 from .store.store import Store
 
@@ -37,14 +35,8 @@ if TYPE_CHECKING:
 CANCEL_BATCH: Final = 1_048_576
 """Cancels that travel together: the more of them fall into one slice, the less each costs."""
 
-P = TypeVar("P")
-Progress = Callable[[int], None]
-"""Called with the number of tasks stored so far."""
 
-_CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
-
-
-class Client(Letters, Results, Standstills):
+class Client(Puts, Listings, Letters, Results, Standstills):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
     `wait_s` is how long puts, and results without a timeout, wait for a server that is away; 0 means that they fail at
@@ -80,7 +72,7 @@ class Client(Letters, Results, Standstills):
         self._timezone = timezone
         self._owns_store = True
         self._opening = asyncio.Lock()
-        self._parts: tuple[Store, Intake, NamedPuts, Finder] | None = None
+        self._parts: Parts | None = None
 
     @cached_property
     def schedules(self) -> "Schedules":
@@ -155,104 +147,6 @@ class Client(Letters, Results, Standstills):
         [handle] = summary.handles
         return handle.bound(lambda timeout: self.result(handle.id, lane=lane, timeout=timeout))
 
-    async def put_many(
-        self,
-        tasks: Iterable[Task] | AsyncIterable[Task],
-        *,
-        on_conflict: OnConflict = "keep",
-        durability: str = "server",
-        progress: Progress | None = None,
-        handles: bool = False,
-    ) -> PutSummary:
-        """Schedule any number of tasks in bulk. A wrong task stops the call; batches before it are stored.
-
-        An error says how many are `stored` all the same, and has their handles: where `handles` are asked for those of
-        all, else those of the last batch (16,384 tasks), which is the only one that can be stored in part.
-        """
-        if on_conflict not in _CONFLICTS:
-            raise InvalidInput(f"on_conflict {on_conflict!r}: use one of {', '.join(_CONFLICTS)}")
-        if progress is not None and not callable(progress):
-            raise InvalidInput(f"progress is a {type(progress).__name__}; give a function that takes the number stored")
-        level = check_durability(durability)
-        tally = Tally(level, handles)
-        try:
-            await self._put_all(tasks, on_conflict, tally, progress or _silent)
-        except MainspringError as error:
-            tally.tell(error)
-            raise
-        return tally.summary()
-
-    async def _put_all(
-        self, tasks: Iterable[Task] | AsyncIterable[Task], on_conflict: OnConflict, tally: Tally, report: Progress
-    ) -> None:
-        if isinstance(tasks, list) and len(tasks) <= BATCH:
-            if tasks:
-                await self._prepare(checked(tasks), on_conflict, tally)()
-            report(tally.accepted)
-            return
-        writing: asyncio.Task[None] | None = None
-        try:
-            async for some in batches(tasks):
-                # The next batch is made ready while the server works on this one.
-                write = self._prepare(some, on_conflict, tally)
-                if writing is not None:
-                    await writing
-                    report(tally.accepted)
-                writing = asyncio.create_task(write())
-                await asyncio.sleep(0)
-        finally:
-            if writing is not None:
-                await writing
-        report(tally.accepted)
-
-    def _prepare(
-        self, tasks: Sequence[Task], on_conflict: OnConflict, tally: Tally
-    ) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Check and encode a batch; what is returned writes it."""
-        store, intake, _, _ = self._ready()
-        now_ms = store.clock.now_ms()
-        batch = intake.take(tasks, now_ms)
-
-        async def write() -> None:
-            places: Places = {}
-            named: list[Handle | None] = []
-            short: set[int] = set()
-            try:
-                await self._write(batch, on_conflict, now_ms, tally.level, places, named, short)
-            except MainspringError:
-                tally.last = handles_of(batch, places, named, tally.level, short)
-                raise
-            tally.add(batch, places, cast("list[Handle]", named))
-
-        return write
-
-    async def _write(
-        self,
-        batch: Batch,
-        on_conflict: OnConflict,
-        now_ms: int,
-        level: Durability,
-        places: Places,
-        handles: list[Handle | None],
-        short: set[int],
-    ) -> None:
-        store, _, named, _ = self._ready()
-        with_ids = list(batch.named.values())
-        handles += [None] * len(with_ids)
-        shortfall: NotConfirmed | None = None
-        if batch.rows.size:
-            try:
-                await put_rows(
-                    store, batch.rows, self._widths, places, now_ms=now_ms, wait_s=self._wait_s, durability=level,
-                    short=short,
-                )  # fmt: skip
-            except NotConfirmed as error:
-                shortfall, level = error, SERVER  # the others are stored as well, without another wait
-        if with_ids:
-            await named.put(with_ids, handles, on_conflict, now_ms, level, wait_s=self._wait_s)
-        if shortfall is not None:
-            raise shortfall
-
     # -- one task ------------------------------------------------------------------------------------------
 
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
@@ -301,58 +195,9 @@ class Client(Letters, Results, Standstills):
         moved_id = id if reference.task_id is not None else f"{reference.idh.hex()}~{address.text()}"
         return Handle(moved_id, due_ms, "replaced", due_ms < now_ms)
 
-    # -- many tasks ------------------------------------------------------------------------------------------
-
-    async def list(
-        self,
-        *,
-        after: When | None = None,
-        before: When | None = None,
-        state: ListedState | QueueState = "pending",
-        target: str | None = None,
-        lane: str | None = None,
-        allowed: Sequence[str] | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> Page:
-        """Tasks in due order, `limit` at a time; pass `page.next` as cursor for the next page.
-
-        `target` and each of `allowed` (of which one must fit) is a whole target, or its beginning and `*`. With these a
-        page looks through 20,000 tasks or a little more: it may be short, and still name a next one. Tasks that are
-        held come before all others, as they were held. Tasks that are queued or running are in no order, and a page of
-        them may hold some more.
-        """
-        if type(limit) is not int or not 1 <= limit <= 1000:
-            raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
-        if allowed is not None and (isinstance(allowed, (str, bytes)) or not isinstance(allowed, Sequence)):
-            raise InvalidInput(
-                f"allowed is a {type(allowed).__name__}; give a list of targets, or their beginnings and *"
-            )
-        for name, text in (("target", target), ("lane", lane), *(("allowed", one) for one in allowed or ())):
-            if text is not None:
-                check_text(text, name)
-        from_ms, to_ms = _range(after, before)
-        if state == "queued" or state == "running":
-            where = QueueFilter(state, TaskFilter("pending", target, lane, allowed), from_ms, to_ms)
-            in_queues = _cursor(queue_list.parse_place, cursor)
-            return await queue_list.page(self.store, where, after=in_queues, limit=limit)
-        if state not in ("pending", "fired"):
-            raise InvalidInput(f"state {state!r} cannot be listed; use pending, fired, queued or running")
-        place = _cursor(query.parse_place, cursor)
-        if place is not None:
-            from_ms = max(from_ms, place[0])
-        chosen = TaskFilter(state, target, lane, allowed)
-        return await query.page(self.store, from_ms=from_ms, to_ms=to_ms, after=place, limit=limit, where=chosen)
-
-    async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
-        """How many tasks are pending, in all or due in a range (there the edges may be estimates)."""
-        if after is None and before is None:
-            return await query.count_all(self.store)
-        return await query.count_between(self.store, *_range(after, before))
-
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _ready(self) -> tuple[Store, Intake, NamedPuts, Finder]:
+    def _ready(self) -> Parts:
         if self._parts is None:
             raise MainspringError("the client is not open; use 'async with Client(…)' or await client.open()")
         return self._parts
@@ -367,25 +212,3 @@ class Client(Letters, Results, Standstills):
 
     def _reference(self, id: str, lane: str | None) -> Reference:
         return Reference.parse(id, lane, len(self.store.keys))
-
-
-def _silent(stored: int) -> None:
-    """Nobody wants to know."""
-
-
-def _cursor(parse: Callable[[str], P], text: str | None) -> P | None:
-    try:
-        return None if text is None else parse(text)
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidInput(f"cursor {str(text)[:80]!r} is not one that list returned") from None
-
-
-_FOREVER_MS: Final = 1 << 45
-
-
-def _range(after: When | None, before: When | None) -> tuple[int, int]:
-    from_ms = 0 if after is None else instant_ms(after, field="after")
-    to_ms = _FOREVER_MS if before is None else instant_ms(before, field="before")
-    if to_ms <= from_ms:
-        raise InvalidInput("the range is empty: before must be later than after")
-    return from_ms, to_ms

@@ -2,7 +2,7 @@
 
 from .config import Config
 from .engine.engine import EngineOptions
-from .engine.lookahead import Reach
+from .engine.reach import Reach
 from .engine.valves import FlowOptions
 
 

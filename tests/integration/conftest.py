@@ -1,13 +1,15 @@
 """Every test of the data path runs on three real servers, in a namespace of its own, and leaves nothing behind."""
 
+import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import pytest
+import uvloop
 
 from mainspring.client import Client
 from mainspring.model.clock import ManualClock
@@ -31,6 +33,31 @@ STRETCH = 32
 KINDS = ("valkey", "redis", "cluster")
 
 Fleet = Server | Cluster
+
+UVLOOP_ON: Final = ("redis", "cluster")
+"""Where a test runs on uvloop, as nodes do, which costs less; elsewhere on asyncio's own loop, as programs may."""
+
+
+class Loops:
+    """Makes the event loop of the test that is about to run."""
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+
+    @classmethod
+    def new(cls) -> asyncio.AbstractEventLoop:
+        return cls.factory()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    kind = item.callspec.params.get("fleet") if hasattr(item, "callspec") else None
+    Loops.factory = uvloop.new_event_loop if kind in UVLOOP_ON else asyncio.new_event_loop
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"by server": Loops.new}
 
 
 @pytest.fixture(scope="session")

@@ -292,3 +292,14 @@ async def test_a_known_head_counts_against_the_rate(server: Server) -> None:
     statuses = [head[9:12] for head, _ in answers]
     assert {b"202", b"429"} == set(statuses)
     assert statuses.count(b"202") < 30
+
+
+@pytest.mark.parametrize("more", [b"origin: https://elsewhere.example\r\n", b"content-encoding: gzip\r\n"])
+async def test_a_head_that_is_refused_is_refused_again(api: Api, more: bytes) -> None:
+    async with Wire(api) as wire:
+        for n in range(3):
+            assert (await asked(wire, post(tick(n))))[0].startswith(b"HTTP/1.1 202 ")
+        answers = [await asked(wire, post(tick(n), more=more)) for n in range(3, 7)]
+        assert {head[9:10] for head, _ in answers} == {b"4"}
+        assert (await asked(wire, post(tick(7))))[0].startswith(b"HTTP/1.1 202 ")
+    assert (await api.client.count()).pending == 4

@@ -211,16 +211,18 @@ async def test_a_partition_that_nobody_took_for_two_leases_is_taken_by_anyone(si
     node = await site.node(lease_s=SHORT_S)
     await until(lambda: owned(node) == [PARTITIONS])
     # A member that is planned for half of the partitions and asks for them, but cannot acquire any.
-    await members.join(store, ghost, About(concurrency=100_000, waiting=tuple(range(PARTITIONS))))
+    without = About(concurrency=node.config.concurrency)
+    wanting = About(concurrency=node.config.concurrency, waiting=tuple(range(PARTITIONS)))
+    await members.join(store, ghost, wanting)
     await until(lambda: owned(node) == [PARTITIONS // 2])
-    await members.beat(store, ghost, About(concurrency=100_000))
+    await members.beat(store, ghost, without)
     await until(lambda: owned(node) == [PARTITIONS])
     client = await site.client()
     for number in range(40):
         await client.put("log:", number, after="0s")
     await until(lambda: sum(site.basket.ids.values()) == 40)
     # It is well again: it gets what it waits for.
-    await members.beat(store, ghost, About(concurrency=100_000, waiting=tuple(range(PARTITIONS))))
+    await members.beat(store, ghost, wanting)
     await until(lambda: owned(node) == [PARTITIONS // 2])
 
 

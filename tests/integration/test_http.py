@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.api.collector import Collector
+from mainspring.api.collector import CROWD, Collector
 from mainspring.api.server import ApiServer
 from mainspring.config import Config
 from mainspring.model.errors import Conflict, Unavailable
@@ -275,10 +275,10 @@ async def test_requests_gather_while_a_write_is_on_its_way() -> None:
     collector = Collector(write)
     first = collector.put(Task("log:", id="0"))
     await begun.wait()
-    rest = [collector.put(Task("log:", id=str(n))) for n in range(1, 50)]
+    rest = [collector.put(Task("log:", id=str(n))) for n in range(1, 2 * CROWD)]
     gate.set()
-    assert [handle.id for handle in await asyncio.gather(first, *rest)] == [str(n) for n in range(50)]
-    assert [len(batch) for batch in batches] == [1, 49]
+    assert [handle.id for handle in await asyncio.gather(first, *rest)] == [str(n) for n in range(2 * CROWD)]
+    assert [len(batch) for batch in batches] == [1, 2 * CROWD - 1], "too few for two writes"
 
 
 async def test_an_error_about_one_task_fails_that_one_only() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.lookahead import Reach
+from mainspring.engine.reach import Reach
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import StoreError, Unavailable

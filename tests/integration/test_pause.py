@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.lookahead import Reach
+from mainspring.engine.reach import Reach
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import InvalidInput
 from mainspring.model.outcome import Retry

@@ -57,6 +57,25 @@ async def test_tasks_may_come_from_an_asynchronous_source(client: Client) -> Non
     assert summary.accepted == len(summary.handles or ()) == 10
 
 
+async def test_near_and_far_tasks_of_one_put_come_once_each_at_their_millisecond(
+    ticker: Ticker, clock: ManualClock
+) -> None:
+    """With ids and without, in slices of seconds and of hours; some of both are cancelled before."""
+    now_ms, came = clock.now_ms(), dict[int, int]()
+    ticker.answer("log", lambda delivery: came.update({delivery.value(): clock.now_ms()}))
+    dues_ms = [now_ms + n * 7_919 % (4 * HOUR_MS) + HOUR_MS // 2 for n in range(300)]
+    dues_ms += [now_ms + HOUR_MS - 1, now_ms + HOUR_MS, now_ms + HOUR_MS + 1]
+    tasks = [Task("log:", n, at=at, id=None if n % 2 else f"o{n}") for n, at in enumerate(dues_ms)]
+    summary = await ticker.client.put_many(tasks, handles=True)
+    assert [handle.due_ms for handle in summary.handles or ()] == dues_ms
+    gone = range(0, len(tasks), 7)
+    ids = [handle.id for handle in summary.handles or ()]
+    assert await ticker.client.cancel_many([ids[n] for n in gone]) == ["cancelled"] * len(gone)
+    delivered = await ticker.advance(hours=5)
+    assert came == {n: at for n, at in enumerate(dues_ms) if n not in gone}
+    assert len(delivered) == len(came)
+
+
 async def test_far_tasks_share_hour_slices_and_near_ones_have_seconds(client: Client) -> None:
     near = await client.put("log:", after="59m59s")
     far = await client.put("log:", after="1h")

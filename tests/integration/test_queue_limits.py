@@ -1,6 +1,7 @@
 """Limits and retries of queues: `[queue.<name>]` counts for all workers together."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,6 +12,7 @@ from mainspring.model.queue_rules import QueueRules
 from mainspring.model.rate import Limit, Rate
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
+from mainspring.store import limits
 from mainspring.worker.handler import Handler
 
 from .conftest import PARTITIONS, Fleet
@@ -84,6 +86,32 @@ async def test_a_worker_that_stops_gives_its_slots_back(place: Place) -> None:
         await place.settled()
         await worker.stop()
     assert len(ran) == 2
+
+
+async def test_a_thread_that_outran_its_timeout_keeps_its_slot_until_it_returns(place: Place) -> None:
+    begun: list[str] = []
+    go = threading.Event()
+
+    def limited(ctx: Context) -> None:
+        begun.append(ctx.id)
+        go.wait(60)
+
+    slots = {"mail": Limit(concurrency=1)}
+    works = [Handler(limited, queue="mail", timeout="100ms", retry=RetryPolicy(1))]
+    workers = [await place.worker(*works, slots=slots) for _ in range(2)]
+    await place.client.put("queue:mail/limited", id="first")
+    await until(lambda: begun)
+    await place.client.put("queue:mail/limited", id="second")
+    await queued(place, 1)
+    await until(lambda: not any(worker.hands.runs for worker in workers))
+    for worker in workers:
+        await worker.slots.release()  # of what nothing runs on
+    ask = limits.Ask(limits.running("mail"), slots["mail"], 0, 1)
+    [third] = await limits.ask(place.store, "third", [ask], 1_000)
+    assert (third.slots, begun) == (0, ["first"])
+    go.set()
+    await place.settled()
+    assert begun == ["first", "second"]
 
 
 async def test_what_a_dead_worker_left_waits_for_a_slot_and_is_the_next_to_get_one(place: Place) -> None:

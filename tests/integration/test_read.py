@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.lookahead import Reach
+from mainspring.engine.reach import Reach
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Body, Delivery
 from mainspring.model.errors import Unavailable

@@ -16,6 +16,7 @@ from mainspring.model.errors import Conflict, InvalidInput, NotFound, Unavailabl
 from mainspring.model.schedule import check_definition
 from mainspring.model.schedule_input import define, local_ms
 from mainspring.model.schedule_view import ScheduleView
+from mainspring.model.slots import _slots
 from mainspring.schedule_file import carry_out, plan
 from mainspring.store.index import IdRow
 from mainspring.store.keys import partition_of
@@ -459,7 +460,7 @@ async def test_a_thousand_schedules_over_all_partitions(ticker: Ticker, client: 
 async def test_calls_of_one_tick_that_get_lost_are_repeated_and_the_others_stand(
     ticker: Ticker, client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mainspring.engine.dispatcher.PLANTS_A_CALL", 20)
+    monkeypatch.setattr("mainspring.engine.calls.PLANTS_A_CALL", 20)
     names = [f"job-{n}" for n in range(400)]
     await client.schedules.add_many([define(name, every="10s", target="log:") for name in names])
     assert await ticker.advance(seconds=9) == []
@@ -566,6 +567,8 @@ async def test_runs_of_a_schedule_with_a_lane_keep_the_order_of_the_lane(
 _PAST = count(date(1990, 1, 1).toordinal())
 
 
+# On one server: the search is all that is looked at, and nothing is written in the end.
+@pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
 @pytest.mark.parametrize("way", ["add", "edit"])
 async def test_while_times_are_hard_to_find_the_event_loop_goes_on(client: Client, way: str) -> None:
     def never() -> dict[str, Any]:
@@ -589,3 +592,66 @@ async def test_while_times_are_hard_to_find_the_event_loop_goes_on(client: Clien
     with pytest.raises(InvalidInput, match="would never run"):
         await write
     assert longest_s < took_s / 2
+
+
+@pytest.mark.parametrize("way", ["plan", "missed", "planted anew"])
+async def test_while_the_planner_finds_that_no_run_is_left_the_event_loop_goes_on(
+    tickers: Tickers, client: Client, clock: ManualClock, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mainspring.model.recurrence._MAX_SKIPS", 12_000)
+
+    def last_one() -> dict[str, Any]:
+        """After this January every day is excluded for itself, for longer than the search goes on."""
+        past = date.fromordinal(next(_PAST)).isoformat()
+        years = [f"{year}-01-01..{year}-01-31" for year in range(2028, 2065)]
+        return {"cron": "0 9 * * *", "exclude": ["* * * 2-12 *", "2027-01-16..2027-01-31", past, *years]}
+
+    begun = time.perf_counter()
+    other = client.schedules.define("other", target="log:", **last_one())
+    assert other.slots.after(START_MS + 3_600_000) is None
+    took_s = time.perf_counter() - begun
+    await client.schedules.add("job", target="log:", misfire="skip", **last_one())
+    number = partition_of("job", len(client.store.keys))
+    if way == "planted anew":
+        await client.cancel("job@2027-01-15T09:00:00Z")
+    clock.set(START_MS + 3_600_000 * (24 if way == "missed" else 1) - 60_000)
+    ticker = await tickers()
+    _slots.cache_clear()  # what the write has found out
+    longest_s, last = 0.0, time.perf_counter()
+    step = asyncio.create_task(
+        ticker.engine.planner.check(number) if way == "planted anew" else ticker.advance(seconds=120)
+    )
+    while not step.done():
+        await asyncio.sleep(0)
+        longest_s, last = max(longest_s, time.perf_counter() - last), time.perf_counter()
+    await step
+    view = await view_of(client, "job")
+    assert view.next_ms == ()
+    assert view.runs == (1 if way == "plan" else 0)
+    assert longest_s < took_s / 2
+
+
+async def test_schedules_whose_times_are_hard_to_find_keep_no_others_waiting(
+    tickers: Tickers, client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mainspring.engine.plans.PLANNING_S", 0.0)
+    home = partition_of("job", len(client.store.keys))
+    names = [name for n in range(100) if partition_of(name := f"job-{n}", len(client.store.keys)) == home][:4]
+    for name in names:
+        await client.schedules.add(name, every="10s", target="log:", exclude=["2026-12-25"])
+    await client.schedules.add("job", every="10s", target="log:")
+    ticker = await tickers()
+    clock.set(START_MS + 9_000)
+    await ticker.engine.keeper.step()
+    while await ticker.engine.lookahead.step() == 0.0:
+        pass
+    chains = ticker.engine.owned[home].chains
+    assert len(chains.wanted) == 5
+    planned: list[str] = []
+    while chains.wanted:
+        await ticker.engine.planner.step()
+        made = [plan.definition.name for plan in chains.plans.values() if plan.definition is not None]
+        planned += [name for name in made if name not in planned]
+    assert planned[0] == "job"
+    assert sorted(planned) == sorted([*names, "job"])
+    assert len(await ticker.advance(seconds=1)) == 5

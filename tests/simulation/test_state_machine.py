@@ -6,11 +6,13 @@ After every step the server and the model agree. `MAINSPRING_EXAMPLES=2000` runs
 import asyncio
 import os
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, TypeVar
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,9 +25,9 @@ from hypothesis.stateful import (
 )
 
 from mainspring.client import Client
-from mainspring.engine import dispatcher, held_work, lookahead, partition
+from mainspring.engine import dispatcher, held_work, lookahead, partition, slice_reader
 from mainspring.engine.engine import Engine, EngineOptions
-from mainspring.engine.lookahead import Reach
+from mainspring.engine.reach import Reach
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Conflict, StoreError, Unavailable
@@ -166,7 +168,7 @@ class Timeline(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
+        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)  # as nodes have it
         self.clock = ManualClock()
         self.model = Model("sim", RETRY, dedupe_ms=DEDUPE_S * 1000)
         self.keys = Keyspace("sim", PARTITIONS)
@@ -179,7 +181,8 @@ class Timeline(RuleBasedStateMachine):
             async with asyncio.timeout(PATIENCE_S):
                 return await work
 
-        result = self.runner.run(bounded())
+        # Not by the runner, which sets and resets the handler of Ctrl-C around each of a hundred thousand calls.
+        result = self.runner.get_loop().run_until_complete(bounded())
         flaws, self.sink.flaws = self.sink.flaws, []
         if flaws:
             raise flaws[0]
@@ -513,50 +516,48 @@ class Timeline(RuleBasedStateMachine):
         for road in (self.road, *(node.road for node in self.nodes)):
             road.expect(None)
         self._resolve()
-        self.run(self._compare_states())
-        self.run(self._compare_lists())
+        self.run(self._compare())
 
     def _resolve(self) -> None:
         rows: dict[int, list[Row]] = {}
-        dead: set[bytes] = set()
         idhs: dict[int, bytes] = {}
-        for p in range(PARTITIONS):
-            names = self.keys.partitions[p]
-            found = list(self._open_rows(p))
-            for n, row in found:
-                if n:
-                    rows.setdefault(n, []).append(row)
-                    idhs[n] = row.idh
-            letters, counted = self.server.calls([("HKEYS", names.dead), ("HMGET", names.n, *_COUNTED)])
-            dead.update(letters)
+        places = self._places()
+        found = [one for rows_of_one in self._rows_of(places) for one in rows_of_one]
+        for n, row in found:
+            if n:
+                rows.setdefault(n, []).append(row)
+                idhs[n] = row.idh
+        open_rows = Counter(row.partition for _, row in found)
+        partitions = self.keys.partitions
+        replies = self.server.calls(
+            [("HKEYS", names.dead) for names in partitions] + [("HMGET", names.n, *_COUNTED) for names in partitions]
+        )
+        dead = {letter for letters in replies[:PARTITIONS] for letter in letters}
+        for p, counted in enumerate(replies[PARTITIONS:]):
             counts = [int(c or 0) for c in counted]
-            assert counts[0] == len(found) + sum(counts[1:]), f"partition {p}: {counts}, {len(found)} open"
+            assert counts[0] == open_rows[p] + sum(counts[1:]), f"partition {p}: {counts}, {open_rows[p]} open"
         self.model.resolve(rows, dead, idhs)
         for task in self.model.tasks.values():
             if task.id is not None and task.open:
                 self.model.by_id[task.id] = task
 
-    def _open_rows(self, p: int) -> Iterator[tuple[int, Row]]:
-        for name in self.server.call("ZRANGE", self.keys.partitions[p].slices, 0, -1):
-            yield from self._rows_of(p, Slice.parse(name))
+    def _places(self) -> list[tuple[int, Slice]]:
+        """Every slice there is, and its partition."""
+        replies = self.server.calls([("ZRANGE", names.slices, 0, -1) for names in self.keys.partitions])
+        return [(p, Slice.parse(name)) for p, names in enumerate(replies) for name in names]
 
-    def _rows_of(self, p: int, place: Slice) -> Iterator[tuple[int, Row]]:
-        s, f, d, x = self.keys.partitions[p].slice_keys(place.name)
-        *bitmaps, listed = self.server.calls([*(("GET", key) for key in (f, d, x)), ("LRANGE", s, 0, -1)])
-        fired, done, gone = (bits or b"" for bits in bitmaps)
-        for i, row in enumerate(listed):
-            if _bit(done, i) or _bit(gone, i):
-                continue
-            if is_tomb(row):
-                assert len(row) > 4, "a tomb that nobody counts as cancelled or replaced"
-                yield 0, Row(p, row[5:HEADER_BYTES], 0, 0, fired=False)  # the copy of a task that was sent again
-                continue
-            body = decode(row)
-            due_ms = body.due_ms
-            if due_ms is None:
-                due_ms = place.from_ms + int.from_bytes(row[:4], "big")
-            n = int(body.payload[5:-1])
-            yield n, Row(p, row[5:HEADER_BYTES], due_ms, body.attempt, _bit(fired, i))
+    def _rows_of(self, places: Sequence[tuple[int, Slice]]) -> list[list[tuple[int, Row]]]:
+        """The open rows of each, all read at once: this is done after every step."""
+        reads: list[Command] = []
+        for p, place in places:
+            s, f, d, x = self.keys.partitions[p].slice_keys(place.name)
+            reads += [("GET", f), ("GET", d), ("GET", x), ("LRANGE", s, 0, -1)]
+        replies = self.server.calls(reads) if reads else []
+        return [list(_open_rows(*places[at // 4], *replies[at : at + 4])) for at in range(0, len(replies), 4)]
+
+    async def _compare(self) -> None:
+        await self._compare_states()
+        await self._compare_lists()
 
     async def _compare_states(self) -> None:
         asked = [
@@ -595,16 +596,30 @@ class Timeline(RuleBasedStateMachine):
 
     def _held(self) -> list[int]:
         """What waits in hold slices, as lists show it: slice by slice."""
-        found = []
-        for p in range(PARTITIONS):
-            names = self.keys.partitions[p]
-            for place in sorted(map(Slice.parse, self.server.call("ZRANGE", names.slices, 0, -1))):
-                if place.is_hold:
-                    found += [n for n, row in self._rows_of(p, place) if not row.fired]
-        return found
+        holds = sorted((p, place) for p, place in self._places() if place.is_hold)
+        return [n for rows in self._rows_of(holds) for n, row in rows if not row.fired]
 
 
 _COUNTED = ("accepted", "done", "cancelled", "replaced", "dead")
+
+
+def _open_rows(
+    p: int, place: Slice, fired: bytes | None, done: bytes | None, gone: bytes | None, listed: list[bytes]
+) -> Iterator[tuple[int, Row]]:
+    """Those of one slice that are neither done nor gone, with the numbers of their tasks."""
+    for i, row in enumerate(listed):
+        if _bit(done or b"", i) or _bit(gone or b"", i):
+            continue
+        if is_tomb(row):
+            assert len(row) > 4, "a tomb that nobody counts as cancelled or replaced"
+            yield 0, Row(p, row[5:HEADER_BYTES], 0, 0, fired=False)  # the copy of a task that was sent again
+            continue
+        body = decode(row)
+        due_ms = body.due_ms
+        if due_ms is None:
+            due_ms = place.from_ms + int.from_bytes(row[:4], "big")
+        n = int(body.payload[5:-1])
+        yield n, Row(p, row[5:HEADER_BYTES], due_ms, body.attempt, _bit(fired or b"", i))
 
 
 def _bit(bits: bytes, index: int) -> bool:
@@ -638,8 +653,8 @@ PROFILE = settings(
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that is bounded is bounded tightly, and chance is in Hypothesis's hands."""
-    monkeypatch.setattr(lookahead, "CHUNK_ROWS", 4)
-    monkeypatch.setattr(lookahead, "CHUNKS_AT_ONCE", (2, 4))
+    monkeypatch.setattr(slice_reader, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(slice_reader, "CHUNKS_AT_ONCE", (2, 4))
     monkeypatch.setattr(lookahead, "SLICES_LISTED", 4)
     monkeypatch.setattr(put, "CROWDED", 5)
     monkeypatch.setattr(dispatcher, "COMMIT_WAIT_S", 0.0)  # no time of its own: every run takes the same steps
@@ -647,7 +662,7 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register, "MANY", 2)
     monkeypatch.setattr(held_work, "FEW_BEHIND", 0)
     monkeypatch.setattr(partition, "MOST_MOVES", 2)
-    monkeypatch.setattr(lookahead, "LANE_WINDOW", 2)
+    monkeypatch.setattr(slice_reader, "LANE_WINDOW", 2)
     monkeypatch.setattr(cancel, "DENSE_TASKS", 1)
     monkeypatch.setattr(columns, "FEW", 1)
     monkeypatch.setattr(generated, "STRETCH", 2)

@@ -6,6 +6,7 @@ by one, and every minute of a day that is meant is walked (every second of a min
 import calendar
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
+from functools import cache
 from zoneinfo import ZoneInfo
 
 MONTHS = {calendar.month_abbr[number].upper(): number for number in range(1, 13)}
@@ -15,9 +16,14 @@ HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 
 
-def values(text: str, low: int, high: int, names: dict[str, int] | None = None) -> set[int]:
+def values(text: str, low: int, high: int, names: dict[str, int] | None = None) -> frozenset[int]:
     """The numbers of a list of `*`, n, a-b, each with or without a step."""
-    known = names or {}
+    return _values(text, low, high, "month" if names is MONTHS else "weekday" if names is WEEKDAYS else "number")
+
+
+@cache  # a walk asks for the same again on every day
+def _values(text: str, low: int, high: int, of: str) -> frozenset[int]:
+    known = {"month": MONTHS, "weekday": WEEKDAYS}.get(of, {})
 
     def number(word: str) -> int:
         return known[word] if word in known else int(word)
@@ -30,13 +36,13 @@ def values(text: str, low: int, high: int, names: dict[str, int] | None = None) 
         elif "-" in body:
             left, right = body.split("-")
             first, last = number(left), number(right)
-            if names is WEEKDAYS and last < first:
+            if of == "weekday" and last < first:
                 last += 7
         else:
             first = number(body)
             last = high if step else first
         found.update(range(first, last + 1, int(step or 1)))
-    return found
+    return frozenset(found)
 
 
 def length_of(day: date) -> int:
@@ -44,7 +50,12 @@ def length_of(day: date) -> int:
 
 
 def working_days(day: date) -> list[int]:
-    return [number for number in range(1, length_of(day) + 1) if day.replace(day=number).weekday() < 5]
+    return _working_days(day.replace(day=1))
+
+
+@cache
+def _working_days(first: date) -> list[int]:
+    return [number for number in range(1, length_of(first) + 1) if first.replace(day=number).weekday() < 5]
 
 
 def is_date(item: str, day: date) -> bool:
@@ -77,7 +88,7 @@ class Oracle:
 
     def __init__(self, text: str, info: ZoneInfo, gap: str = "shift", overlap: str = "first") -> None:
         fields = text.upper().split()
-        self.seconds = values(fields.pop(0), 0, 59) if len(fields) == 6 else {0}
+        self.seconds = values(fields.pop(0), 0, 59) if len(fields) == 6 else frozenset({0})
         minute, hour, self.dom, month, self.dow = fields
         self.minutes, self.hours = values(minute, 0, 59), values(hour, 0, 23)
         self.months = values(month, 1, 12, MONTHS)

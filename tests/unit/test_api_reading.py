@@ -19,6 +19,7 @@ from mainspring.api.surface import ROUTES
 from mainspring.api.tasks import ListTasks
 from mainspring.model.access import ApiKey
 from mainspring.model.errors import InvalidInput
+from mainspring.model.limits import HORIZON_MS
 from mainspring.model.task import Task
 
 NOW = 1_800_000_000_000
@@ -179,12 +180,15 @@ def test_every_line_has_one_outcome_and_it_is_the_same_however_it_is_read(rows: 
     assert [task.target for task in one.tasks] == [task.target for task in other.tasks]
 
 
+ODD_TIMES = [-1, 0, NOW - 1, NOW + HORIZON_MS, NOW + HORIZON_MS + 1, NOW * 1000, "x", 2.5]
+
+
 @given(
     st.lists(
         st.fixed_dictionaries(
             {
                 "target": st.sampled_from(["null:", "log:"]),
-                "at": st.just(NOW + 5) | st.sampled_from([NOW - 1, "x", 2.5]),
+                "at": st.just(NOW + 5) | st.sampled_from(ODD_TIMES),
             },
             optional={
                 "id": st.sampled_from([None, "a", "é", "", "a" * 40]),
@@ -207,6 +211,12 @@ def test_lines_read_together_become_the_tasks_that_they_become_one_by_one(rows: 
     assert [fields(task) for task in found.tasks] == [fields(task) for one in single for task in one.tasks]
     said = {number: str(problem) for number, problem in found.wrong.items()}
     assert said == {number: str(problem) for one in single for number, problem in one.wrong.items()}
+
+
+@pytest.mark.parametrize("at_ms", [0, NOW - 1, NOW, NOW + 10_000_000, NOW + HORIZON_MS])
+def test_a_line_in_which_nothing_has_to_be_worked_out_goes_on_as_it_is(at_ms: int) -> None:
+    found = Lines(ANYBODY, 64).take(b'{"target":"null:","at":%d}\n' % at_ms * 3, NOW, 100)
+    assert [type(task) for task in found.tasks] == [NewTask] * 3
 
 
 def fields(task: Task) -> tuple[object, ...]:

@@ -67,6 +67,22 @@ async def test_while_a_write_is_on_its_way_few_wait_and_a_crowd_begins_another()
     await asyncio.gather(*more)
 
 
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [(CROWD - 1, 1), (2 * CROWD - 1, 1), (2 * CROWD, 2), (3 * CROWD, 3), (30 * CROWD + 1, 3)],
+)
+async def test_a_crowd_that_comes_together_is_written_in_parts_and_none_of_them_is_small(size: int, parts: int) -> None:
+    road = Road()
+    collector = Collector(road.write)
+    answers = [collector.put(task(n)) for n in range(size)]
+    await settle()
+    assert (sum(road.sent), len(road.sent)) == (size, parts)
+    assert max(road.sent) - min(road.sent) <= 1
+    for number in range(parts):
+        road.end(number)
+    assert [(await answer).id for answer in answers] == [str(n) for n in range(size)]
+
+
 async def test_who_comes_the_moment_a_write_ends_is_not_left_waiting() -> None:
     road = Road()
     collector = Collector(road.write)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from mainspring.store.generated import STRETCH, GeneratedIds
+from mainspring.store.generated import GATHERED, STRETCH, GeneratedIds
 
 SIZE = 16
 
@@ -40,6 +40,25 @@ def test_calls_go_round_all_partitions() -> None:
     ids = GeneratedIds(32)
     seen = [next(ids.draw(STRETCH)).partition for _ in range(64)]
     assert sorted(seen) == sorted([*range(32)] * 2)
+
+
+@pytest.mark.parametrize("stretches", [2, 32, 64])
+def test_large_calls_bring_the_same_times_to_all_partitions(stretches: int) -> None:
+    ids = GeneratedIds(32)
+    seen = [next(ids.draw(stretches * STRETCH)).partition for _ in range(64)]
+    assert sorted(seen) == sorted([*range(32)] * 2)
+
+
+@pytest.mark.parametrize("stretches", [8, 9, 20])
+def test_of_gathered_calls_that_fill_every_partition_some_in_a_row_begin_alike(stretches: int) -> None:
+    ids = GeneratedIds(8, gathered=True)
+    seen = [next(ids.draw(stretches * STRETCH)).partition for _ in range(8 * GATHERED)]
+    assert seen == [partition for partition in range(8) for _ in range(GATHERED)]
+
+
+def test_gathered_calls_that_do_not_fill_every_partition_go_round() -> None:
+    ids = GeneratedIds(8, gathered=True)
+    assert {next(ids.draw(7 * STRETCH)).partition for _ in range(8)} == set(range(8))
 
 
 def test_a_single_task_may_go_anywhere() -> None:

@@ -185,8 +185,14 @@ async def test_connections_are_bounded_over_all_hosts() -> None:
     assert target.most == 8
 
 
+@pytest.fixture
+def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a loaded machine takes for what is sent here, none of it is put off."""
+    monkeypatch.setattr(http_limits, "PATIENCE_S", 3600.0)
+
+
 @pytest.mark.parametrize("hanging", [20, 40, 150])
-async def test_hosts_that_hang_leave_connections_to_the_others(hanging: int) -> None:
+async def test_hosts_that_hang_leave_connections_to_the_others(hanging: int, endless_patience: None) -> None:
     hosts, dead, well = Hosts(room=100_000, connections=512), Target(is_open=False), Target()
     stuck = [asyncio.create_task(hosts.carry(n, Limits(64), deliveries(200), dead.send)) for n in range(hanging)]
     await dead.arrived.wait()
@@ -201,7 +207,9 @@ async def test_hosts_that_hang_leave_connections_to_the_others(hanging: int) -> 
 
 
 @pytest.mark.parametrize("hanging", [10, 40])
-async def test_hosts_that_were_well_and_hang_all_at_once_leave_connections_too(hanging: int) -> None:
+async def test_hosts_that_were_well_and_hang_all_at_once_leave_connections_too(
+    hanging: int, endless_patience: None
+) -> None:
     hosts, dead, well = Hosts(room=100_000, connections=512), Target(), Target()
     for n in range(hanging):
         assert await hosts.carry(n, Limits(64), deliveries(500), dead.send) == [DONE] * 500

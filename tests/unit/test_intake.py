@@ -2,6 +2,7 @@
 
 from binascii import crc_hqx
 from datetime import datetime, timedelta
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from mainspring.store import put
 from mainspring.store.codec import INDEXED, LANE, decode
 from mainspring.store.columns import FEW
 from mainspring.store.durable import SERVER
+from mainspring.store.generated import STRETCH
 from mainspring.store.intake import Batch, Intake
 from mainspring.store.keys import HOUR_MS, Keyspace, Slice, partition_of
 from mainspring.store.put import Widths
@@ -77,11 +79,13 @@ def test_many_and_one_by_one_are_written_alike() -> None:
     assert written(take(*tasks)) == sorted(singly)
 
 
-TIMES = st.one_of(
-    st.none(),
-    st.integers(NOW_MS - 2_000, NOW_MS + 5_000),
-    st.sampled_from([NOW_MS + HOUR_MS - 1, NOW_MS + HOUR_MS, "2027-01-15T09:00:00Z", NOW_MS + 0.5]),
+NEAR = st.integers(NOW_MS - 2_000, NOW_MS + 5_000)
+FAR = st.one_of(
+    st.integers(NOW_MS + HOUR_MS - 500, NOW_MS + 3 * HOUR_MS),
+    st.integers(NOW_MS + HORIZON_MS - 2 * HOUR_MS, NOW_MS + HORIZON_MS),
+    st.sampled_from([NOW_MS + HOUR_MS - 1, NOW_MS + HOUR_MS, NOW_MS + HORIZON_MS]),
 )
+TIMES = st.one_of(st.none(), NEAR, FAR, st.sampled_from(["2027-01-15T09:00:00Z", NOW_MS + 0.5]))
 PAYLOADS = st.one_of(
     st.none(),
     st.integers(),
@@ -90,9 +94,11 @@ PAYLOADS = st.one_of(
     st.just({"a": None}),
     st.just(msgspec.Raw(b"[1]")),
 )
+TARGETS = st.sampled_from(["log:", "kafka:ticks", "https://a.example/x"])
+USUAL = st.builds(Task, TARGETS, st.integers(), st.one_of(NEAR, FAR), id=st.sampled_from([None, "order-42", "a"]))
 TASKS = st.builds(
     Task,
-    st.sampled_from(["log:", "kafka:ticks", "https://a.example/x"]),
+    TARGETS,
     PAYLOADS,
     TIMES,
     id=st.sampled_from([None, None, None, "order-42", "x" * 40, "\xe4"]),
@@ -103,10 +109,16 @@ TASKS = st.builds(
 )
 
 
-@given(st.lists(TASKS, max_size=20))
-@settings(max_examples=300, deadline=None)
-def test_whatever_goes_together_is_written_as_it_would_be_alone(tasks: list[Task]) -> None:
-    batch, alone = take(*tasks), [take(task) for task in tasks]
+CROWDS = st.sampled_from([(), (Slice.at(NOW_MS, 1_000),), (Slice.at(NOW_MS + 2 * HOUR_MS, HOUR_MS),)])
+
+
+@given(st.one_of(st.lists(TASKS, max_size=20), st.lists(USUAL, max_size=20)), CROWDS)
+@settings(max_examples=400, deadline=None)
+def test_whatever_goes_together_is_written_as_it_would_be_alone(tasks: list[Task], crowds: tuple[Slice, ...]) -> None:
+    widths = Widths()
+    for partition, place in product(range(8), crowds):
+        widths.saw(partition, place, put.CROWDED + 1)
+    batch, alone = take(*tasks, widths=widths), [take(task, widths=widths) for task in tasks]
     assert written(batch) == sorted(entry for one in alone for entry in written(one))
     named = [named for one in alone for named in one.named.values()]
     assert list(batch.named.values()) == named
@@ -132,12 +144,43 @@ def test_what_is_due_in_one_second_shares_slices() -> None:
     assert len(slices) <= 20 + 8
 
 
+def test_what_is_due_in_one_far_hour_shares_slices() -> None:
+    tasks = [Task("log:", n, at=NOW_MS + 2 * HOUR_MS + n % 20 * HOUR_MS) for n in range(2_000)]
+    slices = [(p, place) for p, slices in take(*tasks).rows.groups.items() for place in slices]
+    assert {place.width_ms for _, place in slices} == {HOUR_MS}
+    assert len(slices) <= 20 + 8
+
+
+def partitions_of(intake: Intake, calls: int, tasks: list[Task]) -> set[int]:
+    """Where the first of these tasks goes, call after call."""
+    batches = [intake.take(tasks, NOW_MS) for _ in range(calls)]
+    first = [run for batch in batches for run in batch.runs if 0 in run.numbers]
+    assert len(first) == calls
+    return {run.partition for run in first}
+
+
+def test_calls_of_one_kind_bring_a_second_to_every_partition() -> None:
+    tasks = [Task("log:", at=NOW_MS + n * 10) for n in range(8 * STRETCH)]
+    lanes = [Task("log:", lane="left") for _ in range(FEW)]
+    assert partitions_of(Intake(KEYS, Widths()), 8, tasks) == set(range(8))
+    assert partitions_of(Intake(KEYS, Widths()), 8, tasks[:FEW] + lanes) == set(range(8))
+
+
+def test_calls_that_spread_over_many_hours_fill_the_same_slices() -> None:
+    tasks = [Task("log:", at=NOW_MS + 2 * HOUR_MS + n * 97 % 500 * HOUR_MS) for n in range(8 * STRETCH)]
+    intake = Intake(KEYS, Widths())
+    batches = [intake.take(tasks, NOW_MS) for _ in range(8)]
+    places = {(p, place) for batch in batches for p, slices in batch.rows.groups.items() for place in slices}
+    assert len(places) <= 500 + 8
+
+
+@pytest.mark.parametrize("ahead_ms", [2_095, 2 * HOUR_MS, HORIZON_MS])
 @pytest.mark.parametrize(
     "task_id", ["a", "order-42", "x" * 31, "x" * 32, "x" * 256, "ä {1}:\n", "\U0001f600", "f" * 31]
 )
 @pytest.mark.parametrize("payload", [None, "x" * 90, {"n": 1}])
-def test_many_and_one_by_one_write_ids_alike(task_id: str, payload: object) -> None:
-    task = Task("log:", payload, at=NOW_MS + 2_345, id=task_id)
+def test_many_and_one_by_one_write_ids_alike(task_id: str, payload: object, ahead_ms: int) -> None:
+    task = Task("log:", payload, at=NOW_MS + ahead_ms, id=task_id)
     [careful] = take(task).named.values()
     *_, fast = take(*[task] * FEW).named.values()
     assert fast == careful

@@ -1,6 +1,8 @@
 """Threads of a worker: what none of them has begun can be had back."""
 
+import asyncio
 import threading
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 import pytest
@@ -34,6 +36,26 @@ async def test_who_takes_jobs_back_does_not_wait_for_one_that_a_thread_took_firs
     assert threads.take_back() == []
 
 
+def run_of(work: Callable[[], None]) -> Run:
+    handler = Handler(work)
+    body = Body(handler.target, b"null")
+    return Run(
+        Job(0, "default", b"1-0", bytes(16), body, 0, 0, 1, bytes(14) + b"1-0 default w/n/0"), handler, "main", 0.0
+    )
+
+
+async def test_what_is_told_to_end_in_the_moment_in_which_a_thread_begins_it_does_not_run() -> None:
+    called, ended = threading.Event(), asyncio.Event()
+    run = run_of(called.set)
+    run.stopped = "cancelled"  # the thread may have asked before whether it is over
+    threads = Threads(1, lambda: 0, lambda _: ended.set())
+    threads.add(run)
+    await asyncio.wait_for(ended.wait(), 60)
+    assert not called.is_set()
+    assert run.outcome == run.late()
+    threads.stop()
+
+
 async def test_what_no_thread_has_begun_is_given_back_in_order() -> None:
     began, go_on = threading.Event(), threading.Event()
 
@@ -41,12 +63,7 @@ async def test_what_no_thread_has_begun_is_given_back_in_order() -> None:
         began.set()
         go_on.wait(60)
 
-    handler = Handler(work)
-    jobs = [
-        Job(0, "default", b"1-0", bytes(16), Body(handler.target, b"null"), 0, 0, 1, bytes(14) + b"1-0 default w/n/0")
-        for _ in range(3)
-    ]
-    runs = [Run(job, handler, "main", 0.0) for job in jobs]
+    runs = [run_of(work) for _ in range(3)]
     threads = Threads(1, lambda: 0, lambda _: None)
     for run in runs:
         threads.add(run)

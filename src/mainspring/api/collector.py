@@ -13,9 +13,11 @@ log = logging.getLogger("mainspring.api")
 MOST: Final = 4096
 """Tasks of one write."""
 
-AT_ONCE: Final = 2
-CROWD: Final = 32
-"""While a write is on its way, so many that wait begin another: their requests are read while the server works."""
+AT_ONCE: Final = 3
+CROWD: Final = 24
+"""While a write is on its way, so many that wait begin another: their requests are read while the server works. All who
+come in one write would also be answered together, and ask again together: callers, this process and the server would
+each wait for the other two."""
 
 Write = Callable[[Sequence[Task]], Awaitable[Sequence[Handle]]]
 
@@ -42,6 +44,8 @@ class Collector:
         self._write = write
         self._waiting: list[_Waiting] = []
         self._writers: set[asyncio.Task[None]] = set()
+        self._under_way = 0
+        """Writers that wait for the server; another may just have begun."""
 
     def put(self, task: Task) -> "asyncio.Future[Handle]":
         """The task's handle, or the error of the write it travelled with."""
@@ -52,16 +56,28 @@ class Collector:
     def add(self, task: Task, waiter: Waiter) -> None:
         """The same for who is told without a future."""
         self._waiting.append((task, waiter))
-        if not self._writers or (len(self._writers) < AT_ONCE and len(self._waiting) >= CROWD):
+        if not self._writers or len(self._waiting) >= CROWD:
+            self._begin_another()
+
+    def _begin_another(self) -> None:
+        if len(self._writers) < AT_ONCE:
             writer = asyncio.create_task(self._run(), name="mainspring-collector")
             self._writers.add(writer)
             writer.add_done_callback(self._writers.discard)
 
     async def _run(self) -> None:
         try:
-            while self._waiting:
-                batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-                await self._commit(batch)
+            while waiting := len(self._waiting):
+                parts = max(1, min(AT_ONCE - self._under_way, waiting // CROWD))
+                size = min(MOST, -(-waiting // parts))
+                batch, self._waiting = self._waiting[:size], self._waiting[size:]
+                if parts > 1:
+                    self._begin_another()
+                self._under_way += 1
+                try:
+                    await self._commit(batch)
+                finally:
+                    self._under_way -= 1
         finally:
             # In the same step in which it saw that nobody waits: who comes next must begin another.
             self._writers -= {asyncio.current_task()}

@@ -1,4 +1,5 @@
-"""Heads of ticks that came on a connection before. Clients that keep one open send the same again and again."""
+"""Heads of ticks that came on a connection before, and were let in. Clients that keep one open send the same again and
+again."""
 
 from typing import Final
 

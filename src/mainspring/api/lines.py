@@ -8,7 +8,7 @@ import msgspec
 
 from ..model.access import ApiKey
 from ..model.errors import InvalidInput
-from ..model.limits import MAX_PAYLOAD_BYTES
+from ..model.limits import HORIZON_MS, MAX_PAYLOAD_BYTES
 from ..model.targets import check_target
 from ..model.task import Task
 from .new_task import NO_PAYLOAD, NewTask, is_simple, task_of
@@ -17,7 +17,6 @@ from .reading import check_depth, check_repeated, field_names
 
 _decoder: Final = msgspec.json.Decoder(NewTask)
 _NAMES: Final = field_names(NewTask)
-_AHEAD_MS: Final = 3_600_000
 _SHORT: Final = 32
 """Ids shorter than this cannot have the form of generated ones."""
 
@@ -79,8 +78,8 @@ class Lines:
         payloads = [new.payload for new in decoded if new.payload is not NO_PAYLOAD]
         text = b"\n".join(payloads)
         return (
-            now_ms <= min(numbers)
-            and max(numbers) < now_ms + _AHEAD_MS
+            min(numbers) >= 0
+            and max(numbers) <= now_ms + HORIZON_MS
             and all(map(self._knows, {new.target for new in decoded}))
             and max(map(len, payloads), default=0) < 2 * self._depth
             and "" not in ids
@@ -95,16 +94,16 @@ class Lines:
         """The tasks, and the lines that carry more than the usual."""
         found = Portion(first, range(first, first + len(decoded)), [], {})
         odd: list[NewTask] = []
-        targets, depth, last_ms = self._targets, self._depth, now_ms + _AHEAD_MS
+        targets, depth, last_ms = self._targets, self._depth, now_ms + HORIZON_MS
         shallow = 2 * depth  # a shorter text has not enough brackets to be too deep
         for new in decoded:
             payload = new.payload
             at = new.at
-            # A known target, a plain time near by, a short id or none: nothing is left to check.
+            # A known target, a plain time, a short id or none: nothing is left to check.
             if (
                 (simple or is_simple(bytes(payload)))
                 and type(at) is int
-                and now_ms <= at < last_ms
+                and 0 <= at <= last_ms
                 and new.target in targets
                 and new.after is None
                 and new.lane is None

@@ -12,6 +12,7 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from ..model.access import ApiKey
 from .asgi import GUARDED, Headers
 from .known_heads import KnownHeads
 from .problems import RETRY_AFTER_S, Problem, not_ready
@@ -121,7 +122,8 @@ class Connection(HttpToolsProtocol):
         if known is None or self.flow.write_paused:
             return False
         headers, body = known
-        posted = self._shortened(headers)
+        assert self.shortcut is not None
+        posted = self._short(headers, None) if self.shortcut.admits_again(headers) else self._shortened(headers)
         if posted is None:
             return False
         self._rests_since_s = None
@@ -222,8 +224,10 @@ class Connection(HttpToolsProtocol):
         """A tick that goes the short way, unless its caller has to be looked up."""
         assert self.shortcut is not None
         key = self.shortcut.key_at_hand(headers)
-        if key is None:
-            return None
+        return None if key is None else self._short(headers, key)
+
+    def _short(self, headers: Headers, key: ApiKey | None) -> Posted:
+        assert self.shortcut is not None
         self._running = posted = Posted(self, self.shortcut, key, headers)
         self.cycle = posted  # type: ignore[assignment]  # what uvicorn asks of a cycle it has
         return posted
@@ -258,8 +262,9 @@ class Connection(HttpToolsProtocol):
             return
         posted, self._posted = self._posted, None
         if posted is not None:
-            self._known_heads.learn(self._packet, posted.headers, posted.body)
             posted.start()
+            if posted.let_in:
+                self._known_heads.learn(self._packet, posted.headers, posted.body)
         else:
             super().on_message_complete()
 

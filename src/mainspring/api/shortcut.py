@@ -49,14 +49,20 @@ class Shortcut:
         # What a key may not see has to be looked for: a task of that id may go elsewhere.
         return key if key is None or key.targets is None else None
 
-    def post(self, key: ApiKey, headers: Headers, address: str, body: bytes, waiter: "Posted") -> None:
-        """What `App` and `post_tick` do, in one go."""
-        app = self._app
-        home = app.spaces.home
-        app.gate.let_in(key, headers, address)
+    def admit(self, key: ApiKey, headers: Headers, address: str) -> None:
+        """Judge all but the body."""
+        self._app.gate.let_in(key, headers, address)
         check_right(key, TICK.right)
         check_content_type(headers, (JSON,))
-        task = task_of(body, app.node.config.tick_target, home.client.store.clock.now_ms(), replace=False)
+
+    def admits_again(self, headers: Headers) -> bool:
+        """Whether headers that were let in once are so for ever: a key can be revoked, and a rate exceeded."""
+        return self._app.gate.free and b"authorization" not in headers and self._app.node.client is not None
+
+    def post(self, body: bytes, waiter: "Posted") -> None:
+        """What `post_tick` does."""
+        home = self._app.spaces.home
+        task = task_of(body, self._app.node.config.tick_target, home.client.store.clock.now_ms(), replace=False)
         home.collector("keep").add(task, waiter)
 
     def text(self, answer: Answer, defaults: list[Header], *, closes: bool) -> bytes:
@@ -85,28 +91,31 @@ class _Nobody:
 class Posted:
     """One tick on its way. For uvicorn it is a cycle: what follows on the connection waits until it is complete."""
 
-    __slots__ = (
-        "_connection", "_key", "_shortcut", "body", "disconnected", "headers", "keep_alive", "more_body",
-        "response_complete", "response_started",
-    )  # fmt: skip
     message_event = _Nobody()
+    more_body = keep_alive = True
+    disconnected = response_started = response_complete = False
 
-    def __init__(self, connection: "Connection", shortcut: Shortcut, key: ApiKey, headers: Headers) -> None:
+    def __init__(self, connection: "Connection", shortcut: Shortcut, key: ApiKey | None, headers: Headers) -> None:
+        """Without a key it is let in already."""
         self._connection = connection
         self._shortcut = shortcut
         self._key = key
         self.headers = headers
         self.body = b""
-        self.more_body = True
-        self.keep_alive = True
-        self.disconnected = self.response_started = self.response_complete = False
+
+    @property
+    def let_in(self) -> bool:
+        return self._key is None
 
     def start(self) -> None:
         """The request is complete."""
         self.more_body = False
-        client = self._connection.client
         try:
-            self._shortcut.post(self._key, self.headers, client[0] if client else "", self.body, self)
+            if self._key is not None:
+                client = self._connection.client
+                self._shortcut.admit(self._key, self.headers, client[0] if client else "")
+                self._key = None
+            self._shortcut.post(self.body, self)
         except (Problem, MainspringError) as error:
             self.set_exception(error)
         except Exception as error:

@@ -7,7 +7,7 @@ import msgspec
 
 from ..model.errors import InvalidInput
 from ..model.ids import check_id, check_name
-from ..model.limits import MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
+from ..model.limits import HORIZON_MS, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
 from ..model.task import Handle, PutOutcome, Task
 from ..model.times import check_horizon, instant_ms
 from .asgi import JSON, NOSNIFF, Answer, encode, read_body
@@ -72,21 +72,38 @@ _decode: Final = msgspec.json.Decoder(Tick).decode
 def task_of(body: bytes, target: str, now_ms: int, *, replace: bool) -> Task:
     """The payload is the caller's own text, byte for byte: whoever gets the tick reads what was posted."""
     tick = _parse(body)
+    item, at = tick.item, tick.at
+    if type(at) is int and 0 <= at <= now_ms + HORIZON_MS and 0 < len(item) <= MAX_ITEM_BYTES and item.isascii():
+        due_ms = at  # as most are: nothing is left to ask
+    else:
+        due_ms = _due_ms(tick, now_ms)
+    if replace:
+        _check_item_as_id(item)
+    # The instant, not its spelling: 09:00Z and 10:00+01:00 are one tick.
+    task_id = item if replace else f"{item}@{due_ms}"
+    return Task(target, msgspec.Raw(body), due_ms, None, task_id)
+
+
+def _due_ms(tick: Tick, now_ms: int) -> int:
+    """When it is due; a Problem that says what is wrong with it."""
     try:
         item = check_name(tick.item, "item")
         due_ms = instant_ms(tick.at)
         check_horizon(due_ms, now_ms)
-        if replace:
-            check_id(item)
     except InvalidInput as error:
         raise Problem("invalid", str(error)) from None
     except (OverflowError, ValueError):
         raise Problem("invalid", f"at: {tick.at!r} lies outside of the calendar") from None
     if len(item.encode()) > MAX_ITEM_BYTES:
         raise Problem("invalid", f"item has {len(item.encode())} bytes; at most {MAX_ITEM_BYTES} are allowed")
-    # The instant, not its spelling: 09:00Z and 10:00+01:00 are one tick.
-    task_id = item if replace else f"{item}@{due_ms}"
-    return Task(target, msgspec.Raw(body), due_ms, None, task_id)
+    return due_ms
+
+
+def _check_item_as_id(item: str) -> None:
+    try:
+        check_id(item)
+    except InvalidInput as error:
+        raise Problem("invalid", str(error)) from None
 
 
 def _parse(body: bytes) -> Tick:

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from ..client import Client
 from ..engine.engine import Engine, EngineOptions
@@ -12,23 +12,29 @@ from ..sinks.base import Sink
 from ..store.store import Group, Store
 from .ground import Where, ground
 from .life import Progress
+from .load import Shape
+
+SPREAD_S: Final = 3.0
+"""Over so long the due times lie scattered."""
 
 STALL_S: Final = 20.0
 _POLL_S: Final = 0.02
 
 
 async def drain(
-    where: Where, tasks: Iterable[Task], count: int, sinks: Mapping[str, Sink], progress: Progress
+    where: Where, target: str, payload: Any, count: int, sinks: Mapping[str, Sink], progress: Progress
 ) -> tuple[float, int]:
-    """Put tasks that are due at once, then start an engine on them.
+    """Put tasks, wait until all are due, then start an engine on them.
 
     Returns tasks a second until all are marked done, and how many were not in the end.
     """
     async with ground(where) as place:
-        await place.time.stop()
         store = await Store.open(place.url, namespace=place.namespace)
         try:
-            await Client.over(store).put_many(tasks)
+            load = Shape(count, spread_s=SPREAD_S).starting(place.time.now_ms())
+            await Client.over(store).put_many(Task(target, payload, load.due_ms(number)) for number in range(count))
+            await place.time.until(load.last_due_ms)
+            await place.time.stop()
             engine = Engine(store, sinks, EngineOptions(node="bench"))
             began = time.perf_counter()
             await engine.start()

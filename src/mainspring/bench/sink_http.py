@@ -6,7 +6,6 @@ import time
 from typing import Final
 
 from ..model.errors import MainspringError
-from ..model.task import Task
 from ..sinks.http import NEEDS, HttpOptions, HttpSink
 from .counterpart import counterpart
 from .drain import drain
@@ -37,11 +36,9 @@ async def http(where: Where, tasks: int, rounds: int, progress: Progress) -> Sin
 
 
 async def _through(where: Where, url: str, tasks: int, progress: Progress) -> tuple[float, int]:
-    now_ms = time.time_ns() // 1_000_000
     sink = HttpSink(HttpOptions(concurrency=CONCURRENCY, allow=("127.0.0.1",)))
-    load = (Task(url, PAYLOAD, now_ms) for _ in range(tasks))
     try:
-        return await drain(where, load, tasks, {"http": sink}, progress)
+        return await drain(where, url, PAYLOAD, tasks, {"http": sink}, progress)
     finally:
         await sink.aclose()
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
 from ..model.errors import MainspringError
-from ..model.task import Task
 from ..sinks.kafka import NEEDS, KafkaSink
 from ..sinks.kafka_options import KafkaOptions
 from ..testing.kafka import broker, missing_kafka
@@ -48,11 +47,10 @@ async def kafka(where: Where, tasks: int, rounds: int, progress: Progress) -> Si
 
 
 async def _through(where: Where, options: KafkaOptions, tasks: int, progress: Progress) -> tuple[float, int]:
-    now_ms = time.time_ns() // 1_000_000
     sink = KafkaSink(options)
-    load = (Task(f"kafka:{TOPIC}", PAYLOAD, now_ms) for _ in range(tasks))
+    sink.prepare()  # as a node that starts does
     try:
-        return await drain(where, load, tasks, {"kafka": sink}, progress)
+        return await drain(where, f"kafka:{TOPIC}", PAYLOAD, tasks, {"kafka": sink}, progress)
     finally:
         await sink.aclose()
 

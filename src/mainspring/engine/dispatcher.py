@@ -3,20 +3,21 @@
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Final, Self
+from typing import Final
 
 from ..model.errors import StoreError
 from ..store import fire
 from ..store.store import Store
 from .begun import Begun
+from .calls import Answers, Calls, Work
 from .commits import Commits
 from .deliveries import Deliveries
 from .flight import Flight
 from .hand_offs import HandOffs
 from .handed import HandingOff
+from .pace import Pace
 from .partition import Partition
 from .valves import Valves
 
@@ -34,9 +35,6 @@ SPILL_TASKS: Final = 1_000
 OUTCOMES_S: Final = 0.01
 """So long a step writes retries and moves tasks into hold slices before it looks again at what is due."""
 
-PLANTS_A_CALL: Final = 1_000
-"""Begins of schedules after which a call is sent while the next is made."""
-
 COMMIT_WAIT_S: Final = 0.05
 """Commits ride with a begin after this long, or go alone when nothing is due: few calls, few repeats at a crash."""
 
@@ -49,80 +47,6 @@ def _raise_first(failures: Sequence[StoreError | None]) -> None:
 
 def _nobody_plans() -> None:
     """A dispatcher by itself: occurrences wait until somebody steps the planner."""
-
-
-class Pace:
-    """How long to wait between ticks: the busier, the longer, so that each call has more to carry."""
-
-    def __init__(self) -> None:
-        self._rate = 0.0
-        self._began = 0.0
-
-    def ticked(self, tasks: int, began: float) -> None:
-        elapsed = max(began - self._began, 1e-4)
-        self._began = began
-        # Over half a second: a single full tick is not yet a load.
-        self._rate += (tasks / elapsed - self._rate) * min(1.0, elapsed / 0.5)
-
-    def wait_s(self) -> float:
-        """Until the next tick, counted from the start of the last."""
-        gap = next(gap for limit, gap in _GAPS_S if self._rate < limit)
-        return max(0.0, self._began + gap - time.monotonic())
-
-
-_GAPS_S: Final = ((2_000.0, 0.001), (15_000.0, 0.002), (25_000.0, 0.005), (inf, 0.010))
-"""Up to so many tasks a second, a tick at most every so many seconds; see docs/decisions/0022."""
-
-
-_Work = list[tuple[Partition, Begun]]
-_Answers = list[fire.Answer | StoreError]
-
-
-class _Calls:
-    """The begins of a tick. As a rule one call; where many schedules begin, several, each sent as soon as it is made:
-    the server plants the following occurrences of some while the node makes the call for the next ones."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._open: _Work = []
-        self._plants = 0
-        self._under_way: deque[tuple[_Work, asyncio.Task[_Answers]]] = deque()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        # Only when the loop is stopped: what was not answered is repeated before the end.
-        for _, call in self._under_way:
-            call.cancel()
-
-    async def add(self, partition: Partition, begun: Begun) -> None:
-        self._open.append((partition, begun))
-        self._plants += len(begun.section.plants)
-        if self._plants >= PLANTS_A_CALL:
-            self._send()
-            await asyncio.sleep(0)  # the bytes leave now, not when the next call is made
-
-    async def answered(self) -> tuple[_Work, _Answers] | None:
-        """The next call and what the server says to it; None when all were answered."""
-        if self._open and self._under_way:
-            self._send()
-        if self._under_way:
-            work, call = self._under_way[0]
-            answers = await call
-            self._under_way.popleft()
-            return work, answers
-        work = self._open
-        answers = await self._call() if work else []
-        self._open = []
-        return (work, answers) if work else None
-
-    def _send(self) -> None:
-        self._under_way.append((self._open, asyncio.create_task(self._call())))
-        self._open, self._plants = [], 0
-
-    def _call(self) -> Coroutine[None, None, _Answers]:
-        return fire.tick(self._store, [begun.section for _, begun in self._open])
 
 
 class Dispatcher:
@@ -187,7 +111,7 @@ class Dispatcher:
         now_ms, now_s = self._store.clock.now_ms(), time.monotonic()
         self._valves.tick()
         room = min(TICK_TASKS, self._valves.free(self._deliveries.in_flight))
-        with _Calls(self._store) as calls:
+        with Calls(self._store) as calls:
             await self._begin(calls, room, now_ms, now_s)
             self._spill(now_ms)
             fired: int | None = None
@@ -207,7 +131,7 @@ class Dispatcher:
         self._room_made()
         return fired
 
-    async def _begin(self, calls: _Calls, room: int, now_ms: int, now_s: float) -> None:
+    async def _begin(self, calls: Calls, room: int, now_ms: int, now_s: float) -> None:
         all_room = room
         for partition in self._in_turn(now_ms, now_s):
             if self._owned.get(partition.number) is not partition:
@@ -265,9 +189,7 @@ class Dispatcher:
         first = next((i for i, one in enumerate(turn) if one.number > self._last_served), 0)
         return turn[first:] + turn[:first]
 
-    def _take_answers(
-        self, all_begun: list[tuple[Partition, Begun]], answers: Sequence[fire.Answer | StoreError]
-    ) -> tuple[list[Flight], str | None]:
+    def _take_answers(self, all_begun: Work, answers: Answers) -> tuple[list[Flight], str | None]:
         """Flights that leave, and their target if all have the same and none expires."""
         flights: list[Flight] = []
         targets: set[str | None] = set()

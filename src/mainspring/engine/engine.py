@@ -23,13 +23,14 @@ from .failures import Failures
 from .hand_offs import HandOffs
 from .holds import Gates
 from .keeper import Keeper
-from .lookahead import LookAhead, Reach
+from .lookahead import LookAhead
 from .loop import Loop
 from .outcomes import Outcomes
 from .partition import Partition
 from .pauses import PauseWatch
 from .permits import Permits
 from .planner import Planner
+from .reach import Reach
 from .sweeper import Sweeper
 from .valves import FlowOptions, Valves
 

@@ -1,41 +1,25 @@
 """Reads slices shortly before they come due, the earliest first, never more than fits."""
 
-import asyncio
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 from ..model.errors import StoreError
 from ..model.hold import CATCH_UP
-from ..model.stint import Stint
 from ..store import read
-from ..store.codec import same_entry
 from ..store.listing import Listed
 from ..store.store import Store
-from . import lane_window
+from . import lane_window, slice_reader
 from .hold_watch import LANES_SOON_S, HoldWatch
 from .live import LiveSlice
 from .partition import Partition
+from .reach import Reach
+from .slice_reader import SliceReader
 
 log = logging.getLogger("mainspring.engine")
 
-CHUNK_ROWS: Final = 1_000
-"""Rows a reply brings at most: parsing them blocks the loop for about a millisecond."""
-
-ROWS_AT_ONCE: Final = 2_000
-"""Where a round brings more, the next asks fewer slices: a tick may stand behind it on the same connection."""
-STINT_S: Final = 0.002
-"""So long rows are taken in before what is due has its turn on the loop."""
-CHUNKS_AT_ONCE: Final = (32, 512)
-"""Slices read at once: few where they are full, many where they hold little."""
-
 SLICES_LISTED: Final = 256
-LANE_WINDOW: Final = 64
-"""Of the tasks that were held back in a lane at least so many are in memory when it goes on."""
-
 MOST_IN_LANES: Final = 2
 """So many times as many as may be read ahead may wait in lanes besides, while the rest of them is moved away."""
 
@@ -44,16 +28,6 @@ PACED_ROWS: Final = 512
 
 WINDOW_MS: Final = 300_000
 """Of an hour slice this much is held at a time, less where room is short."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """How far ahead an owner reads."""
-
-    tasks: int = 200_000
-    horizon_ms: int = 5_000
-    poll_ms: int = 250
-    idle_poll_ms: int = 1_000
 
 
 def _by_start(live: LiveSlice) -> int:
@@ -84,8 +58,7 @@ class LookAhead:
         self._woken: set[int] = set()
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
-        self._at_once = CHUNKS_AT_ONCE[0]
-        self._stint = Stint(STINT_S)
+        self._reader = SliceReader(store, owned, reach, fire)
         self._window_ms = WINDOW_MS
         self._listed: list[Partition] = []
         """Partitions listed in this round that wait for it."""
@@ -260,10 +233,10 @@ class LookAhead:
             held = self.held
         room = self._reach.tasks - held
         chunks = self._chunks(wanted, room if room >= least else 0)
-        self.hungry = paced or len(chunks) < min(len(wanted), self._at_once)
+        self.hungry = paced or len(chunks) < min(len(wanted), self._reader.at_once)
         if not chunks:
             return False
-        await self._read_chunks(chunks, until_ms, full=held >= self._reach.tasks)
+        await self._reader.fetch(chunks, until_ms, full=held >= self._reach.tasks)
         return True
 
     def _has_enough_of(self, live: LiveSlice, partition: Partition, now_ms: int) -> bool:
@@ -291,12 +264,10 @@ class LookAhead:
                 live.trim_after(now_ms + self._window_ms)
 
     def _chunks(self, wanted: list[LiveSlice], room: int) -> list[tuple[LiveSlice, read.Chunk]]:
-        few = CHUNKS_AT_ONCE[0]
-        # Few slices may be long ones: only where there are many does each get less.
-        rows_each = max(1, CHUNK_ROWS * few // max(few, min(self._at_once, len(wanted))))
+        rows_each = self._reader.rows_each(len(wanted))
         chunks: list[tuple[LiveSlice, read.Chunk]] = []
         for live in wanted:
-            if len(chunks) == self._at_once:
+            if len(chunks) == self._reader.at_once:
                 break
             count = min(rows_each, room)
             if live.pace is not None and self._owned[live.partition].is_paced(live):
@@ -305,86 +276,10 @@ class LookAhead:
             # when there is no room. Rows that do not fit are let go again.
             blocked = self._owned[live.partition].blocked_ms >= live.slice.start_ms
             if count <= 0 and (blocked or live.blocks_its_lane):
-                count = CHUNK_ROWS
+                count = slice_reader.CHUNK_ROWS
             if count > 0:
                 room -= count
                 overlap = int(0 <= live.tail_index == live.cursor - 1)
                 chunk = read.Chunk(live.partition, live.slice, live.cursor, count, live.inherited, overlap)
                 chunks.append((live, chunk))
         return chunks
-
-    async def _read_chunks(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int, *, full: bool) -> None:
-        answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
-        rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
-        few, many = CHUNKS_AT_ONCE
-        self._at_once = max(few, self._at_once // 2) if rows > ROWS_AT_ONCE else min(many, self._at_once * 2)
-        failure = None
-        self._stint.begin()
-        for (live, chunk), answer in zip(chunks, answers, strict=True):
-            if isinstance(answer, StoreError):
-                failure = answer
-                continue
-            if self._stint.over:
-                self._stint.step_aside()
-                await asyncio.sleep(0)
-                self._stint.begin()
-            if not live.forgotten and live.cursor == chunk.first:
-                if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
-                    self._read_anew(live, gone=not answer.before)
-                else:
-                    self._take(live, chunk, answer, until_ms, full=full)
-        with_stubs = [live for live, _ in chunks if live.sieve.stubs]
-        if with_stubs:
-            failure = await self._judge_stubs(with_stubs) or failure
-        self._fire()
-        if failure is not None:
-            raise failure
-
-    async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
-        """Of a cancelled task four bytes are left, and a mark: asked for after the rows, so none is missing."""
-        ranges = [(min(live.sieve.stubs) >> 3, max(live.sieve.stubs) >> 3) for live in lives]
-        wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
-        failure = None
-        for live, (first, _), bits in zip(lives, ranges, await read.cancelled_bits(self._store, wanted), strict=True):
-            if isinstance(bits, StoreError):
-                live.restart()
-                failure = bits
-                continue
-            partition = self._owned.get(live.partition)
-            if partition is not None and not live.forgotten:
-                live.judge_stubs(first, bits)
-                partition.took(live, time.monotonic())
-        return failure
-
-    def _read_anew(self, live: LiveSlice, *, gone: bool) -> None:
-        """Other rows stand where some were read: a failover forgot those, and puts have come since.
-
-        Begin proves the last row only. Were the list just read on, what took the place of the forgotten rows would
-        never be seen, and be marked as done with them.
-        """
-        if not gone:  # one that is gone was mostly dropped by this very node a moment ago
-            log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
-        if live.partition in self._owned:
-            self._owned[live.partition].forget(live)
-
-    def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.Rows, until_ms: int, *, full: bool) -> None:
-        if chunk.bitmaps:
-            live.load_bitmaps(answer.fired, answer.done)
-        live.unread = len(answer.rows) == chunk.rows
-        if not answer.rows:
-            return
-        live.open_window(until_ms)
-        live.absorb(answer.rows)
-        # Half of the room is the most that one slice may take; past that only its earliest rows are held. A slice
-        # that is read although there is no room keeps what the next tick can use.
-        most = max(self._reach.tasks // 2, 1)
-        if full:
-            most = min(most, max(CHUNK_ROWS, self._reach.tasks // 8))
-        partition = self._owned.get(live.partition)
-        if live.slice.is_hold and live.has_lanes and partition is not None:
-            # Tasks of one lane: they leave one at a time, and many lanes may be about to go on.
-            lane_window.trim(partition, live, max(self._reach.tasks // 64, LANE_WINDOW))
-        elif live.waiting > most:
-            live.trim(most // 2 + 1)
-        if partition is not None:
-            partition.took(live, time.monotonic())

@@ -8,22 +8,25 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final
 
 import msgspec
 
-from ..model.chain import Link, Run, after_misfire, after_overlap, moved_by_end, moved_by_rules
+from ..model.chain import Link, Run, State, after_misfire, after_overlap, moved_by_end
 from ..model.clock import Clock, steady_s
 from ..model.errors import StoreError
 from ..model.schedule import Definition
 from ..store import schedule_care, schedules
 from ..store.index import look_up
 from ..store.schedule_ends import run_ends
+from ..store.searches import searched
 from ..store.store import Store
-from .chains import APART, Chains, Occurrence, Plan, occurrence_of
+from .chains import Chains, Plan, occurrence_of
 from .flight import Flight
 from .partition import Partition
+from .plans import PLANNING_S, Known, fits, may_take_long, pass_by, plans_of
 
 log = logging.getLogger("mainspring.engine")
 
@@ -42,9 +45,6 @@ PLANS_AT_ONCE: Final = 500
 PASSED_BY_AT_ONCE: Final = 1_000
 SETTLED_AT_ONCE: Final = 50
 IDLE_S: Final = 5.0
-
-
-Known = tuple[Definition | None, Link | None]
 
 
 class Planner:
@@ -121,19 +121,23 @@ class Planner:
         if not rows:
             return False
         occurrences = [occurrence_of(row) for row in rows]
-        missing = {one[0]: None for one in occurrences if one is not None and not _fits(chains.known.get(one[0]), one)}
+        missing = {one[0]: None for one in occurrences if one is not None and not fits(chains.known.get(one[0]), one)}
         fetched = await schedules.fetch(self._store, number, list(missing)) if missing else []
         known: dict[str, Known] = {name: (one.definition, one.link) for name, one in zip(missing, fetched, strict=True)}
         now_ms = self._clock.now_ms()
-        plans = [
-            APART if one is None else _plan_of(known.get(one[0]) or chains.known.get(one[0]), one, now_ms)
-            for one in occurrences
-        ]
+        found = [None if one is None else known.get(one[0]) or chains.known.get(one[0]) for one in occurrences]
+        work = sorted(zip(rows, found, occurrences, strict=True), key=may_take_long)
+        definitions = [one[0] for one in found if one is not None]
+        plans = await searched(definitions, lambda: plans_of([(one, which) for _, one, which in work], now_ms))
         await self._pass_by_backfilled(number, plans, now_ms)
-        for row, plan in zip(rows, plans, strict=True):
+        for (row, _, _), plan in zip(work, plans, strict=False):
             chains.wanted.pop(row, None)
             chains.plans[row] = plan
-        self.decisions += len(rows)
+        for row, _, _ in work[len(plans) :]:
+            if row in chains.wanted:  # behind the others
+                del chains.wanted[row]
+                chains.wanted[row] = None
+        self.decisions += len(plans)
         await asyncio.sleep(0)
         return bool(chains.wanted)
 
@@ -146,8 +150,7 @@ class Planner:
             idhs = [plan.following.idh for plan in plans if plan.following is not None]
             found = await look_up(self._store, [(number, idh) for idh in idhs])
             plans = [plan for plan, address in zip(plans, found, strict=True) if address is not None]
-            for plan in plans:
-                plan.pass_by(now_ms)
+            await searched((plan.definition for plan in plans), partial(pass_by, plans, now_ms))
 
     # -- decisions -------------------------------------------------------------------------------------
 
@@ -168,12 +171,19 @@ class Planner:
                 (ready if chains.is_free(plan) else doubts).append((flight, plan))
         if doubts:
             ready += await self._ask_for_ends(number, chains, doubts)
+        await self._settle_all(number, chains, ready)
+
+    async def _settle_all(self, number: int, chains: Chains, ready: Sequence[tuple[Flight, Plan]]) -> None:
+        until = steady_s() + PLANNING_S
         for done, (flight, plan) in enumerate(ready, 1):
             partition = self._owned.get(number)
             if partition is None or not partition.holds_lease:
                 # By a clock that has jumped an hour of planned runs was missed. Whoever owns it next decides.
                 return
-            self._settle(chains, flight, plan)
+            await self._settle(chains, flight, plan)
+            if steady_s() >= until:
+                chains.asks = True  # the rest after the other partitions
+                return
             if done % SETTLED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # after an outage there are many, and leases are renewed on the same loop
 
@@ -197,7 +207,7 @@ class Planner:
             elif link.state.is_behind(link.planned_ms):
                 continue  # it was due before the other began, and goes when that is over
             elif definition.overlap_rule.word == "skip" and not plan.waits_for_end:
-                next_ms, state = after_overlap(definition, link)
+                next_ms, state = await searched((definition,), partial(after_overlap, definition, link))
                 self._note_not_run(link.state.not_run, state.not_run)
                 log.info("schedule %s: %s is skipped, the run before it is not over", definition.name, flight.id,
                          extra={"task": flight.id, "schedule": definition.name})  # fmt: skip
@@ -207,23 +217,21 @@ class Planner:
                 plan.waited = True
         return free
 
-    def _settle(self, chains: Chains, flight: Flight, plan: Plan) -> None:
+    async def _settle(self, chains: Chains, flight: Flight, plan: Plan) -> None:
         """Nothing of the same schedule runs: is it still its time?"""
         definition, link = plan.definition, plan.link
         assert definition is not None
         assert link is not None
         now_ms = self._clock.now_ms()
-        moved_ms = moved_by_end(definition, link)
-        late = now_ms - flight.place_ms > definition.grace_ms
-        if moved_ms is not None:
-            plan.skip(moved_ms, link.state)
-        elif late and not plan.waited and (instead := after_misfire(definition, link, now_ms)) is not None:
-            missed = self._note_not_run(link.state.not_run, instead[1].not_run)
-            log.warning("schedule %s: %d planned runs were missed, from %s on", definition.name, missed, flight.id,
-                        extra={"task": flight.id, "schedule": definition.name})  # fmt: skip
-            plan.skip(*instead)
-        else:
+        late = now_ms - flight.place_ms > definition.grace_ms and not plan.waited
+        instead = await searched((definition,), lambda: _instead(definition, link, now_ms, late=late))
+        if instead is None:
             plan.run()
+        else:
+            if missed := self._note_not_run(link.state.not_run, instead[1].not_run):
+                log.warning("schedule %s: %d planned runs were missed, from %s on", definition.name, missed, flight.id,
+                            extra={"task": flight.id, "schedule": definition.name})  # fmt: skip
+            plan.skip(*instead)
         self._release(chains, flight)
 
     def _note_not_run(self, before: Mapping[str, int], after: Mapping[str, int]) -> int:
@@ -300,18 +308,9 @@ class Planner:
         return 1
 
 
-def _fits(known: "Known | None", occurrence: Occurrence) -> bool:
-    return known is not None and known[1] is not None and (known[1].generation, known[1].planned_ms) == occurrence[1:]
-
-
-def _plan_of(known: "Known | None", occurrence: Occurrence, now_ms: int) -> Plan:
-    """What its begin does; nothing, where the schedule was edited or removed, or its chain has moved on."""
-    definition, link = known or (None, None)
-    if definition is None or link is None or definition.generation != occurrence[1] or not _fits(known, occurrence):
-        return APART
-    plan = Plan.of(definition, link, max(now_ms, definition.due_ms(link.planned_ms)))
-    if (instead := moved_by_rules(definition, link)) is not None:
-        log.info("schedule %s: its next occurrence is moved, for the rules of %s have changed", definition.name,
-                 definition.zone, extra={"schedule": definition.name})  # fmt: skip
-        plan.skip(*instead)
-    return plan
+def _instead(definition: Definition, link: Link, now_ms: int, *, late: bool) -> tuple[int | None, State] | None:
+    """Where a chain goes on without this occurrence; None: it is its time."""
+    moved_ms = moved_by_end(definition, link)
+    if moved_ms is not None:
+        return moved_ms, link.state
+    return after_misfire(definition, link, now_ms) if late else None

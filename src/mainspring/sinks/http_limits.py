@@ -39,8 +39,9 @@ class Hosts:
         self.free = connections
         """Connections that nobody has."""
         self._half, self._first = connections // 2, connections // FIRST
-        self._hungry: dict[Host, None] = {}
-        """Hosts that have work and may not have a connection now, those that came first in front."""
+        self._hungry: dict[Host, int] = {}
+        """Hosts that have work and may not have a connection now, those that came first in front; and how many must be
+        free for each. Nothing but its own answers changes the number."""
         self.waiting = 0
         self._sweep_at = _FEW_HOSTS
 
@@ -74,20 +75,32 @@ class Hosts:
         Hosts that hang keep what they have for a whole timeout. So each leaves as many free as it has, and some for the
         first of others; one that has not answered so many yet stays far below that.
         """
-        free, busy = self.free, host.busy
-        most = max((free - self._half) // UNPROVEN, min(host.proven, free + 1 - self._first), 1)
-        may = free > 0 and busy < most
+        needed = self._needed(host)
+        may = self.free >= needed
         if not may:
-            self._hungry[host] = None
+            self._hungry[host] = needed
         return may
 
-    def feed(self) -> None:
-        """There are more connections than before: those who wait for one go first."""
-        for host in list(self._hungry):
+    def _needed(self, host: "Host") -> int:
+        """How many must be free for it to have one more."""
+        busy = host.busy
+        if not busy:
+            return 1
+        unproven = self._half + UNPROVEN * (busy + 1)
+        return min(unproven, busy + self._first) if busy < host.proven else unproven
+
+    def feed(self, answered: "Host") -> None:
+        """A host has given one back: those who wait for one go first."""
+        if answered in self._hungry:
+            self._hungry[answered] = self._needed(answered)
+        for host, needed in list(self._hungry.items()):
             if self.free <= 0:
                 break
             del self._hungry[host]
-            host.fill()
+            if self.free >= needed:
+                host.fill()
+            else:  # a look, no more: this goes on with every answer, and of hosts that hang there may be hundreds
+                self._hungry[host] = needed
 
     # -- their number ----------------------------------------------------------------------------------------
 
@@ -222,7 +235,7 @@ class Host:
             self._landed(line, answered=not isinstance(outcome, Retry) or outcome.response is not None)
             load.settle(at, outcome)
             line.pulse.beat()
-            self._hosts.feed()
+            self._hosts.feed(self)
             following = self._next_line()
             if following is None:
                 return
@@ -240,7 +253,7 @@ class Host:
     def _ended(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
         if not worker.cancelled() and worker.exception() is not None:
-            self._hosts.feed()
+            self._hosts.feed(self)
             self.fill()  # a bug: its load was told, and the others still need hands
 
     def _come_back(self, wait_s: float) -> None:

@@ -1,8 +1,9 @@
 """Generated ids: random bytes chosen so that the tasks of one call go where they cost least.
 
 A transaction, and later a tick, costs per partition it touches. So a call is cut into stretches of neighbours, each of
-which goes to one partition, the next stretch and the next call to the next one. The partition is still what the crc16
-of the id says: whoever reads needs to know nothing of this.
+which goes to one partition, the next stretch to the next one. The next call begins one further on, however many
+stretches there were: calls of one size would else bring the same times to the same partitions. The partition is still
+what the crc16 of the id says: whoever reads needs to know nothing of this.
 
 An id of a stretch is a number with its own crc16 behind it, mixed with four random bytes, and twelve bytes that all of
 the stretch share. Such a number adds nothing to the crc16 of an id, so what is random and shared alone decides about
@@ -22,6 +23,9 @@ from ..model.ids import IDH_BYTES
 STRETCH: Final = 256
 """Tasks of one call that share a partition: by then its costs per partition are small against those per task."""
 
+GATHERED: Final = 32
+"""So many large calls fill the same slices. With more these would get too long, where very many tasks are put."""
+
 _OWN: Final = 4
 _CHOSEN: Final = 2
 _POLYNOMIAL: Final = 0x1021
@@ -38,8 +42,12 @@ class Stretch(NamedTuple):
 class GeneratedIds:
     """Ids for the tasks that carry none."""
 
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, partitions: int, *, gathered: bool = False) -> None:
+        """`gathered`: of calls that fill every partition some in a row do bring the same times to the same ones."""
         self._partitions = partitions
+        self._gathered = gathered
+        self._large = 0
+        """Of those so many."""
         self._next = random.randrange(partitions)
         self._spare_bits = (65536 // partitions).bit_length() - 1
         """So many of crc16's values lead into one partition, at least."""
@@ -47,9 +55,11 @@ class GeneratedIds:
     def draw(self, count: int) -> Iterator[Stretch]:
         """So many ids, in stretches of about the same length."""
         stretches = -(-count // STRETCH)
+        partition = self._begin(stretches)
         while count:
             size = -(-count // stretches)
-            yield self._single() if count == stretches == 1 else self._stretch(size)
+            yield self._single() if count == stretches == 1 else self._stretch(partition, size)
+            partition = (partition + 1) % self._partitions
             count -= size
             stretches -= 1
 
@@ -57,13 +67,19 @@ class GeneratedIds:
         """The same, one by one."""
         return (head + stretch.tail for stretch in self.draw(count) for head in stretch.heads)
 
+    def _begin(self, stretches: int) -> int:
+        if self._gathered and stretches >= self._partitions:
+            begin, self._large = self._large // GATHERED % self._partitions, self._large + 1
+            return begin
+        self._next = (self._next + 1) % self._partitions
+        return self._next
+
     def _single(self) -> Stretch:
         """One task has no neighbours: all of its id is random, and it goes anywhere."""
         idh = os.urandom(IDH_BYTES)
         return Stretch(crc_hqx(idh, 0) % self._partitions, (idh[:_OWN],), idh[_OWN:])
 
-    def _stretch(self, size: int) -> Stretch:
-        partition, self._next = self._next, (self._next + 1) % self._partitions
+    def _stretch(self, partition: int, size: int) -> Stretch:
         free = os.urandom(IDH_BYTES - _CHOSEN)
         crc = partition + self._partitions * random.getrandbits(self._spare_bits)
         chosen = crc_hqx(free, 0) ^ _register_before(crc)

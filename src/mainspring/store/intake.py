@@ -27,10 +27,28 @@ from .put import Rows, Widths
 
 _MOST_TARGETS: Final = 10_000
 _TEXTS: Final = (str, type(None))
-_OFFSETS: Final = tuple(ms.to_bytes(4, "big") + b"\0" for ms in range(SECOND_MS))
-"""Offset and flags of a plain entry."""
-_NAMED_OFFSETS: Final = tuple(ms.to_bytes(4, "big") + bytes((INDEXED,)) for ms in range(SECOND_MS))
-"""The same of one with an id."""
+
+
+class _Offsets:
+    """Offset and flags of an entry in a slice that is too wide for a table of them."""
+
+    def __init__(self, flags: int) -> None:
+        self._flags = flags
+
+    def __getitem__(self, offset_ms: int) -> bytes:
+        return (offset_ms << 8 | self._flags).to_bytes(5, "big")
+
+
+def _offsets(flags: int) -> dict[int, _Offsets | tuple[bytes, ...]]:
+    """By width of slice."""
+    wide = _Offsets(flags)
+    return {HOUR_MS: wide, SECOND_MS: tuple(wide[ms] for ms in range(SECOND_MS))}
+
+
+_OFFSETS: Final = _offsets(0)
+"""Of plain entries."""
+_NAMED_OFFSETS: Final = _offsets(INDEXED)
+"""Of those with ids."""
 _FIXSTR: Final = tuple(bytes((0xA0 | size,)) for size in range(2 * IDH_BYTES))
 """The msgpack header of a text of less than 32 bytes."""
 
@@ -81,65 +99,74 @@ class Intake:
         self._widths = widths
         self._max_payload_bytes = max_payload_bytes
         self._heads: dict[str, bytes] = {}
-        self._generated = GeneratedIds(self._partitions)
+        # Hours ahead a slice gets few tasks, and has its price in memory. Of a second's many every node has its share.
+        self._ids = {SECOND_MS: GeneratedIds(self._partitions), HOUR_MS: GeneratedIds(self._partitions, gathered=True)}
+        self._other_ids = GeneratedIds(self._partitions)
 
     def take(self, tasks: Sequence[Task], now_ms: int) -> Batch:
         """Encode all or raise for the first that is wrong; nothing is written in either case."""
         batch = Batch(len(tasks), now_ms)
         self._meet({task.target for task in tasks if type(task.target) is str})
-        bounds = Bounds(now_ms - now_ms % SECOND_MS, now_ms + HOUR_MS, self._heads, self._max_payload_bytes)
+        bounds = Bounds(now_ms - now_ms % SECOND_MS, now_ms + HORIZON_MS, self._heads, self._max_payload_bytes)
         found = sort_out(tasks, bounds)
-        for number, idh in zip(found.others, self._generated.each(len(found.others)), strict=True):
+        for number, idh in zip(found.others, self._other_ids.each(len(found.others)), strict=True):
             task = tasks[number]
             due_ms = task.at if type(task.at) is int else self._due_ms(task, now_ms)
             self._take_slowly(batch, number, task, due_ms, idh)
+        far_ms = now_ms + HOUR_MS
         if found.plain is not None:
-            self._take_plain(batch, tasks, found.plain)
+            for width_ms, usual in found.plain.by_width(far_ms):
+                self._take_plain(batch, tasks, usual, width_ms)
         if found.named is not None:
-            self._take_named(batch, tasks, found.named)
-            if found.others:
+            parts = found.named.by_width(far_ms)
+            for width_ms, usual in parts:
+                self._take_named(batch, tasks, usual, width_ms)
+            if found.others or len(parts) > 1:
                 batch.named = dict(sorted(batch.named.items()))
         return batch
 
-    def _take_plain(self, batch: Batch, tasks: Sequence[Task], usual: Columns) -> None:
-        """Those of one second together, so that a slice gets many rows at once; each stretch into one partition."""
-        stretches = self._generated.draw(len(usual.numbers))
+    def _take_plain(self, batch: Batch, tasks: Sequence[Task], usual: Columns, width_ms: int) -> None:
+        """Those of one slice together, so that it gets many rows at once; each stretch into one partition."""
+        stretches = self._ids[width_ms].draw(len(usual.numbers))
         stretch, used = next(stretches), 0
-        for second, rows in usual.by_second():
+        for rows in usual.by_time(width_ms):
             at = 0
             while at < len(rows):
                 if used == len(stretch.heads):
                     stretch, used = next(stretches), 0
                 some = rows[at : at + len(stretch.heads) - used]
                 heads = stretch.heads[used : used + len(some)]
-                place = self._widths.place(stretch.partition, second * SECOND_MS, batch.now_ms)
-                if place.width_ms == SECOND_MS:
+                place = self._widths.place(stretch.partition, usual.dues_ms[some[0]], batch.now_ms)
+                if place.width_ms == width_ms:
                     _append(batch, usual, some, place, stretch, heads)
-                else:  # a crowded second is cut finer
+                else:  # a crowded slice is cut finer
                     for number, head in zip(usual.numbers_of(some), heads, strict=True):
                         task = tasks[number]
                         self._take_slowly(batch, number, task, cast("int", task.at), head + stretch.tail)
                 at += len(some)
                 used += len(some)
 
-    def _take_named(self, batch: Batch, tasks: Sequence[Task], usual: Columns) -> None:
+    def _take_named(self, batch: Batch, tasks: Sequence[Task], usual: Columns, width_ms: int) -> None:
+        # Names of this function: each look into an object would cost as much as what is found there.
         places: dict[int, Slice] = {}
+        named, now_ms, partitions, place_of = batch.named, batch.now_ms, self._partitions, self._widths.place
+        offsets = _NAMED_OFFSETS[width_ms]
         for number, due_ms, lead, payload in zip(*usual, strict=True):
             task_id = cast("str", tasks[number].id)
             name = task_id.encode()
-            second, offset = divmod(due_ms, SECOND_MS)
-            partition = crc_hqx(name, 0) % self._partitions
-            place = places.get(second * self._partitions + partition)
+            span, offset = divmod(due_ms, width_ms)
+            partition = crc_hqx(name, 0) % partitions
+            spot = span * partitions + partition
+            place = places.get(spot)
             if place is None:
-                place = self._widths.place(partition, due_ms, batch.now_ms)
-                if place.width_ms != SECOND_MS:
+                place = place_of(partition, due_ms, now_ms)
+                if place.width_ms != width_ms:
                     self._take_slowly(batch, number, tasks[number], due_ms)
                     continue
-                places[second * self._partitions + partition] = place
+                places[spot] = place
             idh = blake2b(name, digest_size=IDH_BYTES).digest()
-            row = b"".join((_NAMED_OFFSETS[offset], idh, lead, payload, _FIXSTR[len(name)], name))
-            with_id = _new(IdRow, (idh, place, row, due_ms))
-            batch.named[number] = _new(Named, (task_id, due_ms < batch.now_ms, partition, with_id))
+            row = b"".join((offsets[offset], idh, lead, payload, _FIXSTR[len(name)], name))
+            named[number] = _new(Named, (task_id, due_ms < now_ms, partition, _new(IdRow, (idh, place, row, due_ms))))
 
     def _take_slowly(self, batch: Batch, number: int, task: Task, due_ms: int, idh: bytes = b"") -> None:
         """Any task, with everything it may carry; `idh` for one without an id."""
@@ -235,13 +262,14 @@ class Intake:
 def _append(
     batch: Batch, usual: Columns, some: Sequence[int], place: Slice, stretch: Stretch, heads: Sequence[bytes]
 ) -> None:
-    """Rows of one second and one partition."""
+    """Rows of one slice."""
     rows = batch.rows.list_for(stretch.partition, place)
     batch.runs.append(Run(stretch.partition, place, len(rows), usual.numbers_of(some)))
     batch.rows.size += len(some)
     # Names of this function: each look into a column by its field would cost as much as what is found there.
     (_, dues_ms, leads, payloads), start_ms, tail = usual, place.start_ms, stretch.tail
+    offsets = _OFFSETS[place.width_ms]
     rows += [
-        b"".join((_OFFSETS[dues_ms[at] - start_ms], head, tail, leads[at], payloads[at]))
+        b"".join((offsets[dues_ms[at] - start_ms], head, tail, leads[at], payloads[at]))
         for at, head in zip(some, heads, strict=True)
     ]

@@ -134,12 +134,13 @@ class NamedPuts:
                     failure = answer
                     todo += members
                     continue
-                known += [(members[at], address) for at, address in answer.items()]
                 reached = SERVER if p in short else level
-                for at, i in enumerate(members):
-                    if at not in answer:
-                        item = items[i]
-                        handles[i] = Handle(item.id, item.row.due_ms, "created", item.past, reached.text)
+                if answer:
+                    known += [(members[at], address) for at, address in answer.items()]
+                    members = [i for at, i in enumerate(members) if at not in answer]
+                for i in members:
+                    id, past, _, row = items[i]
+                    handles[i] = Handle(id, row.due_ms, "created", past, reached.text)
             if failure is not None:
                 await patience.after(failure)
         return known

@@ -7,7 +7,7 @@ from ..model.errors import NotConfirmed, StoreError
 from .durable import SERVER, Durability, executed
 from .index import MOST_AT_ONCE, IdRow
 from .keys import Address, PartitionKeys, Slice, address_prefix
-from .put import WAKE_MS, Widths, fresh_score
+from .put import CROWDED, WAKE_MS, Widths, fresh_score
 from .store import Group, Store
 from .wire import Command
 
@@ -29,8 +29,9 @@ class _Share:
     def __init__(self, keys: PartitionKeys, first: int, rows: Sequence[IdRow]) -> None:
         self.keys, self.first, self.rows = keys, first, rows
         self.order: By = {rows[0].slice: [0]}
-        for i in range(1, len(rows)):
-            self.order.setdefault(rows[i].slice, []).append(i)
+        if len(rows) > 1:
+            for i in range(1, len(rows)):
+                self.order.setdefault(rows[i].slice, []).append(i)
 
 
 async def put_ids(
@@ -47,19 +48,21 @@ async def put_ids(
     The ids of a partition must be distinct within one call. `short` gets the partitions that have their rows, but not
     as safe as was asked for.
     """
-    shares = [
-        _Share(store.keys.partitions[p], first, rows[first : first + MOST_AT_ONCE])
-        for p, rows in by_partition.items()
-        for first in range(0, len(rows), MOST_AT_ONCE)
-    ]
+    shares: list[_Share] = []
+    for p, rows in by_partition.items():
+        keys = store.keys.partitions[p]
+        if len(rows) <= MOST_AT_ONCE:
+            shares.append(_Share(keys, 0, rows))
+        else:
+            shares += [_Share(keys, at, rows[at : at + MOST_AT_ONCE]) for at in range(0, len(rows), MOST_AT_ONCE)]
     calls = _calls(shares, together=not store.links.cluster)
     groups = [_group(store, call, now_ms, durability) for call in calls]
     answers: dict[int, dict[int, Address] | StoreError] = {p: {} for p in by_partition}
     for call, result in zip(calls, await store.run(groups, durability), strict=True):
+        done = executed(result)
         for at, share in enumerate(call):
             p = share.keys.number
             so_far = answers[p]
-            done = executed(result)
             if done is None or isinstance(so_far, StoreError):
                 answers[p] = result if isinstance(result, StoreError) else so_far
                 continue
@@ -99,6 +102,12 @@ def _few(store: Store, call: list[_Share]) -> Command:
     for share in call:
         keys, rows = share.keys, share.rows
         names += (keys.n, keys.slices, keys.ids)
+        if len(rows) == 1:  # most are such where single puts of many callers travel together
+            place = rows[0].slice
+            name = place.name
+            names.append(keys.entries(name))
+            args += (1, name, fresh_score(place), address_prefix(place), 1, rows[0].row)
+            continue
         args.append(len(share.order))
         for place, members in share.order.items():
             name = place.name
@@ -140,8 +149,9 @@ def _many(store: Store, share: _Share) -> list[Command]:
 def _known(share: _Share, reply: Any, widths: Widths) -> dict[int, Address]:
     put, taken = reply
     partition = share.keys.number
-    for at, (place, members) in enumerate(share.order.items()):
-        widths.saw(partition, place, put[at * 2 + 1] + len(members))
+    if max(put[1::2]) + len(share.rows) > CROWDED:
+        for at, (place, members) in enumerate(share.order.items()):
+            widths.saw(partition, place, put[at * 2 + 1] + len(members))
     if not taken:
         return {}
     sent = [i for members in share.order.values() for i in members]

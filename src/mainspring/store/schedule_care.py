@@ -1,17 +1,20 @@
 """Looks after the chains of schedules: does each have its planned occurrence? One that has not is planted anew."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
 
 from ..model.chain import Link, State, after_loss, from_here, link_to
 from ..model.errors import StoreError
+from ..model.schedule import Definition
 from .cancelled_ids import last_cancelled
 from .index import look_up
 from .query import look_at
 from .schedule_rows import row_of
 from .schedules import Change, Seen, Written, see_at, write
+from .searches import searched
 from .store import Store
 
 AT_ONCE: Final = 500
@@ -84,10 +87,7 @@ async def plant_anew(store: Store, partition: int, name: str, claim: bytes | Non
     if definition is None or (None if seen.link is None else seen.link.claim) != claim:
         return "changed"
     now_ms = store.clock.now_ms()
-    if seen.link is None:
-        next_ms, memory = from_here(definition, definition.at_ms, now_ms, State())
-    else:
-        next_ms, memory = after_loss(definition, seen.link, now_ms, reason_of(why))
+    next_ms, memory = await searched((definition,), lambda: _onward(definition, seen.link, now_ms, reason_of(why)))
     for _ in range(_TRIES):
         new = link_to(definition, next_ms, memory)
         written = await _write(store, Change(name, seen, definition, new, row_of(definition, new, now_ms), True))
@@ -96,8 +96,15 @@ async def plant_anew(store: Store, partition: int, name: str, claim: bytes | Non
         [(waits, _)] = await still_planned(store, partition, [new])
         if waits:  # it is there, only the chain did not know it
             return await _write(store, Change(name, seen, definition, new, None, True))
-        next_ms = definition.slots.after(next_ms)  # that one ran already
+        # that one ran already
+        next_ms = await searched((definition,), partial(definition.slots.after, next_ms))
     return "taken"
+
+
+def _onward(definition: Definition, link: Link | None, now_ms: int, reason: str) -> tuple[int | None, State]:
+    if link is None:
+        return from_here(definition, definition.at_ms, now_ms, State())
+    return after_loss(definition, link, now_ms, reason)
 
 
 async def _write(store: Store, change: Change) -> Written:

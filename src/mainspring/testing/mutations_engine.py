@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..engine import lookahead, sweeper
+from ..engine import slice_reader, sweeper
 from ..engine.boarding import Boarding
 from ..engine.commits import Commits
 from ..engine.deliveries import Deliveries
@@ -211,7 +211,7 @@ _READ: Final = (
         (
             Rewrite("_entry", INCARNATION, ONLY_THERE),
             Patch(LookAhead, "_reconcile", _old_cursor),
-            Patch(lookahead, "same_entry", lambda _: lambda _row, _head: True),
+            Patch(slice_reader, "same_entry", lambda _: lambda _row, _head: True),
         ),
     ),
     Mutation(

@@ -221,12 +221,12 @@ class Server:
         return self.calls([command])[0]
 
     def calls(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        """Several commands, one after the other on one connection; their replies."""
+        """Several commands, one after the other on one connection, sent at once; their replies."""
         login = [("AUTH", self.password)] if self.password else []
         with socket.socket(socket.AF_UNIX) as channel:
             channel.settimeout(_START_S)
             channel.connect(str(self.socket_path))
-            return [_exchange(channel, each) for each in (*login, *commands)][len(login) :]
+            return _exchange(channel, [*login, *commands])[len(login) :]
 
     def info(self, section: str = "everything") -> dict[str, str]:
         rows = (line.partition(":") for line in self.call("INFO", section).decode().splitlines())
@@ -287,12 +287,15 @@ class Server:
         self._process = None
 
 
-def _exchange(channel: socket.socket, command: tuple[Arg, ...]) -> Any:
-    channel.sendall(hiredis.pack_command(command))  # type: ignore[arg-type]  # typed as a tuple of one
+def _exchange(channel: socket.socket, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
+    channel.sendall(b"".join(hiredis.pack_command(each) for each in commands))  # type: ignore[arg-type]  # as of one
     reader = hiredis.Reader(notEnoughData=...)
-    while (reply := reader.gets()) is ...:
+    replies: list[Any] = []
+    while len(replies) < len(commands):
         data = channel.recv(65536)
         if not data:
             raise ConnectionError("the server closed the control connection")
         reader.feed(data)
-    return reply
+        while (reply := reader.gets()) is not ...:
+            replies.append(reply)
+    return replies

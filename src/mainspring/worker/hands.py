@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from math import inf
 from typing import Any, Final
 
@@ -54,6 +55,7 @@ class Hands:
         ended: Callable[[Run], None],
         refused: Callable[[Job, Outcome], None],
         returned: Callable[[list[Run]], None],
+        freed: Callable[[Run], None],
     ) -> None:
         self._registry = registry
         self._namespace = namespace
@@ -63,6 +65,7 @@ class Hands:
         self._ended = ended
         self._refused = refused
         self._returned = returned
+        self._freed = freed
         self._crew = Crew(concurrency, clock.now_ms, self._over)
         self._threads = Threads(concurrency, clock.now_ms, self._over)
         self.runs: set[Run] = set()
@@ -78,6 +81,11 @@ class Hands:
         """Jobs that may be taken now."""
         ahead = min(MOST_AHEAD, int(self.rate * AHEAD_S))
         return self.concurrency + ahead - len(self.runs) - len(self._stuck)
+
+    @property
+    def queues(self) -> Iterator[str]:
+        """Of all that runs here, one for each: also of what does not count any more, and goes on."""
+        return (run.job.queue for run in chain(self.runs, self._stuck))
 
     @property
     def inside(self) -> bool:
@@ -103,7 +111,9 @@ class Hands:
 
     def _over(self, run: Run) -> None:
         """The function has returned."""
-        self._stuck.discard(run)
+        if run in self._stuck:
+            self._stuck.discard(run)
+            self._freed(run)
         if not run.over:
             self._conclude(run)
 
@@ -125,7 +135,10 @@ class Hands:
             if run.started and not run.work.is_async:
                 self._stuck.add(run)
                 log.warning(
-                    "%s: %s, and its thread cannot be ended: it keeps its place until it returns", run.job.id, why
+                    "%s: %s, and its thread cannot be ended: it keeps its place, and its slot of the queue, until it"
+                    " returns",
+                    run.job.id,
+                    why,
                 )
             run.outcome = run.late()
             self._conclude(run)

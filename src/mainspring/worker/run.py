@@ -53,7 +53,7 @@ def end_if_forked(pid: int) -> None:
 
 
 class _TooLate(Exception):
-    """Its expiry has passed while it waited here for its turn."""
+    """It was told to end, or its expiry has passed, while it waited here for its turn."""
 
 
 class Run:
@@ -96,6 +96,10 @@ class Run:
     def start(self, now_ms: Callable[[], int]) -> dict[str, Any]:
         """Arguments for the function; from here on its time counts."""
         self.started = started = time.monotonic()
+        if self.stopped is not None:
+            # Asked once `started` is set, as who stops it asks for that once `stopped` is: one of both sees the other.
+            # Else it would run although it is over, with nobody who counts it.
+            raise _TooLate
         if self.timeout_s is not None:
             self.deadline = started + self.timeout_s
         if self.job.body.expires_ms is not None:

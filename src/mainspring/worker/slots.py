@@ -28,7 +28,7 @@ class Slots:
         self._limits = dict(by_queue)
         self._lease_ms = int(lease_s * 1000)
         self._running = running
-        """The queues of the jobs in hand, one for each."""
+        """The queues of what runs here, one for each job."""
         self._slots = dict.fromkeys(self._limits, 0)
         self._ask_at_ms = dict.fromkeys(self._limits, 0)
         self._renew_at_ms = 0

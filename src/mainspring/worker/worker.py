@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -78,9 +78,10 @@ class Worker:
             ended=self._ended,
             refused=self.ends.refuse,
             returned=self.ends.put_back,
+            freed=self._freed,
         )
         shares = Shares(options.queues, strict=options.strict)
-        self.slots = slots = Slots(store, options.name, options.slots, options.lease_s, self._queues_in_hand)
+        self.slots = slots = Slots(store, options.name, options.slots, options.lease_s, lambda: self.hands.queues)
         name, died = options.name, self.ends.died
         self.taker = Taker(store, name, shares, self.hands, lambda: len(self.ends.unsent), slots, died)
         self.heart = Heart(store, self.hands, options.lease_s)
@@ -172,9 +173,6 @@ class Worker:
 
     # -- signals between the roles -----------------------------------------------------------------------
 
-    def _queues_in_hand(self) -> Iterator[str]:
-        return (run.job.queue for run in self.hands.runs)
-
     def _called(self, partition: int) -> None:
         self.taker.calls.call(partition)
         self._take.wake()
@@ -191,12 +189,16 @@ class Worker:
 
     def _ended(self, run: Run) -> None:
         self.ends.add(run)
+        self._freed(run)
+        if not self.hands.runs:
+            self._idle.set()
+
+    def _freed(self, run: Run) -> None:
+        """There may be a place, and a slot of its queue."""
         if self.taker.hungry and self.taker.worthwhile:
             self._take.wake()
         if run.job.queue in self.slots.kept:
             self._reclaim.wake()
-        if not self.hands.runs:
-            self._idle.set()
 
 
 def _policies(options: WorkerOptions) -> Policies:
