@@ -167,6 +167,37 @@ async def test_a_worker_with_room_for_one_job_takes_over_from_each_of_its_queues
     assert sorted(ran) == sorted(names)
 
 
+@pytest.mark.parametrize("kind", ["coroutine", "thread"])
+async def test_a_worker_that_stood_still_begins_nothing_whose_lease_was_over_by_then(place: Place, kind: str) -> None:
+    ran: list[str] = []
+
+    async def coroutine(ctx: Context) -> None:
+        ran.append(ctx.queue)
+
+    def thread(ctx: Context) -> None:
+        ran.append(ctx.queue)
+
+    works = [Handler({"coroutine": coroutine, "thread": thread}[kind], queue="q", name="work")]
+    stood_still = await place.idle_worker(works, lease_s=1.0)
+    await place.client.put("queue:q/work", id="one")
+    await queued(place, 1)
+    asks = {partition: {"q": 1} for partition in range(PARTITIONS)}
+    [job] = await queue.take(place.store, "idle", asks)
+    stood_still.hands.add([job], time.monotonic() - 1.1)
+    await until(lambda: not stood_still.hands.runs)
+    assert ran == []
+    await stood_still.ends.step()
+    # The server had heard nothing of it, so it is there for everybody at once, as if it had never been taken.
+    [again] = await queue.take(place.store, "other", asks)
+    assert (again.id, again.deliveries) == (job.id, 1)
+    stood_still.hands.add([again], time.monotonic())
+    await until(lambda: not stood_still.hands.runs)
+    assert ran == ["q"]
+    await stood_still.ends.step()
+    await stood_still.hands.close()
+    await stood_still.failures.aclose()
+
+
 async def test_a_long_job_is_never_taken_away_while_its_worker_beats(place: Place) -> None:
     runs: list[int] = []
     go = asyncio.Event()

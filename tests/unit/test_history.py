@@ -374,6 +374,33 @@ def test_a_worker_that_stood_still_may_begin_late_what_another_has_ended(
     assert broken(story) == rules
 
 
+@pytest.mark.parametrize(("stopped", "rules"), [("w1", []), ("w3", ["repeated"])])
+def test_what_a_worker_begins_late_and_never_ends_holds_up_no_lane(
+    story: Story, stopped: str, rules: list[Rule]
+) -> None:
+    story.put("first", lane="l")
+    story.put("second", due=1, lane="l")
+    story.fault(DUE_US + 100, DUE_US + 5_000, node=stopped)
+    story.begin("first", at=1_000, token="", node="w2")
+    story.end("first", at=2_000, token="")
+    story.begin("first", at=2_500, token="", node="w1")  # the lane has nothing under way, and goes on
+    story.begin("second", due=1, at=3_000, token="", node="w2")
+    story.end("second", due=1, at=4_500, token="")
+    assert broken(story) == rules
+
+
+def test_two_workers_in_one_lane_are_found_when_one_tries_again_what_has_failed(story: Story) -> None:
+    story.put("first", lane="l")
+    story.put("second", due=1, lane="l")
+    story.begin("first", at=1_000, token="", node="w1")
+    story.end("first", at=1_500, token="", ending="retry")
+    story.begin("first", at=2_000, attempt=2, token="", node="w1")
+    story.begin("second", due=1, at=2_500, token="", node="w2")
+    story.end("first", at=3_000, attempt=2, token="")
+    story.end("second", due=1, at=3_500, token="")
+    assert "lane" in broken(story)
+
+
 def test_a_failing_head_does_not_hold_up_other_lanes(story: Story) -> None:
     story.put("first", lane="l")
     story.put("other", due=1, lane="m")

@@ -94,12 +94,13 @@ def _begin(lane: _Lane, begun: Begun, due_ms: int) -> Iterator[Broken]:
     other = lane.under_way
     again = begun.key in lane.started
     lane.started.add(begun.key)
-    if again and not begun.token and other is not None and other.key != begun.key:
-        # A worker that stood still goes on with what another one has ended long since: whether that may be is a
-        # question of repeats, and the lane is where it is.
+    elsewhere = other is not None and other.key != begun.key
+    if again and not begun.token and (elsewhere or begun.key in lane.over):
+        # A worker that stood still goes on with what another one has ended long since, and may be broken off without a
+        # word: whether that may be is a question of repeats, and the lane is where it is.
         return
     # What a former owner had under way when it went is not under way any more.
-    if other is not None and other.key != begun.key and other.token == begun.token:
+    if other is not None and elsewhere and other.token == begun.token:
         yield begun, f"began while {other.task} of its lane was under way"
     lane.under_way = begun
     head = lane.earlier(due_ms, begun.queued_us or begun.at_us)

@@ -52,6 +52,11 @@ class Ends:
         """A run is over. One that is another worker's by now leaves no trace."""
         if run.stopped == "lost":
             return
+        if run.stopped == "stale":
+            log.warning("%s: not begun, for its lease was over before its turn came; it goes back", run.job.id,
+                        extra={"task": run.job.id})  # fmt: skip
+            self.put_back([run])
+            return
         if run.stopped == "stopping" and run.outcome is not DONE:
             self.given_back.append(run.job)
         elif run.stopped == "cancelled":

@@ -51,6 +51,7 @@ class Hands:
         clock: Clock,
         *,
         concurrency: int,
+        lease_s: float,
         memory: Memory | None = None,
         ended: Callable[[Run], None],
         refused: Callable[[Job, Outcome], None],
@@ -61,6 +62,7 @@ class Hands:
         self._namespace = namespace
         self._clock = clock
         self.concurrency = concurrency
+        self._lease_s = lease_s
         self._memory = memory
         self._ended = ended
         self._refused = refused
@@ -94,8 +96,9 @@ class Hands:
         # A task that a handler has started has its context too, and may outlive it.
         return any(run.context is context and task in (None, run.task) for run in list(self.runs))
 
-    def add(self, jobs: Iterable[Job]) -> None:
-        now = time.monotonic()
+    def add(self, jobs: Iterable[Job], asked: float) -> None:
+        """`asked` is when the server was asked for them: their leases did not begin before."""
+        begin_by = asked + self._lease_s
         for job in jobs:
             work = self._registry.find(job.body.target)
             if job.deliveries > MOST_DELIVERIES:
@@ -103,7 +106,7 @@ class Hands:
             elif work is None:
                 self._refused(job, Retry(f"this worker does not know {job.body.target}"))
             else:
-                run = Run(job, work, self._namespace, now, self._memory)
+                run = Run(job, work, self._namespace, asked, self._memory, begin_by=begin_by)
                 self.runs.add(run)
                 (self._crew if work.is_async else self._threads).add(run)
 

@@ -1,6 +1,7 @@
 """Takes over the jobs of workers that have fallen silent."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -64,10 +65,11 @@ class Heir:
     async def _take(self, asks: queue.Asks) -> list[Job]:
         if not asks:
             return []
+        asked = time.monotonic()
         jobs = await queue.reclaim(self._store, self._worker, asks, self._died, lease_ms=self._lease_ms)
         for job in jobs:
             log.warning("%s: its worker has fallen silent; it runs here now", job.id, extra={"task": job.id})
-        self._hands.add(jobs)
+        self._hands.add(jobs, asked)
         return jobs
 
     @property

@@ -30,7 +30,7 @@ from .context import Context
 from .memory import Memory
 from .work import Outputs, Work
 
-Stop = Literal["timeout", "expired", "cancelled", "lost", "stopping"]
+Stop = Literal["timeout", "expired", "cancelled", "lost", "stale", "stopping"]
 """Why a run is told to end before it is done."""
 
 _REASONS: Final = {"timeout": "timed out after {:g} s", "expired": EXPIRED_RUNNING}
@@ -53,13 +53,14 @@ def end_if_forked(pid: int) -> None:
 
 
 class _TooLate(Exception):
-    """It was told to end, or its expiry has passed, while it waited here for its turn."""
+    """It was told to end, or its expiry or its lease has passed, while it waited here for its turn."""
 
 
 class Run:
     """Started once, over once. What a handler does after that is nobody's business."""
 
     __slots__ = (
+        "begin_by",
         "context",
         "deadline",
         "job",
@@ -75,9 +76,13 @@ class Run:
         "work",
     )
 
-    def __init__(self, job: Job, work: Work, namespace: str, taken: float, memory: Memory | None = None) -> None:
+    def __init__(
+        self, job: Job, work: Work, namespace: str, taken: float, memory: Memory | None = None, *, begin_by: float = inf
+    ) -> None:
         self.job = job
         self.taken = taken
+        self.begin_by = begin_by
+        """Until then nobody else can have it, whatever became of this process since it asked for it."""
         self.work = work
         self.context = Context(namespace, job, memory)
         self.started = 0.0
@@ -99,6 +104,10 @@ class Run:
         if self.stopped is not None:
             # Asked once `started` is set, as who stops it asks for that once `stopped` is: one of both sees the other.
             # Else it would run although it is over, with nobody who counts it.
+            raise _TooLate
+        if started > self.begin_by:
+            # This process stood still. Another may have run it to its end by now, and the next of its lane may run.
+            self.stopped = "stale"
             raise _TooLate
         if self.timeout_s is not None:
             self.deadline = started + self.timeout_s

@@ -84,8 +84,9 @@ class Taker:
         return min(wait_s, max(0.01, self._slots.wait_s(having))) if having else wait_s
 
     async def _take(self, asks: queue.Asks, shares: Mapping[str, int]) -> None:
+        asked = time.monotonic()
         jobs = await queue.take(self._store, self._worker, asks, self._died)
-        self._hands.add(jobs)
+        self._hands.add(jobs, asked)
         self.calls.came(asks, ((job.partition, job.queue) for job in jobs))
         got = dict.fromkeys(shares, 0)
         for job in jobs:

@@ -74,6 +74,7 @@ class Worker:
             store.keys.namespace,
             store.clock,
             concurrency=options.concurrency,
+            lease_s=options.lease_s,
             memory=Memory(store),
             ended=self._ended,
             refused=self.ends.refuse,
