@@ -1,6 +1,7 @@
 """`@idempotent`: what it promises on real servers, and what it says where it cannot know."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,13 +26,13 @@ async def place(fleet: Fleet, namespace: str) -> AsyncIterator[Place]:
 
 async def delivered_again(place: Place, handler: Handler) -> Any:
     """Run a task and lose the word of its end, as a worker does that dies right after; then run it once more."""
-    first = await place.idle_worker([handler], lease_s=0.5)
+    first = await place.idle_worker([handler])
     handle = await place.client.put(handler.target)
     asks = {partition: {handler.queue: 1} for partition in range(PARTITIONS)}
     async with asyncio.timeout(60):
         while not (jobs := await queue.take(place.store, first.options.name, asks)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    first.hands.add(jobs)
+    first.hands.add(jobs, time.monotonic())
     await until(lambda: not first.hands.runs)
     first.ends.unsent.clear()
     await place.worker(handler, lease_s=0.5)
@@ -148,13 +149,13 @@ async def test_a_run_that_was_taken_over_and_fails_takes_back_nothing_of_the_oth
         return "paid"
 
     handler = Handler(charge, queue="q", result_ttl="1m")
-    silent = await place.idle_worker([handler], lease_s=0.5)
+    silent = await place.idle_worker([handler])
     handle = await place.client.put(handler.target)
     asks = {partition: {handler.queue: 1} for partition in range(PARTITIONS)}
     async with asyncio.timeout(60):
         while not (jobs := await queue.take(place.store, silent.options.name, asks)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    silent.hands.add(jobs)
+    silent.hands.add(jobs, time.monotonic())
     await until(lambda: len(calls) == 1)
     await place.worker(handler, lease_s=0.5)
     assert await handle.result(timeout=60) == "paid"

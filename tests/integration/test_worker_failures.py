@@ -1,6 +1,7 @@
 """The error handler of a worker hears of what dies in a queue, without having been run."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -102,7 +103,7 @@ async def test_it_hears_of_a_task_that_expired_on_a_worker_before_its_turn_came(
     await ticker.advance(seconds=1)
     job = await HandWorker(store, "w").take_one()
     ticker.clock.advance(seconds=10)
-    worker.hands.add([job])
+    worker.hands.add([job], time.monotonic())
     await until(lambda: not worker.hands.runs)
     await worker.ends.step()
     await worker.failures.seen()
