@@ -38,9 +38,12 @@ def registry() -> Registry:
 
 
 @pytest.fixture
-async def worker(store: Store, told: list[Failure], registry: Registry) -> AsyncIterator[Worker]:
-    """One whose steps the test calls itself."""
-    options = WorkerOptions("w", {QUEUE: 1}, lease_s=0.001, error_handler=told.append)
+async def worker(
+    request: pytest.FixtureRequest, store: Store, told: list[Failure], registry: Registry
+) -> AsyncIterator[Worker]:
+    """One whose steps the test calls itself. Its parameter is the lease in seconds."""
+    lease_s: float = getattr(request, "param", 60.0)
+    options = WorkerOptions("w", {QUEUE: 1}, lease_s=lease_s, error_handler=told.append)
     made = Worker(store, registry, options)
     yield made
     await made.hands.close()
@@ -65,6 +68,7 @@ async def test_it_hears_of_a_task_that_expired_in_its_queue(
     assert (told[0].attempts, letter.attempts, letter.errors) == (0, 0, ())
 
 
+@pytest.mark.parametrize("worker", [0.001], indirect=True)
 async def test_it_hears_of_a_task_that_expired_with_a_worker_that_died(
     tickers: Tickers, worker: Worker, told: list[Failure], store: Store
 ) -> None:
