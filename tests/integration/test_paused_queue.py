@@ -1,5 +1,6 @@
 """A paused queue: what was handed off before stays in its stream, and workers take from the others."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -54,8 +55,11 @@ async def test_the_job_of_a_dead_worker_waits_in_a_paused_queue_too(place: Place
     asks = {partition: {"mail": 1} for partition in range(PARTITIONS)}
     assert len(await queue.take(place.store, "dead", asks)) == 1
     await place.client.pause(queue="mail", reason="its workers die")
-    worker = await place.idle_worker([Handler(work, queue="mail")], lease_s=0.0)
-    assert await worker.heir.step() == 0.0
+    worker = await place.idle_worker([Handler(work, queue="mail")], lease_s=0.5)
+    async with asyncio.timeout(60):
+        while not await queue.left_behind(place.store, ["mail"], lease_ms=500, most=1):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert await worker.heir.step() == 0.25
     assert not worker.hands.runs
     await place.client.resume(queue="mail")
     await worker.heir.step()
