@@ -14,3 +14,4 @@ def test_a_worker_is_measured_from_due_to_acknowledged_and_nothing_is_lost() -> 
     assert (figures["tasks"], figures["lost"], figures["rate"]) == (500, 0, 500)
     assert figures["tasks_per_s"] > 0
     assert 0 <= figures["p50_ms"] <= figures["p99_ms"]
+    assert figures["timer_p99_ms"] > 0, "no timer is exact"

@@ -84,6 +84,27 @@ def test_lateness_is_counted_from_the_due_time(tmp_path: Path) -> None:
     assert reader.late_by(0.5) == 4
 
 
+@pytest.mark.parametrize(
+    ("ramp_ms", "per_s"), [(200, 28 / 1.4), (1_000, 33 / 1.8)], ids=["between the ramps", "nothing lies between them"]
+)
+def test_the_rate_is_that_of_the_time_between_the_ramps(tmp_path: Path, ramp_ms: float, per_s: float) -> None:
+    came = Journal(tmp_path / "came")
+    reader = Reader(10, came)
+    counts = [0, 1, 1, *[2] * 15, 1, 1]  # every 100 ms: one at first, then two, one in the end
+    for number, count in enumerate(counts):
+        reader.take([text_of(AT_MS * 10, 10)] * count, AT_MS + number * 100)
+    while reader.read_some():
+        pass
+    came.close()
+    assert reader.per_s(ramp_ms) == pytest.approx(per_s)
+
+
+def test_the_library_may_bring_nothing_at_all(tmp_path: Path) -> None:
+    came = Journal(tmp_path / "came")
+    assert Reader(10, came).per_s(100) == 0
+    came.close()
+
+
 def test_what_the_library_tells_of_itself_is_no_message() -> None:
     good, empty = Message(value=b"a"), Message()
     told = Message(value=b"Broker: no more", error=KafkaError(KafkaError._PARTITION_EOF))

@@ -94,7 +94,7 @@ async def _broker() -> AsyncIterator[KafkaOptions]:
         raise MainspringError(NEEDS) from None
     if reason := missing_kafka():
         raise MainspringError(f"no Kafka broker can be started here: {reason}")
-    with broker(jvm="") as made:
+    with broker() as made:  # with Java's quick compiler: the other one takes a core for as long as this lasts
         options = KafkaOptions(made.url)
         admin = AdminClient({**options.for_admin(), "log_level": 0})
         [created] = admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values()

@@ -266,7 +266,7 @@ def http(
 
 @app.command()
 def e2e(
-    rate: Annotated[float, typer.Option("--rate", help="Tasks a second.")] = 62_000,
+    rate: Annotated[float, typer.Option("--rate", help="Tasks a second.")] = 60_600,
     seconds: Seconds = 30.0,
     schedulers: Annotated[int, typer.Option("--schedulers", min=1, help="Scheduler processes.")] = 2,
     kafka: Annotated[str | None, typer.Option("--kafka", help="Brokers; without it one is started.")] = None,

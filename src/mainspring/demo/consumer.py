@@ -41,8 +41,8 @@ class Reader:
         self.early = 0
         self.foreign = 0
         self.late_ms = array("f")
-        self.first_ms: float | None = None
-        self.last_ms = 0.0
+        self._arrivals: list[tuple[float, int]] = []
+        """When some came together, and how many."""
 
     @property
     def count(self) -> int:
@@ -63,12 +63,22 @@ class Reader:
         numbers = [number for number in numbers_of(values, self._ids) if number is not None]
         self.foreign += len(values) - len(numbers)
         if numbers:
-            self.first_ms, self.last_ms = self.first_ms or now_ms, now_ms
+            self._arrivals.append((now_ms, len(numbers)))
         self._came.add_all(numbers)
         late_ms = [now_ms - number // self._ids for number in numbers]
         self.early += sum(late < 0 for late in late_ms)
         self.late_ms.extend(late_ms)
         return True
+
+    def per_s(self, ramp_ms: float) -> float:
+        """Ticks a second, without the ramps at the start and the end; with them, where there is nothing in between."""
+        if not self._arrivals:
+            return 0.0
+        first_ms, last_ms = self._arrivals[0][0], self._arrivals[-1][0]
+        if last_ms - first_ms > 2 * ramp_ms:
+            first_ms, last_ms = first_ms + ramp_ms, last_ms - ramp_ms
+        count = sum(count for at_ms, count in self._arrivals if first_ms < at_ms <= last_ms)
+        return count * 1000 / max(1.0, last_ms - first_ms)
 
     def late_by(self, share: float) -> float | None:
         ordered = sorted(self.late_ms)
@@ -142,7 +152,7 @@ def main() -> None:
         consumed=reader.count,
         foreign=reader.foreign,
         early=reader.early,
-        seconds=(reader.last_ms - (reader.first_ms or 0)) / 1000,
+        per_s=reader.per_s(order.within_ms),
         p50_ms=reader.late_by(0.5),
         p99_ms=reader.late_by(0.99),
     )

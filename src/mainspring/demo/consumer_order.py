@@ -10,5 +10,7 @@ class Order(msgspec.Struct, frozen=True):
     """Asked for at one time; fewer come after some milliseconds."""
     topic: str
     ids: int
+    within_ms: int
+    """How far ahead of their posts ticks are due: for so long their rate rises at the start, and falls at the end."""
     came: str
     """The file for the numbers of ticks that came."""

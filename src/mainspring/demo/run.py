@@ -54,8 +54,8 @@ class Reconciliation(msgspec.Struct, frozen=True):
     refused: int
     seconds: float
     """How long ticks were posted."""
-    consumed_s: float
-    """From the first that came to the last."""
+    consumed_per_s: float
+    """While the rate was steady: ticks are due after they are posted, so it rises at first and falls in the end."""
     processes: list[Usage]
 
     @property
@@ -175,7 +175,7 @@ class Demo:
             pending=pending,
             refused=made["refused"],
             seconds=round(made["seconds"], 2),
-            consumed_s=round(came["seconds"], 2),
+            consumed_per_s=came["per_s"],
             processes=self.usages.all(),
         )
 
@@ -225,7 +225,9 @@ async def _parts(plan: Plan, place: Stage) -> AsyncIterator[Parts]:
     )
     folder = place.folder
     async with contextlib.AsyncExitStack() as stack:
-        reading = ConsumerOrder(place.kafka.for_admin(), place.fetch_bytes, TOPIC, plan.ids, str(folder / "came"))
+        reading = ConsumerOrder(
+            place.kafka.for_admin(), place.fetch_bytes, TOPIC, plan.ids, plan.within_ms, str(folder / "came")
+        )
         consumer = await stack.enter_async_context(beside("consumer", "mainspring.demo.consumer", reading, folder))
         running = await stack.enter_async_context(schedulers(plan.schedulers, config, folder))
         await consumer.ready()
