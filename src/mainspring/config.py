@@ -13,6 +13,7 @@ from .model.breaker import BreakerPolicy
 from .model.command import Commands
 from .model.errors import ConfigError, InvalidInput
 from .model.failure import ErrorHandler
+from .model.host_port import HostPort
 from .model.lane_policy import LanePolicy
 from .model.named import Targets
 from .model.queue_rules import QueueRules
@@ -130,6 +131,8 @@ class Config:
     """The order of the queues is their priority, and weights do not count."""
     worker_concurrency: int = 64
     """Jobs that a worker runs at one time."""
+    worker_listen: str | None = None
+    """Where a worker answers /livez, /readyz and /metrics: host:port. None: nowhere."""
     queue: QueueRules = field(default_factory=QueueRules)
     """Limits and retries of queues, `[queue.<name>]`."""
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
@@ -192,6 +195,8 @@ class Config:
             parse_queues(self.queues or "any")
             if self.kafka_url is not None:
                 parse_servers(self.kafka_url)
+            if self.worker_listen is not None:
+                HostPort.parse(self.worker_listen)
         except InvalidInput as error:
             raise ConfigError(str(error)) from None
 

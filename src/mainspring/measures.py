@@ -1,14 +1,9 @@
 """What `/metrics` says: gathered when it is asked for, from what the node knows and what the server's books say."""
 
 import asyncio
-import contextlib
-import os
-import resource
-import time
 from collections import Counter
 from collections.abc import Iterator
 from math import inf
-from pathlib import Path
 from typing import Final
 
 from . import __version__
@@ -16,13 +11,13 @@ from .engine.engine import Engine
 from .model.errors import StoreError
 from .model.metrics import Family, Sample, family, histogram, single
 from .node import Node
+from .process_figures import process_figures, store_calls
 from .store.queue_state import Depth, depths
 from .store.store import Store
 
 PATIENCE_S: Final = 2.0
 """A scrape does not wait longer for the server: what the node itself knows is worth having without it."""
 
-_STARTED_S: Final = time.time()
 _STORE_UP: Final = ("mainspring_store_up", "gauge", "1 when the server answered the questions of this scrape.")
 _BOOKS: Final = {
     "accepted": "Tasks that were put, replayed ones and occurrences of schedules included.",
@@ -48,8 +43,8 @@ async def collect(node: Node) -> list[Family]:
         found += _engine(node, node.engine)
         found += await _told_by_server(node.engine)
     elif client is not None:
-        found += [_healthy(node), _calls(client.store), single(*_STORE_UP, await node.reachable())]
-    return [*found, *_process()]
+        found += [_healthy(node), store_calls(client.store), single(*_STORE_UP, await node.reachable())]
+    return [*found, *process_figures()]
 
 
 # -- what the node knows -----------------------------------------------------------------------------------
@@ -60,16 +55,11 @@ def _engine(node: Node, engine: Engine) -> Iterator[Family]:
     yield from _ownership(node, engine)
     yield from _partitions(engine)
     yield _healthy(node)
-    yield _calls(engine.store)
+    yield store_calls(engine.store)
 
 
 def _healthy(node: Node) -> Family:
     return single("mainspring_healthy", "gauge", "1 while the last step of every role went well.", node.healthy)
-
-
-def _calls(store: Store) -> Family:
-    latencies = {link.address: link.latency for link in store.links.all()}
-    return histogram("mainspring_store_seconds", "From a call of the server to its last reply.", "server", latencies)
 
 
 def _tasks(engine: Engine) -> Iterator[Family]:
@@ -183,21 +173,3 @@ def _queues(engine: Engine, found: dict[str, Depth]) -> Iterator[Family]:
     yield family("mainspring_queue_running", "gauge", "Tasks that workers have in hand.", "queue", running)
     text = "How long the oldest task of a queue waits for a worker."
     yield family("mainspring_queue_oldest_seconds", "gauge", text, "queue", oldest)
-
-
-# -- the process ---------------------------------------------------------------------------------------------
-
-
-def _process() -> Iterator[Family]:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    text = "User and system CPU time."
-    yield single("process_cpu_seconds_total", "counter", text, used.ru_utime + used.ru_stime)
-    yield single("process_start_time_seconds", "gauge", "When the process started, in Unix time.", _STARTED_S)
-    yield single("process_max_fds", "gauge", "Files it may open.", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    with contextlib.suppress(OSError):  # not on every system
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        yield single("process_resident_memory_bytes", "gauge", "Memory in use.", pages * os.sysconf("SC_PAGE_SIZE"))
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        with contextlib.suppress(OSError):
-            yield single("process_open_fds", "gauge", "Files that are open.", len(os.listdir(folder)))  # noqa: PTH208
-            break

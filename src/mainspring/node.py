@@ -18,7 +18,7 @@ from .embedding import Embedding
 from .engine.engine import Engine
 from .engine.loop import Loop
 from .engine_settings import engine_options
-from .model.errors import ConfigError, StoreError, Unavailable
+from .model.errors import ConfigError, Unavailable
 from .node_process import Face, run_until_signal
 from .node_sinks import all_sinks, builtin_sinks, kafka_options
 from .schedule_trail import FiledSchedules
@@ -36,8 +36,6 @@ __all__ = ["Face", "Node", "all_sinks", "builtin_sinks", "kafka_options"]
 log = logging.getLogger("mainspring.node")
 
 WATCH_S: Final = 0.25
-REACH_S: Final = 2.0
-"""How long a probe waits for the server's answer."""
 LOOK_S: Final = 1.0
 """How often a node without an engine asks for the server's time."""
 
@@ -107,14 +105,7 @@ class Node:
 
     async def reachable(self) -> bool:
         """True when the server answers now."""
-        if self._store is None:
-            return False
-        try:
-            async with asyncio.timeout(REACH_S):
-                await self._store.sample_clock()
-        except (StoreError, TimeoutError):
-            return False
-        return True
+        return self._store is not None and await self._store.reachable()
 
     # -- life ----------------------------------------------------------------------------------------------
 

@@ -181,6 +181,7 @@ SETTINGS: Final = {
     "catch_up_after": Setting("catch_up_after_s", _seconds),
     "strict_queues": Setting("strict_queues", _switch),
     "worker_concurrency": Setting("worker_concurrency", _whole),
+    "worker_listen": Setting("worker_listen", _text),
     "kafka_url": Setting("kafka_url", _text),
     "kafka": Setting("kafka", read_kafka),
     "kafka_create_topics": Setting("kafka_create_topics", _switch),

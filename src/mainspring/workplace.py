@@ -12,6 +12,7 @@ from .client import Client
 from .config import Config
 from .embedding import Embedding
 from .model.errors import ConfigError
+from .model.host_port import HostPort
 from .model.weights import parse_queues
 from .publishing import publish
 from .scheduler import Scheduler
@@ -20,6 +21,7 @@ from .store.store import Store
 from .store.url import safe_url
 from .worker.process import kill_all
 from .worker.worker import Worker, WorkerOptions
+from .worker_port import WorkerPort
 
 log = logging.getLogger("mainspring.worker")
 
@@ -35,6 +37,7 @@ class Workplace:
         self.queues = _queues(config, scheduler)
         self.embedding = Embedding(config.data_dir) if config.redis_url is None else None
         self.worker: Worker | None = None
+        self._port: WorkerPort | None = None
         self._store: Store | None = None
         self._ended = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -44,6 +47,11 @@ class Workplace:
     def where(self) -> str:
         """The place of the data, in words and without secrets."""
         return self.embedding.where if self.embedding is not None else safe_url(self.config.redis_url or "")
+
+    @property
+    def port(self) -> int | None:
+        """Where it answers probes, if it does."""
+        return None if self._port is None else self._port.port
 
     async def start(self) -> None:
         config = self.config
@@ -56,6 +64,9 @@ class Workplace:
         self.scheduler.lend(client)
         await publish(client.schedules, self.scheduler.declared(), store.clock.now_ms())
         self.worker = Worker(store, self.scheduler.registry, self._options())
+        if config.worker_listen is not None:
+            self._port = WorkerPort(self.worker, store)
+            await self._port.start(HostPort.parse(config.worker_listen))
         await self.worker.start()
         self._watcher = asyncio.create_task(self._watch(self.worker), name="mainspring-watch")
 
@@ -87,6 +98,9 @@ class Workplace:
             if store is not None:
                 ends.push_async_callback(store.aclose)
             ends.push_async_callback(self.scheduler.aclose)
+            port, self._port = self._port, None
+            if port is not None:
+                ends.push_async_callback(port.aclose)
             watcher, self._watcher = self._watcher, None
             if watcher is not None:
                 watcher.cancel()

@@ -1,13 +1,13 @@
 """`@idempotent`: what it promises on real servers, and what it says where it cannot know."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from mainspring import Context, Retry, TaskFailed, current, idempotent
+from mainspring.model.clock import steady_s
 from mainspring.model.errors import InvalidInput
 from mainspring.store import queue
 from mainspring.testing.faults import bad_road
@@ -32,7 +32,7 @@ async def delivered_again(place: Place, handler: Handler) -> Any:
     async with asyncio.timeout(60):
         while not (jobs := await queue.take(place.store, first.options.name, asks)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    first.hands.add(jobs, time.monotonic())
+    first.hands.add(jobs, steady_s())
     await until(lambda: not first.hands.runs)
     first.ends.unsent.clear()
     await place.worker(handler, lease_s=0.5)
@@ -155,7 +155,7 @@ async def test_a_run_that_was_taken_over_and_fails_takes_back_nothing_of_the_oth
     async with asyncio.timeout(60):
         while not (jobs := await queue.take(place.store, silent.options.name, asks)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    silent.hands.add(jobs, time.monotonic())
+    silent.hands.add(jobs, steady_s())
     await until(lambda: len(calls) == 1)
     await place.worker(handler, lease_s=0.5)
     assert await handle.result(timeout=60) == "paid"

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -112,6 +113,33 @@ async def test_a_thread_that_outran_its_timeout_keeps_its_slot_until_it_returns(
     go.set()
     await place.settled()
     assert begun == ["first", "second"]
+
+
+async def test_what_runs_while_its_worker_stops_keeps_its_slot(place: Place) -> None:
+    begun: list[str] = []
+    go = asyncio.Event()
+
+    async def limited(ctx: Context) -> None:
+        begun.append(ctx.id)
+        await go.wait()
+
+    lease_s = 0.6
+    slots = {"mail": Limit(concurrency=1)}
+    first = await place.worker(Handler(limited, queue="mail"), slots=slots, lease_s=lease_s, shutdown_timeout_s=60.0)
+    await place.client.put("queue:mail/limited", id="first")
+    await until(lambda: begun)
+    stop = asyncio.create_task(first.stop())
+    await until(lambda: first.stopping)
+    ask = limits.Ask(limits.running("mail"), slots["mail"], 0, 1)
+    end = time.monotonic() + 3 * lease_s
+    while time.monotonic() < end:
+        [other] = await limits.ask(place.store, "other", [ask], 1_000)
+        assert other.slots == 0, "two would run at one time"
+        await asyncio.sleep(0.02)
+    go.set()
+    assert await stop
+    [other] = await limits.ask(place.store, "other", [ask], 1_000)
+    assert other.slots == 1
 
 
 async def test_what_a_dead_worker_left_waits_for_a_slot_and_is_the_next_to_get_one(place: Place) -> None:

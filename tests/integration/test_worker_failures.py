@@ -1,12 +1,12 @@
 """The error handler of a worker hears of what dies in a queue, without having been run."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from mainspring.client import Client
+from mainspring.model.clock import steady_s
 from mainspring.model.failure import Failure
 from mainspring.store.codec import HEADER_BYTES
 from mainspring.store.hand_off import HandOff, hand_off
@@ -61,6 +61,7 @@ async def test_it_hears_of_a_task_that_expired_in_its_queue(
     await worker.taker.step()
     await worker.failures.seen()
     assert [(one.id, one.outcome, one.error, one.lane) for one in told] == [("late", "dead", "expired", lane)]
+    assert (worker.ends.meters.counts["expired"]["queue"], worker.ends.meters.counts["dead"]["queue"]) == (1, 0)
     assert told[0].idempotency_key == f"{ticker.store.keys.namespace}/late/{handle.due_ms}"
     await ticker.advance(seconds=1)  # of a lane its owner writes the letter
     letter = await ticker.client.dead_get("late")
@@ -107,7 +108,7 @@ async def test_it_hears_of_a_task_that_expired_on_a_worker_before_its_turn_came(
     await ticker.advance(seconds=1)
     job = await HandWorker(store, "w").take_one()
     ticker.clock.advance(seconds=10)
-    worker.hands.add([job], time.monotonic())
+    worker.hands.add([job], steady_s())
     await until(lambda: not worker.hands.runs)
     await worker.ends.step()
     await worker.failures.seen()

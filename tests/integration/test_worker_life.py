@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mainspring import Context
+from mainspring.model.clock import steady_s
 from mainspring.model.rate import Limit
 from mainspring.model.task import Task
 from mainspring.store import queue
@@ -183,14 +184,14 @@ async def test_a_worker_that_stood_still_begins_nothing_whose_lease_was_over_by_
     await queued(place, 1)
     asks = {partition: {"q": 1} for partition in range(PARTITIONS)}
     [job] = await queue.take(place.store, "idle", asks)
-    stood_still.hands.add([job], time.monotonic() - 1.1)
+    stood_still.hands.add([job], steady_s() - 1.1)
     await until(lambda: not stood_still.hands.runs)
     assert ran == []
     await stood_still.ends.step()
     # The server had heard nothing of it, so it is there for everybody at once, as if it had never been taken.
     [again] = await queue.take(place.store, "other", asks)
     assert (again.id, again.deliveries) == (job.id, 1)
-    stood_still.hands.add([again], time.monotonic())
+    stood_still.hands.add([again], steady_s())
     await until(lambda: not stood_still.hands.runs)
     assert ran == ["q"]
     await stood_still.ends.step()

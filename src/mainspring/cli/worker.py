@@ -27,6 +27,7 @@ def worker(
     queues: Annotated[str | None, typer.Option(help="mail:3,reports:1 with weights; default all of its own.")] = None,
     strict: Annotated[bool | None, typer.Option("--strict", help="Serve queues in this order, not by weight.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Jobs run at one time; 64.")] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port for /livez, /readyz and /metrics; none.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="Server to use; without it, the embedded one.")] = None,
     namespace: Annotated[str | None, typer.Option(help="Tenant boundary; default main.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the embedded server.")] = None,
@@ -39,7 +40,8 @@ def worker(
 ) -> None:
     """Run handlers and commands from queues."""
     flags = {
-        "queues": queues, "strict_queues": strict, "worker_concurrency": concurrency, "redis_url": redis_url,
+        "queues": queues, "strict_queues": strict, "worker_concurrency": concurrency,
+        "worker_listen": listen, "redis_url": redis_url,
         "namespace": namespace, "data_dir": data_dir, "lease": lease, "shutdown_timeout": shutdown_timeout,
         "node_id": node_id, "config": config, "log_level": log_level, "log_format": log_format,
     }  # fmt: skip
@@ -89,6 +91,8 @@ async def _work(scheduler: "Scheduler") -> int:
         keep_what_is_there()
         served = ", ".join(f"{name}:{weight}" for name, weight in place.queues.items())
         log.info("serving %s of namespace %s at %s", served, scheduler.config.namespace, place.where)
+        if place.port is not None:
+            log.info("probes and metrics are at port %d", place.port)
 
     code = await place.run_until_signal(started=greet)
     if await end_all():

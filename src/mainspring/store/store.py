@@ -1,5 +1,6 @@
 """One namespace on its servers: routing by partition, scripts, and what may be repeated without asking."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ __all__ = ["DEFAULT_PARTITIONS", "FORMAT", "Group", "Replies", "Store", "error_o
 
 FORMAT: Final = 1
 DEFAULT_PARTITIONS: Final = 32
+REACH_S: Final = 2.0
+"""How long a probe waits for the server's answer."""
 PATIENCE_S: Final = 10.0
 """How long a call waits for a slot that is on its way, and for a server that is not up to it yet."""
 
@@ -90,6 +93,15 @@ class Store:
             seconds, micros = _checked(reply)
             self.clock.sample(int(seconds) * 1_000_000 + int(micros))
         return self.clock.now_ms()
+
+    async def reachable(self) -> bool:
+        """True when the server answers now."""
+        try:
+            async with asyncio.timeout(REACH_S):
+                await self.sample_clock()
+        except (StoreError, TimeoutError):
+            return False
+        return True
 
     def link_of(self, partition: int) -> Link:
         return self.links.for_slot(self.keys.partitions[partition].slot)

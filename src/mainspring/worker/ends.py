@@ -19,6 +19,7 @@ from ..model.retry import GiveUp, Wait, decide, in_time_ms
 from ..store import queue
 from ..store.schedule_ends import pack_end
 from ..store.store import Store
+from .meters import RunMeters, fate_of
 from .run import Run
 
 log = logging.getLogger("mainspring.worker")
@@ -45,12 +46,14 @@ class Ends:
         self._failures = failures
         self._wake = wake
         self._lane_policy = lane_policy
+        self.meters = RunMeters(store.clock)
         self.unsent: list[End] = []
         self.given_back: list[Job] = []
 
     def add(self, run: Run) -> None:
         """A run is over. One that is another worker's by now leaves no trace."""
         if run.stopped == "lost":
+            self.meters.ended(run, "lost")
             return
         if run.stopped == "stale":
             log.warning("%s: not begun, for its lease was over before its turn came; it goes back", run.job.id,
@@ -60,15 +63,21 @@ class Ends:
         if run.stopped == "stopping" and run.outcome is not DONE:
             self.given_back.append(run.job)
         elif run.stopped == "cancelled":
-            self._put(self._end(run, Cancelled()))
+            self._finish(run, self._end(run, Cancelled()))
         elif run.outcome is DONE and not run.work.result_ttl_ms:
-            self._put(End(run.job, DONE))
+            self._finish(run, End(run.job, DONE))
         else:
-            self._put(self._end(run, self._decided(run.job, run.outcome, run)))
+            self._finish(run, self._end(run, self._decided(run.job, run.outcome, run)))
+
+    def _finish(self, run: Run, end: End) -> None:
+        self.meters.ended(run, fate_of(end.outcome))
+        self._put(end)
 
     def refuse(self, job: Job, outcome: Outcome) -> None:
         """A job that was not begun at all."""
-        self._put(End(job, self._decided(job, outcome, None)))
+        end = End(job, self._decided(job, outcome, None))
+        self.meters.ended_unbegun(job, fate_of(end.outcome))
+        self._put(end)
 
     def put_back(self, runs: Iterable[Run]) -> None:
         """Jobs that others shall have."""
@@ -105,6 +114,7 @@ class Ends:
 
     def died(self, job: Job, outcome: Dead) -> None:
         """The store has ended it when it was taken: it is only told here."""
+        self.meters.ended_unbegun(job, fate_of(outcome))
         self._report(job, outcome, outcome.reason, "dead")
 
     def _is_over(self, job: Job, outcome: Outcome | Cancelled) -> bool:

@@ -97,8 +97,8 @@ class Hands:
         return any(run.context is context and task in (None, run.task) for run in list(self.runs))
 
     def add(self, jobs: Iterable[Job], asked: float) -> None:
-        """`asked` is when the server was asked for them: their leases did not begin before."""
-        begin_by = asked + self._lease_s
+        """`asked` is when the server was asked for them (`steady_s`): their leases did not begin before."""
+        now, begin_by = time.monotonic(), asked + self._lease_s
         for job in jobs:
             work = self._registry.find(job.body.target)
             if job.deliveries > MOST_DELIVERIES:
@@ -106,7 +106,7 @@ class Hands:
             elif work is None:
                 self._refused(job, Retry(f"this worker does not know {job.body.target}"))
             else:
-                run = Run(job, work, self._namespace, asked, self._memory, begin_by=begin_by)
+                run = Run(job, work, self._namespace, now, self._memory, begin_by=begin_by)
                 self.runs.add(run)
                 (self._crew if work.is_async else self._threads).add(run)
 

@@ -1,11 +1,11 @@
 """Takes over the jobs of workers that have fallen silent."""
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from ..model.clock import steady_s
 from ..model.job import Job
 from ..model.pause import Pauses
 from ..store import queue
@@ -65,7 +65,7 @@ class Heir:
     async def _take(self, asks: queue.Asks) -> list[Job]:
         if not asks:
             return []
-        asked = time.monotonic()
+        asked = steady_s()
         jobs = await queue.reclaim(self._store, self._worker, asks, self._died, lease_ms=self._lease_ms)
         for job in jobs:
             log.warning("%s: its worker has fallen silent; it runs here now", job.id, extra={"task": job.id})

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final, Literal
 
+from ..model.clock import steady_s
 from ..model.errors import InvalidInput
 from ..model.job import Job
 from ..model.outcome import (
@@ -82,7 +83,7 @@ class Run:
         self.job = job
         self.taken = taken
         self.begin_by = begin_by
-        """Until then nobody else can have it, whatever became of this process since it asked for it."""
+        """Until then (by `steady_s`) nobody else can have it, whatever became of this process since it asked for it."""
         self.work = work
         self.context = Context(namespace, job, memory)
         self.started = 0.0
@@ -105,8 +106,9 @@ class Run:
             # Asked once `started` is set, as who stops it asks for that once `stopped` is: one of both sees the other.
             # Else it would run although it is over, with nobody who counts it.
             raise _TooLate
-        if started > self.begin_by:
-            # This process stood still. Another may have run it to its end by now, and the next of its lane may run.
+        if steady_s() > self.begin_by:
+            # This process, or the machine, stood still. Another may have run it to its end by now, and the next of its
+            # lane may run.
             self.stopped = "stale"
             raise _TooLate
         if self.timeout_s is not None:

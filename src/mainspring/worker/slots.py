@@ -61,10 +61,17 @@ class Slots:
         capped = {queue: min(most, free.get(queue, most)) for queue, most in shares.items()}
         return {queue: most for queue, most in capped.items() if most > 0}
 
-    async def renew(self) -> None:
-        """Slots in use are leased on, those that nobody needs are given back."""
+    async def keep(self) -> float:
+        """Slots in use are leased on, those that nobody needs are given back.
+
+        A role of its own: a worker that stops takes nothing more, and what runs there still needs its slots.
+        """
         if self._store.clock.now_ms() >= self._renew_at_ms:
             await self.release()
+        wait_ms = self._lease_ms // 3
+        if any(self._slots.values()):
+            wait_ms = min(wait_ms, self._renew_at_ms - self._store.clock.now_ms())
+        return max(0.01, wait_ms / 1000)
 
     async def release(self) -> None:
         """Give back all that nothing runs on: others need not wait for the lease."""

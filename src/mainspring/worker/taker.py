@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from ..model.clock import steady_s
 from ..model.pause import Pauses
 from ..store import queue
 from ..store.pauses import read_pauses
@@ -64,7 +65,6 @@ class Taker:
         return room >= 1 and (self._hands.rate < BUSY or room >= self._hands.concurrency // 2)
 
     async def step(self) -> float:
-        await self._slots.renew()
         self.hungry = not self.worthwhile
         if self.hungry:
             return FULL_S
@@ -84,7 +84,7 @@ class Taker:
         return min(wait_s, max(0.01, self._slots.wait_s(having))) if having else wait_s
 
     async def _take(self, asks: queue.Asks, shares: Mapping[str, int]) -> None:
-        asked = time.monotonic()
+        asked = steady_s()
         jobs = await queue.take(self._store, self._worker, asks, self._died)
         self._hands.add(jobs, asked)
         self.calls.came(asks, ((job.partition, job.queue) for job in jobs))

@@ -92,9 +92,13 @@ class Worker:
         self._beat = Loop("worker: beat", self.heart.beat, max_backoff_s=options.lease_s / 4)
         self._reclaim = Loop("worker: reclaim", self.heir.step)
         self._watch = Loop("worker: watch", self.hands.watch)
-        self._loops = (self._take, self._end, self._beat, self._reclaim, self._watch)
+        self._keep = Loop("worker: slots", slots.keep, max_backoff_s=options.lease_s / 4)
+        self._loops = (self._take, self._end, self._beat, self._reclaim, self._watch, self._keep)
         self._subscription: Subscription | None = None
         self._idle = asyncio.Event()
+        self.stopping = False
+        kinds = {work.target.partition(":")[0] for work in registry}
+        self.ends.meters.expect(frozenset(kinds))
 
     # -- what others may ask -----------------------------------------------------------------------------
 
@@ -120,6 +124,7 @@ class Worker:
 
     async def stop(self) -> bool:
         """Finish what runs, give back what does not. True when nothing had to be broken off."""
+        self.stopping = True
         # Not in the middle of a call: what the server has just given would wait here for a lease.
         await asyncio.gather(self._take.finish(LAST_WORD_S), self._reclaim.finish(LAST_WORD_S))
         self.ends.put_back(self.hands.take_back())
@@ -128,7 +133,7 @@ class Worker:
         if not clean:
             log.warning("%d runs are broken off: shutdown_timeout is over; they run again", len(self.hands.runs))
         await self.hands.close()
-        for loop in (self._watch, self._beat):
+        for loop in (self._watch, self._beat, self._keep):
             await loop.stop()
         await self._end.finish(LAST_WORD_S)  # told twice, an end would look like another worker's
         await self._last_word()
