@@ -134,7 +134,7 @@ class Config:
     worker_listen: str | None = None
     """Where a worker answers /livez, /readyz and /metrics: host:port. None: nowhere."""
     queue: QueueRules = field(default_factory=QueueRules)
-    """Limits and retries of queues, `[queue.<name>]`."""
+    """Limits, retries and lane policies of queues, `[queue.<name>]`."""
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     """Of receivers without one of their own."""
     catch_up_rate: Rate | None = None
@@ -143,7 +143,7 @@ class Config:
     """So late a task is overdue."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     lane_policy: LanePolicy = field(default_factory=LanePolicy)
-    """What becomes of a lane whose head fails, where its target says nothing."""
+    """What becomes of a lane whose head fails, where neither its target nor its queue says anything."""
     error_handler: ErrorHandler | None = field(default=None, repr=False, compare=False)
     """Gets every failed delivery; None writes them to the log. Only in code: no flag, variable or file sets it."""
     log_format: LogFormat = "auto"

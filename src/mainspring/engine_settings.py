@@ -16,6 +16,7 @@ def engine_options(config: Config, name: str) -> EngineOptions:
         target_retries=config.targets.retries(),
         lane_policy=config.lane_policy,
         target_lanes=config.targets.lane_policies(),
+        queue_lanes=config.queue.lane_policies(),
         error_handler=config.error_handler,
         flow=FlowOptions(
             config.breaker,

@@ -84,6 +84,7 @@ class Workplace:
             slots=config.queue.slots(),
             queue_retries=config.queue.retries(),
             lane_policy=config.lane_policy,
+            queue_lanes=config.queue.lane_policies(),
         )
 
     async def stop(self) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mainspring.config import Config
 from mainspring.model.breaker import BreakerPolicy
+from mainspring.model.lane_policy import LanePolicy
 from mainspring.model.rate import Limit, Rate
 from mainspring.model.retry import RetryPolicy
 
@@ -28,6 +29,7 @@ def test_the_settings_of_the_page_are_read(tmp_path: Path) -> None:
     assert config.queue.rates() == {"queue:mail": Limit(Rate(0.5))}
     assert config.queue.slots() == {"mail": Limit(concurrency=4)}
     assert config.queue.retries() == {"mail": RetryPolicy(5, base_ms=60_000)}
+    assert config.queue.lane_policies() == {"mail": LanePolicy("skip")}
     assert Config.load({}, config.to_environ()) == config
 
 

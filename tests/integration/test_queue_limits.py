@@ -220,7 +220,10 @@ def test_rules_of_queues_are_read_and_written_the_same() -> None:
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({"mail": {"speed": 3}}, "mail: speed is not known of a queue; there are rate, concurrency, retry"),
+        (
+            {"mail": {"speed": 3}},
+            "mail: speed is not known of a queue; there are rate, concurrency, retry, lane_policy",
+        ),
         ({"mail": {"concurrency": "3"}}, "mail: concurrency: expected a whole number"),
         ({"mail": {"concurrency": 0}}, "mail: concurrency is 0"),
         ({"mail": {"rate": "fast"}}, "mail: rate: 'fast' is none"),

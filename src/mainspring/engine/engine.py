@@ -60,6 +60,8 @@ class EngineOptions:
     """What becomes of a lane whose head fails."""
     target_lanes: Mapping[str, LanePolicy] = field(default_factory=dict)
     """By targets as tasks name them; they go before `lane_policy`."""
+    queue_lanes: Mapping[str, LanePolicy] = field(default_factory=dict)
+    """By queue, for what workers run; they go before `lane_policy` too."""
     error_handler: ErrorHandler | None = None
     """Gets every failure; None writes them to the log."""
     flow: FlowOptions = field(default_factory=FlowOptions)
@@ -97,7 +99,7 @@ class Engine:
             self.lookahead.overdue_after_ms = options.flow.catch_up_after_ms
         self.planner = Planner(store, self.owned, self._something_to_fire)
         self.failures = Failures(options.error_handler)
-        lanes = LanePolicies(options.lane_policy, options.target_lanes)
+        lanes = LanePolicies(options.lane_policy, options.target_lanes, options.queue_lanes, options.command_queues)
         outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures, lanes)
         self.valves = Valves(options.flow, store.clock, self, options.command_queues)
         self.gates.all.append(self.valves)

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from .errors import InvalidInput
+from .queues import queue_named
 from .times import delay_ms
 
 OnFailure = Literal["block", "skip", "park"]
@@ -42,13 +43,38 @@ class LanePolicy:
         return f"block {self.max_block_ms}ms" if self.on_failure == "block" else self.on_failure
 
 
-class LanePolicies:
-    """Which policy applies: that of the head's target, else the node's."""
+def read_lane_policy(table: Mapping[str, Any]) -> LanePolicy | None:
+    """The setting `lane_policy` of a named target or a queue; None where it has none."""
+    if "lane_policy" not in table:
+        return None
+    try:
+        return LanePolicy.parse(table["lane_policy"])
+    except InvalidInput as error:
+        raise InvalidInput(f"lane_policy: {error}") from None
 
-    def __init__(self, default: LanePolicy, by_target: Mapping[str, LanePolicy] | None = None) -> None:
+
+class LanePolicies:
+    """Which policy applies: that of the head's target, else that of its queue, else the node's."""
+
+    def __init__(
+        self,
+        default: LanePolicy,
+        by_target: Mapping[str, LanePolicy] | None = None,
+        by_queue: Mapping[str, LanePolicy] | None = None,
+        command_queues: Mapping[str, str] | None = None,
+    ) -> None:
         self.default = default
         self._by_target = dict(by_target or {})
         """By targets as tasks name them, `target:<name>`."""
+        self._by_queue = dict(by_queue or {})
+        self._command_queues = dict(command_queues or {})
 
     def of(self, target: str) -> LanePolicy:
-        return self._by_target.get(target, self.default)
+        if target in self._by_target:
+            return self._by_target[target]
+        queue = queue_named(target, self._command_queues)
+        return self.default if queue is None else self.of_queue(queue)
+
+    def of_queue(self, queue: str) -> LanePolicy:
+        """For workers: they know the queue that a job came from, and named targets do not lead to them."""
+        return self._by_queue.get(queue, self.default)

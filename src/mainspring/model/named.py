@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from .breaker import BreakerPolicy
 from .errors import InvalidInput
 from .known_names import check_known
-from .lane_policy import LanePolicy
+from .lane_policy import LanePolicy, read_lane_policy
 from .queues import HANDED_OFF
 from .rate import Limit, Rate
 from .retry import RetryPolicy
@@ -164,10 +164,7 @@ def _read_spec(table: object) -> Spec:
             spec = replace(spec, breaker=BreakerPolicy.read(table["breaker"]))
     except InvalidInput as error:
         raise InvalidInput(f"{'retry' if spec.retry is None and 'retry' in table else 'breaker'}: {error}") from None
-    try:
-        return replace(spec, lane_policy=LanePolicy.parse(table["lane_policy"])) if "lane_policy" in table else spec
-    except InvalidInput as error:
-        raise InvalidInput(f"lane_policy: {error}") from None
+    return replace(spec, lane_policy=read_lane_policy(table))
 
 
 def _shared_table(spec: Spec) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Rules of queues: `[queue.<name>]` says how fast one is fed, how many of its jobs run, how failures are retried."""
+"""Rules of queues: what `[queue.<name>]` says.
+
+How fast a queue is fed, how many of its jobs run, how failures are retried, what becomes of a lane whose head fails.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,12 +9,13 @@ from typing import Any, Final
 
 from .errors import InvalidInput
 from .known_names import check_known
+from .lane_policy import LanePolicy, read_lane_policy
 from .queues import check_queue
 from .rate import Limit, Rate
 from .retry import RetryPolicy
 from .retry_text import policy_table, read_retry
 
-_SETTINGS: Final = ("rate", "concurrency", "retry")
+_SETTINGS: Final = ("rate", "concurrency", "retry", "lane_policy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,7 @@ class QueueRule:
     limit: Limit = Limit()  # noqa: RUF009  # frozen
     """The rate at which tasks are handed to the queue; the number of its jobs that run at one time on all workers."""
     retry: RetryPolicy | None = None
+    lane_policy: LanePolicy | None = None
 
 
 class QueueRules(Mapping[str, QueueRule]):
@@ -59,6 +64,9 @@ class QueueRules(Mapping[str, QueueRule]):
     def retries(self) -> dict[str, RetryPolicy]:
         return {name: rule.retry for name, rule in self._rules.items() if rule.retry is not None}
 
+    def lane_policies(self) -> dict[str, LanePolicy]:
+        return {name: rule.lane_policy for name, rule in self._rules.items() if rule.lane_policy is not None}
+
     def __getitem__(self, name: str) -> QueueRule:
         return self._rules[name]
 
@@ -83,7 +91,8 @@ def _read(table: object) -> QueueRule:
     if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
         raise InvalidInput(f"concurrency: expected a whole number, not {concurrency!r}")
     rate = Rate.read(table["rate"]) if "rate" in table else None
-    return QueueRule(Limit(rate, concurrency), read_retry(table["retry"]) if "retry" in table else None)
+    retry = read_retry(table["retry"]) if "retry" in table else None
+    return QueueRule(Limit(rate, concurrency), retry, read_lane_policy(table))
 
 
 def _table(rule: QueueRule) -> dict[str, Any]:
@@ -92,4 +101,8 @@ def _table(rule: QueueRule) -> dict[str, Any]:
         table["rate"] = str(rule.limit.rate)
     if rule.limit.concurrency is not None:
         table["concurrency"] = rule.limit.concurrency
-    return table | ({} if rule.retry is None else {"retry": policy_table(rule.retry)})
+    if rule.retry is not None:
+        table["retry"] = policy_table(rule.retry)
+    if rule.lane_policy is not None:
+        table["lane_policy"] = str(rule.lane_policy)
+    return table

@@ -22,6 +22,7 @@ class ManualWorker:
             error_handler=config.error_handler,
             queue_retries=config.queue.retries(),
             lane_policy=config.lane_policy,
+            queue_lanes=config.queue.lane_policies(),
         )
         self._worker = Worker(store, scheduler.registry, options)
 

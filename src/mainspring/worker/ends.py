@@ -10,7 +10,7 @@ from ..model.errors import StoreError
 from ..model.failure import UNREADABLE, Failure, Fate
 from ..model.ids import idempotency_key
 from ..model.job import Cancelled, End, Job
-from ..model.lane_policy import LanePolicy
+from ..model.lane_policy import LanePolicies
 from ..model.limits import MAX_ERROR_CHARS
 from ..model.outcome import DONE, Dead, Done, Outcome, Retry, has_expired
 from ..model.policies import Policies
@@ -38,14 +38,14 @@ class Ends:
         policies: Policies,
         failures: Failures,
         wake: Callable[[], None],
-        lane_policy: LanePolicy,
+        lanes: LanePolicies,
     ) -> None:
         self._store = store
         self._worker = worker
         self._policies = policies
         self._failures = failures
         self._wake = wake
-        self._lane_policy = lane_policy
+        self._lanes = lanes
         self.meters = RunMeters(store.clock)
         self.unsent: list[End] = []
         self.given_back: list[Job] = []
@@ -123,7 +123,7 @@ class Ends:
 
     def _parks(self, job: Job, outcome: Retry | Dead) -> bool:
         """By this failure its lane is parked, whatever the retry policy says. The owner does it; see `Outcomes`."""
-        parks = job.body.lane is not None and self._lane_policy.on_failure == "park"
+        parks = job.body.lane is not None and self._lanes.of_queue(job.queue).on_failure == "park"
         return parks and not has_expired(outcome.reason)
 
     def _report(self, job: Job, outcome: Retry | Dead, reason: str, fate: Fate, next_at_ms: int | None = None) -> None:

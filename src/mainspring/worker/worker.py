@@ -11,7 +11,7 @@ from ..engine.failures import Failures
 from ..engine.loop import Loop
 from ..model.errors import InvalidInput, StoreError
 from ..model.failure import ErrorHandler
-from ..model.lane_policy import LanePolicy
+from ..model.lane_policy import LanePolicies, LanePolicy
 from ..model.policies import Policies
 from ..model.rate import Limit
 from ..model.retry import RetryPolicy
@@ -51,6 +51,8 @@ class WorkerOptions:
     """By queue; for handlers without a policy of their own."""
     lane_policy: LanePolicy = field(default_factory=LanePolicy)
     """The nodes', who carry it out: a lane that they park waits for its head, which is not over then."""
+    queue_lanes: Mapping[str, LanePolicy] = field(default_factory=dict)
+    """The nodes' as well, by queue; they go before `lane_policy`."""
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -66,9 +68,7 @@ class Worker:
         self.options = options
         self._store = store
         self.failures = Failures(options.error_handler)
-        self.ends = Ends(
-            store, options.name, _policies(options), self.failures, self._something_ended, options.lane_policy
-        )
+        self.ends = Ends(store, options.name, _policies(options), self.failures, self._something_ended, _lanes(options))
         self.hands = Hands(
             registry,
             store.keys.namespace,
@@ -209,6 +209,10 @@ class Worker:
 
 def _policies(options: WorkerOptions) -> Policies:
     return Policies(options.retry, by_queue=options.queue_retries)
+
+
+def _lanes(options: WorkerOptions) -> LanePolicies:
+    return LanePolicies(options.lane_policy, by_queue=options.queue_lanes)
 
 
 @contextlib.asynccontextmanager
