@@ -20,7 +20,7 @@ from .model.queue_rules import QueueRules
 from .model.rate import Rate
 from .model.retry import RetryPolicy
 from .model.targets import check_target, shown_target
-from .model.webhook import MAX_RESULT_TTL_S
+from .model.webhook import MAX_RESULT_TTL_S, TIMEOUT_S
 from .model.weights import parse_queues
 from .settings import RETRY_SETTINGS, SETTINGS
 from .sinks.kafka_options import Properties, parse_servers
@@ -106,7 +106,7 @@ class Config:
     dedupe_window_s: float = 3600.0
     http_allow: tuple[str, ...] = ()
     """Networks, addresses and names that webhooks may reach although they are not public."""
-    http_timeout_s: float = 15.0
+    http_timeout_s: float = TIMEOUT_S
     http_concurrency: int = 64
     """Requests to one host at one time."""
     http_rate: Rate | None = None

@@ -13,15 +13,14 @@ from .connections import Connections
 from .function import Function
 from .model.command import Command
 from .model.command_table import read_command
-from .model.delivery import Body
 from .model.errors import InvalidInput
-from .model.policies import Policies
-from .model.queues import HANDED_OFF, queue_of
 from .model.retry import RetryPolicy
 from .model.schedule import Definition, check_definition, shortest_interval_ms
 from .model.schedule_input import define
+from .model.targets import shown_target
 from .model.times import Delay, When, instant_ms
 from .model.worst_case import check_against
+from .schedule_outlook import Performer, Terms, terms_of
 from .timetable import SOURCE, Timetable
 from .worker.arguments import Codec
 from .worker.command import CommandWork
@@ -36,16 +35,15 @@ Target = Function[..., Any] | Callable[..., Any] | str
 """A handler, a function that becomes one, or a target such as `https://…`."""
 
 
-def _warn_of_long_runs(definition: Definition, handler: Handler, policy: RetryPolicy, now_ms: int) -> None:
+def _warn_of_long_runs(definition: Definition, terms: Terms, now_ms: int) -> None:
     """Retries may make a run last until after the next one is due, which would be left out then."""
     interval_ms = shortest_interval_ms(definition, now_ms)
-    timeout_ms = definition.timeout_ms or round((handler.timeout_s or 0) * 1000)
     if interval_ms is None or definition.slots.recurrence.waits_for_end:
         return
     try:
-        check_against(policy, interval_ms, timeout_ms)
+        check_against(terms.policy, interval_ms, terms.timeout_ms)
     except InvalidInput as error:
-        log.warning("schedule %r of handler %s: %s", definition.name, handler.target, error)
+        log.warning("schedule %r of %s: %s", definition.name, shown_target(definition.target), error)
 
 
 class Declarations(Connections):
@@ -152,7 +150,7 @@ class Declarations(Connections):
         if is_new and not isinstance(target, Function):
             self.registry.add(known)  # a plain function: it becomes a handler by this
         try:
-            return self._declare(definition, known)
+            return self._declare(definition)
         except InvalidInput:
             if is_new and not isinstance(target, Function):
                 self.registry.remove(known)
@@ -171,28 +169,28 @@ class Declarations(Connections):
     def _with_zone(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"timezone": self.config.timezone, **fields}
 
-    def _declare(self, definition: Definition, handler: Handler | None = None) -> Definition:
+    def _declare(self, definition: Definition) -> Definition:
         definition = msgspec.structs.replace(definition, source=definition.source or SOURCE)
         now_ms = time.time_ns() // 1_000_000
         # A mistake is told here and not at the start. One that is over is none: a program may outlive its schedules.
         if definition.end_ms is None or definition.end_ms > now_ms:
             check_definition(definition, now_ms)
         self.timetable.add(definition)
-        if handler is not None and definition.retry is None and definition.overlap == "skip":
-            _warn_of_long_runs(definition, handler, self.policy_of(definition), now_ms)
+        if definition.overlap == "skip":
+            _warn_of_long_runs(definition, self._terms_of(definition), now_ms)
         return definition
 
     def policy_of(self, definition: Definition) -> RetryPolicy:
         """By which its runs are retried: its own policy, else that of its handler, queue, target, the settings."""
-        target = definition.target
+        return self._terms_of(definition).policy
+
+    def _terms_of(self, definition: Definition) -> Terms:
         with self._lock:
-            work = self.registry.find(target)
-        queue = None
-        if work is not None or target.partition(":")[0] in HANDED_OFF:
-            queue = queue_of(target) if work is None else work.queue
-        policies = Policies(self.config.retry, self.config.targets.retries(), self.config.queue.retries())
-        body = Body(target, b"", retry=definition.retry)
-        return policies.of(body, None if work is None else work.retry, queue)
+            work = self.registry.find(definition.target)
+        if work is None:
+            return terms_of(definition, self.config)
+        timeout_ms = None if work.timeout_s is None else round(work.timeout_s * 1000)
+        return terms_of(definition, self.config, Performer(work.queue, work.retry, timeout_ms))
 
     def unregister(self, name: str | Callable[..., Any]) -> None:
         """Take a schedule out of what is declared, or a handler with all of its schedules.

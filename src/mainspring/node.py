@@ -135,7 +135,7 @@ class Node:
         self._client = Client.over(store, dedupe_window=window, timezone=config.timezone)
         if config.schedules is not None:
             filed = FiledSchedules(store, config.timezone, config.schedules, kept=config.audit_entries)
-            watch = ScheduleWatch(filed, config.schedules)
+            watch = ScheduleWatch(filed, config.schedules, config)
             self._schedules = (watch, Loop("schedules", watch.step))
             self._schedules[1].start()
         self._watcher = asyncio.create_task(self._watch(), name="mainspring-watch")

@@ -2,11 +2,15 @@
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Final
 
+from .config import Config
 from .model.errors import Conflict, InvalidInput
+from .model.schedule import Definition
 from .schedule_file import carry_out, plan, read_file
+from .schedule_outlook import findings_of
 from .schedules import Schedules
 
 log = logging.getLogger("mainspring.schedules")
@@ -23,9 +27,10 @@ Stamp = tuple[int, int, int]
 class ScheduleWatch:
     """One role of a node; several nodes may watch the same file."""
 
-    def __init__(self, schedules: Schedules, path: Path) -> None:
+    def __init__(self, schedules: Schedules, path: Path, config: Config) -> None:
         self._schedules = schedules
         self._path = path
+        self._config = config
         self._seen: Stamp | None = None
 
     def again(self) -> None:
@@ -79,4 +84,12 @@ class ScheduleWatch:
         log.info("%s: %d schedules, %d changed", self._path, len(wanted), len(changed))
         for step in changed:
             log.info("%s", "; ".join(line.strip() for line in step.lines(public=True)))
+            if step.definition is not None:
+                await self._warn(step.definition)
         return True
+
+    async def _warn(self, definition: Definition) -> None:
+        """In a thread: some times are hard to find, and the node must go on firing."""
+        now_ms = time.time_ns() // 1_000_000
+        for finding in await asyncio.to_thread(findings_of, definition, now_ms, self._config):
+            log.warning("schedule %r: %s [%s]", definition.name, finding.message, finding.code)

@@ -179,6 +179,61 @@ async def test_a_preview_stores_nothing(api: Api, server: Server) -> None:
     assert (await api.get("/v1/schedules")).json["schedules"] == []
 
 
+HOOK: dict[str, Any] = {"name": "hook", "every": "5s", "target": "https://example.com/"}
+
+
+async def test_a_schedule_is_told_with_its_worst_case_as_a_sum(api: Api) -> None:
+    calm = {"every": "1h", "retry": "3 base=200ms jitter=none", "timeout": "1s"}
+    made = await api.post("/v1/schedules", HOOK | calm)
+    assert made.json["worst_case"] == {"ms": 3_600, "sum": "3 x 1,000 ms + 200 ms + 400 ms = 3,600 ms"}
+    assert (await api.get("/v1/schedules/hook")).json["worst_case"] == made.json["worst_case"]
+    edited = await api.call("PATCH", "/v1/schedules/hook", {"timeout": "2s"})
+    assert (edited.json["worst_case"]["ms"], edited.json["findings"]) == (6_600, [])
+    [listed] = (await api.get("/v1/schedules")).json["schedules"]
+    assert "worst_case" not in listed
+
+
+async def test_retries_of_a_webhook_without_a_timeout_count_with_the_usual_one(api: Api) -> None:
+    refused = await api.post("/v1/schedules", HOOK | {"retry": "3 base=200ms"})
+    assert (refused.status, refused.problem) == (400, "invalid")
+    assert "3 x 15,000 ms + 200 ms + 400 ms = 45,600 ms" in refused.json["detail"]
+    assert (await api.post("/v1/schedules", HOOK | {"retry": "3 base=200ms", "timeout": "1s"})).status == 201
+
+
+async def test_retries_that_the_nodes_settings_say_are_told_and_not_refused(server: Server) -> None:
+    targets = {"shop": {"url": "https://example.com/", "timeout": "2s", "retry": "2 base=1s"}}
+    config = Config(redis_url=server.url, port=0, partitions=4, targets=targets, retry="1")  # type: ignore[arg-type]
+    async with serving_api(config, {"null": NullSink()}) as api:
+        made = await api.post("/v1/schedules", HOOK | {"target": "target:shop", "every": "4s"})
+        [finding] = made.json["findings"]
+        assert (made.status, finding["code"]) == (201, "too-long")
+        assert "2 x 2,000 ms + 1,000 ms = 5,000 ms" in finding["message"]
+        plain = await api.post("/v1/schedules", HOOK | {"name": "plain"})
+        assert (plain.status, plain.json["worst_case"]["sum"]) == (201, "15,000 ms = 15,000 ms")
+        beside = await api.call("PATCH", "/v1/schedules/plain", {"overlap": "allow"})
+        assert beside.json["findings"] == []
+    server.call("FLUSHALL")
+
+
+async def test_a_preview_with_a_target_tells_how_long_a_run_may_take(api: Api) -> None:
+    body = {"every": "1m", "target": "https://example.com/", "count": 1}
+    told = (await api.post("/v1/schedules:preview", body)).json
+    assert told["worst_case"]["ms"] == 121_000
+    assert told["worst_case"]["sum"] in told["warnings"][0]
+    short = (await api.post("/v1/schedules:preview", body | {"retry": "2 base=1s", "timeout": "1s"})).json
+    assert (short["worst_case"]["ms"], short["warnings"]) == (3_000, [])
+    assert (await api.post("/v1/schedules:preview", body | {"overlap": "allow"})).json["warnings"] == []
+    assert "worst_case" not in (await api.post("/v1/schedules:preview", {"every": "1m"})).json
+    for wrong in ({"target": "smtp:x"}, {"overlap": "sometimes"}, {"retry": "often"}):
+        assert (await api.post("/v1/schedules:preview", body | wrong)).problem == "invalid"
+
+
+async def test_a_key_that_is_bound_to_targets_previews_for_these_and_for_none(api: Api) -> None:
+    api.token = await api.key("operator", targets=("log:",))
+    for target, status in (({}, 200), ({"target": "log:"}, 200), ({"target": "target:shop"}, 403)):
+        assert (await api.post("/v1/schedules:preview", {"every": "1m", **target})).status == status
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -407,6 +407,40 @@ async def test_a_file_and_a_replacement_leave_a_pause_alone(say: Say, tmp_path: 
     assert (await told(say, "schedule", "add", "a", *options))["state"] == "paused"
 
 
+async def test_a_run_that_may_outlast_the_interval_is_warned_of(say: Say, tmp_path: Path) -> None:
+    said = "warning: s: one run may take 6 x 15,000 ms"
+    options = ("--every", "1m", "--target", "https://example.com/")
+    assert said in (await say("schedule", "add", "s", *options)).stderr
+    assert "worst case  6 x 15,000 ms" in (await say("schedule", "show", "s")).stdout
+    assert "[too-long]" in (await say("schedule", "lint", code=1)).stdout
+    file = tmp_path / "plan.toml"
+    file.write_text('[schedules.s]\nevery = "50s"\ntarget = "https://example.com/"\n')
+    assert said in (await say("schedule", "apply", "-f", str(file))).stderr
+    refused = await say("schedule", "edit", "s", "--retry", "4 base=1s", code=1)
+    assert "4 x 15,000 ms + 1,000 ms + 2,000 ms + 4,000 ms = 67,000 ms" in str(refused.exception)
+    assert (await say("schedule", "edit", "s", "--retry", "4 base=1s", "--timeout", "5s")).stderr == ""
+
+
+async def test_over_an_api_the_settings_of_the_node_say_how_long_a_run_may_take(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.call("FLUSHALL")
+    monkeypatch.chdir(tmp_path)
+    config = Config(redis_url=server.url, port=0, partitions=4, retry="2 base=1s", http_timeout_s=40)  # type: ignore[arg-type]
+    said = "one run may take 2 x 40,000 ms + 1,000 ms = 81,000 ms"
+    file = tmp_path / "plan.toml"
+    file.write_text('[schedules.s]\nevery = "50s"\ntarget = "https://example.com/"\n')
+    async with serving_api(config, {"null": NullSink()}) as api:
+
+        async def run(*words: str) -> str:
+            return (await asyncio.to_thread(CliRunner().invoke, app, ["schedule", *words, "--url", api.url])).output
+
+        assert said in await run("add", "s", "--every", "1m", "--target", "https://example.com/")
+        assert said in await run("apply", "-f", str(file))
+        assert said in await run("lint")
+        assert said.removeprefix("one run may take ") in await run("show", "s")
+
+
 async def test_a_file_of_schedules_applied_twice_changes_nothing(say: Say, tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text('[schedules.a]\ncron = "7 * * * *"\ntarget = "log:"\npayload = {x = [1, 2]}\ntimeout = "5s"\n'

@@ -198,6 +198,40 @@ def test_the_worst_case_of_a_schedules_retries_is_shown_as_a_sum(server: Server,
     assert "4 x 1,000 ms + 200 ms + 400 ms + 800 ms + 3 x 500 ms = 6,900 ms" in shown
 
 
+def test_the_sum_is_shown_for_retries_and_timeouts_that_the_settings_say(
+    server: Server, client: SyncClient, tmp_path: Path
+) -> None:
+    settings = tmp_path / "mainspring.toml"
+    settings.write_text('[targets.shop]\nurl = "https://example.com/"\ntimeout = "2s"\nretry = "2 base=1s"\n')
+    client.schedules.add("job", every="1h", target="target:shop")
+    words = ("show", "job", "--config", str(settings))
+    assert "worst case  2 x 2,000 ms + 1,000 ms = 5,000 ms\n" in call(server, *words).stdout
+    assert told(server, *words)["worst_case"] == {"ms": 5_000, "sum": "2 x 2,000 ms + 1,000 ms = 5,000 ms"}
+    assert "worst case  1,000 ms + 2,000 ms + 4,000 ms" in call(server, "show", "job").stdout, "nobody else says so"
+
+
+def test_what_is_written_is_warned_of_by_the_policy_of_the_settings_too(
+    server: Server, client: SyncClient, tmp_path: Path
+) -> None:
+    said = "warning: job: one run may take 6 x 15,000 ms + 1,000 ms + 2,000 ms"
+    assert said in call(server, "add", "job", "--every", "1m", "--target", "https://example.com/").stderr
+    assert said in call(server, "edit", "job", "--every", "50s").stderr
+    assert said in call(server, "rollback", "job").stderr
+    assert call(server, "edit", "job", "--overlap", "allow").stderr == "", "runs may go beside each other"
+    file = tmp_path / "team.toml"
+    file.write_text("[schedules.job]\nevery = '55s'\ntarget = 'https://example.com/'\n", encoding="utf-8")
+    for words in (["--dry-run"], ["--dry-run", "--json"], ["--json"]):
+        assert said in call(server, "apply", "-f", str(file), *words).stderr
+
+
+async def test_a_node_warns_of_what_is_not_meant_in_its_file(
+    watched: "Watched", caplog: pytest.LogCaptureFixture
+) -> None:
+    await watched.rewrite("[schedules.job]\nevery = '1m'\ntarget = 'https://example.com/'\n")
+    assert "schedule 'job': one run may take 6 x 15,000 ms" in caplog.text
+    assert await watched.names() == ["job"], "and it runs"
+
+
 def test_lint_speaks_of_clock_changes_and_midnight(server: Server, client: SyncClient, tmp_path: Path) -> None:
     client.schedules.add("night", cron="30 2 * * *", timezone="Europe/Paris", target="log:")
     client.schedules.add("midnight", cron="0 0 * * *", target="log:")
@@ -267,8 +301,8 @@ def test_times_without_an_offset_are_of_the_schedules_zone(server: Server, clien
 
 
 def test_lint_counts_the_timeouts_and_retries_that_nobody_has_set(server: Server, client: SyncClient) -> None:
-    client.schedules.add("hook", every="10s", target="https://example.com/", retry="2 base=200ms")
-    assert "may take 30.2 s" in call(server, "lint", "hook").stdout
+    client.schedules.add("hook", every="30s", target="https://example.com/", retry="2 base=0.2s", overlap="buffer_one")
+    assert "may take 2 x 15,000 ms + 200 ms = 30,200 ms" in call(server, "lint", "hook").stdout
     client.schedules.add("plain", every="10s", target="https://example.com/")
     assert "[too-long]" in call(server, "lint", "plain").stdout
     client.schedules.add("hourly", every="1h", target="https://example.com/")
@@ -353,7 +387,7 @@ class Watched:
     def __init__(self, client: Client, file: Path) -> None:
         self.schedules = client.schedules
         self.file = file
-        self.watch = ScheduleWatch(client.schedules, file)
+        self.watch = ScheduleWatch(client.schedules, file, Config())
 
     def write(self, text: str) -> None:
         self.file.write_text(text, encoding="utf-8")
@@ -420,7 +454,7 @@ async def test_a_file_that_is_called_like_the_source_of_programs_does_not_remove
     file.write_text(FILE, encoding="utf-8")
     async with Client(server.url, partitions=4) as client:
         await publish(client.schedules, scheduler.declared(), client.store.clock.now_ms())
-        watch = ScheduleWatch(client.schedules, file)
+        watch = ScheduleWatch(client.schedules, file, Config())
         await watch.step()
         assert "the source 'code' is that of schedules which programs declare" in caplog.text
         assert [view.name async for view in client.schedules.all()] == ["declared"]
@@ -465,7 +499,7 @@ async def test_a_watched_link_that_leads_to_a_file_of_the_same_age_and_size_is_f
         os.utime(version, (1, 1))
     file.symlink_to(tmp_path / "version-2")
     async with Client(server.url, partitions=4) as client:
-        watch = ScheduleWatch(client.schedules, file)
+        watch = ScheduleWatch(client.schedules, file, Config())
         await watch.step()
         file.unlink()
         file.symlink_to(tmp_path / "version-3")

@@ -793,6 +793,25 @@ def test_a_handler_is_warned_of_by_the_retries_it_really_has(caplog: pytest.LogC
         assert caplog.text == ""
 
 
+def test_a_webhook_whose_runs_may_last_longer_than_the_interval_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid"))
+    scheduler.register("hook", "https://example.com/?key=secret", every="1m")
+    assert "schedule 'hook' of https://example.com/?…: one run may take 6 x 15,000 ms" in caplog.text
+    caplog.clear()
+    scheduler.register("hourly", "https://example.com/", every="1h")
+    assert caplog.text == ""
+
+
+def test_a_handlers_timeout_counts_with_the_retries_of_its_schedule(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler(Config(redis_url="redis://nobody.invalid"))
+
+    @scheduler.handler(timeout="8s")
+    def slow() -> None: ...
+
+    scheduler.every("10s", slow, retry="2 base=1s")
+    assert "one run may take 2 x 8,000 ms + 1,000 ms = 17,000 ms" in caplog.text
+
+
 def test_entries_tell_the_retries_that_the_nearest_policy_allows() -> None:
     config = Config(
         redis_url="redis://nobody.invalid",

@@ -10,6 +10,7 @@ from mainspring.model.errors import InvalidCron
 from mainspring.model.interval import Every
 from mainspring.model.lint import lint
 from mainspring.model.recurrence import Recurrence, spec
+from mainspring.model.worst_case import WorstCase
 from mainspring.model.zone import zone
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cron.md").read_text(encoding="utf-8")
@@ -78,7 +79,7 @@ def test_clock_changes(row: list[str]) -> None:
 def test_warnings(row: list[str]) -> None:
     text, _, name = row[1].partition(" in ")
     now_ms = round(datetime.fromisoformat("2026-01-01T00:00:00Z").timestamp() * 1000)
-    found = lint(Recurrence.parse(code(text)[0], zone=name or "UTC"), now_ms, worst_case_ms=300_001)
+    found = lint(Recurrence.parse(code(text)[0], zone=name or "UTC"), now_ms, worst=WorstCase(300_001, "300,001 ms"))
     assert set(code(row[0])) <= {finding.code for finding in found}
 
 

@@ -8,13 +8,15 @@ import pytest
 from mainspring.model.interval import AfterEnd
 from mainspring.model.lint import lint
 from mainspring.model.recurrence import Recurrence
+from mainspring.model.worst_case import WorstCase
 
 NOW_MS = round(datetime.fromisoformat("2026-11-16T00:00:00Z").timestamp() * 1000)
 
 
 def codes(specs: Any, *, worst_case_ms: int | None = None, max_per_second: int = 10, **options: Any) -> list[str]:
     recurrence = Recurrence.parse(specs, **options)
-    found = lint(recurrence, NOW_MS, worst_case_ms=worst_case_ms, max_per_second=max_per_second)
+    worst = None if worst_case_ms is None else WorstCase(worst_case_ms, f"{worst_case_ms:,} ms")
+    found = lint(recurrence, NOW_MS, worst=worst, max_per_second=max_per_second)
     return [finding.code for finding in found]
 
 

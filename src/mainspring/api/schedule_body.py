@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..model.errors import InvalidInput
+from ..model.lint import Finding
 from ..model.schedule import PauseMode
 from ..model.schedule_input import local_ms
 from ..schedules import OnExisting
@@ -29,11 +30,18 @@ class Times(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Preview(Times, forbid_unknown_fields=True, kw_only=True):
-    """`name` decides where H falls; `after` is where to begin, now when it is left out."""
+    """`name` decides where H falls; `after` is where to begin, now when it is left out.
+
+    With a `target` it is also told how long one run may take, and whether that is longer than until the next.
+    """
 
     name: str = "preview"
     count: int = 10
     after: Moment | None = None
+    target: str | UnsetType = UNSET
+    retry: str | dict[str, Any] | UnsetType | None = UNSET
+    timeout: str | UnsetType | None = UNSET
+    overlap: str | UnsetType = UNSET
 
 
 class Fields(Times, forbid_unknown_fields=True, kw_only=True):
@@ -66,8 +74,18 @@ class ListSchedules(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
+class Longest(msgspec.Struct):
+    """How long one run may take when every attempt runs into its timeout and every wait is the longest."""
+
+    ms: int
+    sum: str
+
+
 class Schedule(msgspec.Struct):
-    """A schedule: its definition, its next three runs, its last ones. Times are ISO 8601 in its own zone."""
+    """A schedule: its definition, its next three runs, its last ones. Times are ISO 8601 in its own zone.
+
+    `worst_case` and `findings`, what is probably not meant, go by the settings of the node. Lists leave both out.
+    """
 
     name: str
     state: str
@@ -82,6 +100,8 @@ class Schedule(msgspec.Struct):
     running_since: str | None
     changed: dict[str, Any]
     payload: Any = None
+    worst_case: Longest | UnsetType = UNSET
+    findings: list[Finding] | UnsetType = UNSET
 
 
 class ScheduleList(msgspec.Struct):
@@ -138,6 +158,7 @@ class Runs(msgspec.Struct):
 
     runs: list[str]
     warnings: list[str]
+    worst_case: Longest | UnsetType = UNSET
 
 
 class History(msgspec.Struct):

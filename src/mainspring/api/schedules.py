@@ -1,17 +1,19 @@
 """`/v1/schedules`: recurring work."""
 
 import asyncio
-import time
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET
 
 from ..model.audit_views import changes, of_schedule
 from ..model.limits import LAST_SHOWN_MS
 from ..model.lint import SAMPLE, lint
 from ..model.schedule import Definition, check_specs
 from ..model.schedule_view import Backfilled, ScheduleView, revision_as_dict
+from ..model.targets import check_target
 from ..model.zone import zone
+from ..schedule_outlook import Terms, runs_ahead, terms_of, with_outlook
 from ..schedules import OnExisting
 from .asgi import Answer, answer
 from .call import Call, no_such
@@ -25,6 +27,7 @@ from .schedule_body import (
     Fields,
     History,
     ListSchedules,
+    Longest,
     NewSchedule,
     PauseBody,
     Preview,
@@ -56,7 +59,14 @@ async def list_schedules(call: Call) -> Answer:
 
 
 async def get_schedule(call: Call) -> Answer:
-    return answer((await _known(call)).as_dict())
+    return await _told(call, await _known(call))
+
+
+async def _told(call: Call, view: ScheduleView, status: int = 200) -> Answer:
+    """One schedule, and how it will fare by the settings of this node; in a thread, as all that looks for runs."""
+    now_ms = call.client.store.clock.now_ms()
+    seen = await asyncio.to_thread(with_outlook, view, now_ms, call.node.config)
+    return answer(seen.as_dict(), status)
 
 
 async def _known(call: Call) -> ScheduleView:
@@ -85,28 +95,33 @@ async def preview_schedule(call: Call) -> Answer:
     now_ms = call.client.store.clock.now_ms()
     if wanted.after is not None:
         now_ms = instant(wanted.after, "after", fields.get("timezone", home))
-    definition = call.client.schedules.define(wanted.name, target="null:", **fields)
+    definition = call.client.schedules.define(wanted.name, **{"target": "null:", **fields})
+    terms = None if wanted.target is UNSET else _terms(call, definition)
     definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)
     check_specs(definition)
     async with call.app.previewing:
         # In a thread: some times are hard to find, and a node that looks for them must go on firing.
-        return answer(await asyncio.to_thread(_look_ahead, definition, now_ms, wanted.count))
+        return answer(await asyncio.to_thread(_look_ahead, definition, now_ms, wanted.count, terms))
 
 
-def _look_ahead(definition: Definition, now_ms: int, count: int) -> Runs:
+def _terms(call: Call, definition: Definition) -> Terms:
+    check_target(definition.target)
+    call.check_target(definition.target)
+    _ = definition.overlap_rule
+    return terms_of(definition, call.node.config)
+
+
+def _look_ahead(definition: Definition, now_ms: int, count: int, terms: Terms | None) -> Runs:
     """The runs that are asked for, and as many as warnings are made of, if there is time for them."""
-    until_s = time.monotonic() + LOOK_S
-    found: list[int] = []
-    at_ms = definition.slots.after(now_ms)
-    while at_ms is not None and len(found) < max(count, SAMPLE) and time.monotonic() < until_s:
-        found.append(at_ms)
-        at_ms = definition.slots.after(at_ms)
+    found, unfinished = runs_ahead(definition, now_ms, max(count, SAMPLE), LOOK_S)
     times = zone(definition.zone)
     runs = [times.datetime(one).isoformat() for one in found[:count] if one < LAST_SHOWN_MS]
-    warnings = [one.message for one in lint(definition.slots.recurrence, now_ms, runs=found)]
-    if at_ms is not None and len(found) < count:
+    worst = None if terms is None else terms.worst_case
+    held = None if definition.overlap == "allow" else worst
+    warnings = [one.message for one in lint(definition.slots.recurrence, now_ms, worst=held, runs=found)]
+    if unfinished and len(found) < count:
         warnings.append(f"these times are hard to find: after {LOOK_S:g} s the search was ended")
-    return Runs(runs, warnings)
+    return Runs(runs, warnings, UNSET if worst is None else Longest(worst.ms, worst.text))
 
 
 async def diff_schedule(call: Call) -> Answer:
@@ -145,7 +160,7 @@ async def _write(call: Call, name: str, fields: dict[str, Any], on_conflict: OnE
     [(view, outcome)] = await call.client.schedules.add_many([definition], on_conflict=on_conflict)
     if outcome != "kept":
         await _audit(call, "schedule.add" if outcome == "created" else "schedule.edit", name, before, view)
-    return answer(view.as_dict(), 201 if outcome == "created" else 200)
+    return await _told(call, view, 201 if outcome == "created" else 200)
 
 
 async def edit_schedule(call: Call) -> Answer:
@@ -156,7 +171,7 @@ async def edit_schedule(call: Call) -> Answer:
         call.check_target(fields["target"])
     view = await call.client.schedules.edit(before.name, generation=edit.generation, **{**fields, "by": call.who})
     await _audit(call, "schedule.edit", before.name, before, view)
-    return answer(view.as_dict())
+    return await _told(call, view)
 
 
 async def remove_schedule(call: Call) -> Answer:
@@ -177,14 +192,14 @@ async def pause_schedule(call: Call) -> Answer:
         before.name, reason=wanted.reason, by=call.who, until=until, mode=wanted.mode
     )
     await _audit(call, "schedule.pause", before.name, before, view)
-    return answer(view.as_dict())
+    return await _told(call, view)
 
 
 async def resume_schedule(call: Call) -> Answer:
     before = await _known(call)
     view = await call.client.schedules.resume(before.name, by=call.who)
     await _audit(call, "schedule.resume", before.name, before, view)
-    return answer(view.as_dict())
+    return await _told(call, view)
 
 
 async def trigger_schedule(call: Call) -> Answer:
@@ -229,7 +244,7 @@ async def rollback_schedule(call: Call) -> Answer:
     before = await call.client.schedules.get(name)  # None: it was removed, and comes back
     view = await call.client.schedules.rollback(name, chosen.generation, by=call.who)
     await _audit(call, "schedule.rollback", name, before, view)
-    return answer(view.as_dict())
+    return await _told(call, view)
 
 
 async def _audit(call: Call, what: str, name: str, before: ScheduleView | None, after: ScheduleView | None) -> None:

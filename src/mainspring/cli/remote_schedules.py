@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mainspring.model.schedule_view import Backfilled, ScheduleView
     from mainspring.model.task import Handle
     from mainspring.model.times import Delay, When
+    from mainspring.model.worst_case import WorstCase
     from mainspring.schedules import AddOutcome, OnExisting
 
 _SCHEDULES: Final = "/v1/schedules"
@@ -166,6 +167,7 @@ def _paused(told: dict[str, Any] | None) -> Any:
 
 def _view(told: dict[str, Any]) -> "ScheduleView":
     from mainspring.model.chain import NotRun, Run
+    from mainspring.model.lint import Finding
     from mainspring.model.schedule_view import ScheduleView
 
     following = tuple(map(_ms, told["next"]))
@@ -193,7 +195,17 @@ def _view(told: dict[str, Any]) -> "ScheduleView":
             for one in told["last_runs"]
         ),
         running_since_ms=_ms_or_none(told["running_since"]),
+        worst_case=_worst_case(told.get("worst_case")),
+        # Not checked against the codes known here: a newer node may have others.
+        findings=tuple(Finding(one["code"], one["message"]) for one in told.get("findings", ())),
     )
+
+
+def _worst_case(told: dict[str, Any] | None) -> "WorstCase | None":
+    """None in lists, and from a node of an older version."""
+    from mainspring.model.worst_case import WorstCase
+
+    return None if told is None else WorstCase(told["ms"], told["sum"])
 
 
 def _ms(text: str) -> int:

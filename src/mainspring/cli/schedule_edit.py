@@ -1,7 +1,7 @@
 """`mainspring schedule add|edit|pause|…`: what changes schedules, and what runs them by hand."""
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -31,7 +31,10 @@ _EMPTY: Final = (
 )
 
 
-def _show(view: ScheduleView, json: bool) -> None:
+def _show(view: ScheduleView, loaded: Config, json: bool, *, warns: bool = False) -> None:
+    view = shown.with_outlook(view, loaded)
+    if warns:
+        shown.warn(view.name, view.findings)
     if json:
         print_json(view.as_dict())
     else:
@@ -56,7 +59,8 @@ def add(
         rule: OnExisting = "replace" if replace else "reject"
         return client.schedules.add(name, on_conflict=rule, **{"by": user(), **fields})
 
-    _show_with_warnings(load(redis_url, data_dir, namespace, config), work, json, makes=True)
+    loaded = load(redis_url, data_dir, namespace, config)
+    _show(with_client(loaded, work, makes=True), loaded, json, warns=True)
 
 
 @app.command(epilog=_EMPTY)
@@ -76,7 +80,7 @@ def edit(
     def work(client: "Client") -> "Coroutine[Any, Any, ScheduleView]":
         return client.schedules.edit(name, generation=generation, **{"by": user(), **fields})
 
-    return _show_with_warnings(loaded, work, json)
+    return _show(with_client(loaded, work), loaded, json, warns=True)
 
 
 @app.command(epilog=_EMPTY)
@@ -88,14 +92,6 @@ def diff(
 ) -> None:  # fmt: skip
     """Show what `edit` with the same options would change, and the next three runs after it."""
     _show_diff(load(redis_url, data_dir, namespace, config), name, fields, json)
-
-
-def _show_with_warnings(
-    loaded: Config, work: "Callable[[Client], Coroutine[Any, Any, ScheduleView]]", json: bool, *, makes: bool = False
-) -> None:
-    view = with_client(loaded, work, makes=makes)
-    shown.warn(view.definition, view.definition.at_ms, loaded)
-    _show(view, json)
 
 
 def _show_diff(loaded: Config, name: str, fields: dict[str, Any], json: bool) -> None:
@@ -121,11 +117,11 @@ def pause(
 ) -> None:  # fmt: skip
     """Let a schedule rest."""
     mode: PauseMode = "hold" if hold else "drop"
+    loaded = load(redis_url, data_dir, namespace, config)
     view = with_client(
-        load(redis_url, data_dir, namespace, config),
-        lambda client: client.schedules.pause(name, reason=reason, by=_who(by), until=until, mode=mode),
+        loaded, lambda client: client.schedules.pause(name, reason=reason, by=_who(by), until=until, mode=mode)
     )
-    _show(view, json)
+    _show(view, loaded, json)
 
 
 @app.command()
@@ -136,7 +132,7 @@ def resume(
 ) -> None:  # fmt: skip
     """Let a paused schedule go on."""
     loaded = load(redis_url, data_dir, namespace, config)
-    _show(with_client(loaded, lambda client: client.schedules.resume(name, by=_who(by))), json)
+    _show(with_client(loaded, lambda client: client.schedules.resume(name, by=_who(by))), loaded, json)
 
 
 @app.command()
@@ -164,7 +160,8 @@ def rollback(
 ) -> None:  # fmt: skip
     """Make a former revision the present one again."""
     loaded = load(redis_url, data_dir, namespace, config)
-    _show(with_client(loaded, lambda client: client.schedules.rollback(name, generation, by=_who(by))), json)
+    view = with_client(loaded, lambda client: client.schedules.rollback(name, generation, by=_who(by)))
+    _show(view, loaded, json, warns=True)
 
 
 @app.command()

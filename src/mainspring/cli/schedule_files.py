@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -17,6 +17,7 @@ from mainspring.model.errors import InvalidInput
 from mainspring.model.foreign_celery import read_celery, read_redbeat
 from mainspring.model.foreign_schedules import Imported, read_crontab, to_toml
 from mainspring.model.schedule import Definition
+from mainspring.model.schedule_view import ScheduleView
 from mainspring.schedule_file import Step, carry_out, plan, read_file
 
 if TYPE_CHECKING:
@@ -40,22 +41,29 @@ def apply(
     """Make the server's schedules those of a file; shows what changes, and is safe to repeat."""
     loaded = load(redis_url, data_dir, namespace, config)
     whose, wanted = read_file(file, source, timezone=loaded.timezone)
-
-    async def work(client: "Client") -> list[Step]:
-        return await _apply(client, wanted, whose, prune, dry_run)
-
-    _show_steps(with_client(loaded, work, makes=not dry_run), loaded, dry_run, json)
+    applied = with_client(loaded, lambda client: _apply(client, wanted, whose, prune, dry_run), makes=not dry_run)
+    _show_applied(applied, loaded, dry_run, json)
 
 
-async def _apply(client: "Client", wanted: list[Definition], source: str, prune: bool, dry_run: bool) -> list[Step]:
+class _Applied(NamedTuple):
+    steps: list[Step]
+    written: dict[str, ScheduleView]
+    """What the steps have made; nothing in a dry run."""
+
+
+async def _apply(client: "Client", wanted: list[Definition], source: str, prune: bool, dry_run: bool) -> _Applied:
     named = [msgspec.structs.replace(one, by=one.by or user()) for one in wanted]
     steps = await plan(client.schedules, named, source, prune=prune)
-    if not dry_run:
-        await carry_out(client.schedules, steps)
-    return steps
+    if dry_run:
+        return _Applied(steps, {})
+    await carry_out(client.schedules, steps)
+    names = [step.name for step in steps if step.action in ("create", "change")]
+    return _Applied(steps, await client.schedules.get_many(names))
 
 
-def _show_steps(steps: list[Step], config: "Config", dry_run: bool, json: bool) -> None:
+def _show_applied(applied: _Applied, config: "Config", dry_run: bool, json: bool) -> None:
+    _warn(applied, config)
+    steps = applied.steps
     if json:
         rows = [{"name": one.name, "action": one.action, "changes": dict(one.changes)} for one in steps]
         print_json({"steps": rows, "applied": not dry_run})
@@ -66,9 +74,20 @@ def _show_steps(steps: list[Step], config: "Config", dry_run: bool, json: bool) 
             print("\n".join(step.lines()))
         if step.action in ("create", "change") and step.definition is not None:
             print("\n".join(f"  {line}" for line in shown.next_lines(step.definition, now_ms)))
-            shown.warn(step.definition, now_ms, config)
     same = sum(step.action in ("same", "over") for step in steps)
     print(f"{len(steps) - same} {'to change' if dry_run else 'changed'}, {same} as they were", file=sys.stderr)
+
+
+def _warn(applied: _Applied, config: "Config") -> None:
+    """By what the server, or its API, has now; in a dry run by the file."""
+    from mainspring.schedule_outlook import findings_of
+
+    now_ms = time.time_ns() // 1_000_000
+    for step in applied.steps:
+        if step.name in applied.written:
+            shown.warn(step.name, shown.with_outlook(applied.written[step.name], config).findings)
+        elif step.action in ("create", "change") and step.definition is not None:
+            shown.warn(step.name, findings_of(step.definition, now_ms, config))
 
 
 @app.command("import")
@@ -98,8 +117,8 @@ def import_(
         print(f"{out}: {len(found.definitions)} schedules", file=sys.stderr)
     else:
         wanted = [msgspec.structs.replace(one, source=whose) for one in found.definitions]
-        steps = with_client(loaded, lambda client: _apply(client, wanted, whose, False, dry_run), makes=not dry_run)
-        _show_steps(steps, loaded, dry_run, json)
+        applied = with_client(loaded, lambda client: _apply(client, wanted, whose, False, dry_run), makes=not dry_run)
+        _show_applied(applied, loaded, dry_run, json)
     raise typer.Exit(1 if found.problems else 0)
 
 

@@ -13,12 +13,15 @@ from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, l
 from mainspring.cli.table import aligned, printable
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import NotFound
-from mainspring.model.schedule import Definition
 from mainspring.model.schedule_view import ScheduleView, revision_as_dict
 from mainspring.schedule_file import read_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mainspring.client import Client
+    from mainspring.config import Config
+    from mainspring.model.lint import Finding
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -52,10 +55,12 @@ def show(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Show one schedule: its next runs, its last ones, what did not run; exit code 1 if there is none."""
-    view = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.schedules.get(name))
+    loaded = load(redis_url, data_dir, namespace, config)
+    view = with_client(loaded, lambda client: client.schedules.get(name))
     if view is None:
         print(f"{name}: there is no such schedule", file=sys.stderr)
         raise typer.Exit(1)
+    view = shown.with_outlook(view, loaded)
     if json:
         print_json(view.as_dict())
     else:
@@ -90,27 +95,31 @@ def lint(
     Exit code 1 if there is anything to say.
     """
 
-    async def work(client: "Client") -> list[Definition]:
-        if names:
-            return [view.definition for view in (await client.schedules.get_many(names)).values()]
-        return [view.definition async for view in client.schedules.all()]
-
     loaded = load(redis_url, data_dir, namespace, config)
-    if file is not None:
-        definitions = [
-            one for one in read_file(file, timezone=loaded.timezone).schedules if not names or one.name in names
-        ]
-    else:
-        definitions = with_client(loaded, work)
-    if missing := set(names or ()) - {one.name for one in definitions}:
+    found = _of_server(loaded, names) if file is None else _of_file(loaded, names, file)
+    if missing := set(names or ()) - found.keys():
         raise NotFound(f"there is no schedule {', '.join(map(repr, sorted(missing)))}")
-    now_ms = time.time_ns() // 1_000_000
-    in_order = sorted(definitions, key=lambda one: one.name)
-    found = {one.name: shown.findings_of(one, now_ms, loaded, thorough=True) for one in in_order}
     if json:
-        print_json({"findings": {name: msgspec.to_builtins(some) for name, some in found.items() if some}})
+        print_json({"findings": {name: msgspec.to_builtins(some) for name, some in sorted(found.items()) if some}})
     else:
-        for name, some in found.items():
+        for name, some in sorted(found.items()):
             for finding in some:
                 print(f"{name}: {finding.message} [{finding.code}]")
     raise typer.Exit(1 if any(found.values()) else 0)
+
+
+def _of_server(loaded: "Config", names: list[str] | None) -> "dict[str, Sequence[Finding]]":
+    async def work(client: "Client") -> list[ScheduleView]:
+        # One by one over an API, also when all are meant: its lists leave findings out.
+        wanted = names or [view.name async for view in client.schedules.all()]
+        return list((await client.schedules.get_many(wanted)).values())
+
+    return {view.name: shown.with_outlook(view, loaded).findings for view in with_client(loaded, work)}
+
+
+def _of_file(loaded: "Config", names: list[str] | None, file: Path) -> "dict[str, Sequence[Finding]]":
+    from mainspring.schedule_outlook import findings_of
+
+    now_ms = time.time_ns() // 1_000_000
+    definitions = read_file(file, timezone=loaded.timezone).schedules
+    return {one.name: findings_of(one, now_ms, loaded) for one in definitions if not names or one.name in names}

@@ -1,19 +1,17 @@
 """Schedules in text: how a command line shows them."""
 
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mainspring.cli.task import print_json
 from mainspring.model.chain import Run
-from mainspring.model.lint import Finding, lint
-from mainspring.model.retry import RetryPolicy
+from mainspring.model.lint import Finding
 from mainspring.model.schedule import Definition
 from mainspring.model.schedule_view import ScheduleView, span_text, told_changes, written
-from mainspring.model.webhook import Webhook
-from mainspring.model.worst_case import worst_case
 from mainspring.model.zone import zone
 
 if TYPE_CHECKING:
@@ -36,9 +34,8 @@ def lines(view: ScheduleView) -> list[str]:
     definition = view.definition
     shown = [f"{view.name}  ({view.state}, generation {view.generation})"]
     shown += [f"  {field:<12}{_plain(value)}" for field, value in written(definition).items()]
-    if definition.retry is not None:
-        worst = worst_case(RetryPolicy.parse(definition.retry), definition.timeout_ms or 0)
-        shown.append(f"  {'worst case':<12}{worst.text}")
+    if view.worst_case is not None:
+        shown.append(f"  {'worst case':<12}{view.worst_case.text}")
     pause = definition.paused
     if view.state == "paused" and pause is not None:
         until = "" if pause.until_ms is None else f" until {at(definition, pause.until_ms)}"
@@ -95,31 +92,17 @@ def _changed(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
     return [f"  {field}: {_plain(old)} -> {_plain(new)}" for field, (old, new) in changes.items()]
 
 
-def warn(definition: Definition, now_ms: int, config: "Config") -> None:
+def with_outlook(view: ScheduleView, config: "Config") -> ScheduleView:
+    """How it will fare: as a node's API has told, else by the settings of this command."""
+    from mainspring.schedule_outlook import with_outlook as by_settings
+
+    return by_settings(view, time.time_ns() // 1_000_000, config)
+
+
+def warn(name: str, findings: Iterable[Finding]) -> None:
     """What is probably not meant, on standard error."""
-    for finding in findings_of(definition, now_ms, config):
-        print(f"warning: {definition.name}: {finding.message} [{finding.code}]", file=sys.stderr)
-
-
-def findings_of(definition: Definition, now_ms: int, config: "Config", *, thorough: bool = False) -> list[Finding]:
-    """A run takes as long as all its attempts, of a webhook each with its timeout.
-
-    Where neither schedule nor target says how often it is tried, the node's own policy counts only for who is
-    `thorough`: it is patient, and most who leave it know that their target answers.
-    """
-    own = None if definition.retry is None else RetryPolicy.parse(definition.retry)
-    policy = own or config.targets.retries().get(definition.target) or (config.retry if thorough else None)
-    timeout_ms = definition.timeout_ms or _webhook_ms(definition.target, config)
-    worst_ms = definition.timeout_ms if policy is None else policy.worst_case_ms(timeout_ms)
-    return lint(definition.slots.recurrence, now_ms, worst_case_ms=worst_ms)
-
-
-def _webhook_ms(target: str, config: "Config") -> int:
-    """How long an attempt may take, where nobody else says so."""
-    spec = config.targets.get(target.partition(":")[2]) if target.startswith("target:") else None
-    if isinstance(spec, Webhook):
-        return round((spec.timeout_s or config.http_timeout_s) * 1000)
-    return round(config.http_timeout_s * 1000) if target.startswith(("http:", "https:")) else 0
+    for finding in findings:
+        print(f"warning: {name}: {finding.message} [{finding.code}]", file=sys.stderr)
 
 
 def show_changes(changes: Mapping[str, tuple[Any, Any]], json: bool) -> None:

@@ -10,6 +10,7 @@ from .cron import ALIASES, Cron
 from .cron_fields import is_spread
 from .interval import AfterEnd
 from .recurrence import Recurrence
+from .worst_case import WorstCase
 from .zone import Segment, zone
 from .zoned_cron import planned_in_gap, planned_in_overlap
 
@@ -33,11 +34,11 @@ def lint(
     recurrence: Recurrence,
     now_ms: int,
     *,
-    worst_case_ms: int | None = None,
+    worst: WorstCase | None = None,
     max_per_second: int = 10,
     runs: Sequence[int] | None = None,
 ) -> list[Finding]:
-    """Everything worth a warning; `worst_case_ms` is how long one run with all its retries may take.
+    """Everything worth a warning; `worst` is how long one run with all its retries may take.
 
     `runs` are the next ones, as far as the caller has looked for them."""
     found: list[Finding] = []
@@ -52,7 +53,7 @@ def lint(
         return found  # the next run waits for the end of this one
     if runs is None:
         runs = _next_runs(recurrence.next_after, now_ms, max(SAMPLE, max_per_second + 1))
-    return [*found, *_pace(runs, worst_case_ms, max_per_second)]
+    return [*found, *_pace(runs, worst, max_per_second)]
 
 
 def _midnight(cron: Cron) -> Iterator[Finding]:
@@ -119,14 +120,14 @@ def _told(
     return Finding(code, f"{cron.text!r}: {local} {what} in {recurrence.zone}{more}; {then.format(after)}")
 
 
-def _pace(runs: Sequence[int], worst_case_ms: int | None, max_per_second: int) -> Iterator[Finding]:
+def _pace(runs: Sequence[int], worst: WorstCase | None, max_per_second: int) -> Iterator[Finding]:
     """Looks at the next runs: what is too close there is too close."""
     shortest_ms = min((later - earlier for earlier, later in pairwise(runs)), default=None)
-    if worst_case_ms is not None and shortest_ms is not None and worst_case_ms > shortest_ms:
+    if worst is not None and shortest_ms is not None and worst.ms > shortest_ms:
         yield Finding(
             "too-long",
-            f"one run may take {worst_case_ms / 1000:g} s with its retries, and the next comes after"
-            f" {shortest_ms / 1000:g} s: it would be skipped or wait; retry less, or run less often",
+            f"one run may take {worst.text} with its retries, and the next comes after {shortest_ms:,} ms:"
+            " it would be skipped or wait; give a shorter timeout, retry less, or run less often",
         )
     if any(later - earlier < 1000 for earlier, later in zip(runs, runs[max_per_second:], strict=False)):
         yield Finding("too-often", f"more than {max_per_second} runs within one second; is the unit right?")

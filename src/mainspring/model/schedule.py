@@ -16,6 +16,7 @@ from .occurrence import check_schedule_name, instant_text
 from .retry import RetryPolicy
 from .slots import Slots, slots_of
 from .targets import check_target
+from .webhook import TIMEOUT_S, is_web
 from .worst_case import check_against
 
 OverlapRule = Literal["skip", "buffer_one", "buffer_all", "allow"]
@@ -198,12 +199,22 @@ def _ran_out(definition: Definition, runs: int) -> bool:
 
 
 def _check_worst_case(definition: Definition, now_ms: int) -> None:
-    """A run with all its retries must be over when the next one is due; not asked of runs that may overlap or wait."""
+    """A run with all its retries must be over when the next one is due; not asked of runs that may overlap or wait.
+
+    Only what the schedule says counts, so that it is judged alike wherever it is written. What settings add is told by
+    `schedule_outlook.py`.
+    """
     if definition.retry is None or definition.overlap != "skip" or definition.slots.recurrence.waits_for_end:
         return
     interval_ms = shortest_interval_ms(definition, now_ms)
     if interval_ms is not None:
-        check_against(RetryPolicy.parse(definition.retry), interval_ms, definition.timeout_ms or 0)
+        check_against(RetryPolicy.parse(definition.retry), interval_ms, _attempt_ms(definition))
+
+
+def _attempt_ms(definition: Definition) -> int:
+    """How long one attempt may take; of a webhook without a timeout what is usual, of others 0: nobody says so."""
+    usual_ms = round(TIMEOUT_S * 1000) if is_web(definition.target) else 0
+    return definition.timeout_ms or usual_ms
 
 
 def shortest_interval_ms(definition: Definition, now_ms: int) -> int | None:

@@ -7,7 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from .chain import Link, NotRun, Run, State
+from .lint import Finding
 from .schedule import Definition, changes
+from .worst_case import WorstCase
 from .zone import zone
 
 
@@ -31,6 +33,10 @@ class ScheduleView(msgspec.Struct, frozen=True):
     """The last that are over, the newest last."""
     running_since_ms: int | None = None
     """When the last run began, as long as its end was not seen."""
+    worst_case: WorstCase | None = None
+    """How long one run may take with all its retries; None where nobody has asked the settings."""
+    findings: tuple[Finding, ...] = ()
+    """What is probably not meant, by the same settings."""
 
     @property
     def payload(self) -> Any:
@@ -61,6 +67,9 @@ class ScheduleView(msgspec.Struct, frozen=True):
             shown["starts"] = at(self.due_ms)
         if self.state == "paused":
             shown["paused"] = _rest(self.definition)
+        if self.worst_case is not None:
+            shown["worst_case"] = {"ms": self.worst_case.ms, "sum": self.worst_case.text}
+            shown["findings"] = msgspec.to_builtins(self.findings)
         return shown
 
 

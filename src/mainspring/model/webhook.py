@@ -20,6 +20,8 @@ SECRET_PREFIX: Final = "whsec_"
 RESPONSE_BYTES: Final = 4 * 1024
 MAX_RESPONSE_BYTES: Final = 64 * 1024
 MAX_RESULT_TTL_S: Final = 366 * 86_400
+TIMEOUT_S: Final = 15.0
+"""For an answer, where neither a task nor a target nor the settings say how long."""
 MAX_TIMEOUT_S: Final = 600.0
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
@@ -135,6 +137,10 @@ class Webhook:
             f"Webhook({self.method} {self.parsed.shown}, headers=[{names}], auth={self.auth!r}, "
             f"secrets={len(self.secrets)}, timeout_s={self.timeout_s}, ca_file={self.ca_file!r})"
         )
+
+
+def is_web(target: str) -> bool:
+    return target.startswith(("http:", "https:"))
 
 
 def secret_key(secret: str) -> bytes:

@@ -43,9 +43,10 @@ def check_against(policy: RetryPolicy, interval_ms: int, timeout_ms: int = 0) ->
     """Refuse a policy by which a run may last longer than until the next one is due."""
     worst = worst_case(policy, timeout_ms)
     if worst.ms > interval_ms:
+        sooner = "give a shorter timeout, " if timeout_ms else ""
         raise InvalidInput(
             f"one run may take {worst.text} with its retries, and the next is due after {interval_ms:,} ms;"
-            " retry less, wait less, or run less often"
+            f" {sooner}retry less, wait less, or run less often"
         )
 
 

@@ -12,7 +12,7 @@ from ..model.delivery import Delivery
 from ..model.errors import InvalidInput
 from ..model.outcome import Dead, Outcome, Retry
 from ..model.rate import Rate
-from ..model.webhook import Webhook
+from ..model.webhook import TIMEOUT_S, Webhook
 from .http_gone import Gone
 from .http_guard import ForbiddenAddress, Guard, Lookup
 from .http_limits import Hosts
@@ -33,7 +33,7 @@ NEEDS: Final = "webhooks need the package aiohttp on this node: pip install 'mai
 class HttpOptions:
     """Where nothing else is said of a target."""
 
-    timeout_s: float = 15.0
+    timeout_s: float = TIMEOUT_S
     concurrency: int = 64
     """Requests to one host at one time."""
     allow: tuple[str, ...] = ()
