@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-ON_ONE_BROKER = ("test_kafka_sink.py", "test_demo.py", "test_sink_contract.py", "test_bench_e2e.py")
+ON_ONE_BROKER = ("test_kafka_sink.py", "test_demo.py", "test_sink_contract.py", "test_bench_e2e.py", "test_poc.py")
 """Files that share a Kafka broker, so one process runs them all: a broker takes longer to start than to be used."""
 
 LONG = (

@@ -27,5 +27,6 @@ def engine_options(config: Config, name: str) -> EngineOptions:
         ),
         command_queues={name: command.queue for name, command in config.commands.items()},
         dedupe_window_s=config.dedupe_window_s,
+        audit_entries=config.audit_entries,
         shutdown_timeout_s=config.shutdown_timeout_s,
     )

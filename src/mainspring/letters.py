@@ -68,6 +68,11 @@ class Letters:
             raise InvalidInput(f"cursor {str(cursor)[:80]!r} is not one that dead_list returned") from None
         return await dead.page(self.store, where, after=after, limit=limit)
 
+    async def dead_count(self, *, died_after: When | None = None, died_before: When | None = None) -> int:
+        """How many dead letters there are, or how many of them died in a range of time. None of them is read."""
+        where = _filter(None, None, None, died_after, died_before)
+        return await dead.count(self.store, where.from_ms, where.to_ms)
+
     async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
         """The dead letter of a task; None when there is none."""
         kept = await self._find(id, lane)
@@ -174,6 +179,7 @@ class Letters:
         reason: str | None = None,
         died_after: When | None = None,
         died_before: When | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> int:
         """Write all letters that fit as lines of JSON, the oldest first: `dead_export(file.write)`. Says how many."""
         where = _filter(target, lane, reason, died_after, died_before)
@@ -181,6 +187,8 @@ class Letters:
         async for some in dead.walk(self.store, where):
             write(b"".join(msgspec.json.encode(kept.letter.as_dict(namespace)) + b"\n" for kept in some))
             count += len(some)
+            if progress is not None:
+                progress(count)
         return count
 
     # -- inside ------------------------------------------------------------------------------------------------

@@ -46,11 +46,19 @@ class RunsBeside:
         return Handle(task_id, due_ms)
 
     async def backfill(
-        self, name: str, *, start: When, end: When, rate: float | None = None, dry_run: bool = False
+        self,
+        name: str,
+        *,
+        start: When,
+        end: When,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Backfilled:
         """Run what was planned in [start, end) and has passed, as if it had run then, at most `rate` a second.
 
-        The runs have the ids of those planned times: a second call finds them and puts nothing.
+        The runs have the ids of those planned times: a second call finds them and puts nothing. `progress` gets how
+        many are done, and of how many, after each thousand.
         """
         if rate is not None and not rate > 0:
             raise InvalidInput(f"rate is {rate}; give more than 0 runs a second")
@@ -76,7 +84,10 @@ class RunsBeside:
         rows = [(occurrence_id(name, slot), slot, now_ms + round(i * step_ms)) for i, slot in enumerate(slots)]
         created = 0
         for first in range(0, len(rows), BACKFILL_BATCH):
-            created += await self._put_apart(seen.partition, definition, rows[first : first + BACKFILL_BATCH], now_ms)
+            some = rows[first : first + BACKFILL_BATCH]
+            created += await self._put_apart(seen.partition, definition, some, now_ms)
+            if progress is not None:
+                progress(first + len(some), len(rows))
         return Backfilled(len(slots), created, len(slots) - created, *edges)
 
     async def _put_apart(

@@ -117,6 +117,7 @@ class SyncClient:
     run_result = _waiting(Client.run_result)
     find_result = _waiting(Client.find_result)
     dead_list = _waiting(Client.dead_list)
+    dead_count = _waiting(Client.dead_count)
     dead_get = _waiting(Client.dead_get)
     dead_replay = _waiting(Client.dead_replay)
     dead_replay_many = _waiting(Client.dead_replay_many)

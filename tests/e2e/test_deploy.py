@@ -4,6 +4,7 @@ import fnmatch
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.integration.gap import gap
 from tests.integration.serving import ENVIRON, serving
 
 from mainspring.config import Config
@@ -35,7 +37,34 @@ def test_those_who_will_read_the_files_find_nothing_wrong() -> None:
     told = subprocess.run([TOP / "tools/check-deploy"], capture_output=True, text=True, check=False, timeout=580)
     assert told.returncode in (0, 3), told.stderr + told.stdout
     if told.returncode == 3:
-        pytest.skip(told.stderr)
+        gap(told.stderr.strip())
+
+
+def test_files_whose_checker_is_not_there_are_named(tmp_path: Path) -> None:
+    for program in ("bash", "dirname"):
+        (tmp_path / program).symlink_to(str(shutil.which(program)))
+    (tmp_path / "tools").mkdir()
+    alone = shutil.copy(TOP / "tools/check-deploy", tmp_path / "tools")  # away from the uv of this tree
+    env = ENVIRON | {"PATH": str(tmp_path)}
+    told = subprocess.run([alone], capture_output=True, text=True, check=False, timeout=60, env=env)
+    named = re.findall(r"not checked: deploy/([a-z]+)", told.stderr)
+    assert (told.returncode, named) == (3, ["compose", "kubernetes", "systemd", "prometheus"])
+
+
+def test_on_ci_a_gap_fails_and_elsewhere_it_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="no promtool; on CI nothing is left out"):
+        gap("no promtool")
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match="no promtool"):
+        gap("no promtool")
+
+
+@pytest.mark.parametrize("program", ["redis-server", "kcat", "java", "mvn", "promtool", "systemd-analyze", "curl"])
+def test_whatever_would_fail_on_ci_is_fetched_before(program: str) -> None:
+    fetched = re.search(r"^for part in (.+); do$", (TOP / "tools" / "install-parts").read_text(), re.MULTILINE)
+    assert fetched is not None
+    assert program in [part.partition(":")[0] for part in fetched[1].split()]
 
 
 @pytest.mark.parametrize("name", ["node-1", "node-2"])

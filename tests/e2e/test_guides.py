@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.gap import gap
 from tests.integration.serving import ENVIRON
 
 from mainspring.testing.server_process import free_port
@@ -135,7 +136,7 @@ def test_one_of_many_workers_runs_a_command(reader: Reader) -> None:
 def test_ticks_go_where_the_guide_says(reader: Reader) -> None:
     """Without a broker here: the lines that need none, into the log."""
     if shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
+        gap("curl is not installed")
     reader.leave_running("mainspring serve --data-dir data")
     text = (GUIDES / "kafka-ticks.md").read_text()
     lines = re.search(r"^\$ cat ticks.ndjson\n(.*?)^\$", text, re.DOTALL | re.MULTILINE)

@@ -212,16 +212,20 @@ async def test_an_administrator_makes_lists_and_revokes_keys(api: Api, server: S
     assert key_id in [one["id"] for one in listed.json["keys"]]
     assert text not in listed.body.decode()
     assert "hash" not in listed.body.decode()
-    repeated = await api.post("/v1/keys", {"role": "reader"}, idempotency_key="a")
-    assert repeated.status == 201
     for key in server.call("KEYS", "*"):
-        for shown in (text, repeated.json["key"]):
-            assert shown.encode() not in (server.call("DUMP", key) or b""), key
+        assert text.encode() not in (server.call("DUMP", key) or b""), key
     assert (await api.delete(f"/v1/keys/{key_id}")).json == {"id": key_id, "name": "shop", "outcome": "revoked"}
     assert (await api.get("/v1/tasks", authorization=f"Bearer {text}")).status == 401
     assert (await api.delete(f"/v1/keys/{key_id}")).problem == "not-found"
     for wrong in ({}, {"role": "king"}, {"role": "reader", "rate": 0}, {"role": "reader", "expires": 1}, {"rolle": 1}):
         assert (await api.post("/v1/keys", wrong)).problem == "invalid", wrong
+
+
+async def test_a_key_that_is_asked_for_with_an_idempotency_key_is_not_made(api: Api) -> None:
+    api.token = await api.key("admin")
+    refused = await api.post("/v1/keys", {"role": "reader"}, idempotency_key="a")
+    assert (refused.problem, len(await list_keys(api.client.store))) == ("invalid", 1)
+    assert "revoke it and make another" in refused.json["detail"]
 
 
 @pytest.mark.parametrize(
@@ -515,6 +519,54 @@ async def test_every_change_is_written_down_with_who_what_before_after_and_from_
         "task.reschedule", LATER, LATER + 5,
     )  # fmt: skip
     assert moved["at_ms"] >= cancelled["at_ms"] > 1_600_000_000_000
+
+
+async def test_a_put_that_replaces_a_task_is_written_down_and_no_other_put(api: Api) -> None:
+    api.token = await api.key("submit-only")
+    url, body = "http://h.example/x?key=canary", {"payload": "canary", "at": LATER, "id": "a"}
+    await api.post("/v1/tasks", body | {"target": "null:"})
+    await api.post("/v1/tasks", body | {"target": "null:", "at": LATER + 1})
+    await api.post("/v1/tasks", body | {"target": "null:", "at": LATER + 1, "on_conflict": "earliest"})
+    assert await changes(api) == []
+    await api.post("/v1/tasks", body | {"target": "null:", "at": LATER - 1, "on_conflict": "earliest"})
+    await api.post("/v1/tasks", body | {"target": url, "at": LATER - 1, "on_conflict": "replace"})
+    second, first = await changes(api)
+    assert {(one["what"], one["object"], one["role"], one["from"]) for one in (first, second)} == {
+        ("task.replace", "a", "submit-only", "127.0.0.1")
+    }
+    assert (first["before"], first["after"]) == ({"due_ms": LATER}, {"due_ms": LATER - 1})
+    assert (second["before"], second["after"]) == ({"target": "null:"}, {"target": "http://h.example/x?***"})
+
+
+async def test_a_tick_that_is_moved_is_written_down_and_those_of_a_batch_are_not(api: Api) -> None:
+    api.token = await api.key("submit-only")
+    for at in (LATER, LATER + 5):
+        await api.post("/ticks?replace=true", {"item": "user1", "at": at})
+        await api.post("/ticks", {"item": "user2", "at": at})
+    lines = [{"target": "null:", "id": "user1", "at": LATER + 9}]
+    assert (await api.batch(lines, "?on_conflict=replace")).lines[0]["outcome"] == "replaced"
+    [moved] = await changes(api)
+    assert (moved["what"], moved["object"]) == ("task.replace", "user1")
+    assert (moved["before"], moved["after"]) == ({"due_ms": LATER}, {"due_ms": LATER + 5})
+
+
+async def test_puts_that_travel_together_are_written_down_each_as_its_own_callers(api: Api) -> None:
+    names = [f"n{n}" for n in range(20)]
+    for name in names:
+        await api.client.put("null:", 1, at=LATER, id=name)
+    api.token = await api.key("submit-only")
+    body = {"target": "null:", "at": LATER + 1, "on_conflict": "replace"}
+    await asyncio.gather(*(api.post("/v1/tasks", body | {"id": name}) for name in names))
+    assert sorted(one["object"] for one in await changes(api)) == sorted(names)
+
+
+async def test_a_replaced_task_is_written_down_though_the_put_was_not_confirmed(api: Api) -> None:
+    await api.client.put("null:", 1, at=LATER, id="a")
+    api.token = await api.key("submit-only")
+    body = {"target": "null:", "at": LATER + 1, "id": "a", "on_conflict": "replace", "durability": "replicas=1"}
+    assert (await api.post("/v1/tasks", body)).problem == "not-confirmed"
+    [change] = await changes(api)
+    assert (change["what"], change["after"]) == ("task.replace", {"due_ms": LATER + 1})
 
 
 @pytest.mark.parametrize(("route", "done"), [("drop", {"dropped": 2}), ("replay", {"replayed": 2})])

@@ -593,7 +593,10 @@ async def test_every_change_of_a_command_is_in_the_trail(say: Say) -> None:
 
 
 async def test_the_trail_says_the_same_on_both_roads(say: Say) -> None:
-    await say("task", "put", "--in", "1h", "--id", "t", "--target", "null:")
+    put = ("task", "put", "--id", "t", "--target")
+    await say(*put, "log:", "--in", "2h")
+    await say(*put, "log:", "--in", "3h")
+    await say(*put, "null:", "--in", "1h", "--on-conflict", "replace")
     assert [one["outcome"] for one in await told(say, "task", "cancel", "t", "t")] == ["cancelled", "cancelled"]
     for why in ("one", "other"):
         await say("pause", "--target", "null:", "--reason", why)
@@ -607,9 +610,12 @@ async def test_the_trail_says_the_same_on_both_roads(say: Say) -> None:
     await say("dead", "replay", "--all")
     changes = [one["change"] for one in (await told(say, "audit", "--limit", "50"))["changes"]][::-1]
     assert [one["what"] for one in changes] == [
-        "task.cancel", "pause.add", "pause.add", "schedule.add", "schedule.edit", "schedule.trigger",
+        "task.replace", "task.cancel", "pause.add", "pause.add", "schedule.add", "schedule.edit", "schedule.trigger",
     ]  # fmt: skip
-    cancel, first, second, _, edit, trigger = changes
+    replace, cancel, first, second, _, edit, trigger = changes
+    assert replace["object"] == "t"
+    assert (replace["before"]["target"], replace["after"]["target"]) == ("log:", "null:")
+    assert replace["before"]["due_ms"] - replace["after"]["due_ms"] > 3_000_000
     assert (cancel["before"]["state"], cancel["after"]) == ("pending", {"state": "cancelled"})
     assert (first.get("before"), first["after"]["reason"]) == (None, "one")
     assert (second["before"]["reason"], second["after"]["reason"]) == ("one", "other")

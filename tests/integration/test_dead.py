@@ -588,5 +588,5 @@ async def test_ten_thousand_letters_go_in_bounded_calls(dying: Ticker, store: St
 
 def test_every_call_is_there_without_an_event_loop() -> None:
     names = {name for name in vars(Letters) if name.startswith("dead_")}
-    assert len(names) == 7
+    assert len(names) == 8
     assert names <= set(vars(SyncClient))

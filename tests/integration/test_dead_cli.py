@@ -19,6 +19,8 @@ from mainspring.testing.owner import address_of
 from mainspring.testing.servers import Server
 from mainspring.testing.ticker import Ticker
 
+from .terminal import shown_by
+
 
 @pytest.fixture
 async def ticker(server: Server) -> AsyncIterator[Ticker]:
@@ -185,3 +187,48 @@ async def test_the_synchronous_client_has_the_same_calls(server: Server, ticker:
             ]
 
     assert await asyncio.to_thread(work) == [["t2", "t1", "t0"], 3, "replayed", "not-due", 1, "dropped", 0, None]
+
+
+# -- progress --------------------------------------------------------------------------------------------------
+
+
+BARS = {
+    "replay of all": (("replay", "--all", "--in", "1h"), "3 of 3 letters"),
+    "replay by id": (("replay", "t0", "t2", "--in", "1h"), "2 of 2 letters"),
+    "drop of what died lately": (("drop", "--died-after", "2020-01-01T00:00:00Z", "--yes"), "3 of 3 letters"),
+    "drop by id": (("drop", "t0", "--yes"), "1 of 1 letters"),
+    "drop by content": (("drop", "--target", "log:", "--yes"), "2 letters"),
+    "export": (("export",), "3 of 3 letters"),
+}
+
+
+@pytest.mark.parametrize(("words", "shown"), BARS.values(), ids=BARS.keys())
+async def test_a_terminal_shows_how_far_it_is(
+    server: Server, ticker: Ticker, words: tuple[str, ...], shown: str
+) -> None:
+    code, _, sent = await asyncio.to_thread(shown_by, "dead", *words, "--redis-url", server.url)
+    assert code == 0, sent
+    assert f"{shown}\r\x1b[K" in sent, sent
+
+
+async def test_for_programs_no_bar_is_drawn(server: Server, ticker: Ticker) -> None:
+    where = ("--redis-url", server.url)
+    code, printed, sent = await asyncio.to_thread(shown_by, "dead", "replay", "--all", "--in", "1h", "--json", *where)
+    assert (code, sent, json.loads(printed)["replayed"]) == (0, "", 3)
+    piped = await call(server, "drop", "--all", "--yes")
+    assert (piped.exit_code, piped.stderr) == (0, "")
+
+
+async def test_an_id_without_a_letter_is_named_below_the_bar(server: Server, ticker: Ticker) -> None:
+    where = ("--redis-url", server.url)
+    code, printed, sent = await asyncio.to_thread(shown_by, "dead", "drop", "nobody", "t0", "--yes", *where)
+    assert (code, printed) == (1, "1 dropped\n")
+    assert sent.endswith("\r\x1b[Knobody: there is no dead letter with this id\r\n")
+
+
+async def test_letters_are_counted_without_being_read(ticker: Ticker) -> None:
+    client = ticker.client
+    first, *_ = sorted(one.died_ms for one in (await client.dead_list()).letters)
+    assert await client.dead_count() == 3
+    assert await client.dead_count(died_before=first) == 0
+    assert await client.dead_count(died_after=first, died_before=first + 1) == 1

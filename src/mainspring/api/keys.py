@@ -36,8 +36,8 @@ async def list_api_keys(call: Call) -> Answer:
 
 
 async def add_api_key(call: Call) -> Answer:
-    """Not repeatable by Idempotency-Key: the answer would have to be kept, and the key's text with it."""
     _check_shown(call)
+    _check_not_repeatable(call)
     store, token = call.client.store, new_token()
     made = make_key(call.body, key_id=new_key_id(), token=token, now_ms=store.clock.now_ms())
     _check_grant(call, made)
@@ -70,6 +70,16 @@ def _check_shown(call: Call) -> None:
         )
 
 
+def _check_not_repeatable(call: Call) -> None:
+    """To repeat an answer it would have to be kept, and the key's text with it. Who asks for that must not get two."""
+    if b"idempotency-key" in call.headers:
+        raise Problem(
+            "invalid",
+            "Idempotency-Key: a key cannot be made repeatably, for its text is kept nowhere; leave the header out."
+            " If an answer is lost, look for the key in GET /v1/keys, revoke it and make another",
+        )
+
+
 def _check_grant(call: Call, made: ApiKey) -> None:
     """A key that is limited cannot make itself one that is not."""
     giver = call.key
@@ -91,7 +101,8 @@ def _more(what: str) -> Problem:
 ROUTES: Final = (
     Route("GET", "/v1/keys", list_api_keys, "admin", "API keys, the oldest first; never their texts.",
           answers={200: KeyList}),
-    Route("POST", "/v1/keys", add_api_key, "admin", "Make an API key; its text is in this answer only.",
+    Route("POST", "/v1/keys", add_api_key, "admin",
+          "Make an API key; its text is in this answer only. An Idempotency-Key is refused.",
           body=KeyOrder, answers={201: KeyMade}, problems=("too-large", "content-type", "out-of-memory")),
     Route("DELETE", "/v1/keys/{id}", revoke_api_key, "admin", "Take an API key away for good.",
           answers={200: KeyRevoked}),

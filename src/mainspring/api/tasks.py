@@ -19,6 +19,7 @@ from .idempotency import once
 from .new_task import Moment, PostedTask, Put, due_ms_of, task_of
 from .problems import Problem
 from .reading import when
+from .replaced import told
 from .results import Ended, NotOver
 from .routes import Route
 from .spaces import kept_in
@@ -85,22 +86,22 @@ async def put_task(call: Call) -> Answer:
         handle = await _put(call, task, on_conflict, posted.durability)
         # Our own put, whose answer was lost: it is told as it was the first time.
         created = handle.outcome == "created" or (repeated and posted.id is None)
-        told = Put.of(handle)
+        body = Put.of(handle)
         if created:
-            told.outcome = "created"
-        return answer(told, 201 if created else 200, (b"location", b"/v1/tasks/" + quote(handle.id, safe="").encode()))
+            body.outcome = "created"
+        return answer(body, 201 if created else 200, (b"location", b"/v1/tasks/" + quote(handle.id, safe="").encode()))
 
     return await once(call, work)
 
 
 async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str) -> Handle:
     if call.may_reach_all or task.id is None:
-        return await call.put_into.put(task, on_conflict, durability)
+        return await told(call, task, call.put_into.put(task, on_conflict, durability))
     # What a key may not see it may not replace either, nor be told of it as its own.
     if on_conflict != "keep":
         await call.check_not_others(task.id, task.lane)
     try:
-        handle = await call.put_into.put(task, on_conflict, durability)
+        handle = await told(call, task, call.put_into.put(task, on_conflict, durability))
     except NotConfirmed as error:
         if kept_in(error) is not None:
             await call.check_not_others(task.id, task.lane)
@@ -135,10 +136,10 @@ def _seen(call: Call, info: TaskInfo) -> TaskInfo:
 
 def view(info: TaskInfo) -> dict[str, Any]:
     """Bytes that are no JSON are told in base64, under a name of their own."""
-    told = msgspec.structs.asdict(info)
+    fields = msgspec.structs.asdict(info)
     if isinstance(info.payload, bytes):
-        told["payload_base64"] = base64.b64encode(told.pop("payload")).decode()
-    return told
+        fields["payload_base64"] = base64.b64encode(fields.pop("payload")).decode()
+    return fields
 
 
 async def list_tasks(call: Call) -> Answer:

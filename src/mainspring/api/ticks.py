@@ -14,6 +14,7 @@ from .asgi import JSON, NOSNIFF, Answer, encode, read_body
 from .call import Call
 from .problems import Problem
 from .reading import check_content_type
+from .replaced import told
 from .routes import Route
 
 MAX_ITEM_BYTES: Final = MAX_NAME_BYTES - 16
@@ -54,7 +55,7 @@ async def post_tick(call: Call) -> Answer:
     task = task_of(body, target, space.client.store.clock.now_ms(), replace=replace)
     if replace and task.id is not None:
         await call.check_not_others(task.id)
-    handle = await space.collector("replace" if replace else "keep").put(task)
+    handle = await told(call, task, space.collector("replace" if replace else "keep").put(task))
     if handle.outcome == "kept":
         await call.check_not_others(handle.id)  # what a key may not see is not told as its own
     return accepted(handle)
@@ -62,8 +63,8 @@ async def post_tick(call: Call) -> Answer:
 
 def accepted(handle: Handle) -> Answer:
     """A tick is stored, or was already."""
-    told = Accepted(handle.id, handle.due_ms, handle.outcome, handle.past)
-    return Answer(202 if handle.outcome == "created" else 200, encode(told), guards=_HOT)
+    tick = Accepted(handle.id, handle.due_ms, handle.outcome, handle.past)
+    return Answer(202 if handle.outcome == "created" else 200, encode(tick), guards=_HOT)
 
 
 _decode: Final = msgspec.json.Decoder(Tick).decode

@@ -1,13 +1,13 @@
 """`mainspring dead`: tasks that were given up. Look at them, send them again, let them go."""
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 
 import typer
 
+from mainspring.cli.progress import Bar
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.result_lines import answer_lines
 from mainspring.cli.table import aligned, printable
@@ -19,6 +19,7 @@ from mainspring.model.times import When
 
 if TYPE_CHECKING:
     from mainspring.client import Client
+    from mainspring.config import Config
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
@@ -31,8 +32,8 @@ DiedBefore = Annotated[str | None, typer.Option(help="Only what died before this
 All = Annotated[bool, typer.Option("--all", help="All dead letters.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
 
-EVERY_S: Final = 1.0
-"""How often progress is told."""
+_OF_CONTENT: Final[tuple[Literal["target", "lane", "reason"], ...]] = ("target", "lane", "reason")
+"""Filters for which letters have to be read."""
 
 
 class Filters(TypedDict):
@@ -107,14 +108,16 @@ def replay(
     _check_choice(ids, every, filters)
 
     async def work(client: "Client") -> ReplaySummary:
-        if not ids:
-            tell = _Teller(lambda summary: f"{summary.replayed} replayed, {summary.seen - summary.replayed} not")
-            return await client.dead_replay_many(
-                **filters, at=when_of(at), after=after, rate=rate, new_key=new_key, dry_run=dry_run, progress=tell
-            )
-        return await _replay_ids(client, ids, lane, when_of(at), after, new_key, dry_run)
+        if ids:
+            return await _replay_ids(client, ids, lane, when_of(at), after, new_key, dry_run, bar)
+        total = await _total(client, filters)
+        return await client.dead_replay_many(
+            **filters, at=when_of(at), after=after, rate=rate, new_key=new_key, dry_run=dry_run,
+            progress=lambda so_far: bar(so_far.seen, total),
+        )  # fmt: skip
 
-    summary = with_client(loaded, work)
+    with Bar("letters", shown=not json) as bar:
+        summary = with_client(loaded, work)
     if json:
         print_json(summary)
     else:
@@ -140,18 +143,24 @@ def drop(
     if not yes and not dry_run:
         raise InvalidInput("dropped letters do not come back: say --yes, or look first with --dry-run")
 
-    async def work(client: "Client") -> int:
-        if not ids:
-            tell = _Teller(lambda count: f"{count} letters")
-            return await client.dead_drop_many(**filters, dry_run=dry_run, progress=tell)
-        return sum([await _drop_one(client, id, lane, dry_run) for id in ids])
+    unknown: list[str] = []
 
-    count = with_client(loaded, work)
+    async def work(client: "Client") -> int:
+        if ids:
+            unknown.extend(await _drop_ids(client, ids, lane, dry_run, bar))
+            return len(ids) - len(unknown)
+        total = await _total(client, filters)
+        return await client.dead_drop_many(**filters, dry_run=dry_run, progress=lambda count: bar(count, total))
+
+    with Bar("letters", shown=not json) as bar:
+        count = with_client(loaded, work)
+    for id in unknown:
+        print(f"{id}: there is no dead letter with this id", file=sys.stderr)
     if json:
         print_json({"dropped": 0 if dry_run else count, "matched": count})
     else:
         print(f"{count} {'would be dropped' if dry_run else 'dropped'}")
-    if ids and count < len(ids):
+    if unknown:
         raise typer.Exit(1)
 
 
@@ -167,7 +176,8 @@ def export(
     loaded = load(redis_url, data_dir, namespace, config)
     filters = _filters(target, lane, reason, died_after, died_before)
     if output is None:
-        with_client(loaded, lambda client: client.dead_export(sys.stdout.buffer.write, **filters))
+        # On a terminal the letters themselves are seen to come.
+        _export(loaded, sys.stdout.buffer.write, filters, shown=not sys.stdout.isatty())
         sys.stdout.flush()
         return
     try:
@@ -175,7 +185,7 @@ def export(
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
     with opened as file:
-        count = with_client(loaded, lambda client: client.dead_export(file.write, **filters))
+        count = _export(loaded, file.write, filters)
     print(f"{count} letters written to {output}", file=sys.stderr)
 
 
@@ -198,23 +208,47 @@ def _check_choice(ids: list[str] | None, every: bool, filters: Filters) -> None:
         raise InvalidInput("say which: ids, filters such as --target, or --all")
 
 
+async def _total(client: "Client", filters: Filters) -> int | None:
+    """How many letters are to be gone through; None where only reading them tells."""
+    if any(filters[name] is not None for name in _OF_CONTENT):
+        return None
+    return await client.dead_count(died_after=filters["died_after"], died_before=filters["died_before"])
+
+
 async def _replay_ids(
-    client: "Client", ids: list[str], lane: str | None, at: When | None, after: str | None, new_key: bool, dry_run: bool
-) -> ReplaySummary:
+    client: "Client", ids: list[str], lane: str | None, at: When | None, after: str | None, new_key: bool,
+    dry_run: bool, bar: Bar,
+) -> ReplaySummary:  # fmt: skip
     summary = ReplaySummary(dry_run)
     for id in ids:
         summary.add(await client.dead_replay(id, lane=lane, at=at, after=after, new_key=new_key, dry_run=dry_run))
+        bar(summary.seen, len(ids))
     return summary
+
+
+async def _drop_ids(client: "Client", ids: list[str], lane: str | None, dry_run: bool, bar: Bar) -> list[str]:
+    """Returns those that have no letter."""
+    unknown = []
+    for done, id in enumerate(ids, 1):
+        if not await _drop_one(client, id, lane, dry_run):
+            unknown.append(id)
+        bar(done, len(ids))
+    return unknown
 
 
 async def _drop_one(client: "Client", id: str, lane: str | None, dry_run: bool) -> bool:
     if dry_run:
-        known = await client.dead_get(id, lane=lane) is not None
-    else:
-        known = await client.dead_drop(id, lane=lane) == "dropped"
-    if not known:
-        print(f"{id}: there is no dead letter with this id", file=sys.stderr)
-    return known
+        return await client.dead_get(id, lane=lane) is not None
+    return await client.dead_drop(id, lane=lane) == "dropped"
+
+
+def _export(config: "Config", write: Callable[[bytes], Any], filters: Filters, *, shown: bool = True) -> int:
+    async def work(client: "Client") -> int:
+        total = await _total(client, filters)
+        return await client.dead_export(write, **filters, progress=lambda count: bar(count, total))
+
+    with Bar("letters", shown=shown) as bar:
+        return with_client(config, work)
 
 
 def _tell_replay(summary: ReplaySummary) -> None:
@@ -249,17 +283,3 @@ def lines_of(letter: DeadLetter, namespace: str) -> list[str]:
     lines.append(f"key         {told['idempotency_key']}")
     payload = f"{letter.payload.hex()} (bytes, in hex)" if letter.raw else letter.payload.decode()
     return [*lines, f"payload     {payload}"]
-
-
-class _Teller:
-    """Tells how far a long call is, once a second: in place on a terminal, else line by line."""
-
-    def __init__(self, words: Callable[[Any], str]) -> None:
-        self._words = words
-        self._told_s = time.monotonic()
-
-    def __call__(self, so_far: Any) -> None:
-        if time.monotonic() - self._told_s >= EVERY_S:
-            self._told_s = time.monotonic()
-            end = "\r" if sys.stderr.isatty() else "\n"
-            print(self._words(so_far), end=end, file=sys.stderr, flush=True)

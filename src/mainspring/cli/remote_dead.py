@@ -30,6 +30,9 @@ class RemoteLetters:
     def _page(self, limit: int, cursor: str | None, filters: dict[str, Any]) -> Any:
         return self.api.get(_DEAD, limit=limit, cursor=cursor, **_chosen(filters))
 
+    async def dead_count(self, *, died_after: When | None = None, died_before: When | None = None) -> None:
+        """The API counts no letters without reading them."""
+
     async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
         try:
             return _letter(self.api.get(_DEAD, id, lane=lane))
@@ -107,7 +110,9 @@ class RemoteLetters:
             if told["complete"] or dry_run or not told["dropped"]:
                 return count
 
-    async def dead_export(self, write: Callable[[bytes], Any], **filters: Any) -> int:
+    async def dead_export(
+        self, write: Callable[[bytes], Any], *, progress: Callable[[int], None] | None = None, **filters: Any
+    ) -> int:
         """Pages come with the newest first: all of them are fetched before the oldest is written."""
         letters: list[Any] = []
         cursor: str | None = None
@@ -115,6 +120,8 @@ class RemoteLetters:
             told = self._page(_PAGE, cursor, filters)
             letters += told["letters"]
             cursor = told["next"]
+            if progress is not None:
+                progress(len(letters))
             if cursor is None:
                 break
         for letter in reversed(letters):

@@ -1,6 +1,6 @@
 """Schedules over a node's HTTP API, by the names that `client.schedules` has for them."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -79,8 +79,16 @@ class RemoteSchedules:
         return msgspec.convert(self._api.post(_SCHEDULES, name, "trigger", after=after), Handle)
 
     async def backfill(
-        self, name: str, *, start: "When", end: "When", rate: float | None = None, dry_run: bool = False
+        self,
+        name: str,
+        *,
+        start: "When",
+        end: "When",
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: "Callable[[int, int], None] | None" = None,
     ) -> "Backfilled":
+        del progress  # it is one request: nothing is known of it before its answer
         from mainspring.model.schedule_view import Backfilled
 
         told = self._api.post(

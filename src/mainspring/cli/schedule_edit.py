@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from mainspring.cli import schedule_show as shown
+from mainspring.cli.progress import Bar
 from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.schedule_fields import takes_fields
 from mainspring.cli.task import print_json, when_of, with_client
@@ -192,9 +193,13 @@ def backfill(
     """Run what was planned in a range and has passed; what ran already is left alone."""
     loaded = load(redis_url, data_dir, namespace, config)
     first, last = when_of(start) or start, when_of(end) or end
-    done = with_client(
-        loaded, lambda client: client.schedules.backfill(name, start=first, end=last, rate=rate, dry_run=dry_run)
-    )
+    with Bar("runs", shown=not json) as bar:
+        done = with_client(
+            loaded,
+            lambda client: client.schedules.backfill(
+                name, start=first, end=last, rate=rate, dry_run=dry_run, progress=bar
+            ),
+        )
     if json:
         print_json(msgspec.to_builtins(done))
     elif dry_run:

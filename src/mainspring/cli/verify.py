@@ -34,18 +34,18 @@ def verify_(
 
     Exit code 1 when findings are left.
     """
-    report = asyncio.run(_verify(load(redis_url, data_dir, namespace, config), repair=repair))
+    report = asyncio.run(_verify(load(redis_url, data_dir, namespace, config), repair=repair, shown=not json))
     print(msgspec.json.encode(report.as_dict()).decode() if json else as_text(report, repair=repair))
     if report.left:
         raise typer.Exit(1)
 
 
-async def _verify(config: Config, *, repair: bool) -> Report:
+async def _verify(config: Config, *, repair: bool, shown: bool) -> Report:
     async with server_url(config) as url:
         await _check_there(url, config)
         opened = await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
         async with contextlib.aclosing(opened) as store:
-            with Bar("partitions") as bar:
+            with Bar("partitions", shown=shown) as bar:
                 report = await verify(store, repair=repair, progress=bar)
             if repaired := {kind: count for kind, count in report.repaired.items() if count}:
                 await record(store, config.audit_entries, "verify.repair", report.namespace, None, repaired)

@@ -18,10 +18,11 @@ from mainspring.model.audit_views import (
     of_letter,
     of_letters,
     of_pause,
+    of_replaced,
     of_schedule,
     of_task,
 )
-from mainspring.model.errors import StoreError
+from mainspring.model.errors import NotConfirmed, StoreError
 from mainspring.model.pause import Scope
 from mainspring.model.task import Handle
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mainspring.store.store import Store
 
 CHANGES: Final = {
+    "put": "task.replace",
     "cancel_many": "task.cancel",
     "reschedule": "task.reschedule",
     "dead_replay": "dead.replay",
@@ -41,7 +43,7 @@ CHANGES: Final = {
     "pause": "pause.add",
     "resume": "pause.remove",
 }
-"""Call of a client -> how the trail names it. Puts are data, and not in it."""
+"""Call of a client -> how the trail names it. A put that replaces nothing is data, and not in it."""
 
 SCHEDULES: Final = ("add", "add_many", "edit", "pause", "resume", "remove", "rollback", "trigger", "backfill")
 _LEFT: Final = (False, 0, "unknown", "too late", "no head", "gone", "conflict", "damaged")
@@ -81,6 +83,8 @@ class Witness:
             return Witness(call, {one: f"schedule.{one}" for one in SCHEDULES}, self._tell)
         if name not in self._changes:
             return call
+        if name == "put":
+            return partial(self._watch_put, call)
         if name.startswith("dead_") and name.endswith("_many"):
             return partial(self._watch_letters, name, call)
         return partial(self._watch_added, call) if name == "add_many" else partial(self._watch, name, call)
@@ -115,6 +119,23 @@ class Witness:
                 what = "schedule.add" if outcome == "created" else "schedule.edit"
                 await self._tell(what, view.name, of_schedule(before.get(view.name)), of_schedule(view))
         return answer
+
+    async def _watch_put(
+        self, call: Callable[..., Awaitable[Handle]], target: str, *given: Any, **options: Any
+    ) -> Handle:
+        try:
+            handle = await call(target, *given, **options)
+        except NotConfirmed as error:
+            for stored in error.handles or ():
+                await self._tell_replaced(stored, target, options)
+            raise
+        await self._tell_replaced(handle, target, options)
+        return handle
+
+    async def _tell_replaced(self, handle: Handle | None, target: str, options: Mapping[str, Any]) -> None:
+        views = None if handle is None else of_replaced(handle, target, options.get("lane"))
+        if handle is not None and views is not None:
+            await self._tell(self._changes["put"], handle.id, *views)
 
     async def _watch_letters(self, name: str, call: Callable[..., Awaitable[Any]], **options: Any) -> Any:
         """Many letters; a call that is broken off has changed those that it had come to."""

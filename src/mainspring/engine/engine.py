@@ -13,6 +13,7 @@ from ..model.lane_policy import LanePolicies, LanePolicy
 from ..model.policies import Policies
 from ..model.retry import RetryPolicy
 from ..sinks.base import Sink
+from ..store.audit import KEPT
 from ..store.links import Subscription
 from ..store.store import Store
 from .answers import Answers
@@ -68,6 +69,8 @@ class EngineOptions:
     """Breakers, limits, the rate of catching up."""
     command_queues: Mapping[str, str] = field(default_factory=dict)
     """Commands whose tasks go to another queue than `commands`."""
+    audit_entries: int = KEPT
+    """Changes the audit trail keeps: a node that pauses a target writes it there."""
 
 
 class Engine:
@@ -83,7 +86,12 @@ class Engine:
         self.gates = Gates()
         """Who may hold up tasks: pauses, and whoever else is added."""
         self.pauses = PauseWatch(
-            store, self._holds_changed, options.command_queues, options.node, self._something_is_disabled
+            store,
+            self._holds_changed,
+            options.command_queues,
+            options.node,
+            self._something_is_disabled,
+            options.audit_entries,
         )
         self.gates.all.append(self.pauses)
         self.keeper = Keeper(

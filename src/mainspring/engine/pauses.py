@@ -1,14 +1,19 @@
 """Knows what is paused: reads it when it is told, and every few seconds."""
 
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from ..model.audit import Change
+from ..model.audit_views import of_pause
+from ..model.errors import OutOfMemory
 from ..model.hold import HoldRecord
 from ..model.limits import MAX_ERROR_CHARS
 from ..model.named import SCHEME
 from ..model.outcome import DROPPED
 from ..model.pause import Pause, Pauses, Scope
+from ..store import audit
 from ..store.pauses import clear_away, read_pauses, write_if_none
 from ..store.store import Store
 from .holds import Why
@@ -30,12 +35,15 @@ class PauseWatch:
         commands: Mapping[str, str],
         node: str,
         soon: Callable[[], None],
+        audited: int = audit.KEPT,
     ) -> None:
+        """`audited` changes stay in the audit trail."""
         self._store = store
         self._commands = commands
         self._changed = changed
         self._node = node
         self._soon = soon
+        self._audited = audited
         self._disabled: dict[str, Pause] = {}
         """Of targets that want nothing more: to be written."""
         self.pauses = Pauses()
@@ -82,8 +90,17 @@ class PauseWatch:
     async def flush(self) -> None:
         """Write what was disabled. Where somebody has paused it meanwhile, that pause stands."""
         for name, pause in list(self._disabled.items()):
-            await write_if_none(self._store, pause)
+            if await write_if_none(self._store, pause):
+                await self._tell(pause)
             self._disabled.pop(name, None)
+
+    async def _tell(self, pause: Pause) -> None:
+        """As a pause by a person is told. After a lost reply it is told again: twice is better than never."""
+        change = Change(self._node, "pause.add", pause.scope.text, socket.gethostname(), after=of_pause(pause))
+        try:
+            await audit.record(self._store, change, kept=self._audited)
+        except OutOfMemory as error:  # done is done, and a full server must not keep the other pauses from being read
+            log.error("the pause of %s could not be written into the audit trail: %s", pause.scope.text, error)
 
     # -- as a gate -------------------------------------------------------------------------------------------
 

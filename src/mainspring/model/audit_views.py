@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from .pause import Pause
-from .task import TaskInfo
+from .task import Handle, TaskInfo
 
 if TYPE_CHECKING:
     from .dead import DeadLetter
@@ -30,6 +30,14 @@ def bare(address: str) -> str:
 def of_task(info: TaskInfo) -> View:
     target = None if info.target is None else bare(info.target)
     return {"state": info.state, "target": target, "due_ms": info.due_ms, "lane": info.lane}
+
+
+def of_replaced(handle: Handle, target: str, lane: str | None) -> tuple[View, View] | None:
+    """What a put took the place of, and what is there now; None where it changed no task."""
+    if handle.replaced is None:
+        return None
+    now = TaskInfo(handle.id, "pending", handle.due_ms, target, lane=lane)
+    return changes(of_task(handle.replaced), of_task(now))
 
 
 def of_pause(pause: Pause | None) -> View:

@@ -49,6 +49,16 @@ class Handle(msgspec.Struct, frozen=True, dict=True):
         self.__dict__["ask"] = ask
         return self
 
+    def instead_of(self, replaced: "TaskInfo") -> "Handle":
+        """Remember what it took the place of, for the audit trail."""
+        self.__dict__["replaced"] = replaced
+        return self
+
+    @property
+    def replaced(self) -> "TaskInfo | None":
+        """The task as it was before, without its payload, where this put replaced one."""
+        return self.__dict__.get("replaced")
+
     def result(self, timeout: float | Delay | None = None) -> Any:
         """What the handler returned, when it is done: to be awaited with `Client`, at once with `SyncClient`.
 

@@ -14,7 +14,7 @@ from .named import Patience
 from .store import Group, Store
 from .wire import Arg
 
-__all__ = ["DeadLetter", "Kept", "Place", "drop", "find_letter", "list_dead", "page", "parse_place", "walk"]
+__all__ = ["DeadLetter", "Kept", "Place", "count", "drop", "find_letter", "list_dead", "page", "parse_place", "walk"]
 
 AT_ONCE: Final = 100
 """Letters read in one step: few, for each may carry 64 KiB."""
@@ -142,6 +142,19 @@ async def page(store: Store, where: DeadFilter, *, after: Place | None, limit: i
                 letters.append(one.letter)
     left = left or await merged.more()
     return DeadPage(letters, _text(last) if left and last is not None else None)
+
+
+async def count(store: Store, from_ms: int, to_ms: int) -> int:
+    """How many letters died in [from_ms, to_ms); none of them is read."""
+    groups: list[Group] = [
+        (keys.slot, [("ZCOUNT", keys.dead_times, from_ms, f"({to_ms}")]) for keys in store.keys.partitions
+    ]
+    total = 0
+    for result in await store.run(groups):
+        if isinstance(result, StoreError):
+            raise result
+        total += int(result[0])
+    return total
 
 
 async def list_dead(store: Store, *, limit: int = 100) -> list[DeadLetter]:

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Final
 
 from ..model.errors import Conflict, NotConfirmed, StoreError, Unavailable
-from ..model.task import Handle, OnConflict, PutOutcome
+from ..model.task import Handle, OnConflict, PutOutcome, TaskInfo
 from .codec import decode
 from .durable import SERVER, Durability
 from .index import Replaced, replace
@@ -201,7 +201,7 @@ class NamedPuts:
         patience: Patience,
     ) -> Handle | Replaced:
         """One attempt: the handle, or why there is none yet."""
-        old: Address | None = None
+        former: Found | None = None
         if current is not None:
             entry = seen or (await look_at(self._store, [(current, item.row.idh)]))[0]
             if entry.state in ("done", "finished") and current.slice.end_ms + self._dedupe_ms < now_ms:
@@ -211,13 +211,15 @@ class NamedPuts:
             handle = self._keep(item, current, entry, on_conflict, now_ms, level)
             if handle is not None:
                 return handle
-            old = current if entry.state == "pending" else None
+            former = entry if entry.state == "pending" else None
+        old = None if former is None else current
         result = await self._replace(item, current, old, now_ms, level)
         patience.shortfall = result.shortfall or patience.shortfall
         if result.status != "ok":
             return result
         outcome: PutOutcome = "created" if old is None else "replaced"
-        return Handle(item.id, item.row.due_ms, outcome, item.past, patience.level(level).text)
+        handle = Handle(item.id, item.row.due_ms, outcome, item.past, patience.level(level).text)
+        return handle if former is None or old is None else handle.instead_of(_former(item.id, old, former))
 
     async def _unless_queued(self, item: Named, current: Address, entry: Found) -> Found:
         """What was handed off to workers is done for its slice, and over only when it has ended."""
@@ -264,6 +266,12 @@ def _is_same(item: Named, at: Address, entry: Found) -> bool:
 
 def _due_ms(at: Address, entry: Found) -> int:
     return entry.due_ms if entry.due_ms is not None else at.slice.since_ms
+
+
+def _former(task_id: str, at: Address, entry: Found) -> TaskInfo:
+    """What was replaced. Without its payload: a bulk put may keep as many of these as it has tasks."""
+    target, lane = (None, None) if entry.body is None else (entry.body.target, entry.body.lane)
+    return TaskInfo(task_id, entry.state, _due_ms(at, entry), target, lane=lane)
 
 
 def _rounds(items: list[Named]) -> list[list[int]]:

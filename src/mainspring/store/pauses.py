@@ -40,15 +40,21 @@ async def write_pause(store: Store, pause: Pause) -> None:
     )
 
 
-async def write_if_none(store: Store, pause: Pause) -> None:
-    """The same, unless something of that name is paused: what a person wrote is not overwritten."""
-    await store.run_one(
+async def write_if_none(store: Store, pause: Pause) -> bool:
+    """The same, unless something of that name is paused: what a person wrote is not overwritten.
+
+    True when this is the pause that stands: also when it was written before, and the reply lost.
+    """
+    written = _encode(pause)
+    _, standing, _ = await store.run_one(
         store.keys.slot,
         [
-            ("HSETNX", store.keys.pauses, pause.scope.text, _encode(pause)),
+            ("HSETNX", store.keys.pauses, pause.scope.text, written),
+            ("HGET", store.keys.pauses, pause.scope.text),
             ("SPUBLISH", store.keys.cluster, "pauses"),
         ],
     )
+    return bool(standing == written)
 
 
 async def remove_pause(store: Store, scope: Scope) -> bool:
