@@ -25,7 +25,9 @@ PUT_US: Final = 30
 """Time for the puts, a task: all are due at one moment, and none before the last is put."""
 
 STEADY_RATE: Final = 500
+WARM_UP_S: Final = 1.0
 STEADY_S: Final = 4.0
+"""Lateness is that of tasks due after the warm-up: the first of a new node and a new worker find nothing ready."""
 PAYLOAD: Final = {"order": 42}
 
 
@@ -79,12 +81,15 @@ async def queue(where: Where, tasks: int, rounds: int, progress: Progress) -> Qu
 
 async def _round(store: Store, url: str, tasks: int, progress: Progress) -> _Round:
     late: list[float] = []
+    steady_ms = 0
 
     async def nothing(order: int) -> int:
         return order
 
     async def noted(order: int) -> int:
-        late.append(store.clock.now_ms() - current().job.due_ms)
+        due_ms = current().job.due_ms
+        if due_ms >= steady_ms:
+            late.append(store.clock.now_ms() - due_ms)
         return order
 
     registry = Registry([Handler(nothing, queue=QUEUE), Handler(noted, queue=QUEUE)])
@@ -92,9 +97,10 @@ async def _round(store: Store, url: str, tasks: int, progress: Progress) -> _Rou
         await nodes.add()
         await nodes.settled()
         async with working(store, registry, WorkerOptions("bench", {QUEUE: 1})):
-            steady = round(STEADY_RATE * STEADY_S)
+            steady = round(STEADY_RATE * (WARM_UP_S + STEADY_S))
             async with bare_timer(STEADY_RATE) as timer:
                 first_ms = store.clock.now_ms() + 1000
+                steady_ms = first_ms + round(WARM_UP_S * 1000)
                 await _put(store, "noted", [first_ms + i * 1000 // STEADY_RATE for i in range(steady)])
                 _, noted_count = await until_done(store, steady, time.perf_counter(), progress, what="queue, steady")
             due_ms = store.clock.now_ms() + 2000 + tasks * PUT_US // 1000
