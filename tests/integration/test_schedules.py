@@ -4,12 +4,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from datetime import date
+from functools import partial
 from itertools import count
 from typing import Any
 
 import pytest
 
 from mainspring.client import Client
+from mainspring.engine.plans import ways_on
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Conflict, InvalidInput, NotFound, Unavailable
@@ -629,6 +631,29 @@ async def test_while_the_planner_finds_that_no_run_is_left_the_event_loop_goes_o
     assert view.next_ms == ()
     assert view.runs == (1 if way == "plan" else 0)
     assert longest_s < took_s / 2
+
+
+async def test_after_an_outage_many_schedules_with_exclusions_are_settled_together(
+    tickers: Tickers, client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread for each would take a turn of the event loop for each."""
+    for n in range(60):
+        await client.schedules.add(f"job-{n}", every="10s", target="log:", misfire="skip", exclude=["2026-12-25"])
+    aside: list[object] = []
+    to_thread = asyncio.to_thread
+
+    def counted(search: Callable[[], object]) -> Any:
+        aside.append(search)
+        return to_thread(search)
+
+    clock.set(START_MS + 3_600_000 - 1_000)
+    ticker = await tickers()
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+    await ticker.advance(seconds=1)
+    views = [await view_of(client, f"job-{n}") for n in range(60)]
+    assert {view.not_run["missed"] for view in views} == {353}, "those of the last minute are within the grace"
+    settled = [search for search in aside if isinstance(search, partial) and search.func is ways_on]
+    assert 0 < len(settled) <= 2 * len(client.store.keys)
 
 
 async def test_schedules_whose_times_are_hard_to_find_keep_no_others_waiting(

@@ -63,6 +63,13 @@ class Plan(msgspec.Struct, gc=False):
             self.plant = self._planted(began_ms, None)
 
     @property
+    def known(self) -> tuple[Definition, Link]:
+        """The schedule, and where its chain stands: of a plan that is one."""
+        assert self.definition is not None
+        assert self.link is not None
+        return self.definition, self.link
+
+    @property
     def may_be_put(self) -> bool:
         """The following occurrence was held back by a pause: a backfill may have put it meanwhile."""
         if self.definition is None or self.following is None or self.skips:

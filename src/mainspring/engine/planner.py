@@ -14,19 +14,18 @@ from typing import Final
 
 import msgspec
 
-from ..model.chain import Link, Run, State, after_misfire, after_overlap, moved_by_end
+from ..model.chain import Link, Run, State
 from ..model.clock import Clock, steady_s
 from ..model.errors import StoreError
-from ..model.schedule import Definition
 from ..store import schedule_care, schedules
 from ..store.index import look_up
 from ..store.schedule_ends import run_ends
-from ..store.searches import searched
+from ..store.searches import may_be_long, searched
 from ..store.store import Store
 from .chains import Chains, Plan, occurrence_of
 from .flight import Flight
 from .partition import Partition
-from .plans import PLANNING_S, Known, fits, may_take_long, pass_by, plans_of
+from .plans import PLANNING_S, Known, fits, pass_by, plans_of, ways_on, ways_past
 
 log = logging.getLogger("mainspring.engine")
 
@@ -126,7 +125,9 @@ class Planner:
         known: dict[str, Known] = {name: (one.definition, one.link) for name, one in zip(missing, fetched, strict=True)}
         now_ms = self._clock.now_ms()
         found = [None if one is None else known.get(one[0]) or chains.known.get(one[0]) for one in occurrences]
-        work = sorted(zip(rows, found, occurrences, strict=True), key=may_take_long)
+        work = sorted(
+            zip(rows, found, occurrences, strict=True), key=lambda one: one[1] is not None and may_be_long(one[1][0])
+        )
         definitions = [one[0] for one in found if one is not None]
         plans = await searched(definitions, lambda: plans_of([(one, which) for _, one, which in work], now_ms))
         await self._pass_by_backfilled(number, plans, now_ms)
@@ -174,24 +175,32 @@ class Planner:
         await self._settle_all(number, chains, ready)
 
     async def _settle_all(self, number: int, chains: Chains, ready: Sequence[tuple[Flight, Plan]]) -> None:
-        until = steady_s() + PLANNING_S
-        for done, (flight, plan) in enumerate(ready, 1):
-            partition = self._owned.get(number)
-            if partition is None or not partition.holds_lease:
-                # By a clock that has jumped an hour of planned runs was missed. Whoever owns it next decides.
+        """Nothing of the same schedules runs: is it still their time? Those that are hard to tell come last."""
+        until, waiting = steady_s() + PLANNING_S, sorted(ready, key=_may_be_long)
+        while waiting and self._holds_lease(number):
+            some, now_ms = waiting[:SETTLED_AT_ONCE], self._clock.now_ms()
+            found = await searched((plan.definition for _, plan in some), partial(ways_on, some, now_ms))
+            if not self._holds_lease(number):
                 return
-            await self._settle(chains, flight, plan)
-            if steady_s() >= until:
+            for (flight, plan), instead in zip(some, found, strict=False):
+                self._settle(chains, flight, plan, instead)
+            waiting = waiting[len(found) :]
+            await asyncio.sleep(0)  # after an outage there are many, and leases are renewed on the same loop
+            if waiting and steady_s() >= until:
                 chains.asks = True  # the rest after the other partitions
                 return
-            if done % SETTLED_AT_ONCE == 0:
-                await asyncio.sleep(0)  # after an outage there are many, and leases are renewed on the same loop
+
+    def _holds_lease(self, number: int) -> bool:
+        """By a clock that has jumped an hour of planned runs was missed. Whoever owns it next decides."""
+        partition = self._owned.get(number)
+        return partition is not None and partition.holds_lease
 
     async def _ask_for_ends(
         self, number: int, chains: Chains, doubts: list[tuple[Flight, Plan]]
     ) -> list[tuple[Flight, Plan]]:
         """Is the run before over? Those for which it is."""
-        free = []
+        free: list[tuple[Flight, Plan]] = []
+        behind: list[tuple[Flight, Plan]] = []
         links = [plan.link for _, plan in doubts if plan.link is not None]
         ends = await schedules.over(self._store, number, [link.state.last for link in links])
         names = [plan.definition.name for _, plan in doubts if plan.link is not None and plan.definition is not None]
@@ -207,24 +216,27 @@ class Planner:
             elif link.state.is_behind(link.planned_ms):
                 continue  # it was due before the other began, and goes when that is over
             elif definition.overlap_rule.word == "skip" and not plan.waits_for_end:
-                next_ms, state = await searched((definition,), partial(after_overlap, definition, link))
-                self._note_not_run(link.state.not_run, state.not_run)
-                log.info("schedule %s: %s is skipped, the run before it is not over", definition.name, flight.id,
-                         extra={"task": flight.id, "schedule": definition.name})  # fmt: skip
-                plan.skip(next_ms, state)
-                self._release(chains, flight)
+                behind.append((flight, plan))
             else:
                 plan.waited = True
+        await self._skip_all(chains, behind)
         return free
 
-    async def _settle(self, chains: Chains, flight: Flight, plan: Plan) -> None:
-        """Nothing of the same schedule runs: is it still its time?"""
-        definition, link = plan.definition, plan.link
-        assert definition is not None
-        assert link is not None
-        now_ms = self._clock.now_ms()
-        late = now_ms - flight.place_ms > definition.grace_ms and not plan.waited
-        instead = await searched((definition,), lambda: _instead(definition, link, now_ms, late=late))
+    async def _skip_all(self, chains: Chains, behind: Sequence[tuple[Flight, Plan]]) -> None:
+        """The runs before are not over. Of some it takes time to tell where their chains go on: those wait aside."""
+        some = sorted(behind, key=_may_be_long)
+        found = await searched((plan.definition for _, plan in some), partial(ways_past, some))
+        for (flight, plan), (next_ms, state) in zip(some, found, strict=False):
+            definition, link = plan.known
+            self._note_not_run(link.state.not_run, state.not_run)
+            log.info("schedule %s: %s is skipped, the run before it is not over", definition.name, flight.id,
+                     extra={"task": flight.id, "schedule": definition.name})  # fmt: skip
+            plan.skip(next_ms, state)
+            self._release(chains, flight)
+        chains.asks = chains.asks or len(found) < len(some)
+
+    def _settle(self, chains: Chains, flight: Flight, plan: Plan, instead: tuple[int | None, State] | None) -> None:
+        definition, link = plan.known
         if instead is None:
             plan.run()
         else:
@@ -308,9 +320,5 @@ class Planner:
         return 1
 
 
-def _instead(definition: Definition, link: Link, now_ms: int, *, late: bool) -> tuple[int | None, State] | None:
-    """Where a chain goes on without this occurrence; None: it is its time."""
-    moved_ms = moved_by_end(definition, link)
-    if moved_ms is not None:
-        return moved_ms, link.state
-    return after_misfire(definition, link, now_ms) if late else None
+def _may_be_long(one: tuple[Flight, Plan]) -> bool:
+    return may_be_long(one[1].definition)

@@ -4,10 +4,11 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from ..model.chain import Link, moved_by_rules
-from ..model.clock import steady_s
+from ..model.chain import Link, State, after_misfire, after_overlap, moved_by_end, moved_by_rules
 from ..model.schedule import Definition
+from ..store.searches import found_in_time
 from .chains import APART, Occurrence, Plan
+from .flight import Flight
 
 log = logging.getLogger("mainspring.engine")
 
@@ -21,24 +22,33 @@ def fits(known: "Known | None", occurrence: Occurrence) -> bool:
     return known is not None and known[1] is not None and (known[1].generation, known[1].planned_ms) == occurrence[1:]
 
 
-def may_take_long(work: "tuple[bytes, Known | None, Occurrence | None]") -> bool:
-    definition = None if work[1] is None else work[1][0]
-    return definition is not None and bool(definition.exclude)
-
-
 def plans_of(work: "Sequence[tuple[Known | None, Occurrence | None]]", now_ms: int) -> list[Plan]:
     """Of the first of these, as far as the time goes; of one at the least."""
-    plans, until = [], steady_s() + PLANNING_S
-    for known, occurrence in work:
-        plans.append(_plan_of(known, occurrence, now_ms))
-        if steady_s() >= until:
-            break
-    return plans
+    return found_in_time(work, lambda one: _plan_of(*one, now_ms), PLANNING_S)
+
+
+def ways_on(waiting: "Sequence[tuple[Flight, Plan]]", now_ms: int) -> list[tuple[int | None, State] | None]:
+    """Of the first of these likewise: where their chains go on without them; None: it is their time."""
+    return found_in_time(waiting, lambda one: _way_on(*one, now_ms), PLANNING_S)
+
+
+def ways_past(behind: "Sequence[tuple[Flight, Plan]]") -> list[tuple[int | None, State]]:
+    """Of the first of these likewise, where the run before is not over: where their chains go on."""
+    return found_in_time(behind, lambda one: after_overlap(*one[1].known), PLANNING_S)
 
 
 def pass_by(plans: Sequence[Plan], now_ms: int) -> None:
     for plan in plans:
         plan.pass_by(now_ms)
+
+
+def _way_on(flight: Flight, plan: Plan, now_ms: int) -> tuple[int | None, State] | None:
+    definition, link = plan.known
+    moved_ms = moved_by_end(definition, link)
+    if moved_ms is not None:
+        return moved_ms, link.state
+    late = now_ms - flight.place_ms > definition.grace_ms and not plan.waited
+    return after_misfire(definition, link, now_ms) if late else None
 
 
 def _plan_of(known: "Known | None", occurrence: Occurrence | None, now_ms: int) -> Plan:
