@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Final, cast
 
 from .model.errors import InvalidInput, MainspringError
+from .model.payload import to_json
 from .model.task import Handle, PutSummary, Task
 from .store.codec import HEADER_BYTES
 from .store.durable import SERVER, Durability
@@ -14,6 +15,13 @@ from .store.put import AddressTexts, Places
 BATCH: Final = 16_384
 """Tasks that travel together in a bulk put: the more, the more of them share a slice, which costs the server less.
 To make them ready keeps the loop for about 20 ms."""
+
+BATCH_BYTES: Final = 8 * 1024 * 1024
+"""And their payloads take no more than this, about: more would keep the loop and the connection for long."""
+
+_AT_ONCE: Final = 256
+_LOOKED_AT: Final = 32
+"""Of so many tasks that are taken at once one is looked at."""
 
 
 class Tally:
@@ -77,21 +85,50 @@ def handles_of(
 
 
 async def batches(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[list[Task]]:
+    batch: list[Task] = []
+    size = 0
+    async for some in _by_few(tasks):
+        batch += checked(some)
+        size += payload_bytes(some)
+        if len(batch) >= BATCH or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+async def _by_few(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[list[Task]]:
     if isinstance(tasks, Iterable):
         rest = iter(tasks)
-        while some := list(islice(rest, BATCH)):
-            yield checked(some)
+        while some := list(islice(rest, _AT_ONCE)):
+            yield some
         return
     if not isinstance(tasks, AsyncIterable):
         raise InvalidInput(f"put_many takes an iterable of Task objects; this is a {type(tasks).__name__}")
     some = []
     async for task in tasks:
         some.append(task)
-        if len(some) == BATCH:
-            yield checked(some)
+        if len(some) == _AT_ONCE:
+            yield some
             some = []
     if some:
-        yield checked(some)
+        yield some
+
+
+def payload_bytes(tasks: list[Task]) -> int:
+    """What their payloads take, by the look of some."""
+    some = tasks[::_LOOKED_AT]
+    return sum(map(_payload_bytes, some)) * len(tasks) // len(some)
+
+
+def _payload_bytes(task: Task) -> int:
+    payload = task.payload
+    if isinstance(payload, str | bytes | bytearray | memoryview):
+        return len(payload)
+    try:
+        return len(to_json(payload))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return 0  # wrong, which is told where it is encoded
 
 
 def checked(tasks: list[Task]) -> list[Task]:

@@ -68,6 +68,8 @@ class Config:
     lease_s: float = 5.0
     look_ahead: int = 200_000
     """Tasks held in memory at most."""
+    look_ahead_bytes: int = 256 * 1024 * 1024
+    """What they take at most, about: fewer are held where they are large."""
     horizon_s: float = 5.0
     """How long before its due time a task is read."""
     shutdown_timeout_s: float = 25.0
@@ -297,6 +299,7 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("concurrency", 1, 10_000_000),
     ("worker_concurrency", 1, 10_000),
     ("look_ahead", 100, 100_000_000),
+    ("look_ahead_bytes", 1024 * 1024, 2**40),
     ("horizon_s", 0.1, 300),
     ("shutdown_timeout_s", 0, 3600),
     ("port", 0, 65535),

@@ -11,7 +11,7 @@ def engine_options(config: Config, name: str) -> EngineOptions:
         node=name,
         lease_s=config.lease_s,
         concurrency=config.concurrency,
-        reach=Reach(tasks=config.look_ahead, horizon_ms=int(config.horizon_s * 1000)),
+        reach=Reach(config.look_ahead, config.look_ahead_bytes, int(config.horizon_s * 1000)),
         retry=config.retry,
         target_retries=config.targets.retries(),
         lane_policy=config.lane_policy,

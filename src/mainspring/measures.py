@@ -99,7 +99,7 @@ def _ownership(node: Node, engine: Engine) -> Iterator[Family]:
         "partitions_waited_for": ("Planned for this node, but another still has them.", len(keeper.waiting)),
         "in_flight": ("Tasks handed to sinks and not answered.", engine.deliveries.in_flight),
         "look_ahead": ("Tasks held in memory until they are due.", engine.lookahead.held),
-        "look_ahead_limit": ("The most that look-ahead may hold.", engine.options.reach.tasks),
+        "look_ahead_limit": ("The most that look-ahead may hold.", engine.lookahead.room.tasks),
         "breakers_open": ("Receivers that are not sent to, because they kept failing.", breakers),
     }
     for name, (text, value) in now.items():

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, cast
 
-from .bulk import BATCH, Tally, batches, checked, handles_of
+from .bulk import BATCH, BATCH_BYTES, Tally, batches, checked, handles_of, payload_bytes
 from .model.errors import InvalidInput, MainspringError, NotConfirmed
 from .model.task import Handle, OnConflict, PutSummary, Task
 from .store.durable import SERVER, Durability, check_durability
@@ -45,7 +45,7 @@ class Puts:
         """Schedule any number of tasks in bulk. A wrong task stops the call; batches before it are stored.
 
         An error says how many are `stored` all the same, and has their handles: where `handles` are asked for those of
-        all, else those of the last batch (16,384 tasks), which is the only one that can be stored in part.
+        all, else those of the last batch (at most 16,384 tasks), which is the only one that can be stored in part.
         """
         if on_conflict not in _CONFLICTS:
             raise InvalidInput(f"on_conflict {on_conflict!r}: use one of {', '.join(_CONFLICTS)}")
@@ -63,9 +63,9 @@ class Puts:
     async def _put_all(
         self, tasks: Iterable[Task] | AsyncIterable[Task], on_conflict: OnConflict, tally: Tally, report: Progress
     ) -> None:
-        if isinstance(tasks, list) and len(tasks) <= BATCH:
+        if isinstance(tasks, list) and _is_one_batch(tasks):
             if tasks:
-                await self._prepare(checked(tasks), on_conflict, tally)()
+                await self._prepare(tasks, on_conflict, tally)()
             report(tally.accepted)
             return
         writing: asyncio.Task[None] | None = None
@@ -130,6 +130,10 @@ class Puts:
             await named.put(with_ids, handles, on_conflict, now_ms, level, wait_s=self._wait_s)
         if shortfall is not None:
             raise shortfall
+
+
+def _is_one_batch(tasks: list[Task]) -> bool:
+    return len(tasks) <= BATCH and (not tasks or payload_bytes(checked(tasks)) <= BATCH_BYTES)
 
 
 def _silent(stored: int) -> None:

@@ -143,6 +143,7 @@ SETTINGS: Final = {
     "concurrency": Setting("concurrency", _whole),
     "lease": Setting("lease_s", _seconds),
     "look_ahead": Setting("look_ahead", _whole),
+    "look_ahead_bytes": Setting("look_ahead_bytes", _whole),
     "horizon": Setting("horizon_s", _seconds),
     "shutdown_timeout": Setting("shutdown_timeout_s", _seconds),
     "data_dir": Setting("data_dir", _path),

@@ -148,6 +148,28 @@ async def test_a_slice_larger_than_memory_fires_whole_and_in_order(
     assert (await balance(store)).done == count + 1
 
 
+@pytest.mark.parametrize("lanes", [0, 5])
+async def test_large_tasks_take_no_more_memory_than_many_small_ones(tickers: Tickers, store: Store, lanes: int) -> None:
+    most_bytes, size, count = 2 * 2**20, 8_000, 2_000
+    ticker = await tickers(options=EngineOptions(reach=Reach(bytes=most_bytes)))
+    due_ms = ticker.clock.now_ms() // 1000 * 1000 + 5_000
+    await ticker.client.put_many(
+        Task("log:", f"{n:0{size}}", at=due_ms + n * 7919 % 1000, lane=str(n % lanes) if lanes else None)
+        for n in range(count)
+    )
+    ticker.clock.set(due_ms - 50)
+    fired: list[Delivery] = []
+    for _ in range(40):
+        fired += await ticker.turn()
+        held = sum(one.waiting + one.lanes.behind for one in ticker.engine.owned.values())
+        assert held * size < most_bytes * (4 if lanes else 2), "in lanes twice as many may wait besides"
+        ticker.clock.advance(ms=50)
+    assert sorted(int(one.value()[-4:]) for one in fired) == list(range(count))
+    for lane in map(str, range(lanes)):
+        dues_ms = [one.due_ms for one in fired if one.lane == lane]
+        assert dues_ms == sorted(dues_ms)
+
+
 @pytest.mark.parametrize("reach_tasks", [50, 100_000])
 async def test_an_hour_slice_is_held_a_window_at_a_time(tickers: Tickers, store: Store, reach_tasks: int) -> None:
     ticker = await tickers(options=EngineOptions(reach=Reach(tasks=reach_tasks)))

@@ -24,8 +24,8 @@ class LiveSlice:
     __slots__ = (
         "bits", "cursor", "deferred", "finished", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules",
         "held", "high", "inherited", "kept", "keys", "low", "name", "namespace", "occurrences", "out", "pace",
-        "partition", "passes", "proven", "queue", "seen", "sieve", "sift", "slice", "suspended", "tail", "tail_index",
-        "unread",
+        "partition", "passes", "proven", "queue", "read_bytes", "read_rows", "seen", "sieve", "sift", "slice",
+        "suspended", "tail", "tail_index", "unread",
     )  # fmt: skip
 
     def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:
@@ -54,6 +54,8 @@ class LiveSlice:
         self.passes = 0
         self.unread = True
         """There may be rows on the server that were not read."""
+        self.read_rows = self.read_bytes = 0
+        """Of all passes together, without what is left of cancelled tasks: that takes next to nothing."""
         self.out = 0
         """Rows that were fired and are not settled."""
         self.finished = 0
@@ -95,6 +97,10 @@ class LiveSlice:
         if rows and self.cursor > self.tail_index:
             self.tail, self.tail_index = header(rows[-1]), self.cursor - 1
         self.bits.grow(self.cursor)
+        sizes = list(map(len, rows))
+        whole = sizes if not sizes or min(sizes) > HEADER_BYTES else [size for size in sizes if size > HEADER_BYTES]
+        self.read_rows += len(whole)
+        self.read_bytes += sum(whole)
         try:
             flags = set(map(_FLAGS, rows))
         except IndexError:  # an entry shorter than its flags: cancelled, or damaged
@@ -110,7 +116,7 @@ class LiveSlice:
         # Offsets come first in an entry: the largest entry has the largest.
         least, latest = (_offset(min(rows)), _offset(max(rows))) if plain else (0, 0)
         queue.rows += rows
-        if plain and latest < self.slice.width_ms and min(map(len, rows)) > HEADER_BYTES:
+        if plain and latest < self.slice.width_ms and len(whole) == len(rows):
             if self.high == END and not any(flag & SCHEDULED for flag in flags) and not queue.keeps_order(len(rows)):
                 queue.add_fresh(first, least, latest)
                 return len(rows)
@@ -217,6 +223,11 @@ class LiveSlice:
         return min(self.bits.done_from_start, self.tail_index + 1)
 
     # -- firing ------------------------------------------------------------------------------------
+
+    @property
+    def row_bytes(self) -> float:
+        """What a row takes, as far as is known; 0 before the first is read."""
+        return self.read_bytes / self.read_rows if self.read_rows else 0.0
 
     @property
     def waiting(self) -> int:

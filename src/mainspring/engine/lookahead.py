@@ -10,11 +10,12 @@ from ..model.hold import CATCH_UP
 from ..store import read
 from ..store.listing import Listed
 from ..store.store import Store
-from . import lane_window, slice_reader
+from . import lane_window
 from .hold_watch import LANES_SOON_S, HoldWatch
 from .live import LiveSlice
 from .partition import Partition
 from .reach import Reach
+from .room import Room
 from .slice_reader import SliceReader
 
 log = logging.getLogger("mainspring.engine")
@@ -58,7 +59,8 @@ class LookAhead:
         self._woken: set[int] = set()
         self._next_poll_ms = 0
         self._poll_ms = reach.idle_poll_ms
-        self._reader = SliceReader(store, owned, reach, fire)
+        self.room = Room(reach, owned)
+        self._reader = SliceReader(store, owned, self.room, fire)
         self._window_ms = WINDOW_MS
         self._listed: list[Partition] = []
         """Partitions listed in this round that wait for it."""
@@ -73,7 +75,7 @@ class LookAhead:
         moved away, but perhaps not as fast as others come."""
         behind = sum(partition.lanes.behind for partition in self._owned.values())
         waiting = sum(partition.waiting for partition in self._owned.values())
-        return waiting + max(0, behind - MOST_IN_LANES * self._reach.tasks)
+        return waiting + max(0, behind - MOST_IN_LANES * self.room.tasks)
 
     def woken(self, partition: int) -> None:
         """A put with a near due time went to this partition."""
@@ -86,6 +88,7 @@ class LookAhead:
     async def step(self) -> float:
         """One round: find out what came, list slices, read. Returns the seconds until the next is needed."""
         now_ms = self._store.clock.now_ms()
+        self.room.measure()
         self._look_at_lanes()
         failure = await self._holds.free_lanes() if self._is_time_to_poll(now_ms) or self._woken else None
         failure = await self._holds.open_ended() or failure
@@ -112,7 +115,7 @@ class LookAhead:
 
     def _look_at_lanes(self) -> None:
         """Those that wait for their turn in lanes do not count as what was read ahead, but have a bound too."""
-        full = sum(partition.lanes.behind for partition in self._owned.values()) > self._reach.tasks
+        full = sum(partition.lanes.behind for partition in self._owned.values()) > self.room.tasks
         for partition in self._owned.values():
             partition.lanes.fill(full=full)
 
@@ -138,7 +141,7 @@ class LookAhead:
             elif count != partition.accepted_seen:
                 partition.accepted_seen = self.accepted[partition.number] = count
                 partition.needs_listing = changed = True
-        if self.held < self._reach.tasks // 4:
+        if self.held < self.room.tasks // 4:
             self._window_ms = min(WINDOW_MS, self._window_ms * 2)
         self._poll_ms = self._reach.poll_ms if changed else min(self._poll_ms * 2, self._reach.idle_poll_ms)
         self._next_poll_ms = now_ms + self._poll_ms
@@ -227,16 +230,17 @@ class LookAhead:
         wanted.sort(key=_by_start)
         held = self.held if wanted else 0
         # Little room is no room: in a backlog every tick frees some, and reading a few rows at a time costs most.
-        least = self._reach.tasks // 8
-        if held > self._reach.tasks - least:
+        most = self.room.tasks
+        least = most // 8
+        if held > most - least:
             self._make_room(now_ms)
             held = self.held
-        room = self._reach.tasks - held
+        room = most - held
         chunks = self._chunks(wanted, room if room >= least else 0)
         self.hungry = paced or len(chunks) < min(len(wanted), self._reader.at_once)
         if not chunks:
             return False
-        await self._reader.fetch(chunks, until_ms, full=held >= self._reach.tasks)
+        await self._reader.fetch(chunks, until_ms, full=held >= most)
         return True
 
     def _has_enough_of(self, live: LiveSlice, partition: Partition, now_ms: int) -> bool:
@@ -264,19 +268,19 @@ class LookAhead:
                 live.trim_after(now_ms + self._window_ms)
 
     def _chunks(self, wanted: list[LiveSlice], room: int) -> list[tuple[LiveSlice, read.Chunk]]:
-        rows_each = self._reader.rows_each(len(wanted))
         chunks: list[tuple[LiveSlice, read.Chunk]] = []
         for live in wanted:
             if len(chunks) == self._reader.at_once:
                 break
-            count = min(rows_each, room)
+            rows = self._reader.rows_of(live, len(wanted))
+            count = min(rows, room)
             if live.pace is not None and self._owned[live.partition].is_paced(live):
                 count = min(count, PACED_ROWS)
             # A lane's task waits until all that started before it is read: such slices are read to their end even
             # when there is no room. Rows that do not fit are let go again.
             blocked = self._owned[live.partition].blocked_ms >= live.slice.start_ms
             if count <= 0 and (blocked or live.blocks_its_lane):
-                count = slice_reader.CHUNK_ROWS
+                count = rows
             if count > 0:
                 room -= count
                 overlap = int(0 <= live.tail_index == live.cursor - 1)

@@ -14,7 +14,7 @@ from ..store.store import Store
 from . import lane_window
 from .live import LiveSlice
 from .partition import Partition
-from .reach import Reach
+from .room import Room
 
 log = logging.getLogger("mainspring.engine")
 
@@ -23,6 +23,13 @@ CHUNK_ROWS: Final = 1_000
 
 ROWS_AT_ONCE: Final = 2_000
 """Where a round brings more, the next asks fewer slices: a tick may stand behind it on the same connection."""
+CHUNK_BYTES: Final = 512 * 1024
+"""And so much at most, about, by the rows of the slice that were read before."""
+
+FIRST_ROWS: Final = (64, 16)
+"""Of a slice of which nothing is known so few are read first: its rows may be large. Fewer where many slices are read
+at once."""
+
 STINT_S: Final = 0.002
 """So long rows are taken in before what is due has its turn on the loop."""
 CHUNKS_AT_ONCE: Final = (32, 512)
@@ -35,20 +42,23 @@ LANE_WINDOW: Final = 64
 class SliceReader:
     """One for all partitions of a node."""
 
-    def __init__(self, store: Store, owned: dict[int, Partition], reach: Reach, fire: Callable[[], None]) -> None:
+    def __init__(self, store: Store, owned: dict[int, Partition], room: Room, fire: Callable[[], None]) -> None:
         self._store = store
         self._owned = owned
-        self._reach = reach
+        self._room = room
         self._fire = fire
         self._stint = Stint(STINT_S)
         self.at_once = CHUNKS_AT_ONCE[0]
         """Slices that are read together: by what the last ones brought."""
 
-    def rows_each(self, slices: int) -> int:
-        """How many rows each of so many slices may bring."""
+    def rows_of(self, live: LiveSlice, slices: int) -> int:
+        """How many rows a slice may bring, where so many are to be read."""
         few = CHUNKS_AT_ONCE[0]
         # Few slices may be long ones: only where there are many does each get less.
-        return max(1, CHUNK_ROWS * few // max(few, min(self.at_once, slices)))
+        together = max(few, min(self.at_once, slices))
+        most, least = FIRST_ROWS
+        known = CHUNK_BYTES // int(live.row_bytes) if live.read_rows else max(least, most * few // together)
+        return max(1, min(CHUNK_ROWS * few // together, known))
 
     async def fetch(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int, *, full: bool) -> None:
         answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
@@ -114,13 +124,13 @@ class SliceReader:
         live.absorb(answer.rows)
         # Half of the room is the most that one slice may take; past that only its earliest rows are held. A slice
         # that is read although there is no room keeps what the next tick can use.
-        most = max(self._reach.tasks // 2, 1)
+        most = max(self._room.tasks // 2, 1)
         if full:
-            most = min(most, max(CHUNK_ROWS, self._reach.tasks // 8))
+            most = min(most, max(self.rows_of(live, 1), self._room.tasks // 8))
         partition = self._owned.get(live.partition)
         if live.slice.is_hold and live.has_lanes and partition is not None:
             # Tasks of one lane: they leave one at a time, and many lanes may be about to go on.
-            lane_window.trim(partition, live, max(self._reach.tasks // 64, LANE_WINDOW))
+            lane_window.trim(partition, live, max(self._room.tasks // 64, LANE_WINDOW))
         elif live.waiting > most:
             live.trim(most // 2 + 1)
         if partition is not None:
