@@ -24,5 +24,5 @@ class Pace:
         return max(0.0, self._began + gap - time.monotonic())
 
 
-_GAPS_S: Final = ((2_000.0, 0.001), (15_000.0, 0.002), (25_000.0, 0.005), (inf, 0.010))
+_GAPS_S: Final = ((2_000.0, 0.001), (15_000.0, 0.0015), (25_000.0, 0.005), (inf, 0.010))
 """Up to so many tasks a second, a tick at most every so many seconds; see docs/decisions/0022."""
