@@ -1,7 +1,9 @@
 """One namespace on its servers: routing by partition, scripts, and what may be repeated without asking."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import hiredis
@@ -17,6 +19,8 @@ from .sender import Group, Replies, Results, Sender
 from .wire import Command
 
 __all__ = ["DEFAULT_PARTITIONS", "FORMAT", "Group", "Replies", "Store", "error_of"]
+
+log = logging.getLogger("mainspring.store")
 
 FORMAT: Final = 1
 DEFAULT_PARTITIONS: Final = 32
@@ -185,6 +189,10 @@ def _as_result(commands: list[Command], result: Replies | StoreError) -> Replies
         return result
     for command, reply in zip(commands, result, strict=True):
         if isinstance(reply, hiredis.ReplyError):
+            if command[0] == "SPUBLISH" and commands[0][0] != "SPUBLISH":
+                # What it tells of is done. As a failure it would be done once more.
+                _tell_unheard(str(reply))
+                continue
             return error_of(reply)
         # Only a transaction nests errors; other lists may be long and are not looked through.
         if command[0] == "EXEC":
@@ -192,6 +200,17 @@ def _as_result(commands: list[Command], result: Replies | StoreError) -> Replies
                 if isinstance(inner, hiredis.ReplyError):
                     return error_of(inner)
     return result
+
+
+@lru_cache(maxsize=64)
+def _tell_unheard(refusal: str) -> None:
+    """Once each: this comes with every call."""
+    if refusal.startswith("NOPERM"):
+        log.warning(
+            "nodes and workers cannot be called (%s): they find what is due by looking, and may be late. Give the user"
+            " the channels that `mainspring acl` prints",
+            refusal,
+        )
 
 
 def error_of(reply: hiredis.ReplyError) -> StoreError:
