@@ -187,7 +187,7 @@ class Client(Puts, Listings, Letters, Results, Standstills):
         store, intake, _, finder = self._ready()
         if (at is None) == (after is None):
             raise InvalidInput("give either at or after")
-        now_ms = store.clock.now_ms()
+        now_ms = await store.fresh_ms()
         due_ms = instant_ms(at) if at is not None else now_ms + delay_ms(cast("Delay", after))
         check_horizon(due_ms, now_ms)
         reference = self._reference(id, lane)

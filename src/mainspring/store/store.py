@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import hiredis
 
-from ..model.clock import Clock, ServerClock
+from ..model.clock import OLD_S, Clock, ServerClock
 from ..model.errors import InvalidInput, NotConfirmed, OutOfMemory, Refused, StoreError, WrongFormat
 from .durable import SERVER, Durability
 from .keys import Keyspace, check_namespace, meta_key, slot_of
@@ -46,6 +47,7 @@ class Store:
         self.keys = keyspace
         self.clock = clock
         self.scripts = Scripts(clock)
+        self._ask_from_s = 0.0
         self._sender = Sender(links, self.scripts, patience_s=patience_s, timeout_s=timeout_s)
 
     @classmethod
@@ -96,6 +98,15 @@ class Store:
             [reply] = await self.links.for_slot(0).pipeline([("TIME",)])
             seconds, micros = _checked(reply)
             self.clock.sample(int(seconds) * 1_000_000 + int(micros))
+        return self.clock.now_ms()
+
+    async def fresh_ms(self) -> int:
+        """The server's time, for a delay to be counted from: asked for again where nobody has done so lately.
+
+        Where it cannot be asked the estimate has to do; whatever the time is wanted for will tell of that.
+        """
+        if self.clock.old and time.monotonic() >= self._ask_from_s and not await self.reachable():
+            self._ask_from_s = time.monotonic() + OLD_S  # in a cluster others may answer: do not hold them up
         return self.clock.now_ms()
 
     async def reachable(self) -> bool:
