@@ -65,6 +65,8 @@ class Client(Puts, Listings, Letters, Results, Standstills):
                 raise InvalidInput(f"{name} is {number!r}; give a number from 0 on")
         if options is not None and not isinstance(options, LinkOptions):
             raise InvalidInput(f"options is a {type(options).__name__}; give LinkOptions")
+        if clock is not None and not callable(getattr(clock, "now_ms", None)):
+            raise InvalidInput(f"clock is a {type(clock).__name__}; give a ManualClock, or leave it out")
         self._wait_s = wait_s
         self._dedupe_ms = delay_ms(dedupe_window, field="dedupe_window")
         self._max_payload_bytes = max_payload_bytes
@@ -187,7 +189,7 @@ class Client(Puts, Listings, Letters, Results, Standstills):
         store, intake, _, finder = self._ready()
         if (at is None) == (after is None):
             raise InvalidInput("give either at or after")
-        now_ms = store.clock.now_ms()
+        now_ms = await store.fresh_ms()
         due_ms = instant_ms(at) if at is not None else now_ms + delay_ms(cast("Delay", after))
         check_horizon(due_ms, now_ms)
         reference = self._reference(id, lane)

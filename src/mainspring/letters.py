@@ -93,7 +93,7 @@ class Letters:
         It keeps the idempotency key of its first life unless `new_key`. A task of the same id that is not over is
         never overwritten: the answer is then "conflict".
         """
-        due_ms = self._due_ms(at, after)
+        due_ms = await self._due_ms(at, after)
         kept = await self._find(id, lane)
         if kept is None:
             return Replayed(id, "unknown", None, "there is no dead letter with this id")
@@ -125,7 +125,7 @@ class Letters:
         """
         where = _filter(target, lane, reason, died_after, died_before)
         where = await self._so_far(where)
-        start_ms = None if at is None and after is None else self._due_ms(at, after)
+        start_ms = None if at is None and after is None else await self._due_ms(at, after)
         pace = _Pace(self.store.clock, start_ms, _checked_rate(rate), sleep)
         summary = ReplaySummary(dry_run)
         replayer = self._replayer()
@@ -201,10 +201,10 @@ class Letters:
         reference = Reference.parse(id, lane, len(self.store.keys))
         return await dead.find_letter(self.store, reference)
 
-    def _due_ms(self, at: When | None, after: Delay | None) -> int:
+    async def _due_ms(self, at: When | None, after: Delay | None) -> int:
         if at is not None and after is not None:
             raise InvalidInput("both at and after are given; say one of them")
-        now_ms = self.store.clock.now_ms()
+        now_ms = await self.store.fresh_ms()
         due_ms = instant_ms(at) if at is not None else now_ms + (0 if after is None else delay_ms(after))
         check_horizon(due_ms, now_ms)
         return due_ms

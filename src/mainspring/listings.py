@@ -63,13 +63,16 @@ class Listings:
         if place is not None:
             from_ms = max(from_ms, place[0])
         chosen = TaskFilter(state, target, lane, allowed)
+        await self.store.fresh_ms()
         return await query.page(self.store, from_ms=from_ms, to_ms=to_ms, after=place, limit=limit, where=chosen)
 
     async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
         """How many tasks are pending, in all or due in a range (there the edges may be estimates)."""
         if after is None and before is None:
             return await query.count_all(self.store)
-        return await query.count_between(self.store, *_range(after, before))
+        chosen = _range(after, before)
+        await self.store.fresh_ms()
+        return await query.count_between(self.store, *chosen)
 
 
 def _cursor(parse: Callable[[str], P], text: str | None) -> P | None:

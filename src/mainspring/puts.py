@@ -63,14 +63,17 @@ class Puts:
     async def _put_all(
         self, tasks: Iterable[Task] | AsyncIterable[Task], on_conflict: OnConflict, tally: Tally, report: Progress
     ) -> None:
+        store, _, _, _ = self._ready()
         if isinstance(tasks, list) and _is_one_batch(tasks):
             if tasks:
+                await store.fresh_ms()
                 await self._prepare(tasks, on_conflict, tally)()
             report(tally.accepted)
             return
         writing: asyncio.Task[None] | None = None
         try:
             async for some in batches(tasks):
+                await store.fresh_ms()
                 # The next batch is made ready while the server works on this one.
                 write = self._prepare(some, on_conflict, tally)
                 if writing is not None:

@@ -39,7 +39,7 @@ class RunsBeside:
         """Run it now, whatever its times say and also while it is paused. Its planned runs stay as they are."""
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         definition = self._current(name, seen)
-        now_ms = self._store.clock.now_ms()
+        now_ms = await self._store.fresh_ms()
         due_ms = now_ms + (0 if after is None else delay_ms(after))
         task_id = f"{name}@{instant_text(due_ms)}!{secrets.token_hex(3)}"
         await self._put_apart(seen.partition, definition, [(task_id, due_ms, due_ms)], now_ms)
@@ -67,7 +67,7 @@ class RunsBeside:
         start_ms, end_ms = (local_ms(one, definition.zone, field) for one, field in ((start, "start"), (end, "end")))
         if end_ms < start_ms:
             raise InvalidInput("the end of the range lies before its start")
-        now_ms = self._store.clock.now_ms()
+        now_ms = await self._store.fresh_ms()
         # What the chain has before it is its own.
         until_ms = min(end_ms, now_ms + 1)
         if seen.link is not None and seen.link.planned_ms:

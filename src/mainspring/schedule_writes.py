@@ -50,7 +50,7 @@ class Writer:
         todo = list(makes)
         for attempt in range(_TRIES):
             seen = await with_called_off(self._store, await kept.see(self._store, todo))
-            now_ms = self._store.clock.now_ms()
+            now_ms = await self._store.fresh_ms()
             wanted: dict[str, Seen] = {}
             for name, one in zip(todo, seen, strict=True):
                 if name in unsure and one.definition == unsure[name]:

@@ -78,7 +78,7 @@ class Schedules(RunsBeside):
     ) -> list[tuple[ScheduleView, AddOutcome]]:
         outcomes: dict[str, AddOutcome] = {}
         wanted = {definition.name: definition for definition in definitions}
-        now_ms = self._store.clock.now_ms()  # one for all: schedules that say the same share the answer
+        now_ms = await self._store.fresh_ms()  # one for all: schedules that say the same share the answer
         # In a thread: some times are hard to find, and a node that is asked must go on firing.
         await asyncio.to_thread(lambda: [check_definition(one, now_ms) for one in definitions])
 
@@ -188,7 +188,7 @@ class Schedules(RunsBeside):
         found: dict[str, ScheduleView] = {}
         for first in range(0, len(names), AT_ONCE):
             some = names[first : first + AT_ONCE]
-            now_ms = self._store.clock.now_ms()
+            now_ms = await self._store.fresh_ms()
             there = await kept.see(self._store, [check_schedule_name(name) for name in some])
             views = await _views(await with_ends(self._store, there), now_ms)
             found |= {view.name: view for view in views}
@@ -226,7 +226,7 @@ class Schedules(RunsBeside):
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         current = self._current(name, seen)
         edited = check_runs_left(edited_by(current, fields), _runs(seen))
-        await asyncio.to_thread(check_definition, edited, self._store.clock.now_ms())  # as in `_add_some`
+        await asyncio.to_thread(check_definition, edited, await self._store.fresh_ms())  # as in `_add_some`
         return told_changes(current, edited)
 
     # -- many (last: from here on `list` is a method) ------------------------------------------------------
@@ -237,7 +237,7 @@ class Schedules(RunsBeside):
         found: list[ScheduleView] = []
         while partition < len(self._store.keys) and len(found) < limit:
             place, page = await kept.page(self._store, partition, place, count=limit)
-            found += await _views(await with_ends(self._store, page), self._store.clock.now_ms())
+            found += await _views(await with_ends(self._store, page), await self._store.fresh_ms())
             partition += not place
         return SchedulePage(found, f"{partition}.{place}" if partition < len(self._store.keys) else None)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mainspring.client import Client
+from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.testing.servers import Cluster, Kind, Server, missing, standalone, wait_until
 
@@ -57,6 +59,26 @@ def test_that_user_cannot_configure_the_server_nor_leave_its_namespace(server: S
     for line in ("CONFIG GET save", "DEBUG SLEEP 0", "FLUSHALL", "KEYS *", "GET other", "GET {shopping}:meta"):
         assert b"permission" in server.call("ACL", "DRYRUN", USER, *line.split()), line
     assert server.call("ACL", "DRYRUN", USER, "GET", "{shop}:meta") == b"OK"
+
+
+async def test_what_nobody_may_be_told_of_is_done_all_the_same(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The usual user of Redis 7 has no channels. A put that failed for want of a wake-up was stored, and stored again
+    when it was repeated."""
+    server.call("ACL", "SETUSER", "deaf", "on", f">{SECRET}", "~*", "+@all", "resetchannels")
+    async with Client(server.url.replace("://", f"://deaf:{SECRET}@", 1)) as client:
+        assert (await client.put("log:", 1)).outcome == "created"
+        assert (await client.put("log:", 2, id="two")).outcome == "created"
+        assert (await client.put_many([Task("log:", n) for n in range(10)])).created == 10
+        later = await client.put("log:", 3, after="1h")
+        assert (await client.reschedule(later.id, after="1s")).outcome == "replaced"
+        await client.pause(target="log:")
+        assert await client.resume(target="log:")
+        assert (await client.count()).pending == 13
+    [told] = [record.getMessage() for record in caplog.records if record.name == "mainspring.store"]
+    assert "NOPERM" in told
+    assert "mainspring acl" in told
 
 
 def _examined(server: Server, folder: Path, *options: str) -> tuple[int, dict[str, dict[str, str]]]:

@@ -149,7 +149,9 @@ async def test_wrong_types_of_other_calls_are_told_too(
         await call(client)
 
 
-@pytest.mark.parametrize("option", [{"wait_s": "5"}, {"wait_s": -1}, {"max_payload_bytes": "1"}, {"options": 5}])
+@pytest.mark.parametrize(
+    "option", [{"wait_s": "5"}, {"wait_s": -1}, {"max_payload_bytes": "1"}, {"options": 5}, {"clock": 5}]
+)
 def test_wrong_options_of_a_client_are_told_where_it_is_made(option: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(option))):
         Client(**option)

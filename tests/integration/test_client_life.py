@@ -1,14 +1,18 @@
-"""Opening and closing clients: many at once, and in more than one event loop."""
+"""Opening and closing clients: many at once, in more than one event loop, and open for long."""
 
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
+from mainspring.bulk import BATCH
 from mainspring.client import Client
+from mainspring.model import clock as clock_module
+from mainspring.model.clock import ServerClock
 from mainspring.model.errors import MainspringError
+from mainspring.model.task import Handle, Task
 from mainspring.testing.servers import Server, standalone, wait_until
 
 
@@ -63,3 +67,50 @@ asyncio.run(use())
 def test_a_client_whose_loop_is_gone_can_be_closed_and_opened_again(server: Server) -> None:
     ended = subprocess.run([sys.executable, "-c", GONE, server.url], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "0\n"), ended.stderr
+
+
+def _now_ms(server: Server) -> int:
+    seconds, micros = server.call("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda client: client.put("log:", after="10s"),
+        lambda client: client.put("log:", after="10s", id="another"),
+        lambda client: client.reschedule("known", after="10s"),
+        lambda client: client.schedules.trigger("daily", after="10s"),
+    ],
+)
+async def test_delays_count_from_the_servers_time_however_long_a_client_is_open(
+    server: Server, monkeypatch: pytest.MonkeyPatch, move: Callable[[Client], Awaitable[Handle]]
+) -> None:
+    """Counted on a little too slowly for a day, its clock is 17 seconds behind: the delay would be over at once."""
+    clock = ServerClock()
+    async with Client(server.url, clock=clock) as client:
+        await client.put("log:", after="1h", id="known")
+        await client.schedules.add("daily", cron="@daily", target="log:")
+        clock.sample(_now_ms(server) * 1000 - 17_280_000)
+        steady_s = clock_module.steady_s
+        monkeypatch.setattr(clock_module, "steady_s", lambda: steady_s() + 86_400)
+        before_ms = _now_ms(server)
+        assert (await move(client)).due_ms >= before_ms + 10_000
+
+
+async def test_of_a_source_that_takes_long_each_batch_counts_from_the_servers_time(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, steady_s = ServerClock(), clock_module.steady_s
+
+    async def tasks() -> AsyncIterator[Task]:
+        for _ in range(BATCH):
+            yield Task("log:", after="10s")
+        clock.sample(_now_ms(server) * 1000 - 17_280_000)
+        monkeypatch.setattr(clock_module, "steady_s", lambda: steady_s() + 86_400)
+        yield Task("log:", after="10s")
+
+    async with Client(server.url, clock=clock) as client:
+        before_ms = _now_ms(server)
+        summary = await client.put_many(tasks(), handles=True)
+    assert all(handle.due_ms >= before_ms + 10_000 for handle in summary.handles or ())

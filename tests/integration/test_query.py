@@ -65,6 +65,42 @@ async def test_mixed_widths_are_merged_in_due_order(client: Client, clock: Manua
     assert await payloads(client, limit=50) == expected
 
 
+async def _seconds_within_a_full_hour(client: Client, clock: ManualClock) -> list[int]:
+    """Two seconds a task before the tasks of the hour, which were put earlier; all due times in order."""
+    start_ms = clock.now_ms() - clock.now_ms() % HOUR_MS + 2 * HOUR_MS
+    late = [start_ms + 1_800_000 + n for n in range(3_000)]
+    await client.put_many(Task("log:", "hour", at=at_ms) for at_ms in late)
+    clock.set(start_ms - 10)
+    near = [start_ms + n * 2_000 for n in range(120)]
+    await client.put_many(Task("null:", "second", at=at_ms) for at_ms in near)
+    return near + late
+
+
+async def test_an_hour_full_of_tasks_leaves_no_page_of_its_seconds_short(
+    client: Client, store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mainspring.store.query.SEARCHED_AT_MOST", 500)
+    due = await _seconds_within_a_full_hour(client, clock)
+    cursor = None
+    for first in range(0, 200, 50):
+        with bad_road(store) as road:
+            page = await client.list(limit=50, cursor=cursor)
+        assert [task.due_ms for task in page.tasks] == due[first : first + 50]
+        assert road.round_trips <= 6
+        reads = [command[1:3] for _, commands in road.trips for command in commands if command[0] == "LRANGE"]
+        assert len(reads) == len(set(reads))  # nothing twice
+        cursor = page.next
+
+
+async def test_a_search_goes_on_behind_an_hour_full_of_tasks_that_do_not_fit(
+    client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mainspring.store.query.SEARCHED_AT_MOST", 500)
+    due = await _seconds_within_a_full_hour(client, clock)
+    page = await client.list(limit=50, target="null:")
+    assert [task.due_ms for task in page.tasks] == due[:50]
+
+
 async def test_a_page_that_starts_within_an_hour_slice_ends(client: Client, clock: ManualClock) -> None:
     base_ms = clock.now_ms() - clock.now_ms() % HOUR_MS + 2 * HOUR_MS
     await client.put_many(Task("log:", n, at=base_ms + 1_000_000 + n * 2) for n in range(40))

@@ -116,6 +116,17 @@ async def test_two_moves_at_once_leave_one_task(ticker: Ticker) -> None:
     await balance(ticker.store)
 
 
+@pytest.mark.parametrize("task_id", ["order-7", None])
+async def test_of_many_who_move_a_task_at_once_each_succeeds(client: Client, store: Store, task_id: str | None) -> None:
+    """Nobody is told that a task is gone which somebody else has just moved."""
+    handle = await client.put("log:", after="1h", id=task_id)
+    now_ms = store.clock.now_ms()
+    moved = await asyncio.gather(*(client.reschedule(handle.id, at=now_ms + n * 60_000) for n in range(1, 41)))
+    assert {one.outcome for one in moved} == {"replaced"}
+    assert (await client.get(handle.id)).due_ms in {one.due_ms for one in moved}
+    assert (await balance(store)).pending == 1
+
+
 async def test_a_retry_that_is_moved_keeps_its_attempt_and_its_key(ticker: Ticker) -> None:
     ticker.answer("log", lambda one: Retry("no", after_ms=60_000) if ticker.deliveries == [one] else None)
     handle = await ticker.client.put("log:", after="1s", lane="a")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from mainspring.model.errors import ConfigError, InvalidInput, StoreError, Unavailable
 from mainspring.store.links import LinkOptions, Links
@@ -111,6 +113,24 @@ async def test_plain_text_to_a_tls_port_fails_clearly(server: Server) -> None:
 async def test_files_that_cannot_be_read_are_a_setting_error(server: Server, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         await Links.connect(server.url, LinkOptions(tls_ca=str(tmp_path / "none.pem")))
+
+
+async def test_a_key_without_its_certificate_is_a_mistake_not_ignored(server: Server, authority: Authority) -> None:
+    with pytest.raises(ConfigError, match="without cert"):
+        await Links.connect(server.url, LinkOptions(tls_ca=authority.ca, tls_key="client.key"))
+
+
+async def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
+    server: Server, authority: Authority, tmp_path: Path
+) -> None:
+    """OpenSSL would ask on the terminal, and the event loop stand still until somebody types."""
+    secret = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    )
+    key = tmp_path / "locked.key"
+    key.write_bytes(secret)
+    with pytest.raises(ConfigError, match="encrypted with a passphrase"):
+        await Links.connect(server.url, LinkOptions(tls_ca=authority.ca, tls_cert=authority.ca, tls_key=str(key)))
 
 
 async def test_certificates_for_a_plain_url_are_a_mistake_not_ignored(authority: Authority) -> None:

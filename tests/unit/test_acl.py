@@ -20,6 +20,7 @@ NOT_THE_USERS = {
     "CONFIG|SET": "of the embedded server, by its own user",
     "SENTINEL|MASTER": "asked of sentinels, which have users of their own",
     "LOADING": "the first word of an error",
+    "NOPERM": "the first word of an error",
 }
 
 

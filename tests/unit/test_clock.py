@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.model import clock as module
-from mainspring.model.clock import DRIFT, ManualClock, ServerClock, steady_s
+from mainspring.model.clock import DRIFT, OLD_S, ManualClock, ServerClock, steady_s
 
 SERVER_US = 1_800_000_000_000_000
 
@@ -79,6 +79,20 @@ def test_a_sample_far_behind_means_that_the_servers_clock_was_set_back(machine: 
     clock.sample(SERVER_US)
     clock.sample(SERVER_US - 250_000)
     assert clock.now_ms() == SERVER_US // 1000 - 250
+
+
+def test_a_sample_grows_old_and_a_worse_one_is_as_good_as_new(machine: Machine) -> None:
+    clock = ServerClock()
+    old = [clock.old]
+    clock.sample(SERVER_US)
+    machine.monotonic_s += OLD_S - 0.1
+    old.append(clock.old)
+    clock.sample(SERVER_US + int((OLD_S - 0.2) * 1e6))
+    machine.monotonic_s += 0.2
+    old.append(clock.old)
+    machine.monotonic_s += OLD_S
+    old.append(clock.old)
+    assert old == [True, False, False, True]
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 0.2), st.floats(-150.0, 150.0)), max_size=30))

@@ -12,6 +12,7 @@ import uvicorn
 from ..config import Config
 from ..model.errors import ConfigError
 from ..node import Node
+from ..store.wire import no_passphrase
 from .app import App
 from .protocol import limited, sweep
 from .shortcut import Shortcut
@@ -127,7 +128,8 @@ def _check_tls(config: Config) -> None:
     if config.api_tls_cert is None:
         return
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.api_tls_cert, config.api_tls_key)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(config.api_tls_cert, config.api_tls_key, no_passphrase)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"api_tls_cert and api_tls_key: cannot be used: {error}") from None
 

@@ -1,10 +1,13 @@
 """Clocks. The server's time decides; a node only estimates it, always a little behind, never ahead."""
 
+import math
 import time
 from typing import Final, Protocol
 
 DRIFT: Final = 200e-6
 """Two clocks may drift apart by 200 ppm: the estimate gives that away so that it never runs ahead."""
+OLD_S: Final = 5.0
+"""From then on a sample is old: the estimate is a millisecond behind, and would be 17 seconds behind after a day."""
 
 
 class Clock(Protocol):
@@ -16,6 +19,11 @@ class Clock(Protocol):
         ...
 
     def now_ms(self) -> int: ...
+
+    @property
+    def old(self) -> bool:
+        """True when the last sample is too old to count on from it."""
+        ...
 
     def sample(self, server_us: int) -> None:
         """Take in the server's time as it stood in a reply received just now."""
@@ -31,6 +39,11 @@ class ServerClock:
         self._base_us = int(time.time() * 1e6)
         self._at = time.monotonic()
         self._sampled = False
+        self._heard_s = -math.inf
+
+    @property
+    def old(self) -> bool:
+        return steady_s() - self._heard_s >= OLD_S
 
     def _estimate_us(self) -> float:
         return self._base_us + (time.monotonic() - self._at) * 1e6 * (1 - DRIFT)
@@ -39,6 +52,7 @@ class ServerClock:
         return int(self._estimate_us() // 1000)
 
     def sample(self, server_us: int) -> None:
+        self._heard_s = steady_s()
         # A reply is older than its arrival, so every sample lies behind the truth: the largest is the best. Only
         # a sample far behind (the server's clock was set back, another server took over) replaces a larger one.
         behind_us = self._estimate_us() - server_us
@@ -51,6 +65,7 @@ class ManualClock:
     """A clock for tests: it stands still until it is told to move."""
 
     manual = True
+    old = False
 
     def __init__(self, start_ms: int = 1_800_000_000_000) -> None:
         self._now_ms = start_ms

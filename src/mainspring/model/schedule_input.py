@@ -17,7 +17,7 @@ from .retry_text import retry_line
 from .schedule import Definition
 from .slots import AFTER_END, EVERY, read_spec
 from .texts import plain
-from .times import Delay, When, delay_ms, instant_ms
+from .times import Delay, When, delay_ms, instant_ms, read_iso
 from .zone import zone
 
 
@@ -168,7 +168,7 @@ def local_ms(when: When | date, zone_name: str | None, field: str) -> int:
     """An instant. One without an offset is of the clocks in the schedule's zone, where that is known."""
     if isinstance(when, str):
         with contextlib.suppress(ValueError):
-            when = datetime.fromisoformat(when.strip())
+            when = read_iso(when.strip())
     elif isinstance(when, date) and not isinstance(when, datetime):
         when = datetime(when.year, when.month, when.day)  # noqa: DTZ001  # a day in a TOML file
     if isinstance(when, datetime) and when.tzinfo is None and isinstance(zone_name, str):

@@ -256,7 +256,7 @@ async def explain(store: Store, finder: Finder, task_id: str, reference: Referen
     view, holdings = await look(store)
     head = None
     body, address = located.entry.body, located.address
-    now_ms = store.clock.now_ms()
+    now_ms = await store.fresh_ms()
     if body is not None and body.lane is not None and located.entry.state == "pending":
         # One that was overdue when it was put stands where it was put, not where it was due.
         place_ms = max(located.entry.due_ms or 0, 0 if address.slice.is_hold else address.slice.start_ms)

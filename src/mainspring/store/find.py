@@ -13,6 +13,7 @@ from ..model.task import CancelOutcome, State
 from .cancel import Cancel, CancelStatus, cancel
 from .cancelled_ids import note
 from .codec import decode
+from .contest import Contest
 from .index import IdRow, look_up, look_up_packed, replace
 from .intake import Intake
 from .keys import R_UNIT, WIDTHS_MS, Address, partition_of
@@ -208,7 +209,8 @@ class Finder:
     ) -> Address:
         """Put a pending task in another place; its old place points to the new one. With `expired` also one whose time
         is over by then: it is recorded as such there."""
-        for _ in range(_MOVES_FOLLOWED):
+        contest, left = Contest("cannot be moved: it"), None
+        while True:
             located = await self.find(reference)
             if located is None:
                 raise Conflict("cannot be moved: no such task")
@@ -231,9 +233,12 @@ class Finder:
             )
             if result.status == "ok" and result.address is not None:
                 return result.address
-            if result.status != "changed":
+            # "gone": somebody moved it, or its slice was written anew, since it was found. Then it is found elsewhere.
+            gone = result.status == "gone"
+            if (gone and address == left) or not (gone or result.status == "changed"):
                 raise Conflict(f"cannot be moved: {result.status}")
-        raise Conflict("cannot be moved: it keeps changing; try again")
+            left = address if gone else None
+            await contest.lost()
 
 
 class Unplaced:

@@ -1,14 +1,13 @@
 """Puts with caller-given ids: what happens when the id is known already."""
 
 import asyncio
-import random
 import time
 from itertools import chain
-from typing import Final
 
 from ..model.errors import Conflict, NotConfirmed, StoreError, Unavailable
 from ..model.task import Handle, OnConflict, PutOutcome, TaskInfo
 from .codec import decode
+from .contest import Contest
 from .durable import SERVER, Durability
 from .index import Replaced, replace
 from .intake import Intake, Named
@@ -18,12 +17,6 @@ from .query import Found, look_at
 from .queue_state import find_queued
 from .register import put_ids
 from .store import Store
-
-CONTEST_S: Final = 30.0
-"""How long a put goes on at least while others change the same id: each of its attempts fails for another's success."""
-
-_FIRST_BREAK_S: Final = 0.002
-_LONGEST_BREAK_S: Final = 0.1
 
 
 class Patience:
@@ -50,22 +43,6 @@ class Patience:
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(1.0, self._pause_s * 2 or 0.02)
         await self._store.recover()
-
-
-class _Contest:
-    """Others change the same id at the same time. Breaks of random length let one of them through after the other."""
-
-    def __init__(self, task_id: str, wait_s: float) -> None:
-        self._id = task_id
-        self._deadline = time.monotonic() + max(wait_s, CONTEST_S)
-        self._break_s = 0.0
-
-    async def lost(self) -> None:
-        """Before the next attempt; Conflict when there have been too many."""
-        if time.monotonic() >= self._deadline:
-            raise Conflict(f"id {self._id!r} keeps changing; try again")
-        await asyncio.sleep(random.uniform(0, self._break_s))
-        self._break_s = min(_LONGEST_BREAK_S, self._break_s * 2 or _FIRST_BREAK_S)
 
 
 class NamedPuts:
@@ -163,7 +140,7 @@ class NamedPuts:
         level: Durability,
         patience: Patience,
     ) -> Handle:
-        contest = _Contest(item.id, patience.wait_s)
+        contest = Contest(f"id {item.id!r}", patience.wait_s)
         while True:
             try:
                 answer = await self._try_known(item, current, seen, on_conflict, now_ms, level, patience)

@@ -1,7 +1,5 @@
 """Looking at tasks: one by address, a page in due order, a count by time."""
 
-from heapq import nsmallest
-from math import sqrt
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -11,13 +9,14 @@ from ..model.delivery import Body
 from ..model.errors import StoreError
 from ..model.task import Count, Page, State, TaskInfo
 from .codec import FORWARD, HEADER_BYTES, TOMB_BYTES, decode, decode_payload, is_tomb
-from .earliest import Look, earliest
+from .earliest import Look
 from .held_rows import count_held, held_rows
-from .keys import HOLDS_FROM_S, HOUR_MS, Address, Slice
+from .keys import HOLDS_FROM_S, Address, Slice
 from .listing import slices_in
 from .queue_state import Queued
-from .rows import Place, Row, Sliced, any_of
+from .rows import Place, Row, any_of
 from .store import Group, Store
+from .timeline import COUNTERS, in_due_order, list_slices, start_of, still_open
 from .wire import Command
 
 
@@ -106,18 +105,6 @@ def describe(task_id: str, found: Found) -> TaskInfo:
 SEARCHED_AT_MOST: Final = 20_000
 """Entries one page looks through; with a filter it may be short, and still name a next one."""
 
-_COUNTERS = ("accepted", "queued", "done", "cancelled", "replaced", "dead")
-
-
-class _Listed(NamedTuple):
-    """The earliest slices of all partitions, complete up to `until_ms` (None: to the end of the range)."""
-
-    slices: list[Sliced]
-    until_ms: int | None
-    rows_a_slice: float
-    held: bool
-    """Whether there are hold slices: of tasks that were due before and may not go out yet."""
-
 
 async def page(
     store: Store,
@@ -131,61 +118,23 @@ async def page(
     """Tasks in due order, those in hold slices before all others. Two round trips where slices hold about as much as
     they do on average."""
     span, rows, searched = (from_ms, to_ms), [], 0
-    listed = await _list_slices(store, from_ms, to_ms, limit + 16)
+    listing = await list_slices(store, from_ms, to_ms, limit + 16)
     among_held = after is None or after[0] == 0
-    if among_held and listed.held and from_ms <= store.clock.now_ms():
+    if among_held and listing.held and from_ms <= store.clock.now_ms():
         held = await held_rows(store, after, span, where, limit + 1, SEARCHED_AT_MOST)
         rows, searched = held.rows, held.searched
         if held.next is not None:
-            return _page(rows, limit, where.state, _place_text(held.next))
-    rest = await _timeline(store, listed, span, None if among_held else after, limit + 1 - len(rows), where, searched)
+            return _page(rows, limit, where.state, held.next)
+    first = start_of(from_ms) if after is None or among_held else after
+    look = Look(where, span, first, limit + 1 - len(rows))
+    rest = await in_due_order(store, listing, span, look, SEARCHED_AT_MOST - searched)
     return _page([*rows, *rest.rows], limit, where.state, rest.next)
 
 
-class _Part(NamedTuple):
-    rows: list[Row]
-    next: str | None
-
-
-def _page(rows: list[Row], limit: int, state: ListedState, following: str | None) -> Page:
+def _page(rows: list[Row], limit: int, state: ListedState, following: Place | None) -> Page:
     tasks = [_info(row, state) for row in rows[:limit]]
-    return Page(tasks, _place_text(rows[limit - 1].place) if len(rows) > limit else following)
-
-
-async def _timeline(
-    store: Store, listed: _Listed, span: tuple[int, int], after: Place | None, wanted: int, where: TaskFilter, seen: int
-) -> _Part:
-    """The first tasks of all slices that are no hold slices, in due order."""
-    rows: list[Row] = []
-    start_ms, to_ms = span
-    first = after or _start_of(start_ms)
-    slices_wanted, cut_ms = wanted + 15, None
-    while True:
-        chosen, until_ms = _choose(listed, start_ms, wanted - len(rows))
-        if until_ms is not None and until_ms <= start_ms:
-            slices_wanted *= 8  # so many slices start in this one second that they did not fit
-            listed = await _list_slices(store, start_ms, to_ms, slices_wanted)
-            continue
-        end_ms = to_ms if until_ms is None else min(to_ms, until_ms)
-        # What lies beyond the end is read again in its turn, together with all that comes before it.
-        look = Look(where, (start_ms, end_ms), first, wanted - len(rows))
-        found, looked_at = await earliest(store, chosen, look, listed.rows_a_slice)
-        seen += looked_at
-        rows += found
-        if len(rows) >= wanted or until_ms is None or until_ms >= to_ms:
-            break
-        start_ms = until_ms
-        if seen >= SEARCHED_AT_MOST:
-            cut_ms = until_ms
-            break
-        listed = await _list_slices(store, start_ms, to_ms, slices_wanted)
-    best = nsmallest(wanted, rows, key=lambda row: row.place)
-    return _Part(best, None if cut_ms is None or len(best) >= wanted else _place_text(_start_of(cut_ms)))
-
-
-def _start_of(due_ms: int) -> Place:
-    """Before all tasks that fire from then on."""
-    return due_ms, -1, -1, -1, -1
+    at = rows[limit - 1].place if len(rows) > limit else following
+    return Page(tasks, None if at is None else _place_text(at))
 
 
 def _place_text(place: Place) -> str:
@@ -209,74 +158,17 @@ def _info(row: Row, state: ListedState) -> TaskInfo:
     return describe(task_id, Found(state, body, row.fires_ms if body.due_ms is None else body.due_ms))
 
 
-async def _list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> _Listed:
-    """One round trip: the slices from a time on, and how full they are on average."""
-    high = f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
-    # Of the slices that began in an earlier second only the one of this hour can reach so far.
-    hour = Slice.at(start_ms, HOUR_MS)
-    groups: list[Group] = []
-    for keys in store.keys.partitions:
-        commands: list[Command] = [
-            ("ZSCORE", keys.slices, hour.name),
-            ("ZRANGE", keys.slices, start_ms // 1000, high, "BYSCORE", "LIMIT", 0, limit, "WITHSCORES"),
-            ("HMGET", keys.n, *_COUNTERS),
-            ("ZCARD", keys.slices),
-            ("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE", "LIMIT", 0, 1),
-        ]
-        groups.append((keys.slot, commands))
-    found: list[Sliced] = []
-    until_ms: int | None = None
-    pending = total = 0
-    held = False
-    for p, result in enumerate(await store.run(groups)):
-        if isinstance(result, StoreError):
-            raise result
-        score, reply, counters, slices, holds = result
-        held = held or bool(holds)
-        pending, total = pending + _open(counters), total + slices
-        listed: list[Sliced] = [(p, *one) for one in slices_in(store.keys.partitions[p], reply)]
-        if len(reply) == 2 * limit:
-            last_ms = int(float(reply[-1])) * 1000
-            until_ms = last_ms if until_ms is None else min(until_ms, last_ms)
-        if score is not None and hour.start_ms // 1000 < start_ms // 1000:
-            listed.append((p, hour, float(score)))
-        found += [one for one in listed if one[1].end_ms > start_ms]
-    return _Listed(found, until_ms, max(pending, 1) / max(total, 1), held)
-
-
-def _choose(listed: _Listed, start_ms: int, rows_needed: int) -> tuple[list[Sliced], int | None]:
-    """Whole seconds, until enough rows are to be expected in them; and up to which time nothing is left out."""
-    slices, until_ms, rows_a_slice, _ = listed
-    if until_ms is not None:
-        slices = [one for one in slices if one[1].start_ms < until_ms]
-    slices.sort(key=lambda one: one[1].start_ms)
-    enough = rows_needed + 3 * sqrt(rows_needed) + 1
-    expected, last_ms = 0.0, 0
-    for _, place, _ in slices:
-        second_ms = place.start_ms // 1000 * 1000
-        if expected >= enough and second_ms > max(last_ms, start_ms):
-            return [one for one in slices if one[1].start_ms < second_ms], second_ms
-        last_ms = second_ms
-        expected += rows_a_slice * (place.end_ms - max(place.start_ms, start_ms)) / place.width_ms
-    return slices, until_ms
-
-
 # -- counts ------------------------------------------------------------------------------------------------
 
 
 async def count_all(store: Store) -> Count:
     """Everything pending or under way, from the counters: exact up to what is in flight."""
     pending = 0
-    for result in await store.run([(keys.slot, [("HMGET", keys.n, *_COUNTERS)]) for keys in store.keys.partitions]):
+    for result in await store.run([(keys.slot, [("HMGET", keys.n, *COUNTERS)]) for keys in store.keys.partitions]):
         if isinstance(result, StoreError):
             raise result
-        pending += _open(result[0])
+        pending += still_open(result[0])
     return Count(pending, exact=True)
-
-
-def _open(counters: list[bytes | None]) -> int:
-    accepted, *settled = (int(value or 0) for value in counters)
-    return accepted - sum(settled)
 
 
 async def count_between(store: Store, from_ms: int, to_ms: int) -> Count:

@@ -1,12 +1,15 @@
 """One namespace on its servers: routing by partition, scripts, and what may be repeated without asking."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import hiredis
 
-from ..model.clock import Clock, ServerClock
+from ..model.clock import OLD_S, Clock, ServerClock
 from ..model.errors import InvalidInput, NotConfirmed, OutOfMemory, Refused, StoreError, WrongFormat
 from .durable import SERVER, Durability
 from .keys import Keyspace, check_namespace, meta_key, slot_of
@@ -17,6 +20,8 @@ from .sender import Group, Replies, Results, Sender
 from .wire import Command
 
 __all__ = ["DEFAULT_PARTITIONS", "FORMAT", "Group", "Replies", "Store", "error_of"]
+
+log = logging.getLogger("mainspring.store")
 
 FORMAT: Final = 1
 DEFAULT_PARTITIONS: Final = 32
@@ -42,6 +47,7 @@ class Store:
         self.keys = keyspace
         self.clock = clock
         self.scripts = Scripts(clock)
+        self._ask_from_s = 0.0
         self._sender = Sender(links, self.scripts, patience_s=patience_s, timeout_s=timeout_s)
 
     @classmethod
@@ -92,6 +98,15 @@ class Store:
             [reply] = await self.links.for_slot(0).pipeline([("TIME",)])
             seconds, micros = _checked(reply)
             self.clock.sample(int(seconds) * 1_000_000 + int(micros))
+        return self.clock.now_ms()
+
+    async def fresh_ms(self) -> int:
+        """The server's time, for a delay to be counted from: asked for again where nobody has done so lately.
+
+        Where it cannot be asked the estimate has to do; whatever the time is wanted for will tell of that.
+        """
+        if self.clock.old and time.monotonic() >= self._ask_from_s and not await self.reachable():
+            self._ask_from_s = time.monotonic() + OLD_S  # in a cluster others may answer: do not hold them up
         return self.clock.now_ms()
 
     async def reachable(self) -> bool:
@@ -185,6 +200,10 @@ def _as_result(commands: list[Command], result: Replies | StoreError) -> Replies
         return result
     for command, reply in zip(commands, result, strict=True):
         if isinstance(reply, hiredis.ReplyError):
+            if command[0] == "SPUBLISH" and commands[0][0] != "SPUBLISH":
+                # What it tells of is done. As a failure it would be done once more.
+                _tell_unheard(str(reply))
+                continue
             return error_of(reply)
         # Only a transaction nests errors; other lists may be long and are not looked through.
         if command[0] == "EXEC":
@@ -192,6 +211,17 @@ def _as_result(commands: list[Command], result: Replies | StoreError) -> Replies
                 if isinstance(inner, hiredis.ReplyError):
                     return error_of(inner)
     return result
+
+
+@lru_cache(maxsize=64)
+def _tell_unheard(refusal: str) -> None:
+    """Once each: this comes with every call."""
+    if refusal.startswith("NOPERM"):
+        log.warning(
+            "nodes and workers cannot be called (%s): they find what is due by looking, and may be late. Give the user"
+            " the channels that `mainspring acl` prints",
+            refusal,
+        )
 
 
 def error_of(reply: hiredis.ReplyError) -> StoreError:

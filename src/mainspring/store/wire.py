@@ -267,13 +267,22 @@ class Connection(asyncio.Protocol):
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
     """A context that verifies the certificate and the host name; there is no way to turn that off."""
+    if tls.key is not None and tls.cert is None:
+        raise ConfigError(f"TLS: the key {tls.key} is given without cert; name the certificate that belongs to it")
+    files = f"ca {tls.ca}"
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.cert is not None:
-            context.load_cert_chain(tls.cert, tls.key)
+            files = f"cert {tls.cert}" if tls.key is None else f"cert {tls.cert} and key {tls.key}"
+            context.load_cert_chain(tls.cert, tls.key, no_passphrase)
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"TLS files (ca, cert, key) cannot be read: {_reason(error)}") from error
+        raise ConfigError(f"TLS files cannot be read ({files}): {_reason(error)}") from error
     return context
+
+
+def no_passphrase() -> str:
+    """Called for the passphrase of a key. Without it a program on a terminal would stop and ask whoever sits there."""
+    raise ConfigError("TLS: the key is encrypted with a passphrase; give one without, readable by this user only")
 
 
 def _reason(error: BaseException) -> str:
