@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 
 from mainspring.engine.engine import EngineOptions
+from mainspring.engine.reach import Reach
 from mainspring.engine.valves import FlowOptions
 from mainspring.model.breaker import BreakerPolicy
 from mainspring.model.delivery import Delivery
@@ -445,6 +446,25 @@ async def test_a_target_that_never_answers_delays_nobody_else(tickers: Tickers, 
     await ticker.turn()
     books = await balance(store)
     assert (books.done, books.pending, books.fired) == (8_000, 0, 0)
+
+
+async def test_of_large_tasks_fewer_are_under_way_at_one_time(tickers: Tickers, store: Store) -> None:
+    slow, most_bytes, size, count = Slow(), 2 * 2**20, 8_000, 1_500
+    options = EngineOptions(reach=Reach(bytes=most_bytes), flow=FlowOptions(BreakerPolicy(off=True)))
+    ticker = await tickers(sinks={"target": slow}, options=options)
+    await ticker.client.put_many(Task("target:dead", "x" * size, after=f"{1000 + n}ms") for n in range(count))
+    for _ in range(20):
+        ticker.clock.advance(ms=200)
+        await step(ticker)
+        await step(ticker)
+    assert 0 < slow.most * size < 2 * most_bytes
+    async with asyncio.timeout(120):
+        while slow.under_way or (await balance(store)).pending:
+            slow.end(1_000)
+            ticker.clock.advance(ms=500)
+            await step(ticker)
+    await ticker.turn()
+    assert (await balance(store)).done == count
 
 
 async def test_lanes_of_a_limited_target_keep_their_order_and_the_rate(tickers: Tickers, store: Store) -> None:

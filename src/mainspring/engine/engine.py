@@ -286,7 +286,8 @@ class Engine:
 
     @property
     def most(self) -> int:
-        return self.options.concurrency
+        by_size = self.lookahead.room.flights
+        return self.options.concurrency if by_size is None else min(self.options.concurrency, by_size)
 
     def permits_wanted(self) -> None:
         self._permit.wake()
