@@ -10,12 +10,13 @@ from mainspring.model.task import Task
 from mainspring.store import durable
 from mainspring.testing.balance import balance
 from mainspring.testing.leftovers import delete_namespace
-from mainspring.testing.servers import Kind, Server, missing, standalone, wait_until
+from mainspring.testing.servers import Kind, Server, standalone, wait_until
+
+from .gap import need_server
 
 
 def started(kind: Kind, **config: str) -> Server:
-    if reason := missing(kind):
-        pytest.skip(reason)
+    need_server(kind)
     names = {name.replace("_", "-"): value for name, value in config.items()}
     return standalone(kind, aof="appendonly" in names, extra_config=names)
 
