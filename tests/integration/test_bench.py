@@ -104,8 +104,8 @@ def test_growth_prints_a_row_for_each_number_of_pending_tasks() -> None:
 
 
 def test_idle_counts_the_commands_of_the_node_only() -> None:
-    figures = bench("idle", "--seconds", "1")
-    assert 0 <= figures["server_commands_per_s"] < 1000
+    figures = bench("idle", "--seconds", "5")  # renewals of leases come in bursts, a few in that time
+    assert 0 < figures["server_commands_per_s"] <= 100
     assert 0 < figures["node_cpu_percent"] < 100
 
 
