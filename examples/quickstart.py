@@ -4,8 +4,7 @@ import asyncio
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mainspring import Client
-from mainspring.config import Config
+from mainspring import Client, Config
 from mainspring.node import Node
 from mainspring.store import embedded
 
@@ -17,10 +16,8 @@ async def main(url: str) -> None:
         hello = await client.put("log:", {"hello": "world"}, after="1s")
         await client.put("log:", {"expired": 42}, after="30m", id="order-42")
         assert await client.cancel("order-42") == "cancelled"
-        state = "pending"
-        while state in ("pending", "fired"):
+        while (await client.get(hello.id)).state in ("pending", "fired"):
             await asyncio.sleep(0.1)
-            state = (await client.get(hello.id)).state
     await node.stop()
 
 

@@ -268,6 +268,23 @@ def test_the_sizing_section_tells_measured_from_extrapolated() -> None:
     assert len(re.findall(r"`bench \w+", sizing)) >= 8
 
 
+SIZING = {
+    "memory while pending, due within the hour": "memory per pending task",
+    "the same without an id, spread thinly over a year": "bytes per pending task, 10 M",
+    "a task still pending where 95 %": "bytes per task still pending",
+    "server CPU, put and fire, in bulk": "server CPU per task, put and fire",
+    "server CPU, put and fire, at a steady 10 k/s": "server CPU per task at a steady 10 k/s",
+    "server CPU, put and fire, at a steady 100 k/s": "server CPU per task at a steady 100 k/s",
+}
+
+
+@pytest.mark.parametrize(("cost", "line"), SIZING.items())
+def test_the_sizing_section_has_the_figures_of_the_readme(cost: str, line: str) -> None:
+    [sized] = re.findall(rf"^\| {re.escape(cost)}[^|]*\| ([\d.]+)", page("docs/operations.md"), re.MULTILINE)
+    [measured] = re.findall(rf"^\| {re.escape(line)}[^|]*\| ([\d.]+)", page("README.md"), re.MULTILINE)
+    assert sized == measured
+
+
 def test_there_is_a_section_on_when_not_to_use_it() -> None:
     advice = section(page("docs/operations.md"), "When not to use it")
     assert advice.count("\n- **") >= 5

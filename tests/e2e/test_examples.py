@@ -98,6 +98,7 @@ def test_the_quickstart_prints_its_line_beside_a_running_node_every_time(tmp_pat
 
 def test_the_readme_holds_the_quickstart_word_for_word() -> None:
     code = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
+    assert sum(map(bool, code.splitlines())) <= 20
     assert f"```python\n{code}```" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -1,7 +1,6 @@
 """Every test of the data path runs on three real servers, in a namespace of its own, and leaves nothing behind."""
 
 import asyncio
-import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
@@ -18,10 +17,11 @@ from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.kafka import Broker, broker
 from mainspring.testing.leftovers import all_keys, belongs_to, delete_namespace
-from mainspring.testing.servers import Cluster, Kind, Server, cluster, missing, standalone
+from mainspring.testing.servers import Cluster, Kind, Server, cluster, standalone
 from mainspring.testing.ticker import Ticker
 
 from . import narrow_rights
+from .gap import need_server
 from .kafka_reading import need_kafka
 
 PARTITIONS = 4
@@ -87,12 +87,16 @@ def _small_loads_reach_all_partitions() -> Iterator[None]:
 @pytest.fixture(scope="session", params=KINDS)
 def fleet(request: pytest.FixtureRequest, fleets: Callable[[str], Fleet]) -> Fleet:
     """Valkey as embedded, Debian's Redis 7.0, and a cluster of three masters: started once."""
-    kind: Kind = "redis" if request.param == "redis" else "valkey"
-    if reason := missing(kind):
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{reason}: CI must run on every kind of server")
-        pytest.skip(reason)
+    need_server("redis" if request.param == "redis" else "valkey")
     return fleets(request.param)
+
+
+@pytest.fixture(scope="module", params=["valkey", "redis"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """For tests that start servers of their own."""
+    kind: Kind = request.param
+    need_server(kind)
+    return kind
 
 
 @pytest.fixture(scope="module")

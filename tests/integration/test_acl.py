@@ -9,17 +9,14 @@ import pytest
 from mainspring.client import Client
 from mainspring.model.task import Task
 from mainspring.store.store import Store
-from mainspring.testing.servers import Cluster, Kind, Server, missing, standalone, wait_until
+from mainspring.testing.servers import Cluster, Kind, Server, standalone, wait_until
 
 from .narrow_rights import ON, SECRET, TESTS_OWN, USER, rules, sign_in
 from .serving import in_seconds, run, serving
 
 
-@pytest.fixture(params=["valkey", "redis"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    kind: Kind = request.param
-    if reason := missing(kind):
-        pytest.skip(reason)
+@pytest.fixture
+def server(kind: Kind) -> Iterator[Server]:
     with standalone(kind) as made:
         yield made
 

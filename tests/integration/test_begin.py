@@ -5,7 +5,7 @@ import pytest
 from mainspring.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.task import Task
-from mainspring.store import fire
+from mainspring.store import fire, ownership
 from mainspring.store.keys import Slice, partition_of
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
@@ -55,6 +55,14 @@ async def test_a_former_owner_cannot_begin(planned: Planned, store: Store, clock
     section = await planned.owner.section(planned.place, begin=[0])
     clock.advance(seconds=5)
     await HandOwner.acquire(store, planned.owner.partition, owner="next")
+    assert (await planned.owner.tick(section)).status == "fenced"
+    assert await planned.owner.bits("f", planned.place) == []
+
+
+async def test_who_gave_the_partition_back_cannot_begin_any_more(planned: Planned, store: Store) -> None:
+    """A call that was still on its way would fire what the next owner fires as well."""
+    section = await planned.owner.section(planned.place, begin=[0])
+    await ownership.release(store, {planned.owner.partition: planned.owner.token})
     assert (await planned.owner.tick(section)).status == "fenced"
     assert await planned.owner.bits("f", planned.place) == []
 

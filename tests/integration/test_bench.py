@@ -11,7 +11,9 @@ from mainspring.bench.load import Load, Shape, SteadyLoad, payload_texts
 from mainspring.bench.server_time import ServerTime
 from mainspring.bench.tally import Tally, judge
 from mainspring.cli.bench import app
-from mainspring.testing.servers import missing, standalone
+from mainspring.testing.servers import standalone
+
+from .gap import need_server
 
 FIGURES = {
     "tasks",
@@ -102,8 +104,8 @@ def test_growth_prints_a_row_for_each_number_of_pending_tasks() -> None:
 
 
 def test_idle_counts_the_commands_of_the_node_only() -> None:
-    figures = bench("idle", "--seconds", "1")
-    assert 0 <= figures["server_commands_per_s"] < 1000
+    figures = bench("idle", "--seconds", "5")  # renewals of leases come in bursts, a few in that time
+    assert 0 < figures["server_commands_per_s"] <= 100
     assert 0 < figures["node_cpu_percent"] < 100
 
 
@@ -115,8 +117,8 @@ def test_a_bench_on_a_given_server_leaves_nothing_there() -> None:
         assert server.call("DBSIZE") == 0
 
 
-@pytest.mark.skipif(missing("redis") is not None, reason="redis-server is not on the PATH")
 def test_sparse_runs_on_redis() -> None:
+    need_server("redis")
     assert bench("sparse", "--tasks", "3000", "--server", "redis")["pending"] == 3_000
 
 

@@ -115,6 +115,24 @@ async def test_bulk_cancels_hit_exactly_the_tasks_named(ticker: Ticker, step: in
     assert (books.done, books.cancelled) == (1000 - len(gone), len(gone))
 
 
+async def test_of_many_cancelled_at_once_those_under_way_are_too_late(
+    client: Client, store: Store, clock: ManualClock
+) -> None:
+    """Many are cancelled by another way than one: told "cancelled", these would be delivered all the same."""
+    summary = await client.put_many([Task("log:", n, after="1s", lane="one") for n in range(40)], handles=True)
+    ids = [handle.id for handle in summary.handles or ()]
+    place = address_of(ids[0])
+    clock.advance(seconds=1)
+    owner = await HandOwner.acquire(store, place.partition)
+    await owner.begin(place.slice, [0, 3])
+    outcomes = await client.cancel_many(ids)
+    assert {n: outcome for n, outcome in enumerate(outcomes) if outcome != "cancelled"} == {
+        0: "too late",
+        3: "too late",
+    }
+    assert await owner.bits("x", place.slice) == [n for n in range(40) if n not in (0, 3)]
+
+
 async def test_a_cancelled_id_is_free_at_once(ticker: Ticker) -> None:
     await ticker.client.put("log:", "old", id="id", after="1s")
     await ticker.client.cancel("id")

@@ -7,15 +7,7 @@ import pytest
 
 from mainspring.store.checks import Check, check_server
 from mainspring.store.links import Links
-from mainspring.testing.servers import Kind, Server, missing, sentinel, standalone
-
-
-@pytest.fixture(scope="module", params=["valkey", "redis"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param
-    if reason := missing(kind):
-        pytest.skip(reason)
-    return kind
+from mainspring.testing.servers import Kind, Server, sentinel, standalone
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from mainspring.store.members import About, Identity
 from mainspring.store.store import Store
 from mainspring.store.wire import Command
 from mainspring.testing.faults import bad_road, calls, uses
+from mainspring.testing.owner import HandOwner
 from mainspring.testing.servers import Server
 
 PARTITIONS = 8
@@ -98,6 +99,60 @@ async def slow_answers(store: Store, script: str) -> AsyncIterator[tuple[asyncio
     finally:
         answer.set()
         del vars(link)["pipeline"]
+
+
+# -- leases ---------------------------------------------------------------------------------------------------
+
+
+class Steady:
+    """The clock by which a keeper counts its leases, held by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = steady_s()
+        monkeypatch.setattr("mainspring.engine.keeper.steady_s", lambda: self.now_s)
+
+
+@pytest.mark.parametrize("script", ["acquire", "renew"])
+async def test_a_lease_counts_from_when_it_was_asked_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    """Counted from the answer it would outlast the one on the server, and two nodes would fire the same tasks."""
+    steady, owned = Steady(monkeypatch), dict[int, Partition]()
+    keeper = Keeper(store, owned, node="k", lease_s=LONG_S, changed=lambda: None)
+    keeper.follow({0}, set())
+    if script == "renew":
+        await keeper.step()
+        steady.now_s += LONG_S / 2
+    asked_at = steady.now_s
+    async with slow_answers(store, script) as (asked, answer):
+        step = asyncio.create_task(keeper.step())
+        await asked.wait()
+        steady.now_s += LONG_S / 4
+        answer.set()
+        await step
+    assert owned[0].lease_until == asked_at + LONG_S
+
+
+async def test_what_a_node_had_a_lease_ago_waits_for_it_and_is_not_taken_by_just_anyone(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had it, or is planned for it, may only be late: partitions would go to and fro."""
+    server.call("FLUSHALL")
+    clock, steady, owned = ManualClock(), Steady(monkeypatch), dict[int, Partition]()
+    store = await Store.open(server.url, partitions=1, clock=clock)
+    keeper = Keeper(store, owned, node="k", lease_s=LONG_S, changed=lambda: None)
+    keeper.follow(set(), set())
+    await HandOwner.acquire(store, owner="late", lease_ms=int(LONG_S * 1000))
+    await keeper.step()
+    clock.advance(ms=int(3 * LONG_S * 1000) - 1)  # over for two leases but a millisecond
+    steady.now_s += 3 * LONG_S
+    await keeper.step()
+    assert not owned
+    clock.advance(ms=1)
+    steady.now_s += LONG_S
+    await keeper.step()
+    assert set(owned) == {0}
+    await store.aclose()
 
 
 # -- a stop that meets an acquire ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from mainspring.client import Client
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.clock import ManualClock
-from mainspring.model.errors import Unavailable
+from mainspring.model.errors import Refused, Unavailable
 from mainspring.model.outcome import DONE, Dead, Outcome, Retry
 from mainspring.model.retry import RetryPolicy
 from mainspring.store import fire
@@ -81,6 +81,22 @@ async def test_a_stale_commit_writes_nothing_at_all(begun: Begun, store: Store) 
     assert await begun.owner.bits("d", begun.address.slice) == []
     assert await begun.owner.raw("EXISTS", begun.owner.keys.entries(begun.retry_at.name)) == 0
     assert await begun.owner.raw("EXISTS", begun.owner.keys.dead) == 0
+
+
+async def test_a_commit_that_breaks_off_half_way_leaves_no_task_done_without_its_letter(
+    begun: Begun, store: Store
+) -> None:
+    """A script that fails midway does not roll back: with its done bits written first the task would be lost."""
+    [retry] = begun.work.retries
+    work = begun.work._replace(retries=[], deaths=[fire.Death(retry.idh, b"letter", 0)])
+    await begun.owner.raw("SET", begun.owner.keys.dead, "somebody's hand in the data")
+    with pytest.raises(Refused, match="WRONGTYPE"):
+        await fire.commit(store, work)
+    assert await begun.owner.bits("d", begun.address.slice) == []
+    await begun.owner.raw("DEL", begun.owner.keys.dead)
+    assert await fire.commit(store, work) == "ok"
+    assert await begun.owner.bits("d", begun.address.slice) == [0]
+    assert await begun.owner.raw("HVALS", begun.owner.keys.dead) == [b"letter"]
 
 
 async def test_done_bits_never_travel_ahead_of_their_retry(ticker: Ticker, tickers: Tickers) -> None:

@@ -157,7 +157,7 @@ async def test_a_rolled_back_server_makes_the_owner_read_everything_again(ticker
 async def dump(store: Store) -> dict[int, list[tuple[bytes, bytes]]]:
     found: dict[int, list[tuple[bytes, bytes]]] = {}
     for keys in store.keys.partitions:
-        link = store.link_of(keys.number)
+        link = store.links.for_slot(keys.slot)
         [names] = await link.pipeline([("KEYS", "{" + keys.tag + "}*")])
         dumps = await link.pipeline([("DUMP", name) for name in names])
         found[keys.number] = list(zip(names, dumps, strict=True))
@@ -166,7 +166,7 @@ async def dump(store: Store) -> dict[int, list[tuple[bytes, bytes]]]:
 
 async def restore(store: Store, dumps: dict[int, list[tuple[bytes, bytes]]]) -> None:
     for keys in store.keys.partitions:
-        link = store.link_of(keys.number)
+        link = store.links.for_slot(keys.slot)
         [names] = await link.pipeline([("KEYS", "{" + keys.tag + "}*")])
         if names:
             await link.pipeline([("UNLINK", name) for name in names])

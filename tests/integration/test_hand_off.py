@@ -9,7 +9,7 @@ from mainspring.client import Client
 from mainspring.engine import run_ends
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.clock import ManualClock
-from mainspring.model.errors import InvalidInput, Unavailable
+from mainspring.model.errors import InvalidInput, Refused, Unavailable
 from mainspring.model.ids import IDH_BYTES
 from mainspring.model.outcome import DONE, Dead, Outcome, Retry
 from mainspring.store import acks
@@ -61,6 +61,22 @@ async def test_a_due_task_is_in_its_queue_and_over_for_its_slice(ticker: Ticker,
     assert await worker.end(job) == ["ok"]
     books = await balance(ticker.store)
     assert (books.queued, books.done) == (0, 1)
+
+
+async def test_a_hand_off_that_breaks_off_half_way_leaves_no_task_done_without_its_place(
+    ticker: Ticker, worker: HandWorker
+) -> None:
+    """A script that fails midway does not roll back: with its done bits written first the task would be lost."""
+    handle = await ticker.client.put(TARGET, "x", after="1s")
+    address = address_of(handle.id)
+    keys = ticker.store.keys.partitions[address.partition]
+    await ticker.store.run_one(keys.slot, [("SET", keys.queue(QUEUE), "somebody's hand in the data")])
+    with pytest.raises(Refused, match="WRONGTYPE"):
+        await ticker.advance(seconds=1)
+    assert (await ticker.client.get(handle.id)).state == "fired"
+    await ticker.store.run_one(keys.slot, [("DEL", keys.queue(QUEUE))])
+    await ticker.turn()
+    assert values(await worker.take()) == [b'"x"']
 
 
 async def test_commands_go_to_the_queue_of_commands_or_to_their_own(tickers: Tickers, store: Store) -> None:

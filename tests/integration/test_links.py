@@ -9,17 +9,9 @@ import pytest
 from mainspring.model.errors import StoreError, Unavailable
 from mainspring.store.links import LinkOptions, Links, redirect_of
 from mainspring.store.topology import key_slot
-from mainspring.testing.servers import Cluster, Kind, Server, cluster, missing, sentinel, standalone
+from mainspring.testing.servers import Cluster, Kind, Server, cluster, sentinel, standalone
 
 QUICK = LinkOptions(connect_timeout_s=10, timeout_s=30)
-
-
-@pytest.fixture(scope="module", params=["valkey", "redis"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param
-    if reason := missing(kind):
-        pytest.skip(reason)
-    return kind
 
 
 @pytest.fixture

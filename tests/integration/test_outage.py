@@ -19,18 +19,15 @@ from mainspring.store.verify_keys import check_keys, check_types
 from mainspring.sync import SyncClient
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Road, bad_road
-from mainspring.testing.servers import Kind, Server, missing, standalone, wait_until
+from mainspring.testing.servers import Kind, Server, standalone, wait_until
 from mainspring.testing.ticker import RecordingSink, Ticker
 
 QUICK = LinkOptions(connect_timeout_s=10, timeout_s=20)
 
 
-@pytest.fixture(params=["valkey", "redis"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+@pytest.fixture
+def server(kind: Kind) -> Iterator[Server]:
     """A server of the test's own: it is filled, killed and started again."""
-    kind: Kind = request.param
-    if reason := missing(kind):
-        pytest.skip(reason)
     with standalone(kind, aof=True, extra_config={"appendfsync": "always", "maxmemory-policy": "noeviction"}) as one:
         yield one
 

@@ -274,6 +274,16 @@ async def test_finished_ids_are_swept_after_the_dedupe_window(ticker: Ticker, st
     assert (await ticker.client.put("log:", id="id-1")).outcome == "created"
 
 
+async def test_the_id_of_a_task_that_is_hours_late_is_not_swept(ticker: Ticker, store: Store) -> None:
+    """Forgotten, a repeated request would be a second task beside the one that has yet to fire."""
+    await ticker.turn()
+    await ticker.client.put("log:", id="late", after="1s")
+    ticker.clock.advance(seconds=3 * 3600)
+    await sweep_all(ticker)
+    assert await indexed(store) == 1
+    assert (await ticker.client.put("log:", id="late", after="1s")).outcome == "kept"
+
+
 async def sweep_all(ticker: Ticker) -> None:
     for _ in range(10 * len(ticker.store.keys)):
         await ticker.engine.sweeper.step()

@@ -1,7 +1,6 @@
 """Slots that move while tasks are handed off, run and ended: nothing is lost, and nothing runs twice."""
 
 import asyncio
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
@@ -15,7 +14,7 @@ from mainspring.model.outcome import DONE, Done, Retry
 from mainspring.store import queue
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Cluster, Kind, Server, cluster, missing
+from mainspring.testing.servers import Cluster, Kind, Server, cluster
 
 from .queueing import TARGET, HandWorker
 from .traffic import QUICK
@@ -24,13 +23,8 @@ TASKS = 240
 PATIENCE_S = 120
 
 
-@pytest.fixture(scope="module", params=["valkey", "redis"])
-def nodes(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    kind: Kind = request.param
-    if reason := missing(kind):
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{reason}: CI must run on every kind of server")
-        pytest.skip(reason)
+@pytest.fixture(scope="module")
+def nodes(kind: Kind) -> Iterator[Cluster]:
     with cluster(3, 0, kind) as started:
         yield started
 

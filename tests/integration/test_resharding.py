@@ -1,7 +1,6 @@
 """Slots that move while tasks are put, cancelled and fired: nothing is lost, doubled, or held up that need not be."""
 
 import asyncio
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -18,20 +17,15 @@ from mainspring.store.sender import Sender
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.owner import HandOwner
-from mainspring.testing.servers import Cluster, Kind, Server, SlotMove, cluster, missing
+from mainspring.testing.servers import Cluster, Kind, Server, SlotMove, cluster
 
 from .traffic import PARTITIONS, QUICK, Scene, Traffic, scene, until
 
 TAG = "{moves}"
 
 
-@pytest.fixture(scope="module", params=["valkey", "redis"])
-def nodes(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    kind: Kind = request.param
-    if reason := missing(kind):
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{reason}: CI must run on every kind of server")
-        pytest.skip(reason)
+@pytest.fixture(scope="module")
+def nodes(kind: Kind) -> Iterator[Cluster]:
     with cluster(3, 0, kind) as started:
         yield started
 
@@ -231,7 +225,7 @@ async def test_a_slow_move_there_and_back_loses_and_doubles_nothing(nodes: Clust
         assert made.violations() == []
 
 
-@pytest.mark.parametrize("nodes", ["valkey"], indirect=True)  # Redis 7.0 moves slots key by key only
+@pytest.mark.parametrize("kind", ["valkey"], indirect=True)  # Redis 7.0 moves slots key by key only
 async def test_a_slot_that_moves_at_once_is_hardly_noticed(nodes: Cluster) -> None:
     async with scene(nodes.url) as made:
         traffic = Traffic(made)
@@ -264,7 +258,8 @@ async def test_an_owner_is_woken_on_the_server_that_a_slot_moved_to(nodes: Clust
 
         vars(made.engine.lookahead)["woken"] = hear
         await made.client.put("log:", id=name)
-        await until(lambda: heard == [0])
+        await until(lambda: bool(heard))  # twice where that server had to be sent the script first
+        assert set(heard) == {0}
         await until(lambda: name in made.delivered)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mainspring.engine import held_work
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.held_work import FEW_BEHIND
 from mainspring.engine.partition import Partition
@@ -244,6 +245,25 @@ async def test_a_task_cancelled_while_it_is_moved_stays_cancelled(ticker: Ticker
     await balance(store)
 
 
+async def test_a_failed_head_that_was_moved_while_its_owner_stood_still_does_not_stop_its_lane(
+    ticker: Ticker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both its times are over. At the old one it is begun, and comes to nothing; at the new one it joined those that it
+    holds up, and all of them waited for it."""
+    monkeypatch.setattr(held_work, "FEW_BEHIND", 0)
+    ticker.answer("log", failing_once(2_500))
+    head, *_ = await put_lane(ticker, 3)
+    ticker.clock.advance(seconds=2)
+    for _ in range(3):
+        await ticker.engine.turn()
+    assert values(ticker.deliveries) == [0]
+    await ticker.client.reschedule(head, after="1m")
+    ticker.clock.advance(seconds=61)
+    for _ in range(6):
+        await ticker.engine.turn()
+    assert values(ticker.deliveries) == [0, 0, 1, 2]
+
+
 @pytest.mark.parametrize("fault", ["lose reply", "never sent", "hold back"])
 async def test_a_spilling_commit_that_failed_is_sent_again_unchanged(
     ticker: Ticker, store: Store, fault: Fault
@@ -380,8 +400,6 @@ async def test_new_ones_that_come_faster_than_the_others_leave_wait_in_the_same_
     tickers: Tickers, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read of the hold slice and not begun must not be forgotten over it."""
-    from mainspring.engine import held_work
-
     monkeypatch.setattr(held_work, "FEW_BEHIND", 2)
     ticker = await tickers(handlers={"log": failing_once(20_000)}, options=EngineOptions(reach=Reach(tasks=64)))
     await put_lane(ticker, 200, gap_ms=1)

@@ -12,9 +12,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from mainspring.model.errors import ConfigError, InvalidInput, StoreError, Unavailable
 from mainspring.store.links import LinkOptions, Links
 from mainspring.store.url import Tls
-from mainspring.testing.servers import Server, missing, standalone
+from mainspring.testing.servers import Server, standalone
 
-pytestmark = pytest.mark.skipif(missing("redis", tls=True) is not None, reason=str(missing("redis", tls=True)))
+from .gap import need_server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_server_that_speaks_tls() -> None:
+    need_server("redis", tls=True)
 
 
 class Authority:

@@ -11,15 +11,7 @@ import pytest
 from mainspring.model.errors import Refused, Unavailable
 from mainspring.store.url import Endpoint, parse_url
 from mainspring.store.wire import Connection
-from mainspring.testing.servers import Kind, Server, missing, standalone
-
-
-@pytest.fixture(scope="module", params=["valkey", "redis"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param
-    if reason := missing(kind):
-        pytest.skip(reason)
-    return kind
+from mainspring.testing.servers import Kind, Server, standalone
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Delivery
 from mainspring.model.outcome import DONE, Outcome
 from mainspring.store.store import Store
-from mainspring.testing.servers import Kind, Server, missing, standalone
+from mainspring.testing.servers import Kind, Server, standalone
 
 NAMESPACE, PARTITIONS = "abroad", 4
 
@@ -32,11 +32,8 @@ class Recorder:
         """Nothing is held open."""
 
 
-@pytest.fixture(params=["valkey", "redis"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    kind: Kind = request.param
-    if reason := missing(kind):
-        pytest.skip(reason)
+@pytest.fixture
+def server(kind: Kind) -> Iterator[Server]:
     with standalone(kind) as started:
         yield started
 

@@ -19,6 +19,11 @@ class Story(History):
     def put(self, task: str, *, due: int = 0, at: int = -1000, lane: str | None = None, sure: bool = True) -> None:
         self.accepted(task, DUE_MS + due, DUE_US + at, lane=lane, sure=sure)
 
+    def put_pair(self) -> None:
+        """Two tasks of one lane, one due after the other."""
+        self.put("first", lane="l")
+        self.put("second", due=1, lane="l")
+
     def begin(
         self,
         task: str,
@@ -39,6 +44,15 @@ class Story(History):
         key = self.key(task, DUE_MS + due)
         assert ending in ("done", "retry", "dead")
         self.finished(task, key, attempt, ending, DUE_US + at, partition=3, token=token)  # type: ignore[arg-type]
+
+    def two_owners(self, first: str, second: str, *, ended_by: str) -> None:
+        """Of two tasks the first runs under one token, then the second under another; somebody ends it."""
+        for task in "ab":
+            self.put(task)
+        self.begin("a", at=10, token=first)
+        self.end("a", at=11, token=first)
+        self.begin("b", at=12, token=second)
+        self.end("b", at=13, token=ended_by)
 
     def cancel(self, task: str, *, at: int, answer: str = "cancelled") -> None:
         self.cancelled(task, DUE_MS, answer, DUE_US + at)
@@ -229,22 +243,12 @@ def test_a_delivery_at_the_old_time_after_a_reschedule_is_found(story: Story) ->
 
 
 def test_a_write_of_a_former_owner_is_found(story: Story) -> None:
-    for task in "ab":
-        story.put(task)
-    story.begin("a", at=10, token="200.bb")
-    story.end("a", at=11, token="200.bb")
-    story.begin("b", at=12, token="100.aa")
-    story.end("b", at=13, token="200.bb")
+    story.two_owners("200.bb", "100.aa", ended_by="200.bb")
     assert broken(story) == ["fenced"]
 
 
 def test_two_owners_with_the_same_epoch_are_found(story: Story) -> None:
-    for task in "ab":
-        story.put(task)
-    story.begin("a", at=10, token="100.aa")
-    story.end("a", at=11, token="100.aa")
-    story.begin("b", at=12, token="100.bb")
-    story.end("b", at=13, token="100.bb")
+    story.two_owners("100.aa", "100.bb", ended_by="100.bb")
     assert broken(story) == ["fenced", "fenced"]
 
 
@@ -292,8 +296,7 @@ def test_a_lane_in_due_order_one_at_a_time_is_in_order(story: Story) -> None:
 
 
 def test_a_later_task_of_a_lane_that_overtakes_is_found(story: Story) -> None:
-    story.put("first", lane="l")
-    story.put("second", due=1, lane="l")
+    story.put_pair()
     story.begin("second", due=1, at=5000)
     story.end("second", due=1, at=5010)
     story.begin("first", at=5020)
@@ -312,8 +315,7 @@ def test_a_task_accepted_after_the_later_one_began_was_not_overtaken(story: Stor
 
 
 def test_two_of_a_lane_under_way_at_once_are_found(story: Story) -> None:
-    story.put("first", lane="l")
-    story.put("second", due=1, lane="l")
+    story.put_pair()
     story.begin("first", at=5000)
     story.begin("second", due=1, at=5005)
     story.end("first", at=5010)
@@ -322,8 +324,7 @@ def test_two_of_a_lane_under_way_at_once_are_found(story: Story) -> None:
 
 
 def test_a_failing_head_holds_up_its_lane(story: Story) -> None:
-    story.put("first", lane="l")
-    story.put("second", due=1, lane="l")
+    story.put_pair()
     story.begin("first", at=5000)
     story.end("first", at=5010, ending="retry")
     story.begin("second", due=1, at=5020)
@@ -334,8 +335,7 @@ def test_a_failing_head_holds_up_its_lane(story: Story) -> None:
 
 
 def test_two_workers_in_one_lane_at_once_are_found(story: Story) -> None:
-    story.put("first", lane="l")
-    story.put("second", due=1, lane="l")
+    story.put_pair()
     story.begin("first", at=1_000, token="", node="w1")
     story.begin("second", due=1, at=2_000, token="", node="w2")
     story.end("first", at=3_000, token="")
@@ -362,8 +362,7 @@ def test_what_was_put_after_another_one_came_into_its_queue_waits_behind_it(
 def test_a_worker_that_stood_still_may_begin_late_what_another_has_ended(
     story: Story, stopped: str, rules: list[Rule]
 ) -> None:
-    story.put("first", lane="l")
-    story.put("second", due=1, lane="l")
+    story.put_pair()
     story.fault(DUE_US + 100, DUE_US + 5_000, node=stopped)
     story.begin("first", at=1_000, token="", node="w2")
     story.end("first", at=2_000, token="")
@@ -378,8 +377,7 @@ def test_a_worker_that_stood_still_may_begin_late_what_another_has_ended(
 def test_what_a_worker_begins_late_and_never_ends_holds_up_no_lane(
     story: Story, stopped: str, rules: list[Rule]
 ) -> None:
-    story.put("first", lane="l")
-    story.put("second", due=1, lane="l")
+    story.put_pair()
     story.fault(DUE_US + 100, DUE_US + 5_000, node=stopped)
     story.begin("first", at=1_000, token="", node="w2")
     story.end("first", at=2_000, token="")
@@ -390,8 +388,7 @@ def test_what_a_worker_begins_late_and_never_ends_holds_up_no_lane(
 
 
 def test_two_workers_in_one_lane_are_found_when_one_tries_again_what_has_failed(story: Story) -> None:
-    story.put("first", lane="l")
-    story.put("second", due=1, lane="l")
+    story.put_pair()
     story.begin("first", at=1_000, token="", node="w1")
     story.end("first", at=1_500, token="", ending="retry")
     story.begin("first", at=2_000, attempt=2, token="", node="w1")
@@ -416,8 +413,7 @@ def test_a_failing_head_does_not_hold_up_other_lanes(story: Story) -> None:
 
 
 def test_a_cancelled_head_frees_its_lane(story: Story) -> None:
-    story.put("first", lane="l")
-    story.put("second", due=1, lane="l")
+    story.put_pair()
     story.cancel("first", at=-10)
     story.begin("second", due=1, at=5020)
     story.end("second", due=1, at=5030)
@@ -448,8 +444,7 @@ def test_an_acceptance_that_was_answered_after_the_end_holds_up_nobody(story: St
 
 
 def test_a_head_that_was_moved_away_is_gone_before_its_caller_hears_of_it(story: Story) -> None:
-    story.put("first", lane="l")
-    story.put("second", due=1, lane="l")
+    story.put_pair()
     story.begin("second", due=1, at=5020)
     story.end("second", due=1, at=5030)
     old, new = (story.key("first", DUE_MS + due) for due in (0, 9))
@@ -463,8 +458,7 @@ def test_a_head_that_was_moved_away_is_gone_before_its_caller_hears_of_it(story:
 
 
 def test_a_task_of_a_lane_that_may_be_cancelled_holds_up_nobody(story: Story) -> None:
-    story.put("first", lane="l")
-    story.put("second", due=1, lane="l")
+    story.put_pair()
     story.cancel("first", at=-10, answer=UNSURE)
     story.begin("second", due=1, at=5020)
     story.end("second", due=1, at=5030)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +37,13 @@ def test_declaring_loads_neither_the_engine_nor_the_way_to_the_server() -> None:
 
 def test_settings_are_read_without_an_event_loop() -> None:
     assert "asyncio" not in loaded_after("from mainspring import Config\nConfig()")
+
+
+def test_a_type_checker_sees_the_types_of_the_package(tmp_path: Path) -> None:
+    """Without its marker file a checker takes everything of the package for `Any`."""
+    application = tmp_path / "application.py"
+    application.write_text("from mainspring import Client\n\n\nreveal_type(Client('redis://localhost').count)\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(application)]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout
+    assert "mainspring.model.task.Count" in told.stdout

@@ -199,7 +199,9 @@ class HeldWork:
         return hold
 
     def _move_behind(self, lane: str, hold: Hold) -> None:
-        head = self.lanes.waits_for(lane)
+        # Also where it is in flight: a failed head that was given another time may be begun at its old place, comes to
+        # nothing there, and the lane waits for the one that is moved here.
+        head = self.lanes.head_of(lane)
         for flight in self.lanes.take_behind(lane, hold.live):
             hold.has_head = hold.has_head or flight.idh == head
             self.holds.move(flight, hold)

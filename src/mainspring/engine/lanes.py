@@ -212,6 +212,10 @@ class Lanes:
         """The failed head a lane waits for, where that is not in flight."""
         return self._head[lane] if lane in self._retrying else None
 
+    def head_of(self, lane: str) -> bytes | None:
+        """Whom a lane waits for, in flight or not."""
+        return self._head.get(lane)
+
     def is_closed(self, lane: str) -> bool:
         """Nobody of it can leave now, but perhaps the head it waits for."""
         return lane in self._retrying or lane in self.gated

@@ -136,10 +136,6 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(State).decode
 
 
-def claim_of(generation: int, planned_ms: int) -> bytes:
-    return _CLAIM.pack(generation, planned_ms)
-
-
 def link_to(definition: Definition, planned_ms: int | None, state: State) -> Link:
     """The chain with this occurrence planned; None: with none any more."""
     if planned_ms is None:

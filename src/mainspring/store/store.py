@@ -13,7 +13,7 @@ from ..model.clock import OLD_S, Clock, ServerClock
 from ..model.errors import InvalidInput, NotConfirmed, OutOfMemory, Refused, StoreError, WrongFormat
 from .durable import SERVER, Durability
 from .keys import Keyspace, check_namespace, meta_key, slot_of
-from .link import Link, LinkOptions, redirect_of
+from .link import LinkOptions, redirect_of
 from .links import Links
 from .scripts import Scripts
 from .sender import Group, Replies, Results, Sender
@@ -117,9 +117,6 @@ class Store:
         except (StoreError, TimeoutError):
             return False
         return True
-
-    def link_of(self, partition: int) -> Link:
-        return self.links.for_slot(self.keys.partitions[partition].slot)
 
     async def run(self, groups: Sequence[Group], durability: Durability = SERVER) -> Results:
         """Send all groups, one pipeline per server. A group that failed is answered by its error.
