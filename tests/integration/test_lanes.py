@@ -337,6 +337,25 @@ async def test_a_failed_head_that_is_replaced_in_another_lane_holds_up_its_own_n
     assert (await ticker.client.lane("a")).state == "flowing"
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_failed_head_that_is_replaced_in_its_own_lane_is_waited_for_all_the_same(
+    tickers: Tickers, cancelled: bool
+) -> None:
+    ticker = await tickers(
+        handlers={"log": lambda one: Retry("no", after_ms=60_000) if one.value() == "first" else None}
+    )
+    await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
+    await ticker.advance(seconds=1)
+    if cancelled:  # and put again before its owner has seen that
+        assert await ticker.client.cancel("job", lane="a") == "cancelled"
+    put = await ticker.client.put("log:", "second", after="1h", id="job", lane="a", on_conflict="replace")
+    assert put.outcome == ("created" if cancelled else "replaced")
+    await ticker.client.put("log:", "next", after="1s", lane="a")
+    assert values(await ticker.advance(seconds=600)) == []
+    assert (await ticker.client.lane("a")).state == "retrying"
+    assert values(await ticker.advance(seconds=3_600)) == ["second", "next"]
+
+
 async def test_of_a_head_that_was_skipped_get_says_what_explain_says(tickers: Tickers) -> None:
     ticker = await tickers(handlers={"log": lambda _: Retry("no", after_ms=60_000)})
     put = await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
