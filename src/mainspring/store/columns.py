@@ -122,7 +122,7 @@ def _columns(tasks: Sequence[Task], numbers: Sequence[int], bounds: Bounds, *, n
         leads = list(map(by_size.__getitem__, sizes))
     else:
         leads = [heads[target] + bin_head(size) for target, size in zip(targets, sizes, strict=True)]
-    return Columns(numbers, [cast("int", task.at) for task in tasks], leads, payloads)
+    return Columns(numbers, cast("list[int]", [task.at for task in tasks]), leads, payloads)
 
 
 def _are_usual(tasks: Sequence[Task], bounds: Bounds) -> bool:
