@@ -337,23 +337,57 @@ async def test_a_failed_head_that_is_replaced_in_another_lane_holds_up_its_own_n
     assert (await ticker.client.lane("a")).state == "flowing"
 
 
+@pytest.mark.parametrize("taken_over", [False, True])
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_failed_head_that_is_replaced_in_its_own_lane_is_waited_for_all_the_same(
-    tickers: Tickers, cancelled: bool
+async def test_a_failed_head_that_is_replaced_in_its_own_lane_holds_it_up_no_longer(
+    tickers: Tickers, cancelled: bool, taken_over: bool
 ) -> None:
-    ticker = await tickers(
-        handlers={"log": lambda one: Retry("no", after_ms=60_000) if one.value() == "first" else None}
-    )
+    def fail_the_first(one: Delivery) -> Retry | None:
+        return Retry("no", after_ms=60_000) if one.value() == "first" else None
+
+    ticker = await tickers(handlers={"log": fail_the_first})
     await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
     await ticker.advance(seconds=1)
+    if taken_over:
+        await ticker.crash()
+        ticker = await tickers()
     if cancelled:  # and put again before its owner has seen that
         assert await ticker.client.cancel("job", lane="a") == "cancelled"
     put = await ticker.client.put("log:", "second", after="1h", id="job", lane="a", on_conflict="replace")
     assert put.outcome == ("created" if cancelled else "replaced")
     await ticker.client.put("log:", "next", after="1s", lane="a")
+    assert await ticker.client.lane_skip_head("a") == "no head"
+    assert values(await ticker.advance(seconds=8 if taken_over else 2)) == ["next"]
+    assert (await ticker.client.lane("a")).state == "flowing"
+    assert values(await ticker.advance(seconds=3_600)) == ["second"]
+
+
+async def test_a_task_under_the_id_of_a_failed_head_does_not_go_before_earlier_ones_of_its_lane(
+    tickers: Tickers,
+) -> None:
+    def fail_the_first(one: Delivery) -> Retry | None:
+        return Retry("no", after_ms=60_000) if one.value() == "first" else None
+
+    ticker = await tickers(handlers={"log": fail_the_first})
+    await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
+    await ticker.client.put("log:", "next", after="2s", lane="a")
+    assert values(await ticker.advance(seconds=5)) == ["first"]
+    await ticker.client.put("log:", "second", id="job", lane="a", on_conflict="replace")
+    assert values(await ticker.advance(seconds=2)) == ["next", "second"]
+
+
+async def test_a_failed_head_that_is_rescheduled_is_waited_for(tickers: Tickers) -> None:
+    def fail_the_first(one: Delivery) -> Retry | None:
+        return Retry("no", after_ms=60_000) if one.attempt == 1 and one.value() == "first" else None
+
+    ticker = await tickers(handlers={"log": fail_the_first})
+    await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
+    await ticker.advance(seconds=1)
+    await ticker.client.reschedule("job", lane="a", after="1h")
+    await ticker.client.put("log:", "next", after="1s", lane="a")
     assert values(await ticker.advance(seconds=600)) == []
     assert (await ticker.client.lane("a")).state == "retrying"
-    assert values(await ticker.advance(seconds=3_600)) == ["second", "next"]
+    assert values(await ticker.advance(seconds=3_600)) == ["first", "next"]
 
 
 async def test_of_a_head_that_was_skipped_get_says_what_explain_says(tickers: Tickers) -> None:

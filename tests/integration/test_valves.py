@@ -98,6 +98,15 @@ async def step(ticker: Ticker) -> None:
         await asyncio.sleep(0)
 
 
+async def work_off(ticker: Ticker, slow: Slow, store: Store) -> None:
+    async with asyncio.timeout(120):
+        while slow.under_way or (await balance(store)).pending:
+            slow.end(1_000)
+            ticker.clock.advance(ms=500)
+            await step(ticker)
+    await ticker.turn()
+
+
 async def put(ticker: Ticker, target: str, count: int, **more: object) -> None:
     await ticker.client.put_many(Task(target, n, after="1s", **more) for n in range(count))  # type: ignore[arg-type]
 
@@ -438,12 +447,7 @@ async def test_a_target_that_never_answers_delays_nobody_else(tickers: Tickers, 
         healthy = len(ticker.deliveries)
     assert slow.most <= 160, "three quarters of the room, and no more"
     assert ticker.engine.lookahead.held < 2_000, "held work is not kept in memory"
-    async with asyncio.timeout(120):
-        while slow.under_way or (await balance(store)).pending:
-            slow.end(1_000)
-            ticker.clock.advance(ms=500)
-            await step(ticker)
-    await ticker.turn()
+    await work_off(ticker, slow, store)
     books = await balance(store)
     assert (books.done, books.pending, books.fired) == (8_000, 0, 0)
 
@@ -458,12 +462,7 @@ async def test_of_large_tasks_fewer_are_under_way_at_one_time(tickers: Tickers, 
         await step(ticker)
         await step(ticker)
     assert 0 < slow.most * size < 2 * most_bytes
-    async with asyncio.timeout(120):
-        while slow.under_way or (await balance(store)).pending:
-            slow.end(1_000)
-            ticker.clock.advance(ms=500)
-            await step(ticker)
-    await ticker.turn()
+    await work_off(ticker, slow, store)
     assert (await balance(store)).done == count
 
 

@@ -66,16 +66,9 @@ class Known:
     copies: bool = False
     """The reply to its put was lost, so it may stand twice in its slice."""
     moved: bool = False
-    stands_in: bool = False
-    """Put under the id of one that was tried. Where that was replaced, or cancelled just now, its
-    lane waits for this one instead."""
     late: bool = False
     """Overdue when it was put (or moved): it stands at that moment, not at its due time."""
     deliveries: int = 0
-
-    @property
-    def may_hold_its_lane(self) -> bool:
-        return self.attempt > 1 or self.moved or self.stands_in
 
     @property
     def certain(self) -> bool:
@@ -288,7 +281,7 @@ class Model:
 
     def overdue(self, now_ms: int) -> Iterable[Known]:
         """What a turn without faults must not leave behind."""
-        held = {task.lane for task in self.tasks.values() if task.open and task.may_hold_its_lane} - {None}
+        held = {task.lane for task in self.tasks.values() if task.open and (task.attempt > 1 or task.moved)} - {None}
         for task in self.tasks.values():
             if self.is_paused(task):
                 continue

@@ -259,7 +259,6 @@ class Timeline(RuleBasedStateMachine):
         now_ms = self.clock.now_ms()
         task = self._new(id, IDS[id], now_ms + delay)
         former = self.model.by_id.get(id)
-        task.stands_in = former is not None and (former.deliveries > 0 or former.stands_in or former.moved)
         possible = self.model.answers_to(task, on_conflict, now_ms)
         self.road.expect(fault)
         try:

@@ -52,6 +52,10 @@ class Flight(Delivery, gc=False):
         """What stays of its entry when it moves; nothing where it has an id, by which everybody asks the index."""
         return forward_mark(self.row) if self.body.id is None else b""
 
+    def is_retry_of(self, head: bytes | None) -> bool:
+        """Whether it is the failed task that its lane waits for, and not one that was put under its id since."""
+        return self.idh == head and self.body.is_retry
+
     @property
     def place_ms(self) -> int:
         """The time at which the entry stands: its due time, or later if it was overdue when it was put."""

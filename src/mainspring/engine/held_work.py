@@ -152,9 +152,9 @@ class HeldWork:
         if hold is None or hold.open or hold.closing or hold.live is flight.live or not self.lanes.is_closed(lane):
             return False
         head = None if lane in self.lanes.gated else self.lanes.waits_for(lane)
-        if flight.idh == head or flight.live.to_redo(flight.index):
+        if flight.is_retry_of(head) or flight.live.to_redo(flight.index):
             return False
-        hold.has_head = hold.has_head or flight.idh == self.lanes.waits_for(lane)
+        hold.has_head = hold.has_head or flight.is_retry_of(self.lanes.waits_for(lane))
         self.holds.move(flight, hold)
         return True
 

@@ -148,7 +148,7 @@ class Lanes:
         self, lane: str, head: bytes, behind: list[tuple[int, int, int, Flight]], now_ms: float
     ) -> Flight | None:
         for i, item in enumerate(behind):
-            if item[3].idh == head and not item[3].live.forgotten:
+            if item[3].is_retry_of(head) and not item[3].live.forgotten:
                 if item[0] > now_ms:
                     self.early[lane] = item[0]
                     return None
@@ -256,7 +256,7 @@ class Lanes:
             flight = item[3]
             if flight.live.forgotten:
                 continue
-            if flight.idh == head or flight.live.to_redo(flight.index):
+            if flight.is_retry_of(head) or flight.live.to_redo(flight.index):
                 stay.append(item)
             elif flight.live is own:
                 if own.suspended:

@@ -31,6 +31,11 @@ class Body(msgspec.Struct, array_like=True, frozen=True, gc=False):
     timeout_ms: int | None = None
     """How long one attempt may take; None leaves it to the target and the node."""
 
+    @property
+    def is_retry(self) -> bool:
+        """It was under way before, whether that counted as an attempt or not."""
+        return self.original_due_ms is not None
+
 
 class Columns(NamedTuple):
     """Of many deliveries at once, in their order. To ask each of them costs several times as much."""

@@ -19,9 +19,10 @@ class Standing(NamedTuple):
 
 
 def waits_for(lane: str, found: Found) -> bool:
-    """Whether the lane has to wait for what stands in the place of its failed head. Its id may have been given to a
-    task of another lane since; one that cannot be read is left to the owner, who meets it."""
-    return found.state in ("pending", "fired") and (found.body is None or found.body.lane == lane)
+    """Whether the lane has to wait for what stands in the place of its failed head. Its id may have been given to
+    another task since, of this lane or another; one that cannot be read is left to the owner, who meets it."""
+    body = found.body
+    return found.state in ("pending", "fired") and (body is None or (body.lane == lane and body.is_retry))
 
 
 async def places(store: Store, wanted: Mapping[int, Sequence[bytes]]) -> dict[int, Sequence[bytes | None] | StoreError]:
