@@ -10,8 +10,7 @@ from .model.errors import InvalidInput, MainspringError, NotFound, StoreError, T
 from .model.result import Result
 from .model.task import TaskInfo
 from .model.times import Delay, delay_ms
-from .store.cancelled_ids import was_cancelled
-from .store.ended import in_index
+from .store.ended import cancelled_ms, in_index
 from .store.find import Reference
 from .store.named import Patience
 from .store.results import read_result
@@ -110,6 +109,10 @@ class Results:
         # Only now: it may have ended between the two questions.
         found = await read_result(self.store, reference)
         letter = None if info.state == "done" else await self.dead_get(id, lane=lane)
+        # The index forgets a cancelled id at once, so that it can be used again.
+        off_ms = await cancelled_ms(self.store, reference) if info.state == "unknown" else None
+        if off_ms is not None and _is_older(found, letter, off_ms):
+            return Result("cancelled", reason=_BEFORE_IT_RAN)
         if letter is not None and not _tells_more(found, letter):
             return Result(
                 "dead", reason=letter.reason, attempt=letter.attempts, target=letter.target, due_ms=letter.due_ms,
@@ -120,9 +123,6 @@ class Results:
         if found is not None and _is_of(found, info):
             return found
         if info.state == "unknown":
-            # The index forgets a cancelled id at once, so that it can be used again.
-            if found is None and await _was_cancelled(self.store, reference):
-                return Result("cancelled", reason=_BEFORE_IT_RAN)
             raise NotFound(f"there is no task {id!r}")
         raise NotFound(
             f"task {id!r} is {info.state} and left no result: its handler or target keeps none (set result_ttl), or "
@@ -153,9 +153,11 @@ class _Outage:
         return "" if self._failure is None else f", and the server is away: {self._failure}"
 
 
-async def _was_cancelled(store: Store, reference: Reference) -> bool:
-    every = range(len(store.keys)) if reference.elsewhere else (reference.home,)
-    return await was_cancelled(store, reference.idh, every)
+def _is_older(found: Result | None, letter: DeadLetter | None, off_ms: int) -> bool:
+    """Whether all that is kept under an id is of tasks before the one that was cancelled then."""
+    if found is not None and (found.ending == "cancelled" or found.ended_ms > off_ms):
+        return False
+    return letter is None or letter.died_ms <= off_ms
 
 
 def _tells_more(found: Result | None, letter: DeadLetter) -> bool:

@@ -18,7 +18,6 @@ from mainspring.model.errors import InvalidInput, Unavailable
 from mainspring.model.outcome import Dead, Outcome, Retry
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
-from mainspring.store.scripts import text_of
 from mainspring.store.store import Store
 from mainspring.store.verify import verify
 from mainspring.sync import SyncClient
@@ -60,12 +59,6 @@ async def pages(client: Client, **options: Any) -> list[list[DeadLetter]]:
 
 async def ids(client: Client, **options: Any) -> list[str]:
     return [letter.id for letters in await pages(client, **options) for letter in letters]
-
-
-async def load_script(store: Store, name: str) -> None:
-    """A server that does not know a script refuses it, and it would be that answer which gets lost."""
-    for link in store.links.all():
-        await link.pipeline([("SCRIPT", "LOAD", text_of(name, manual=True))])
 
 
 async def even(store: Store) -> None:
@@ -298,7 +291,6 @@ async def test_a_replay_whose_reply_was_lost_is_one_task(dying: Ticker, fault: F
     await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
     heal(dying)
-    await load_script(dying.store, "dead_replay")
     with bad_road(dying.store) as road:
         road.next(fault, only=calls("dead_replay"))
         assert (await dying.client.dead_replay("id")).outcome == "replayed"
@@ -313,7 +305,6 @@ async def test_a_replay_that_failed_for_good_can_be_repeated(dying: Ticker) -> N
     await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
     heal(dying)
-    await load_script(dying.store, "dead_replay")
     with bad_road(dying.store) as road:
         road.next("lose reply", "never sent", "never sent", only=calls("dead_replay"))
         with pytest.raises(Unavailable):
@@ -400,7 +391,6 @@ async def test_a_replay_of_many_survives_lost_replies(dying: Ticker, fault: Faul
     await dying.client.put_many(Task("log:", n, after="1s") for n in range(250))
     await dying.advance(seconds=1)
     heal(dying)
-    await load_script(dying.store, "dead_replay")
     with bad_road(dying.store) as road:
         road.next(fault, only=calls("dead_replay"))
         summary = await dying.client.dead_replay_many()
@@ -524,7 +514,6 @@ async def test_a_damaged_entry_is_not_replayed_but_exported_and_dropped(dying: T
 async def test_a_drop_whose_reply_was_lost_is_told_as_done(dying: Ticker, fault: Fault) -> None:
     await dying.client.put("log:", "x", id="id", after="1s")
     await dying.advance(seconds=1)
-    await load_script(dying.store, "dead_drop")
     with bad_road(dying.store) as road:
         road.next(fault, only=calls("dead_drop"))
         assert await dying.client.dead_drop("id") == "dropped"

@@ -199,6 +199,30 @@ async def test_a_cancelled_id_of_the_callers_is_told_as_such_until_it_is_used_ag
     assert codes == ["unknown", "unknown", "cancelled", "cancelled"], "what is kept is bounded"
 
 
+@pytest.mark.parametrize("lane", [None, "a"])
+async def test_of_two_tasks_under_one_id_the_later_one_is_told(ticker: Ticker, lane: str | None) -> None:
+    client = ticker.client
+    ticker.answer("log", lambda _: Dead("never"))
+    await client.put("log:", "first", id="job", lane=lane)
+    await ticker.advance(seconds=1)
+    assert (await client.get("job")).state == "dead"
+    await client.put("log:", "second", id="job", lane=lane, after="1h", on_conflict="replace")
+    assert await client.cancel("job", lane=lane) == "cancelled"
+    assert (await client.get("job")).state == (await client.explain("job")).code == "cancelled"
+    over = await client.find_result("job")
+    assert over is not None
+    assert over.ending == "cancelled"
+    assert await client.dead_get("job") is not None, "the letter is kept all the same"
+    await client.put("log:", "third", id="job", lane=lane, after="1s")
+    await ticker.advance(hours=3)
+    keys = ticker.store.keys.partitions[partition_of(lane or "job", len(ticker.store.keys))]
+    await ticker.store.run_one(keys.slot, [("DEL", keys.ids)])  # as if its time was over
+    assert (await client.get("job")).state == (await client.explain("job")).code == "dead"
+    over = await client.find_result("job")
+    assert over is not None
+    assert over.ending == "dead"
+
+
 async def test_a_dead_task_is_explained_for_as_long_as_its_letter_is_kept(ticker: Ticker) -> None:
     ticker.answer("log", lambda _: Dead("never"))
     await ticker.client.put("log:", "x", id="id", after="1s")

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ..model.task import State, TaskInfo
-from .cancelled_ids import was_cancelled
+from .cancelled_ids import last_cancelled
 from .dead import Kept, find_letter
 from .find import Finder, Located, Reference
 from .query import describe, look_at
@@ -22,18 +22,25 @@ async def in_index(store: Store, task_id: str, lane: str | None) -> TaskInfo:
     return TaskInfo(task_id, "unknown") if located is None else describe(task_id, located.entry)
 
 
+async def cancelled_ms(store: Store, reference: Reference) -> int | None:
+    """When the id was cancelled last; None when it is not among those of which that is kept."""
+    partitions = range(len(store.keys)) if reference.elsewhere else [reference.home]
+    return (await last_cancelled(store, partitions)).get(reference.idh)
+
+
 async def how_it_ended(store: Store, reference: Reference, located: Located | None) -> Ended:
     state: State = "unknown" if located is None else located.entry.state
-    if state in ("unknown", "dead") and (kept := await find_letter(store, reference)) is not None:
+    kept = await find_letter(store, reference) if state in ("unknown", "dead") else None
+    off_ms = await cancelled_ms(store, reference) if located is None and reference.address is None else None
+    if kept is not None and (off_ms is None or off_ms < kept.letter.died_ms):
         # An id is forgotten some time after its end, its dead letter is not.
         return Ended("dead", kept)
+    if off_ms is not None:
+        return Ended("cancelled", None)
     if located is None and reference.address is not None:
         # Its old places were followed as far as that is done.
         [entry] = await look_at(store, [(reference.address, reference.idh)])
         return Ended(entry.state, None)
-    if located is None:
-        partitions = range(len(store.keys)) if reference.elsewhere else [reference.home]
-        state = "cancelled" if await was_cancelled(store, reference.idh, partitions) else state
     return Ended(state, None)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ..model.errors import Unavailable
 from ..store.links import Link
-from ..store.scripts import _sha
+from ..store.scripts import Scripts, _sha
 from ..store.store import Store
 from ..store.wire import Command
 
@@ -18,7 +18,8 @@ Match = Callable[[Sequence[Command]], bool]
 class Road:
     """Everything that goes from a store to its servers, in order; and what shall go wrong next."""
 
-    def __init__(self) -> None:
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
         self.trips: list[tuple[str, Sequence[Command]]] = []
         """(address of the server, commands) of every pipeline."""
         self._faults: list[tuple[Fault, Match]] = []
@@ -53,6 +54,8 @@ class Road:
         if at is None:
             return await pipeline(commands, timeout_s=timeout_s)
         fault, _ = self._faults.pop(at)
+        # A server that does not know a script refuses it, and it would be that answer which gets lost.
+        commands = [self._scripts.in_full(one) if one[0] == "EVALSHA" else one for one in commands]
         if fault == "late reply":
             replies = await pipeline(commands, timeout_s=timeout_s)
             self.late += 1
@@ -83,7 +86,7 @@ def calls(script: str) -> Match:
 @contextmanager
 def bad_road(store: Store) -> Iterator[Road]:
     """Within the block every pipeline of the store goes over this road."""
-    road = Road()
+    road = Road(store.scripts)
     links = store.links.all()
     for link in links:
         vars(link)["pipeline"] = _over(road, link, link.pipeline)
