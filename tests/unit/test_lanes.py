@@ -23,7 +23,7 @@ def lanes() -> Lanes:
 
 def flight(due_ms: int, *, lane: str = "l", attempt: int = 1, idh: bytes = b"") -> Flight:
     n = next(_number)
-    body = Body("log:", b"1", None, lane, attempt=attempt)
+    body = Body("log:", b"1", None, lane, attempt=attempt, original_due_ms=None if attempt == 1 else 1)
     live = LiveSlice(KEYS, Slice(1000, 0), 0.5)
     row = entry(due_ms, 0, idh or n.to_bytes(16, "big"), body)
     return Flight(body, row, n, live)
