@@ -82,6 +82,7 @@ SCHEDULED = Profile("scheduled", "standalone", {"kill node": 1}, seconds=3.0, no
 WORKING = Profile("working", "standalone", {"kill worker": 2}, seconds=5.0, nodes=2, workers=2, partitions=4)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_bug_in_the_chains_of_schedules_does_not_get_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos_run, "_PATIENCE_S", 1.0)  # what is lost never comes
@@ -90,6 +91,7 @@ def test_a_bug_in_the_chains_of_schedules_does_not_get_through(tmp_path: Path, m
     assert report.missing > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_bug_between_nodes_and_workers_does_not_get_through(tmp_path: Path) -> None:
     report = run(WORKING, SEED, tmp_path, bugs=("hand-off-without-done-bits",))

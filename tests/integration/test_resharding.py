@@ -202,6 +202,7 @@ async def move_slowly(made: Scene, move: SlotMove, elsewhere: Traffic, others: s
     await asyncio.to_thread(move.finish)
 
 
+@pytest.mark.parametrize("kind", ["valkey", pytest.param("redis", marks=pytest.mark.slow)], indirect=True)
 async def test_a_slow_move_there_and_back_loses_and_doubles_nothing(nodes: Cluster) -> None:
     # Each move outlasts a lease, and no hiccup of a loaded machine does.
     async with scene(nodes.url, lease_s=5) as made:

@@ -569,6 +569,15 @@ async def test_runs_of_a_schedule_with_a_lane_keep_the_order_of_the_lane(
 _PAST = count(date(1990, 1, 1).toordinal())
 
 
+async def longest_stretch_s(step: asyncio.Task[Any]) -> float:
+    """How long the event loop was held up at the most, in time that its thread has had: others may take more."""
+    longest_s, last = 0.0, time.thread_time()
+    while not step.done():
+        await asyncio.sleep(0)
+        longest_s, last = max(longest_s, time.thread_time() - last), time.thread_time()
+    return longest_s
+
+
 # On one server: the search is all that is looked at, and nothing is written in the end.
 @pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
 @pytest.mark.parametrize("way", ["add", "edit"])
@@ -579,23 +588,21 @@ async def test_while_times_are_hard_to_find_the_event_loop_goes_on(client: Clien
         return {"cron": "0 12 * * *", "exclude": ["* 12 * * *", past]}
 
     await client.schedules.add("job", cron="@daily", target="log:")
-    begun = time.perf_counter()
+    begun = time.thread_time()
     with pytest.raises(InvalidInput, match="would never run"):
         check_definition(client.schedules.define("other", target="log:", **never()), client.store.clock.now_ms())
-    took_s = time.perf_counter() - begun
-    longest_s, last = 0.0, time.perf_counter()
+    took_s = time.thread_time() - begun
     if way == "add":
         write = asyncio.create_task(client.schedules.add("new", target="log:", **never()))
     else:
         write = asyncio.create_task(client.schedules.edit("job", **never()))
-    while not write.done():
-        await asyncio.sleep(0)
-        longest_s, last = max(longest_s, time.perf_counter() - last), time.perf_counter()
+    longest_s = await longest_stretch_s(write)
     with pytest.raises(InvalidInput, match="would never run"):
         await write
     assert longest_s < took_s / 2
 
 
+@pytest.mark.parametrize("fleet", ["valkey"], indirect=True)
 @pytest.mark.parametrize("way", ["plan", "missed", "planted anew"])
 async def test_while_the_planner_finds_that_no_run_is_left_the_event_loop_goes_on(
     tickers: Tickers, client: Client, clock: ManualClock, way: str, monkeypatch: pytest.MonkeyPatch
@@ -608,10 +615,10 @@ async def test_while_the_planner_finds_that_no_run_is_left_the_event_loop_goes_o
         years = [f"{year}-01-01..{year}-01-31" for year in range(2028, 2065)]
         return {"cron": "0 9 * * *", "exclude": ["* * * 2-12 *", "2027-01-16..2027-01-31", past, *years]}
 
-    begun = time.perf_counter()
+    begun = time.thread_time()
     other = client.schedules.define("other", target="log:", **last_one())
     assert other.slots.after(START_MS + 3_600_000) is None
-    took_s = time.perf_counter() - begun
+    took_s = time.thread_time() - begun
     await client.schedules.add("job", target="log:", misfire="skip", **last_one())
     number = partition_of("job", len(client.store.keys))
     if way == "planted anew":
@@ -619,13 +626,10 @@ async def test_while_the_planner_finds_that_no_run_is_left_the_event_loop_goes_o
     clock.set(START_MS + 3_600_000 * (24 if way == "missed" else 1) - 60_000)
     ticker = await tickers()
     _slots.cache_clear()  # what the write has found out
-    longest_s, last = 0.0, time.perf_counter()
     step = asyncio.create_task(
         ticker.engine.planner.check(number) if way == "planted anew" else ticker.advance(seconds=120)
     )
-    while not step.done():
-        await asyncio.sleep(0)
-        longest_s, last = max(longest_s, time.perf_counter() - last), time.perf_counter()
+    longest_s = await longest_stretch_s(step)
     await step
     view = await view_of(client, "job")
     assert view.next_ms == ()

@@ -18,7 +18,7 @@ from mainspring.model.zone import zone
 from .cron_cases import Case, cases, changes_within, families
 from .cron_oracle import MONTHS, WEEKDAYS, Oracle, values
 
-CASES = int(os.environ.get("MAINSPRING_CRON_CASES", "5000"))
+CASES = int(os.environ.get("MAINSPRING_CRON_CASES", "2000"))
 CHUNK = 500
 HORIZON = timedelta(days=400)
 POLICIES = [(gap, overlap) for gap in ("shift", "skip") for overlap in ("first", "second", "both")]

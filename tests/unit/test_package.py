@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,13 @@ def test_settings_are_read_without_an_event_loop() -> None:
     assert "asyncio" not in loaded_after("from mainspring import Config\nConfig()")
 
 
+def test_the_package_says_that_it_is_typed() -> None:
+    """Without this file a type checker takes everything of the package for `Any`."""
+    assert (resources.files("mainspring") / "py.typed").is_file()
+
+
+@pytest.mark.slow
 def test_a_type_checker_sees_the_types_of_the_package(tmp_path: Path) -> None:
-    """Without its marker file a checker takes everything of the package for `Any`."""
     application = tmp_path / "application.py"
     application.write_text("from mainspring import Client\n\n\nreveal_type(Client('redis://localhost').count)\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(application)]
