@@ -256,7 +256,7 @@ def repeated_otherwise(received: list[Received]) -> list[str]:
 
 
 async def test_a_broker_killed_under_load_loses_nothing(world: Callable[..., Any], kafka: Broker, topic: str) -> None:
-    count = 20_000
+    count = 8_000
     async with world() as running:
         start_ms = time.time_ns() // 1_000_000
         tasks = (Task(f"kafka:{topic}", number, at=start_ms + number // 4) for number in range(count))
