@@ -18,7 +18,7 @@ from mainspring.testing.chaos.witness import Witness, Write
 from mainspring.testing.owner import HandOwner
 from mainspring.testing.servers import Server, cluster
 
-QUICK = LinkOptions(connect_timeout_s=5.0, timeout_s=0.5)
+QUICK = LinkOptions(connect_timeout_s=5.0, timeout_s=2.0)
 PARTITIONS = 4
 
 
@@ -104,7 +104,7 @@ async def test_a_held_command_arrives_after_its_sender_was_cut(
     key = f"{{{mainspring_namespace}}}:x"
     async with road_to(mainspring_server) as road, links_over(road) as links:
         [link] = links.all()
-        road.weather.hold_all, road.weather.hold_s = True, 0.3
+        road.weather.hold_all, road.weather.hold_s = True, 3.0
         with pytest.raises(Unavailable):
             await link.pipeline([("SET", key, "old")])
         assert await link.pipeline([("SET", key, "new"), ("GET", key)]) == [b"OK", b"new"]

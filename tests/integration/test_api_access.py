@@ -281,7 +281,7 @@ async def test_where_anybody_is_answered_nobody_makes_or_revokes_keys(open_api: 
 
 
 async def test_a_key_has_its_own_rate(api: Api) -> None:
-    api.token = await api.key("reader", rate=0.5)
+    api.token = await api.key("reader", rate=0.001)
     assert (await api.get("/v1/tasks")).status == 200
     refused = await api.get("/v1/tasks")
     assert (refused.status, refused.problem) == (429, "rate")
@@ -292,7 +292,7 @@ async def test_every_key_of_a_file_has_its_own_rate_and_its_own_answers(server: 
     tokens = [new_token(), new_token()]
     (tmp_path / "keys").write_text("\n".join(tokens))
     config = Config(
-        redis_url=server.url, port=0, partitions=4, access="keys", api_key_file=tmp_path / "keys", api_rate=0.5
+        redis_url=server.url, port=0, partitions=4, access="keys", api_key_file=tmp_path / "keys", api_rate=0.001
     )
     async with serving_api(config) as api:
         made = []

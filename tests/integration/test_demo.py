@@ -128,7 +128,7 @@ def test_the_command_prints_three_lines_a_second_and_json_at_the_end(kafka: Brok
 
 
 def test_ctrl_c_ends_it_early_and_the_sums_still_agree(kafka: Broker, tmp_path: Path) -> None:
-    words = ("demo", "ticks", "--within", "3s", "--rate", "200", "--schedulers", "1", "--kafka", kafka.url, "--json")
+    words = ("demo", "ticks", "--within", "10s", "--rate", "200", "--schedulers", "1", "--kafka", kafka.url, "--json")
     process = subprocess.Popen(
         [*MAIN, *words], cwd=tmp_path, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -70,16 +70,22 @@ async def test_disk_without_a_disk_is_stored_and_not_confirmed(kind: Kind, quick
             assert (await balance(client.store)).accepted == 1, "the repeat is the same task"
 
 
-async def test_replicas_are_confirmed_by_replicas(quick: None) -> None:
+async def test_replicas_are_confirmed_by_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait_for(ms: int) -> None:
+        monkeypatch.setattr(durable, "WAIT_MS", ms)
+
+    wait_for(30_000)  # one that does answer is waited for
     with started("valkey", repl_diskless_sync_delay="0") as primary, follower(primary) as replica:
         wait_until(lambda: replica.info("replication").get("master_link_status") == "up", "the replica follows")
         async with Client(primary.url) as client:
             handle = await client.put("log:", id="id", after="1h", durability="replicas=1")
             assert handle.durability == "replicas=1"
             assert replica.call("EXISTS", client.store.keys.partitions[0].n) in (0, 1)
+            wait_for(3_000)
             with pytest.raises(NotConfirmed, match="1 of 2 confirmed"):
                 await client.put("log:", after="1h", durability="replicas=2")
             replica.pause()
+            wait_for(100)
             with pytest.raises(NotConfirmed, match="0 of 1 confirmed"):
                 await client.put("log:", id="two", after="1h", durability="replicas=1")
             # A repeat that changes nothing must not be confirmed by replicas that have seen nothing. By another client:
@@ -88,7 +94,9 @@ async def test_replicas_are_confirmed_by_replicas(quick: None) -> None:
                 with pytest.raises(NotConfirmed, match="0 of 1 confirmed"):
                     await another.put("log:", id="two", after="1h", durability="replicas=1")
             replica.resume()
+            wait_for(30_000)
             assert (await client.put("log:", id="two", after="1h", durability="replicas=1")).outcome == "kept"
+            wait_for(100)
             with pytest.raises(NotConfirmed, match="of 2 confirmed"):
                 await client.put("log:", id="two", after="2h", on_conflict="replace", durability="replicas=2")
             await balance(client.store)

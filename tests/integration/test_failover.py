@@ -194,7 +194,7 @@ async def test_an_owner_whose_writes_were_forgotten_delivers_again_with_the_same
     group: Sentinels, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No put is lost and nothing comes due: only the sequence number tells that the server went back."""
-    async with scene(group.url, lease_s=6) as made:
+    async with scene(group.url, lease_s=30) as made:  # longer than a failover: no lease ends by itself meanwhile
         with patience():
             await put(made.client, 10, ALL, after="5s")
         await until(lambda: made.engine.lookahead.held == 10)

@@ -69,7 +69,7 @@ async def test_a_pause_is_heard_and_its_end_lets_everything_out(real_store: Stor
         await until(lambda: len(target.arrived) == 31)
         lanes = [[n for n in target.arrived if isinstance(n, int) and n % 3 == lane] for lane in range(3)]
         assert all(lane == sorted(lane) for lane in lanes)
-        await client.pause(for_="1500ms")
+        await client.pause(for_="5s")
         engine.called()
         await until(lambda: engine.pauses.closed)
         await client.put("log:", "at its end")

@@ -259,7 +259,7 @@ async def test_a_broker_killed_under_load_loses_nothing(world: Callable[..., Any
     count = 8_000
     async with world() as running:
         start_ms = time.time_ns() // 1_000_000
-        tasks = (Task(f"kafka:{topic}", number, at=start_ms + number // 4) for number in range(count))
+        tasks = (Task(f"kafka:{topic}", number, at=start_ms + number // 2) for number in range(count))
         await running.client.put_many(tasks)
         await until(lambda: running.delivered > 2_000, "the load is under way")
         kafka.kill()

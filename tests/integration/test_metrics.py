@@ -58,9 +58,14 @@ def test_a_task_is_counted_on_its_way(node: Serve) -> None:
     put(node, target="queue:mail/send", after="10ms")
     assert node.call("/v1/tasks/never/reschedule", {"after": "2h"})[0] == 200
     wait_until(lambda: total(figures(scrape(node)), "mainspring_done_total") >= 1, "the task is done", timeout_s=60)
-    wait_until(lambda: total(figures(scrape(node)), "mainspring_queue_ready") == 1, "it waits in its queue")
-    text = scrape(node)
-    found = figures(text)
+    found: dict[str, Values] = {}
+
+    def waits() -> bool:
+        nonlocal found
+        found = figures(scrape(node))
+        return total(found, "mainspring_queue_ready") == 1
+
+    wait_until(waits, "it waits in its queue")
     assert total(found, "mainspring_accepted_total") == 5  # moving one is one more that is accepted, and one replaced
     assert total(found, "mainspring_replaced_total") == 1
     assert total(found, "mainspring_partition_pending") == 2

@@ -28,7 +28,7 @@ async def test_a_call_that_is_not_answered_in_time_is_tried_again_and_the_next_c
 
     with receiving(answer) as receiver:
         await client.schedules.add(
-            "hook", every="10s", target=receiver.url, payload={"a": 1}, retry="3 base=1s jitter=none", timeout="200ms"
+            "hook", every="10s", target=receiver.url, payload={"a": 1}, retry="3 base=1s jitter=none", timeout="2s"
         )
         await ticker.advance(seconds=21)
         release.set()

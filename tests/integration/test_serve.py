@@ -77,7 +77,7 @@ def test_an_embedded_server_that_is_killed_is_brought_back(serve: Callable[..., 
     wait_until(lambda: node.server_pid() != killed, "another server runs", timeout_s=60)
     wait_until(lambda: node.lines == [json.dumps(tick)], "the tick fires", timeout_s=60)
     wait_until(lambda: node.status("/healthy") == 200, "the node is well")
-    assert "it runs again" in node.log
+    wait_until(lambda: "it runs again" in node.log, "the log says so", timeout_s=60)
     assert node.end() == 0
 
 
@@ -300,5 +300,10 @@ def test_the_doctor_names_what_to_change_and_fails_only_on_what_cannot_work(tmp_
         assert "appendonly yes" in ended.stdout
         server.call("REPLICAOF", "127.0.0.1", "1")
         assert run("doctor", "--redis-url", server.url, cwd=tmp_path).returncode == 1
-    well = run("doctor", "--json", "--data-dir", str(tmp_path / "data"), cwd=tmp_path)
-    assert {row["status"] for row in json.loads(well.stdout)} == {"ok"}
+    found: set[str] = set()
+    for _ in range(10):  # a loaded machine may need 5 ms for a round trip, and that is rightly told
+        well = run("doctor", "--json", "--data-dir", str(tmp_path / "data"), cwd=tmp_path)
+        found = {row["status"] for row in json.loads(well.stdout)}
+        if found == {"ok"}:
+            break
+    assert found == {"ok"}

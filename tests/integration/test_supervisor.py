@@ -272,7 +272,7 @@ def test_the_embedded_server_is_brought_back_by_the_parent(supervise: Callable[.
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: node.server_pid() != killed, "another server runs", timeout_s=60)
     wait_until(lambda: json.dumps(tick) in node.lines, "the tick fires", timeout_s=60)
-    assert "it runs again" in node.log
+    wait_until(lambda: "it runs again" in node.log, "the log says so", timeout_s=60)
     assert len(starts(node)) == 2
     server_pid = node.server_pid()
     assert node.end() == 0

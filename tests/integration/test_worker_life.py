@@ -253,9 +253,14 @@ async def test_a_clean_stop_finishes_what_runs_and_gives_back_what_does_not(
 
     works = [Handler(work, queue="q")]
     first = await place.worker(*works, concurrency=2, shutdown_timeout_s=60)
-    first.hands.rate = 10_000  # as after many short ones: it takes more than it can begin
+
+    def took_ahead() -> bool:
+        first.hands.rate = 10_000  # as after many short ones: it takes more than it can begin; it falls with time
+        return len(running) == 2 and len(first.hands.runs) > 2
+
+    took_ahead()
     await place.client.put_many(Task("queue:q/work", {"n": str(n)}, id=str(n)) for n in range(6))
-    await until(lambda: len(running) == 2 and len(first.hands.runs) > 2)
+    await until(took_ahead)
     stopping = asyncio.create_task(first.stop())
     await until(lambda: len(first.hands.runs) == 2)
     second = await place.worker(*works, concurrency=8)
@@ -304,9 +309,14 @@ async def test_what_was_taken_ahead_and_cannot_begin_goes_to_who_is_free(place: 
 
     works = [Handler(work, queue="q")]
     busy = await place.worker(*works, concurrency=1)
-    busy.hands.rate = 10_000
+
+    def took_ahead() -> bool:
+        busy.hands.rate = 10_000
+        return len(busy.hands.runs) > 1
+
+    took_ahead()
     await place.client.put_many(Task("queue:q/work", {"n": str(n)}) for n in range(6))
-    await until(lambda: len(busy.hands.runs) > 1)
+    await until(took_ahead)
     await place.worker(*works, concurrency=8)
     await until(lambda: len(running) == 6)
     assert len(busy.hands.runs) == 1

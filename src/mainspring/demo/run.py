@@ -96,9 +96,8 @@ class Demo:
         if made["refused"]:
             raise MainspringError(f"{made['refused']} ticks were refused, the first with: {made['first_refusal']}")
         await self._until_drained()
-        await self._until_consumed()
+        books = await self._until_consumed()
         self.usages.look()
-        books = await self._books()
         consumer.stop()
         return self._added_up(made, await consumer.finished(), books)
 
@@ -131,15 +130,17 @@ class Demo:
             if not await self._second():
                 return
 
-    async def _until_consumed(self) -> None:
-        """What is marked done has reached the topic; the consumer may be a moment behind."""
-        fired = (await self._books())["done"]
+    async def _until_consumed(self) -> dict[str, int]:
+        """What is marked done has reached the topic; the consumer may be a moment behind. Returns the books as they
+        stood before: after a stop more is fired all the time, and the consumer is not waited for again."""
+        books = await self._books()
         seen_at = time.monotonic()
-        while self._parts.consumer.total < fired and time.monotonic() < seen_at + SETTLE_S:
+        while self._parts.consumer.total < books["done"] and time.monotonic() < seen_at + SETTLE_S:
             before = self._before.consumed
             await self._second()
             if self._before.consumed > before:
                 seen_at = time.monotonic()
+        return books
 
     async def _books(self) -> dict[str, int]:
         """The server's own counters, over all partitions."""

@@ -138,7 +138,9 @@ def cluster(
 ) -> Cluster:
     """A cluster with the slots spread evenly; `replicas` per master."""
     count = masters * (1 + replicas)
-    config = extra_config or {}
+    # Where nobody can take over, one that a loaded machine holds up must not be taken for lost.
+    patient = {} if replicas else {"cluster-node-timeout": "15000"}
+    config = {**patient, **(extra_config or {})}
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(started(kind, {**_cluster_config(), **config})) for _ in range(count)]
         made = Cluster(servers, masters)

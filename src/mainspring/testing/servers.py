@@ -107,6 +107,8 @@ def _sentinel(kind: Kind, primary_port: int) -> Server:
         ok(server.call("SENTINEL", "MONITOR", "main", "127.0.0.1", primary_port, 2))
         for name, value in (("down-after-milliseconds", 1000), ("failover-timeout", 5000)):
             ok(server.call("SENTINEL", "SET", "main", name, value))
+        # One that a loaded machine has held up for two seconds would not act for thirty.
+        ok(server.call("SENTINEL", "DEBUG", "tilt-trigger", 60_000))
     except BaseException:
         server.close()
         raise

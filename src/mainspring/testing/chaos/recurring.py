@@ -25,7 +25,7 @@ class Recurring:
 
     async def add(self, until_us: int) -> None:
         """Add them before anything fails, with their planned times up to an end."""
-        first_ms = (now_us() // 1_000_000) * 1_000 + AHEAD_MS
+        first_ms = (now_us() // 1_000_000 + 1) * 1_000 + AHEAD_MS
         last_ms = until_us // 1_000
         names = [f"schedule {number}" for number in range(SCHEDULES)]
         wanted = [

@@ -122,8 +122,8 @@ class Run:
     async def _play(self, stage: Stage, fleet: Fleet) -> None:
         await self._ready(fleet)
         road = await stage.road("load")
-        ends_us = now_us() + int((self.seconds + 1.0) * 1e6)
         async with self._client(stage.direct_url) as direct, self._client(stage.url(road)) as far:
+            ends_us = now_us() + int((self.seconds + 2.0) * 1e6)
             self.loads = [
                 Load("direct", direct, self.journal, self.profile, seed=self.seed, ends_us=ends_us, road=None),
                 Load("far", far, self.journal, self.profile, seed=self.seed, ends_us=ends_us, road=road),
