@@ -26,6 +26,10 @@ def values(deliveries: list[Delivery]) -> list[object]:
     return [one.value() for one in deliveries]
 
 
+def fail_the_first(one: Delivery) -> Retry | None:
+    return Retry("no", after_ms=60_000) if one.value() == "first" else None
+
+
 async def first_delivery(ticker: Ticker) -> None:
     while not ticker.deliveries:  # noqa: ASYNC110 - a sink that hangs says nothing
         await asyncio.sleep(0)
@@ -299,9 +303,6 @@ async def test_resent_lane_tasks_go_once_and_in_order(ticker: Ticker) -> None:
 async def test_a_failed_head_that_is_replaced_frees_its_lane_for_the_next_owner_too(
     tickers: Tickers, store: Store
 ) -> None:
-    def fail_the_first(one: Delivery) -> Retry | None:
-        return Retry("no", after_ms=60_000) if one.value() == "first" else None
-
     former = await tickers(handlers={"log": fail_the_first})
     await former.client.put("log:", "first", after="1s", id="job", lane="a")
     await former.advance(seconds=1)
@@ -319,9 +320,6 @@ async def test_a_failed_head_that_is_replaced_frees_its_lane_for_the_next_owner_
 async def test_a_failed_head_that_is_replaced_in_another_lane_holds_up_its_own_no_longer(
     tickers: Tickers, store: Store, lane: str | None, its_turn: str
 ) -> None:
-    def fail_the_first(one: Delivery) -> Retry | None:
-        return Retry("no", after_ms=60_000) if one.value() == "first" else None
-
     ticker = await tickers(handlers={"log": fail_the_first})
     task_id, other = _neighbours("a", lane, len(store.keys))
     await ticker.client.put("log:", "first", after="1s", id=task_id, lane="a")
@@ -342,9 +340,6 @@ async def test_a_failed_head_that_is_replaced_in_another_lane_holds_up_its_own_n
 async def test_a_failed_head_that_is_replaced_in_its_own_lane_holds_it_up_no_longer(
     tickers: Tickers, cancelled: bool, taken_over: bool
 ) -> None:
-    def fail_the_first(one: Delivery) -> Retry | None:
-        return Retry("no", after_ms=60_000) if one.value() == "first" else None
-
     ticker = await tickers(handlers={"log": fail_the_first})
     await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
     await ticker.advance(seconds=1)
@@ -365,9 +360,6 @@ async def test_a_failed_head_that_is_replaced_in_its_own_lane_holds_it_up_no_lon
 async def test_a_task_under_the_id_of_a_failed_head_does_not_go_before_earlier_ones_of_its_lane(
     tickers: Tickers,
 ) -> None:
-    def fail_the_first(one: Delivery) -> Retry | None:
-        return Retry("no", after_ms=60_000) if one.value() == "first" else None
-
     ticker = await tickers(handlers={"log": fail_the_first})
     await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
     await ticker.client.put("log:", "next", after="2s", lane="a")
@@ -377,10 +369,10 @@ async def test_a_task_under_the_id_of_a_failed_head_does_not_go_before_earlier_o
 
 
 async def test_a_failed_head_that_is_rescheduled_is_waited_for(tickers: Tickers) -> None:
-    def fail_the_first(one: Delivery) -> Retry | None:
-        return Retry("no", after_ms=60_000) if one.attempt == 1 and one.value() == "first" else None
+    def fail_once(one: Delivery) -> Retry | None:
+        return fail_the_first(one) if one.attempt == 1 else None
 
-    ticker = await tickers(handlers={"log": fail_the_first})
+    ticker = await tickers(handlers={"log": fail_once})
     await ticker.client.put("log:", "first", after="1s", id="job", lane="a")
     await ticker.advance(seconds=1)
     await ticker.client.reschedule("job", lane="a", after="1h")
