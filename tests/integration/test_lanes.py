@@ -7,7 +7,7 @@ import pytest
 
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.reach import Reach
-from mainspring.model.clock import ManualClock
+from mainspring.model.clock import ManualClock, steady_s
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import StoreError, Unavailable
 from mainspring.model.outcome import Dead, Retry
@@ -56,6 +56,24 @@ async def test_far_and_near_slices_of_one_lane_go_by_due_time(ticker: Ticker, cl
     await ticker.client.put_many(Task("log:", n, at=start_ms + n * 1_000, lane="a") for n in (1, 3, 5))
     clock.set(start_ms + 10_000)
     assert values(await ticker.turn()) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_turn_renews_its_leases_before_they_run_out(tickers: Tickers, clock: ManualClock) -> None:
+    """A partition that is given up in the middle of a turn would come back with what it has delivered already."""
+    ticker = await tickers(options=EngineOptions(lease_s=30))
+    await ticker.client.put_many(Task("log:", n, at=clock.now_ms() + n, lane="a") for n in range(20))
+    left_s: list[float] = []
+
+    def take_long(_: Delivery) -> None:
+        for partition in ticker.engine.owned.values():
+            left_s.append(partition.lease_until - steady_s())
+            partition.lease_until -= 10
+        ticker.engine.keeper._renew_at -= 10
+
+    ticker.answer("log", take_long)
+    clock.advance(seconds=1)
+    assert values(await ticker.turn()) == list(range(20))
+    assert min(left_s) > 15
 
 
 async def test_one_at_a_time(ticker: Ticker) -> None:

@@ -319,7 +319,7 @@ class Engine:
             pass
         while True:
             before = self._progress()
-            if not all(one.holds_lease for one in self.owned.values()):
+            if self.keeper.is_due or not all(one.holds_lease for one in self.owned.values()):
                 await self.keeper.step()  # long turns outlast leases, and nothing begins without one
             await self.permits.step()
             await self.dispatcher.step()

@@ -74,6 +74,11 @@ class Keeper:
         if reopened:
             self._changed()  # the dispatcher may sleep: nothing could begin there
 
+    @property
+    def is_due(self) -> bool:
+        """It is time to renew the leases."""
+        return steady_s() >= self._renew_at
+
     async def step(self) -> float:
         now = steady_s()
         failure = None
