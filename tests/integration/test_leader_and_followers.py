@@ -55,7 +55,9 @@ class Program:
     """One of the machines."""
 
     def __init__(self, folder: Path, url: str, lease_s: float) -> None:
-        (folder / "program.py").write_text(PROGRAM.replace("LEASE_S", str(lease_s)))
+        script = folder / "program.py"
+        if not script.exists():  # written again it would be empty for a moment, and another may be about to read it
+            script.write_text(PROGRAM.replace("LEASE_S", str(lease_s)))
         with (folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "program.py"],
