@@ -80,12 +80,14 @@ async def test_a_peer_that_breaks_says_so_in_its_row(tmp_path: Path) -> None:
     assert row.drain_per_s is None
 
 
+@pytest.mark.slow
 def test_mainspring_itself_is_a_row_with_real_workers() -> None:
     [row] = rows_of("--only", "mainspring", "--server", "valkey")
     assert_full(row, "mainspring")
     assert row["early"] == 0
 
 
+@pytest.mark.slow
 def test_without_the_libraries_the_other_rows_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("mainspring.bench.peers.homes.has_peers", lambda: False)

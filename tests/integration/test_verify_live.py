@@ -118,6 +118,9 @@ async def watch(store: Store, rounds: int) -> Books:
     return books
 
 
+@pytest.mark.parametrize(
+    "fleet", ["valkey", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("redis", "cluster"))], indirect=True
+)
 async def test_live_traffic_raises_no_false_alarm(live: Store) -> None:
     sink = RecordingSink()
     sink.handlers["log"] = sometimes
