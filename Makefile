@@ -50,10 +50,10 @@ test-cron-long: install ## 200,000 random schedules against a walk over every mi
 	@MAINSPRING_CRON_CASES=200000 $(BIN)/python -m pytest -q -n auto tests/unit/test_cron_oracle.py $(ARGS)
 
 chaos: install ## real processes under faults for about two minutes, then the proof (SEED=n for another plan)
-	@$(BIN)/python -m mainspring.testing.chaos --seed $(or $(SEED),1) $(ARGS)
+	@$(BIN)/python -m tests.support.chaos --seed $(or $(SEED),1) $(ARGS)
 
 chaos-long: install ## the same with seed after seed for MINUTES=n (default 30)
-	@$(BIN)/python -m mainspring.testing.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),30) $(ARGS)
+	@$(BIN)/python -m tests.support.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),30) $(ARGS)
 
 check: install ## lint, format, strict types, layer direction
 	@$(BIN)/ruff check .

@@ -8,8 +8,7 @@ import asyncio
 import logging
 
 from mainspring import DONE, Client, Retry
-from mainspring.model.delivery import Delivery
-from mainspring.model.outcome import Outcome
+from mainspring.model.delivery import Delivery, Outcome
 from mainspring.testing import Ticker
 from mainspring.testing.servers import standalone
 

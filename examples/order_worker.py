@@ -9,8 +9,8 @@ import logging
 
 from mainspring import Config, Context, Retry, Scheduler, TaskFailed, idempotent
 from mainspring.node import Node
+from mainspring.scheduler.worker_process import Workplace
 from mainspring.testing.servers import standalone
-from mainspring.workplace import Workplace
 
 log = logging.getLogger("shop")
 

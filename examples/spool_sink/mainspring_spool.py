@@ -12,9 +12,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from mainspring import Config
-from mainspring.model.delivery import Delivery
+from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
 from mainspring.model.errors import ConfigError
-from mainspring.model.outcome import DONE, Dead, Outcome, Retry
 
 
 def make(config: Config) -> "SpoolSink":

@@ -4,11 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .client import Client
-    from .config import Config
-    from .entry import Entry
+    from .client.client import Client
+    from .client.sync import SyncClient
+    from .config.config import Config
     from .model.clock import ManualClock
-    from .model.dead import DeadLetter, DeadPage, Replayed, ReplaySummary
+    from .model.dead_letter import DeadLetter, DeadPage, Replayed, ReplaySummary
+    from .model.delivery import DONE, Dead, Done, Failure, Retry
     from .model.errors import (
         ConfigError,
         Conflict,
@@ -26,15 +27,11 @@ if TYPE_CHECKING:
         WrongFormat,
     )
     from .model.explain import Explanation
-    from .model.failure import Failure
-    from .model.outcome import DONE, Dead, Done, Retry
-    from .model.result import Output, Result
+    from .model.job import Output, Result
     from .model.retry import RetryPolicy
     from .model.task import Count, Handle, Page, PutSummary, Task, TaskInfo
-    from .scheduler import Scheduler
-    from .sync import SyncClient
-    from .worker.context import Context, current
-    from .worker.idempotent import idempotent
+    from .scheduler.scheduler import Entry, Scheduler
+    from .worker.context import Context, current, idempotent
 
 __all__ = [
     "DONE",
@@ -83,21 +80,18 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES: Final = {
-    "client": ("Client",),
-    "config": ("Config",),
-    "entry": ("Entry",),
-    "scheduler": ("Scheduler",),
-    "sync": ("SyncClient",),
+    "client.client": ("Client",),
+    "client.sync": ("SyncClient",),
+    "config.config": ("Config",),
     "model.clock": ("ManualClock",),
-    "model.dead": ("DeadLetter", "DeadPage", "ReplaySummary", "Replayed"),
+    "model.dead_letter": ("DeadLetter", "DeadPage", "ReplaySummary", "Replayed"),
+    "model.delivery": ("DONE", "Dead", "Done", "Failure", "Retry"),
     "model.explain": ("Explanation",),
-    "model.failure": ("Failure",),
-    "model.outcome": ("DONE", "Dead", "Done", "Retry"),
-    "model.result": ("Output", "Result"),
+    "model.job": ("Output", "Result"),
     "model.retry": ("RetryPolicy",),
     "model.task": ("Count", "Handle", "Page", "PutSummary", "Task", "TaskInfo"),
-    "worker.context": ("Context", "current"),
-    "worker.idempotent": ("idempotent",),
+    "scheduler.scheduler": ("Entry", "Scheduler"),
+    "worker.context": ("Context", "current", "idempotent"),
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 

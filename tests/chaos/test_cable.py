@@ -11,22 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.store.keys import Keyspace
-from mainspring.testing.chaos.cable import Cable, refused
-from mainspring.testing.chaos.faults import Faults
-from mainspring.testing.chaos.fleet import Fleet
-from mainspring.testing.chaos.ground import Ground
-from mainspring.testing.chaos.profile import Profile
-from mainspring.testing.chaos.recorder import Journal, Recorder
-from mainspring.testing.chaos.schedule import Planned
-from mainspring.testing.chaos.stage import Standalone
-from mainspring.testing.chaos.witness import Witness
-from mainspring.testing.events import Fault
+from mainspring.testing.history import Fault
 from mainspring.testing.servers import wait_until
 
+from ..support.chaos.faults import Faults, Ground
+from ..support.chaos.fleet import Fleet
+from ..support.chaos.network import Cable, refused
+from ..support.chaos.profile import Planned, Profile
+from ..support.chaos.recorder import Journal, Recorder
+from ..support.chaos.servers import Standalone
+from ..support.chaos.wire_log import Witness
+
 CALL = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 1).close()"
-CRASH = "from mainspring.testing.chaos.cable import Cable; print(Cable().plug, flush=True); input()"
+CRASH = "from tests.support.chaos.network import Cable; print(Cable().plug, flush=True); input()"
 LINKS = Path("/sys/class/net")
 IFF_UP = 1
 PROFILE = Profile("parted", "standalone", {"partition": 1}, nodes=1, partitions=2, lease_s=1.0)

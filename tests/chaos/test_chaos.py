@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from mainspring.testing.chaos import run as chaos_run
-from mainspring.testing.chaos.cable import refused
-from mainspring.testing.chaos.profile import PROFILES, Profile
-from mainspring.testing.chaos.run import run
-from mainspring.testing.events import Healed, History
+from mainspring.testing.history import Healed, History
+
+from ..support.chaos import run as chaos_run
+from ..support.chaos.network import refused
+from ..support.chaos.profile import PROFILES, Profile
+from ..support.chaos.run import run
 
 SEED = int(os.environ.get("MAINSPRING_CHAOS_SEED", "1"))
 

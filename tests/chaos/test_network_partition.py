@@ -13,13 +13,14 @@ import msgspec
 import pytest
 
 from mainspring.bench.fleet import Order
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.task import Task
 from mainspring.store import members
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
-from mainspring.testing.chaos.cable import Cable, refused
 from mainspring.testing.servers import standalone
+
+from ..support.chaos.network import Cable, refused
 
 LEASE_S = 1.5
 TASKS = 2_000

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from mainspring.engine.live import LiveSlice
+from mainspring.engine.slice import LiveSlice
 from mainspring.store.scripts import _NEEDS, text_of
 from mainspring.testing.history import Rule, Violation
-from mainspring.testing.mutations import MUTATIONS, plant, planted
-from mainspring.testing.mutations_kinds import Patch, Rewrite
-from mainspring.testing.scenarios import SCENARIOS, play
 from mainspring.testing.servers import Server, standalone
+
+from ..support.planted_bugs import MUTATIONS, plant, planted
+from ..support.planted_bugs.kinds import Patch, Rewrite
+from ..support.scenarios import SCENARIOS, play
 
 PATIENCE_S = 60
 
@@ -151,7 +152,7 @@ def test_a_bug_in_a_text_that_has_changed_is_refused() -> None:
 
 def test_a_process_can_be_given_a_bug_for_life() -> None:
     code = (
-        "from mainspring.testing.mutations import plant; from mainspring.store.scripts import text_of;"
+        "from tests.support.planted_bugs import plant; from mainspring.store.scripts import text_of;"
         " plant('early-check-off'); assert 'local early = false' in text_of('tick', False)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

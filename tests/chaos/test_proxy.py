@@ -9,14 +9,14 @@ import pytest
 from mainspring.model.clock import ServerClock
 from mainspring.model.errors import Unavailable
 from mainspring.store.keys import Keyspace
-from mainspring.store.link import LinkOptions
-from mainspring.store.links import Links
+from mainspring.store.redis.servers import LinkOptions, Links
 from mainspring.store.scripts import Scripts
 from mainspring.store.store import Store
-from mainspring.testing.chaos.road import Road
-from mainspring.testing.chaos.witness import Witness, Write
-from mainspring.testing.owner import HandOwner
 from mainspring.testing.servers import Server, cluster
+
+from ..support.chaos.network import Road
+from ..support.chaos.wire_log import Witness, Write
+from ..support.owner import HandOwner
 
 QUICK = LinkOptions(connect_timeout_s=5.0, timeout_s=2.0)
 PARTITIONS = 4

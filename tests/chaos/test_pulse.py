@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.testing.chaos.pulse import Pulse
-from mainspring.testing.chaos.recorder import STALL, Journal
-from mainspring.testing.events import Fault, Stall
+from mainspring.testing.history import Fault, Stall
+
+from ..support.chaos.recorder import STALL, Journal
+from ..support.chaos.run import Pulse
 
 
 @pytest.mark.parametrize(("late_s", "stalls", "faults"), [(0.019, 0, 0), (0.021, 1, 0), (0.6, 1, 1)])

@@ -4,9 +4,8 @@ from collections import Counter
 
 import pytest
 
-from mainspring.testing.chaos.profile import PROFILES
-from mainspring.testing.chaos.report import too_few
-from mainspring.testing.chaos.schedule import plan
+from ..support.chaos.profile import PROFILES, plan
+from ..support.chaos.run import too_few
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -17,7 +17,7 @@ import yaml
 from tests.integration.gap import gap
 from tests.integration.serving import ENVIRON, serving
 
-from mainspring.config import Config
+from mainspring.config.config import Config
 from mainspring.testing.servers import wait_until
 
 TOP = Path(__file__).parent.parent.parent

@@ -13,8 +13,7 @@ import pytest
 from tests.integration.gap import gap
 from tests.integration.serving import ENVIRON
 
-from mainspring.testing.server_process import free_port
-from mainspring.testing.servers import wait_until
+from mainspring.testing.servers import free_port, wait_until
 
 GUIDES = Path(__file__).parent.parent.parent / "docs" / "guides"
 STAYS = ("mainspring serve", "mainspring worker", "python3 ")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from mainspring.config import Config
-from mainspring.model.lane_policy import LanePolicy
+from mainspring.config.config import Config
+from mainspring.model.lane import LanePolicy
 
 from .test_docs import ROOT, blocks
 

@@ -3,10 +3,9 @@
 import re
 from pathlib import Path
 
-from mainspring.config import Config
-from mainspring.model.breaker import BreakerPolicy
-from mainspring.model.lane_policy import LanePolicy
-from mainspring.model.rate import Limit, Rate
+from mainspring.config.config import Config
+from mainspring.model.flow import BreakerPolicy, Limit, Rate
+from mainspring.model.lane import LanePolicy
 from mainspring.model.retry import RetryPolicy
 
 from .test_docs import ROOT, blocks, text_of

@@ -14,16 +14,14 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mainspring import Client, ConfigError, InvalidInput, ManualClock, Retry, Task
-from mainspring.config import Config
+from mainspring.config.config import Config
 from mainspring.engine.engine import EngineOptions
-from mainspring.model.delivery import Delivery
-from mainspring.model.outcome import DONE, Outcome
-from mainspring.node import Node
+from mainspring.model.delivery import DONE, Delivery, Outcome
+from mainspring.node.node import Node
 from mainspring.store.store import Store
 from mainspring.testing import Ticker
 from mainspring.testing.balance import balance
-from mainspring.testing.leftovers import all_keys
-from mainspring.testing.servers import Server, cluster, standalone
+from mainspring.testing.servers import Server, all_keys, cluster, standalone
 
 DUE_S = {"task1": 1693964754, "task2": 1693965795, "task3": 1693974803, "task4": 1694064809, "task5": 1704064809}
 NOW_S = 1694044800

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mainspring.config import Config
+from mainspring.config.config import Config
 from mainspring.model.retry import RetryPolicy
 
 from .test_docs import ROOT, blocks, run_as_typed

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mainspring import Client
-from mainspring.store.verify_report import KINDS
+from mainspring.store.verify.report import KINDS
 from mainspring.testing.servers import Server
 
 ROOT = Path(__file__).parents[2]

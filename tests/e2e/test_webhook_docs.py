@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.config import Config
-from mainspring.model.named import Plain
-from mainspring.model.webhook import Basic, Bearer, Webhook
-from mainspring.model.webhook_table import read_webhook
+from mainspring.config.config import Config
+from mainspring.model.targets.named import Plain
+from mainspring.model.targets.webhook import Basic, Bearer, Webhook, read_webhook
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "webhooks.md").read_text(encoding="utf-8")

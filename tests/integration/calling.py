@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mainspring.api.server import ApiServer
-from mainspring.client import Client
-from mainspring.config import Config
+from mainspring.client.client import Client
+from mainspring.config.config import Config
 from mainspring.model.access import ApiKey, Role, hash_of, new_token
-from mainspring.node import Node
+from mainspring.node.node import Node
 from mainspring.sinks.base import Sink
-from mainspring.sinks.null import NullSink
+from mainspring.sinks.log import NullSink
 from mainspring.store.access import add_key, new_key_id
 
 LATER = 1_900_000_000_000

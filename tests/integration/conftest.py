@@ -10,14 +10,22 @@ from typing import Any, Final
 import pytest
 import uvloop
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
-from mainspring.store import generated
 from mainspring.store.store import Store
+from mainspring.store.tasks import encode
 from mainspring.testing.balance import balance
 from mainspring.testing.kafka import Broker, broker
-from mainspring.testing.leftovers import all_keys, belongs_to, delete_namespace
-from mainspring.testing.servers import Cluster, Kind, Server, cluster, standalone
+from mainspring.testing.servers import (
+    Cluster,
+    Kind,
+    Server,
+    all_keys,
+    belongs_to,
+    cluster,
+    delete_namespace,
+    standalone,
+)
 from mainspring.testing.ticker import Ticker
 
 from . import narrow_rights
@@ -80,7 +88,7 @@ def fleets() -> Iterator[Callable[[str], Fleet]]:
 @pytest.fixture(scope="module", autouse=True)
 def _small_loads_reach_all_partitions() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generated, "STRETCH", STRETCH)
+        patch.setattr(encode, "STRETCH", STRETCH)
         yield
 
 

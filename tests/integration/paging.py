@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.task import TaskInfo
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from mainspring.model.delivery import DONE, Dead, Done, Retry
 from mainspring.model.job import Cancelled, End, Job
-from mainspring.model.outcome import DONE, Dead, Done, Retry
-from mainspring.store import queue
+from mainspring.store import job_queue
 from mainspring.store.store import Store
 
 QUEUE = "mail"
@@ -23,7 +23,7 @@ class HandWorker:
         return {p: dict.fromkeys(self.queues, most) for p in range(len(self.store.keys))}
 
     async def take(self, most: int = 100) -> list[Job]:
-        jobs = await queue.take(self.store, self.name, self.asks(most))
+        jobs = await job_queue.take(self.store, self.name, self.asks(most))
         return sorted(jobs, key=lambda job: (job.due_ms, job.body.payload))
 
     async def take_one(self) -> Job:
@@ -32,10 +32,10 @@ class HandWorker:
 
     async def reclaim(self, *, lease_ms: int = 0, most: int = 100) -> list[Job]:
         """With no lease: everything that others have taken."""
-        return await queue.reclaim(self.store, self.name, self.asks(most), lease_ms=lease_ms)
+        return await job_queue.reclaim(self.store, self.name, self.asks(most), lease_ms=lease_ms)
 
-    async def end(self, *jobs: Job, outcome: Done | Retry | Dead | Cancelled = DONE) -> list[queue.Answer]:
-        return await queue.finish(self.store, [End(job, outcome) for job in jobs])
+    async def end(self, *jobs: Job, outcome: Done | Retry | Dead | Cancelled = DONE) -> list[job_queue.Answer]:
+        return await job_queue.finish(self.store, [End(job, outcome) for job in jobs])
 
 
 def values(jobs: Sequence[Job]) -> list[bytes]:

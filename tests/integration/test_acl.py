@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.testing.servers import Cluster, Kind, Server, standalone, wait_until

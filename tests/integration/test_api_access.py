@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from mainspring.api import surface
+from mainspring.api import app
 from mainspring.api.routes import Route
-from mainspring.client import Client
-from mainspring.config import Config
+from mainspring.client.client import Client
+from mainspring.config.config import Config
 from mainspring.model.access import RIGHTS, Right, Role, new_token
-from mainspring.model.dead import ReplaySummary
+from mainspring.model.dead_letter import ReplaySummary
+from mainspring.model.delivery import Response
 from mainspring.model.errors import OutOfMemory
 from mainspring.model.ids import idh_of
-from mainspring.model.outcome import Response
-from mainspring.model.result import Result
+from mainspring.model.job import Result
 from mainspring.store.access import list_keys, revoke_key
 from mainspring.store.keys import partition_of
-from mainspring.store.results import KeptResult, keep_results
+from mainspring.store.records import KeptResult, keep_results
 from mainspring.testing.servers import Server
 
 from .calling import LATER, Api, serving_api
@@ -118,10 +118,10 @@ async def call(api: Api, route: Route) -> int:
 
 
 def test_every_route_has_its_rule() -> None:
-    assert {name_of(route): route.right for route in surface.ROUTES} == RULES
+    assert {name_of(route): route.right for route in app.ROUTES} == RULES
 
 
-@pytest.mark.parametrize("route", surface.ROUTES, ids=name_of)
+@pytest.mark.parametrize("route", app.ROUTES, ids=name_of)
 async def test_a_route_answers_the_roles_that_may_call_it_and_no_others(api: Api, route: Route) -> None:
     right = RULES[name_of(route)]
     api.token = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.config import Config
+from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import pytest
 
 from mainspring.api.asgi import GUARDED
-from mainspring.api.protocol import MAX_AHEAD, MAX_HEAD_BYTES, MAX_HEADERS, sweep
-from mainspring.config import Config
+from mainspring.api.server import MAX_AHEAD, MAX_HEAD_BYTES, MAX_HEADERS, sweep
+from mainspring.config.config import Config
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
 

@@ -7,10 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
-from mainspring.config import Config
-from mainspring.model.delivery import Delivery
-from mainspring.model.outcome import Outcome, Retry
-from mainspring.sinks.null import NullSink
+from mainspring.config.config import Config
+from mainspring.model.delivery import Delivery, Outcome, Retry
+from mainspring.sinks.log import NullSink
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mainspring.api import surface
+from mainspring.api import app
 from mainspring.api.routes import Route
 from mainspring.testing.servers import standalone
 
@@ -68,7 +68,7 @@ def name_of(route: Route) -> str:
     return f"{route.method} {route.path}"
 
 
-@pytest.mark.parametrize("route", surface.ROUTES, ids=name_of)
+@pytest.mark.parametrize("route", app.ROUTES, ids=name_of)
 def test_no_request_breaks_a_route_whether_it_fits_the_document_or_not(route: Route, served: Served) -> None:
     operation = served.schema[route.path][route.method]
     modes = [operation.as_strategy(generation_mode=mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mainspring.api import keyring
+from mainspring.api import auth
 from mainspring.api.app import App
-from mainspring.api.protocol import Connection, sweep
-from mainspring.config import Config
+from mainspring.api.server import Connection, sweep
+from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
 from mainspring.store.access import list_keys, revoke_key
 from mainspring.testing.servers import Server
@@ -79,7 +79,7 @@ async def test_both_ways_say_the_same(api: Api, body: bytes, headers: dict[str, 
 async def test_a_key_is_looked_up_once_a_second_and_judged_every_time(
     api: Api, long_way: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "FRESH_S", 60.0)  # however long a loaded machine takes for a second's worth
+    monkeypatch.setattr(auth, "FRESH_S", 60.0)  # however long a loaded machine takes for a second's worth
     submitter, reader = await api.key("submit-only"), await api.key("reader")
     bound = await api.key("submit-only", targets=("https://example.com/*",))
     over = await api.key("submit-only", expires_ms=1)
@@ -134,7 +134,7 @@ async def test_an_error_of_the_server_is_told(api: Api, monkeypatch: pytest.Monk
 async def test_a_bug_is_told_and_logged(
     api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mainspring.api.shortcut.task_of", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("mainspring.api.ticks.task_of", lambda *_, **__: 1 / 0)
     answer = await api.post(SHORT, {"item": "a", "at": LATER})
     assert (answer.status, answer.problem) == (500, "bug")
     assert "ZeroDivisionError" in caplog.text
@@ -279,7 +279,7 @@ async def test_what_differs_in_anything_is_parsed(
 async def test_a_known_head_does_not_outlive_its_key(
     api: Api, parsed: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "FRESH_S", 60.0)
+    monkeypatch.setattr(auth, "FRESH_S", 60.0)
     token = await api.key("submit-only")
     with_key = b"authorization: Bearer %b\r\n" % token.encode()
     async with Wire(api) as wire:

@@ -2,16 +2,14 @@
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.access import ApiKey
 from mainspring.model.audit import Change
 from mainspring.model.errors import InvalidInput
-from mainspring.store import answers
-from mainspring.store.access import add_key, list_keys, new_key_id, revoke_key
-from mainspring.store.answers import Claim, Kept
-from mainspring.store.audit import record, trail
-from mainspring.store.neighbour import neighbour
-from mainspring.store.store import Store
+from mainspring.store import records
+from mainspring.store.access import add_key, list_keys, new_key_id, read_audit, record_change, revoke_key
+from mainspring.store.records import Claim, Kept
+from mainspring.store.store import Store, neighbour
 
 from .verifying import found
 
@@ -36,37 +34,37 @@ async def test_a_key_that_cannot_be_read_lets_nobody_in_and_hides_no_other(store
 
 async def test_the_trail_is_in_order_and_paged(store: Store) -> None:
     for n in range(5):
-        await record(store, Change("me", "task.cancel", f"n{n}", "127.0.0.1", "admin", {"n": n}, None))
-    first = await trail(store, limit=3)
-    rest = await trail(store, limit=3, cursor=first.next)
+        await record_change(store, Change("me", "task.cancel", f"n{n}", "127.0.0.1", "admin", {"n": n}, None))
+    first = await read_audit(store, limit=3)
+    rest = await read_audit(store, limit=3, cursor=first.next)
     assert [one.change.object for one in (*first.changes, *rest.changes)] == ["n4", "n3", "n2", "n1", "n0"]
     assert rest.next is None
     assert first.changes[0].change.before == {"n": 4}
     for wrong in ("", "1", "(1-1", "-", "+", "9" * 40 + "-1"):
         with pytest.raises(InvalidInput):
-            await trail(store, cursor=wrong)
+            await read_audit(store, cursor=wrong)
 
 
 async def test_an_entry_that_cannot_be_read_is_shown_as_such(store: Store) -> None:
-    await record(store, Change("me", "a", "b"))
+    await record_change(store, Change("me", "a", "b"))
     await store.run_one(
         store.keys.slot, [("XADD", store.keys.audit, "*", "c", b"\xff"), ("XADD", store.keys.audit, "*", "d", "e")]
     )
-    assert [one.change.what for one in (await trail(store)).changes] == ["unreadable", "unreadable", "a"]
+    assert [one.change.what for one in (await read_audit(store)).changes] == ["unreadable", "unreadable", "a"]
 
 
 async def test_an_answer_is_claimed_once_and_kept(store: Store) -> None:
     place = Claim.of(store, "caller", "key")
     assert place != Claim.of(store, "other", "key")
-    assert await answers.claim(store, place, b"f", window_ms=60_000) is None
-    under_way = await answers.claim(store, place, b"g", window_ms=60_000)
+    assert await records.claim_request(store, place, b"f", window_ms=60_000) is None
+    under_way = await records.claim_request(store, place, b"g", window_ms=60_000)
     assert under_way == Kept(b"f")
     assert not under_way.answered
     done = Kept(b"f", 201, b"{}", b"/v1/tasks/a")
-    await answers.keep(store, place, done, window_ms=60_000)
-    assert await answers.claim(store, place, b"f", window_ms=60_000) == done
-    await answers.release(store, place)
-    assert await answers.claim(store, place, b"x", window_ms=60_000) is None
+    await records.keep_answer(store, place, done, window_ms=60_000)
+    assert await records.claim_request(store, place, b"f", window_ms=60_000) == done
+    await records.release_request(store, place)
+    assert await records.claim_request(store, place, b"x", window_ms=60_000) is None
 
 
 async def test_a_neighbour_is_found_and_never_made(store: Store, client: Client) -> None:
@@ -92,6 +90,6 @@ async def test_a_namespace_that_is_another_programs_is_none(store: Store) -> Non
 
 async def test_verify_knows_all_of_these_keys(store: Store) -> None:
     await add_key(store, ApiKey(new_key_id(), "one", "reader", "h1", 1))
-    await record(store, Change("me", "a", "b"))
-    await answers.claim(store, Claim.of(store, "c", "k"), b"f", window_ms=60_000)
+    await record_change(store, Change("me", "a", "b"))
+    await records.claim_request(store, Claim.of(store, "c", "k"), b"f", window_ms=60_000)
     assert await found(store) == {}

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mainspring.client import Client
-from mainspring.config import Config
+from mainspring.client.client import Client
+from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
-from mainspring.model.rate import Rate
+from mainspring.model.flow import Rate
 from mainspring.model.task import Task
-from mainspring.store import answers
+from mainspring.store import records
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
 
@@ -354,7 +354,7 @@ async def test_a_request_whose_answer_was_lost_is_answered_as_the_first_time(
         raise Unavailable("the connection broke", sent=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(answers, "keep", lost)
+        patch.setattr(records, "keep_answer", lost)
         first = await api.post("/v1/tasks", body, idempotency_key="k")
         assert (first.status, first.problem) == (503, "unavailable")
     again = await api.post("/v1/tasks", body, idempotency_key="k")

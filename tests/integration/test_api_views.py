@@ -8,17 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainspring.api import dead, surface
-from mainspring.api.problems import PROBLEMS
-from mainspring.cli.remote import Api as Remote
-from mainspring.cli.remote_client import RemoteClient
-from mainspring.config import Config
-from mainspring.model.dead import ReplaySummary
-from mainspring.model.delivery import Delivery
+from mainspring.api import app, dead
+from mainspring.api.asgi import PROBLEMS
+from mainspring.client.http import Api as Remote
+from mainspring.client.http import RemoteClient
+from mainspring.config.config import Config
+from mainspring.model.dead_letter import ReplaySummary
+from mainspring.model.delivery import Dead, Delivery, Outcome
 from mainspring.model.errors import InvalidInput
-from mainspring.model.named import Targets
-from mainspring.model.outcome import Dead, Outcome
-from mainspring.sinks.null import NullSink
+from mainspring.model.targets.named import Targets
+from mainspring.sinks.log import NullSink
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
 
@@ -189,7 +188,7 @@ async def test_the_document_tells_of_every_route_and_every_problem_it_may_answer
     document = (await api.get("/openapi.json")).json
     assert document["openapi"].startswith("3.1")
     told = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert told == {(route.method, route.path) for route in surface.ROUTES}
+    assert told == {(route.method, route.path) for route in app.ROUTES}
     operations = [one for methods in document["paths"].values() for one in methods.values()]
     assert len({one["operationId"] for one in operations}) == len(operations)
     text = (await api.get("/openapi.json")).body.decode()
@@ -234,7 +233,7 @@ async def test_answers_have_the_shapes_the_document_gives_them(api: Api) -> None
     await api.post("/v1/schedules", {"name": "s", "cron": "@daily", "target": "null:", "payload": [1]})
     await api.post("/v1/pauses", {"lane": "some"})
     values = {"{id}": "t", "schedules/{name}": "schedules/s", "{name}": "hook", "{lane}": "some"}
-    for route in surface.ROUTES:
+    for route in app.ROUTES:
         kind = route.answers.get(200)
         if route.method != "GET" or kind is None or route.path == "/v1/queues/{name}":
             continue

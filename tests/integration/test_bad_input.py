@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.errors import Conflict, InvalidInput, WrongFormat
 from mainspring.model.task import Task
 from mainspring.store.keys import meta_key, slot_of

@@ -2,14 +2,15 @@
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.task import Task
-from mainspring.store import fire, ownership
 from mainspring.store.keys import Slice, partition_of
+from mainspring.store.owner import fire, leases
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
-from mainspring.testing.owner import HandOwner, address_of
+
+from ..support.owner import HandOwner, address_of
 
 LANE = "a lane keeps tasks in one partition"
 
@@ -62,7 +63,7 @@ async def test_a_former_owner_cannot_begin(planned: Planned, store: Store, clock
 async def test_who_gave_the_partition_back_cannot_begin_any_more(planned: Planned, store: Store) -> None:
     """A call that was still on its way would fire what the next owner fires as well."""
     section = await planned.owner.section(planned.place, begin=[0])
-    await ownership.release(store, {planned.owner.partition: planned.owner.token})
+    await leases.release(store, {planned.owner.partition: planned.owner.token})
     assert (await planned.owner.tick(section)).status == "fenced"
     assert await planned.owner.bits("f", planned.place) == []
 

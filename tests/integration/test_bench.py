@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mainspring.bench.load import Load, Shape, SteadyLoad, payload_texts
-from mainspring.bench.server_time import ServerTime
-from mainspring.bench.tally import Tally, judge
+from mainspring.bench.environment import ServerTime
+from mainspring.bench.lifecycle import Load, Shape, SteadyLoad, Tally, judge, payload_texts
 from mainspring.cli.bench import app
 from mainspring.testing.servers import standalone
 

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mainspring.bench.ground import Where
+from mainspring.bench.environment import Where
 from mainspring.bench.peers import bench
-from mainspring.bench.peers.bench import PEERS, Row, row_of
-from mainspring.bench.peers.homes import python_at_hand
-from mainspring.bench.peers.stage import Contender, Demand
+from mainspring.bench.peers.bench import PEERS, Contender, Demand, Row, python_at_hand, row_of
 from mainspring.cli.bench import app
 
 HERE = Path(__file__).parent
@@ -90,7 +88,7 @@ def test_mainspring_itself_is_a_row_with_real_workers() -> None:
 @pytest.mark.slow
 def test_without_the_libraries_the_other_rows_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("mainspring.bench.peers.homes.has_peers", lambda: False)
+    monkeypatch.setattr("mainspring.bench.peers.bench.has_peers", lambda: False)
     ours, other = rows_of("--only", "mainspring", "--only", "huey", "--no-install")
     assert_full(ours, "mainspring")
     assert other["peer"] == "huey"

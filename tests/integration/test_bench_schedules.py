@@ -1,6 +1,6 @@
 """`bench schedules` measures what it says, and all of it ran."""
 
-from mainspring.bench.ground import Where
+from mainspring.bench.environment import Where
 from mainspring.bench.schedules import next_us, schedules
 
 

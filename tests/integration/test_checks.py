@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from mainspring.store.checks import Check, check_server
-from mainspring.store.links import Links
+from mainspring.store.redis.servers import Links
+from mainspring.store.server_checks import Check, check_server
 from mainspring.testing.servers import Kind, Server, sentinel, standalone
 
 

@@ -11,15 +11,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mainspring.cli import app
-from mainspring.config import Config
+from mainspring.config.config import Config
 from mainspring.model.access import new_token
-from mainspring.model.delivery import Delivery
+from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
 from mainspring.model.errors import Conflict, InvalidInput, NotConfirmed, Unavailable
 from mainspring.model.explain import UNKNOWN
-from mainspring.model.outcome import DONE, Dead, Outcome, Retry
 from mainspring.model.times import delay_ms
 from mainspring.sinks.http import HttpOptions, HttpSink
-from mainspring.sinks.null import NullSink
+from mainspring.sinks.log import NullSink
 from mainspring.testing.servers import Server
 
 from .calling import Api, serving_api

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
-from mainspring.bulk import BATCH
-from mainspring.client import Client
+from mainspring.client.client import BATCH, Client
 from mainspring.model import clock as clock_module
 from mainspring.model.clock import ServerClock
 from mainspring.model.errors import MainspringError

@@ -11,14 +11,13 @@ from itertools import count
 import msgspec
 import pytest
 
-from mainspring.client import Client
-from mainspring.cluster.membership import Membership
-from mainspring.config import Config
+from mainspring.client.client import Client
+from mainspring.cluster import Membership
+from mainspring.config.config import Config
 from mainspring.model.clock import steady_s
-from mainspring.model.delivery import Delivery
+from mainspring.model.delivery import DONE, Delivery, Outcome
 from mainspring.model.errors import ConfigError
-from mainspring.model.outcome import DONE, Outcome
-from mainspring.node import Node
+from mainspring.node.node import Node
 from mainspring.store import members
 from mainspring.store.keys import partition_of
 from mainspring.store.members import About, Identity

@@ -10,27 +10,26 @@ from typing import Any
 import hiredis
 import pytest
 
-from mainspring.client import Client
-from mainspring.cluster.membership import Membership
-from mainspring.cluster.seat import Seat
-from mainspring.config import Config
+from mainspring.client.client import Client
+from mainspring.cluster import Membership, Seat
+from mainspring.config.config import Config
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.engine.keeper import Keeper
-from mainspring.engine.live import LiveSlice
 from mainspring.engine.partition import Partition
+from mainspring.engine.slice import LiveSlice
 from mainspring.model.clock import ManualClock, steady_s
-from mainspring.model.delivery import Delivery
+from mainspring.model.delivery import DONE, Delivery, Outcome
 from mainspring.model.errors import StoreError
-from mainspring.model.outcome import DONE, Outcome
-from mainspring.node import Node
+from mainspring.node.node import Node
 from mainspring.store import members
 from mainspring.store.keys import Slice
 from mainspring.store.members import About, Identity
+from mainspring.store.redis.connection import Command
 from mainspring.store.store import Store
-from mainspring.store.wire import Command
 from mainspring.testing.faults import bad_road, calls, uses
-from mainspring.testing.owner import HandOwner
 from mainspring.testing.servers import Server
+
+from ..support.owner import HandOwner
 
 PARTITIONS = 8
 ALL = set(range(PARTITIONS))

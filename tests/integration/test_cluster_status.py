@@ -10,14 +10,16 @@ from contextlib import AsyncExitStack
 import pytest
 from typer.testing import CliRunner, Result
 
-from mainspring.cli.cluster import app
-from mainspring.config import Config
-from mainspring.node import Node
+from mainspring.cli.admin import cluster_app
+from mainspring.config.config import Config
+from mainspring.node.node import Node
 from mainspring.testing.servers import Server
 
 
 async def status(server: Server, *words: str) -> Result:
-    return await asyncio.to_thread(lambda: CliRunner().invoke(app, ["status", "--redis-url", server.url, *words]))
+    return await asyncio.to_thread(
+        lambda: CliRunner().invoke(cluster_app, ["status", "--redis-url", server.url, *words])
+    )
 
 
 @pytest.fixture

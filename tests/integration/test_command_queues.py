@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.valves import FlowOptions
-from mainspring.model.rate import Limit, Rate
-from mainspring.store.dead import list_dead
+from mainspring.engine.flow import FlowOptions
+from mainspring.model.flow import Limit, Rate
 from mainspring.store.store import Store
+from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.ticker import Ticker
 
 from .queueing import HandWorker

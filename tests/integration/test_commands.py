@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainspring import Output, TaskFailed
-from mainspring.model.command_table import read_command
+from mainspring.model.targets.command import read_command
 from mainspring.testing.servers import standalone
 from mainspring.worker.command import CommandWork
 

@@ -4,21 +4,23 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.clock import ManualClock
+from mainspring.model.dead_letter import DeadLetter
+from mainspring.model.delivery import DONE, Dead, Outcome, Retry
 from mainspring.model.errors import Refused, Unavailable
-from mainspring.model.outcome import DONE, Dead, Outcome, Retry
 from mainspring.model.retry import RetryPolicy
-from mainspring.store import fire
 from mainspring.store.codec import INDEXED, decode, entry
-from mainspring.store.dead import DeadLetter, list_dead
 from mainspring.store.keys import Address, Slice
+from mainspring.store.owner import fire
 from mainspring.store.store import Store
+from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
-from mainspring.testing.owner import HandOwner, address_of
 from mainspring.testing.ticker import Ticker
+
+from ..support.owner import HandOwner, address_of
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

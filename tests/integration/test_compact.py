@@ -5,22 +5,23 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Outcome, Retry
 from mainspring.model.errors import Unavailable
 from mainspring.model.ids import idh_of
-from mainspring.model.outcome import Outcome, Retry
 from mainspring.model.task import Task
-from mainspring.store.cancel import Cancel, cancel
-from mainspring.store.earliest import CHUNK_ROWS
-from mainspring.store.find import Finder, Reference
-from mainspring.store.index import look_up, look_up_packed
 from mainspring.store.keys import SECOND_MS, Slice, partition_of
 from mainspring.store.store import Store
+from mainspring.store.tasks.cancel import Cancel, cancel
+from mainspring.store.tasks.find import Finder, Reference
+from mainspring.store.tasks.index import look_up, look_up_packed
+from mainspring.store.tasks.pages import CHUNK_ROWS
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, uses
-from mainspring.testing.owner import HandOwner, address_of
 from mainspring.testing.ticker import Ticker
+
+from ..support.owner import HandOwner, address_of
 
 PARTITION = 1
 AHEAD_MS = 5_000

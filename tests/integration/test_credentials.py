@@ -9,8 +9,7 @@ import pytest
 
 from mainspring import Client, Config, Scheduler
 from mainspring.model.errors import ConfigError, Refused, StoreError, Unavailable
-from mainspring.store.link import LinkOptions
-from mainspring.store.links import Links
+from mainspring.store.redis.servers import LinkOptions, Links
 from mainspring.testing.servers import Cluster, Server, cluster, standalone
 
 from .serving import run

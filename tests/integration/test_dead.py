@@ -8,24 +8,23 @@ from typing import Any
 import pytest
 
 from mainspring.cli.dead import lines_of
-from mainspring.client import Client
+from mainspring.client.client import Client
+from mainspring.client.dead_letters import Letters
+from mainspring.client.sync import SyncClient
 from mainspring.engine.engine import EngineOptions
-from mainspring.letters import Letters
 from mainspring.model.clock import ManualClock
-from mainspring.model.dead import DeadLetter
-from mainspring.model.delivery import Delivery
+from mainspring.model.dead_letter import DeadLetter
+from mainspring.model.delivery import Dead, Delivery, Outcome, Retry
 from mainspring.model.errors import InvalidInput, Unavailable
-from mainspring.model.outcome import Dead, Outcome, Retry
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
-from mainspring.sync import SyncClient
+from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
-from mainspring.testing.owner import address_of
 from mainspring.testing.ticker import Ticker
 
+from ..support.owner import address_of
 from .queueing import TARGET, HandWorker
 
 Tickers = Callable[..., Awaitable[Ticker]]

@@ -10,15 +10,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mainspring.cli import dead, task
+from mainspring.client.sync import SyncClient
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Dead
 from mainspring.model.errors import InvalidInput
-from mainspring.model.outcome import Dead
-from mainspring.sync import SyncClient
 from mainspring.testing.balance import balance
-from mainspring.testing.owner import address_of
 from mainspring.testing.servers import Server
 from mainspring.testing.ticker import Ticker
 
+from ..support.owner import address_of
 from .terminal import shown_by
 
 

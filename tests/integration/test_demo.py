@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from mainspring.demo.plan import TOPIC, Plan
-from mainspring.demo.run import Parts, Reconciliation, Second, ticks
-from mainspring.demo.stage import TOPIC_PARTITIONS, Where
+from mainspring.demo.run import TOPIC_PARTITIONS, Parts, Reconciliation, Second, Where, ticks
 from mainspring.testing.kafka import Broker
 from mainspring.testing.servers import standalone
 

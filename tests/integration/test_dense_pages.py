@@ -2,17 +2,17 @@
 
 import random
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.delivery import Body
 from mainspring.model.task import Task
 from mainspring.store.codec import INDEXED, RESENT, entry
-from mainspring.store.earliest import AT_ONCE_ROWS, CHUNK_ROWS
 from mainspring.store.keys import Slice
-from mainspring.store.put import fresh_score
 from mainspring.store.store import Store
+from mainspring.store.tasks.pages import AT_ONCE_ROWS, CHUNK_ROWS
+from mainspring.store.tasks.put import fresh_score
 from mainspring.testing.faults import Road, bad_road
-from mainspring.testing.owner import HandOwner
 
+from ..support.owner import HandOwner
 from .paging import payloads
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.testing.server_process import free_port
-from mainspring.testing.servers import Server, standalone
+from mainspring.testing.servers import Server, free_port, standalone
 
 from .serving import run, serving
 

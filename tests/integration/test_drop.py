@@ -2,13 +2,14 @@
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.store.keys import Slice
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
-from mainspring.testing.owner import HandOwner, address_of
 from mainspring.testing.ticker import Ticker
+
+from ..support.owner import HandOwner, address_of
 
 LANE = "one"
 

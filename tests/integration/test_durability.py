@@ -4,13 +4,12 @@ import asyncio
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.errors import NotConfirmed
 from mainspring.model.task import Task
-from mainspring.store import durable
+from mainspring.store import durability
 from mainspring.testing.balance import balance
-from mainspring.testing.leftovers import delete_namespace
-from mainspring.testing.servers import Kind, Server, standalone, wait_until
+from mainspring.testing.servers import Kind, Server, delete_namespace, standalone, wait_until
 
 from .gap import need_server
 
@@ -28,7 +27,7 @@ def follower(primary: Server) -> Server:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits for disks and replicas that do not come end after a tenth of a second."""
-    monkeypatch.setattr(durable, "WAIT_MS", 100)
+    monkeypatch.setattr(durability, "WAIT_MS", 100)
 
 
 async def test_disk_is_confirmed_by_a_server_with_an_append_only_file() -> None:
@@ -72,7 +71,7 @@ async def test_disk_without_a_disk_is_stored_and_not_confirmed(kind: Kind, quick
 
 async def test_replicas_are_confirmed_by_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     def wait_for(ms: int) -> None:
-        monkeypatch.setattr(durable, "WAIT_MS", ms)
+        monkeypatch.setattr(durability, "WAIT_MS", ms)
 
     wait_for(30_000)  # one that does answer is waited for
     with started("valkey", repl_diskless_sync_delay="0") as primary, follower(primary) as replica:
@@ -103,7 +102,7 @@ async def test_replicas_are_confirmed_by_replicas(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_waiting_for_replicas_does_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "WAIT_MS", 600_000)
+    monkeypatch.setattr(durability, "WAIT_MS", 600_000)
     with started("valkey") as server:
         async with Client(server.url) as client, asyncio.timeout(60):
             slow = asyncio.create_task(client.put("log:", after="1h", durability="replicas=1"))

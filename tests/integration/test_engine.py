@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
-from mainspring.engine.reach import Reach
+from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock
-from mainspring.model.delivery import Delivery
+from mainspring.model.delivery import DONE, Delivery, Outcome, Retry
 from mainspring.model.errors import Conflict, Unavailable
-from mainspring.model.outcome import DONE, Outcome, Retry
 from mainspring.model.task import Task
 from mainspring.store.keys import partition_of
 from mainspring.store.store import Store

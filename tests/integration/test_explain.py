@@ -4,19 +4,20 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.clock import ManualClock
-from mainspring.model.delivery import Delivery
+from mainspring.model.delivery import Dead, Delivery, Outcome, Retry
 from mainspring.model.explain import span
-from mainspring.model.outcome import Dead, Outcome, Retry
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
-from mainspring.store import cancelled_ids, members
+from mainspring.store import members
 from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
-from mainspring.testing.owner import HandOwner, address_of
+from mainspring.store.tasks import cancel
 from mainspring.testing.ticker import Ticker
+
+from ..support.owner import HandOwner, address_of
 
 Tickers = Callable[..., Awaitable[Ticker]]
 HOUR_MS = 3_600_000
@@ -191,7 +192,7 @@ async def test_a_cancelled_id_of_the_callers_is_told_as_such_until_it_is_used_ag
     await ticker.advance(seconds=31)
     assert await client.cancel("order-42") == "too late"
     assert (await client.explain("order-42")).code == "done"
-    monkeypatch.setattr(cancelled_ids, "KEPT", 2)
+    monkeypatch.setattr(cancel, "KEPT", 2)
     await client.put_many(Task("log:", n, id=f"n{n}", lane="l", after="30s") for n in range(4))
     for n in range(4):
         await client.cancel(f"n{n}", lane="l")

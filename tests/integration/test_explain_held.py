@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable
 
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.held_work import FEW_BEHIND
+from mainspring.engine.holds import FEW_BEHIND
+from mainspring.model.delivery import Retry
 from mainspring.model.explain import moment
-from mainspring.model.lane_policy import LanePolicy
-from mainspring.model.outcome import Retry
+from mainspring.model.lane import LanePolicy
 from mainspring.model.task import Task
 from mainspring.testing.ticker import Ticker
 

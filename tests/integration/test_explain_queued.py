@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mainspring.model.outcome import EXPIRED_RUNNING, Dead
-from mainspring.model.rate import Limit
+from mainspring.model.delivery import EXPIRED_RUNNING, Dead
+from mainspring.model.flow import Limit
 from mainspring.store.limits import Ask, ask, running
 from mainspring.store.store import Store
 from mainspring.testing.ticker import Ticker

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.errors import NotConfirmed
 from mainspring.model.task import Handle, Task
-from mainspring.store import durable
+from mainspring.store import durability
 from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
 from mainspring.testing.losses import losses, report
@@ -35,14 +35,14 @@ ALL = "replicas=1"
 @pytest.fixture(autouse=True)
 def shorter_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that does not answer is waited for a second, not five."""
-    monkeypatch.setattr(durable, "WAIT_MS", 1_000)
+    monkeypatch.setattr(durability, "WAIT_MS", 1_000)
 
 
 @contextmanager
 def patience() -> Iterator[None]:
     """A replica that does answer is waited for, however slow the machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(durable, "WAIT_MS", 30_000)
+        patch.setattr(durability, "WAIT_MS", 30_000)
         yield
 
 

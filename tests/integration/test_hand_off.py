@@ -5,23 +5,23 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mainspring.client import Client
-from mainspring.engine import run_ends
+from mainspring.client.client import Client
+from mainspring.engine import hand_off as hand_off_module
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import DONE, Dead, Outcome, Retry
 from mainspring.model.errors import InvalidInput, Refused, Unavailable
 from mainspring.model.ids import IDH_BYTES
-from mainspring.model.outcome import DONE, Dead, Outcome, Retry
-from mainspring.store import acks
-from mainspring.store.dead import list_dead
-from mainspring.store.hand_off import HandOff, hand_off
 from mainspring.store.keys import SECOND_MS, Address, Slice
+from mainspring.store.owner import fire
+from mainspring.store.owner.fire import HandOff, hand_off
 from mainspring.store.store import Store
+from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
-from mainspring.testing.owner import HandOwner, address_of
 from mainspring.testing.ticker import Ticker
 
+from ..support.owner import HandOwner, address_of
 from .conftest import Fleet
 from .queueing import QUEUE, TARGET, HandWorker, values
 
@@ -345,7 +345,7 @@ async def left_by_a_former_owner(store: Store, count: int) -> None:
 async def test_what_a_former_owner_left_does_not_hide_the_workers_word(
     ticker: Ticker, store: Store, worker: HandWorker
 ) -> None:
-    await left_by_a_former_owner(store, 3 * acks.AT_ONCE)
+    await left_by_a_former_owner(store, 3 * fire.AT_ONCE)
     for n in range(40):
         await ticker.client.put(TARGET, n, after="1s", lane=f"lane {n}")
     await ticker.advance(seconds=1)
@@ -459,7 +459,7 @@ async def test_a_lane_waits_for_no_other(ticker: Ticker, worker: HandWorker) -> 
 async def test_a_lane_goes_on_at_the_workers_word_and_not_at_the_next_look(
     fleet: Fleet, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_ends, "POLL_S", 3_600.0)
+    monkeypatch.setattr(hand_off_module, "POLL_S", 3_600.0)
     store = await Store.open(fleet.url, namespace=namespace, partitions=2)
     engine = Engine(store, {})
     await engine.start()

@@ -10,16 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainspring.client import Client
-from mainspring.config import Config
-from mainspring.model.delivery import Delivery
+from mainspring.client.client import Client
+from mainspring.config.config import Config
+from mainspring.model.delivery import DONE, Delivery, Outcome, Retry
 from mainspring.model.errors import Unavailable
-from mainspring.model.outcome import DONE, Outcome, Retry
-from mainspring.node import Node
+from mainspring.node.node import Node
 from mainspring.store import members
-from mainspring.store.link import Link
+from mainspring.store.redis.connection import Command
+from mainspring.store.redis.servers import Link
 from mainspring.store.store import Store
-from mainspring.store.wire import Command
 
 from .conftest import Fleet
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from mainspring.model.task import Task
-from mainspring.store import held_rows
 from mainspring.store.store import Store
+from mainspring.store.tasks import pages as pages_module
 from mainspring.testing.faults import bad_road
 from mainspring.testing.ticker import Ticker
 
@@ -74,7 +74,7 @@ async def test_a_page_reads_few_of_many_held_tasks(ticker: Ticker, store: Store)
         with bad_road(store) as road:
             page = await ticker.client.list(limit=50, cursor=cursor)
         assert len(page.tasks) == 50
-        assert entries_read(road.trips) <= 2 * held_rows.AT_ONCE
+        assert entries_read(road.trips) <= 2 * pages_module.AT_ONCE
         assert road.round_trips <= 4
         cursor = page.next
 
@@ -82,7 +82,7 @@ async def test_a_page_reads_few_of_many_held_tasks(ticker: Ticker, store: Store)
 async def test_a_search_in_vain_stops_after_a_bounded_number_of_tasks(
     ticker: Ticker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mainspring.store.query.SEARCHED_AT_MOST", 500)
+    monkeypatch.setattr("mainspring.store.tasks.query.SEARCHED_AT_MOST", 500)
     await held(ticker, 3_000, targets="a", a_ms=300)
     page = await ticker.client.list(target="kafka:none", limit=10)
     assert (page.tasks, page.next is None) == ([], False)
@@ -106,7 +106,7 @@ async def test_of_very_many_a_count_takes_samples_and_says_so(
     ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due_ms = await held(ticker, 9_000, targets="a", a_ms=300)
-    monkeypatch.setattr(held_rows, "COUNTED_AT_MOST", 1_000)
+    monkeypatch.setattr(pages_module, "COUNTED_AT_MOST", 1_000)
     with bad_road(store) as road:
         half = await ticker.client.count(after=due_ms, before=due_ms + 15)
     assert not half.exact

@@ -5,11 +5,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
-from mainspring.engine.held_work import FEW_BEHIND
-from mainspring.model.delivery import Delivery
-from mainspring.model.outcome import DONE, Outcome, Retry
+from mainspring.engine.holds import FEW_BEHIND
+from mainspring.model.delivery import DONE, Delivery, Outcome, Retry
 from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance

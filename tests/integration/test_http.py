@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mainspring.api.collector import CROWD, Collector
 from mainspring.api.server import ApiServer
-from mainspring.config import Config
+from mainspring.api.spaces import CROWD, Collector
+from mainspring.config.config import Config
 from mainspring.model.errors import Conflict, Unavailable
 from mainspring.model.task import Handle, Task
-from mainspring.node import Node
-from mainspring.sinks.null import NullSink
+from mainspring.node.node import Node
+from mainspring.sinks.log import NullSink
 from mainspring.testing.servers import Server
 
 LATER = 4_000_000_000_000 // 2 - 100_000_000_000  # 2030, in milliseconds

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from mainspring.model.outcome import DONE, Dead, Retry
+from mainspring.model.delivery import DONE, Dead, Retry
 from mainspring.sinks.http import HttpOptions, HttpSink
-from mainspring.sinks.http_lookup import SystemLookup
+from mainspring.sinks.http_network import SystemLookup
 
 from .hostile_urls import hostile_urls
 from .web_receiver import delivery, receiving
@@ -168,7 +168,7 @@ async def test_the_last_gate_holds_even_when_all_before_it_are_open(
     canary: Canary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Should a URL ever be read in a new way, the socket itself is still judged."""
-    from mainspring.sinks.http_guard import Guard
+    from mainspring.sinks.http_network import Guard
 
     async def unguarded(self: Guard, host: str, port: int) -> list[str]:
         return ["127.0.0.1"]

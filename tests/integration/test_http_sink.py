@@ -14,8 +14,8 @@ import pytest
 import trustme
 from standardwebhooks import Webhook as Verifier
 
-from mainspring.model.outcome import DONE, Dead, Done, Outcome, Retry
-from mainspring.model.webhook import Basic, Bearer, Webhook
+from mainspring.model.delivery import DONE, Dead, Done, Outcome, Retry
+from mainspring.model.targets.webhook import Basic, Bearer, Webhook
 from mainspring.sinks import http_session
 from mainspring.sinks.http import HttpOptions, HttpSink
 

@@ -9,10 +9,10 @@ import pytest
 from mainspring import Context, Retry, TaskFailed, current, idempotent
 from mainspring.model.clock import steady_s
 from mainspring.model.errors import InvalidInput
-from mainspring.store import queue
+from mainspring.store import job_queue
 from mainspring.testing.faults import bad_road
+from mainspring.worker.context import Memory
 from mainspring.worker.handler import Handler
-from mainspring.worker.memory import Memory
 
 from .conftest import PARTITIONS, Fleet
 from .working import Place, open_place, until
@@ -30,7 +30,7 @@ async def delivered_again(place: Place, handler: Handler) -> Any:
     handle = await place.client.put(handler.target)
     asks = {partition: {handler.queue: 1} for partition in range(PARTITIONS)}
     async with asyncio.timeout(60):
-        while not (jobs := await queue.take(place.store, first.options.name, asks)):  # noqa: ASYNC110
+        while not (jobs := await job_queue.take(place.store, first.options.name, asks)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     first.hands.add(jobs, steady_s())
     await until(lambda: not first.hands.runs)
@@ -108,7 +108,7 @@ async def begun_and_never_ended(place: Place, handler: Handler) -> Any:
     handle = await place.client.put(handler.target)
     asks = {partition: {handler.queue: 1} for partition in range(PARTITIONS)}
     async with asyncio.timeout(60):
-        while not (jobs := await queue.take(place.store, "dead", asks)):  # noqa: ASYNC110
+        while not (jobs := await job_queue.take(place.store, "dead", asks)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert await Memory(place.store).begin(jobs[0], 60_000) is None
     await place.worker(handler, lease_s=0.5)
@@ -153,7 +153,7 @@ async def test_a_run_that_was_taken_over_and_fails_takes_back_nothing_of_the_oth
     handle = await place.client.put(handler.target)
     asks = {partition: {handler.queue: 1} for partition in range(PARTITIONS)}
     async with asyncio.timeout(60):
-        while not (jobs := await queue.take(place.store, silent.options.name, asks)):  # noqa: ASYNC110
+        while not (jobs := await job_queue.take(place.store, silent.options.name, asks)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     silent.hands.add(jobs, steady_s())
     await until(lambda: len(calls) == 1)

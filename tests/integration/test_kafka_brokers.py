@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from mainspring import Client, Task
-from mainspring.config import Config
-from mainspring.node import Node
+from mainspring.config.config import Config
+from mainspring.node.node import Node
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.kafka import Brokers, brokers

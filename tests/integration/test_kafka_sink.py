@@ -10,12 +10,11 @@ from uuid import uuid4
 import pytest
 
 from mainspring import Client, Task
-from mainspring.config import Config
-from mainspring.model.delivery import Body, Delivery, GivenDelivery
+from mainspring.config.config import Config
+from mainspring.model.delivery import DONE, Body, Dead, Delivery, GivenDelivery, Outcome, Retry
 from mainspring.model.errors import ConfigError
 from mainspring.model.ids import idh_of
-from mainspring.model.outcome import DONE, Dead, Outcome, Retry
-from mainspring.node import Node, builtin_sinks
+from mainspring.node.node import Node, builtin_sinks
 from mainspring.sinks.kafka import KafkaSink
 from mainspring.sinks.kafka_options import KafkaOptions, Properties
 from mainspring.store.store import Store

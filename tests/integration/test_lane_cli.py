@@ -4,20 +4,23 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from types import ModuleType
 
 import pytest
+from typer import Typer
 from typer.testing import CliRunner, Result
 
-from mainspring.cli import lane, pause, pauses, resume
+from mainspring.cli.lanes import lane_app as lane
+from mainspring.cli.lanes import pause_app as pause
+from mainspring.cli.lanes import pauses_app as pauses
+from mainspring.cli.lanes import resume_app as resume
+from mainspring.client.sync import SyncClient
 from mainspring.engine.engine import EngineOptions
-from mainspring.model.audit_views import of_lane
+from mainspring.model.audit import of_lane
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Retry
 from mainspring.model.errors import InvalidInput
-from mainspring.model.lane_policy import LanePolicy
-from mainspring.model.outcome import Retry
+from mainspring.model.lane import LanePolicy
 from mainspring.model.task import Task
-from mainspring.sync import SyncClient
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
 from mainspring.testing.ticker import Ticker
@@ -53,8 +56,8 @@ async def blocked(server: Server) -> AsyncIterator[Ticker]:
         yield opened
 
 
-async def call(module: ModuleType, server: Server, *words: str) -> Result:
-    return await asyncio.to_thread(lambda: CliRunner().invoke(module.app, [*words, "--redis-url", server.url]))
+async def call(app: Typer, server: Server, *words: str) -> Result:
+    return await asyncio.to_thread(lambda: CliRunner().invoke(app, [*words, "--redis-url", server.url]))
 
 
 async def test_lanes_that_stand_still_are_listed_and_shown(server: Server, ticker: Ticker) -> None:

@@ -6,16 +6,14 @@ from typing import Any
 import pytest
 
 from mainspring.engine.engine import EngineOptions
-from mainspring.model.delivery import Delivery
-from mainspring.model.failure import Failure
-from mainspring.model.lane_policy import LanePolicy
-from mainspring.model.outcome import Dead, Outcome, Retry
+from mainspring.model.delivery import Dead, Delivery, Failure, Outcome, Retry
+from mainspring.model.lane import LanePolicy
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
-from mainspring.store.dead import list_dead
 from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.tasks.dead_letters import list_dead
+from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
 

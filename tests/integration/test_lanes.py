@@ -6,15 +6,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.reach import Reach
+from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock, steady_s
-from mainspring.model.delivery import Delivery
+from mainspring.model.delivery import Dead, Delivery, Retry
 from mainspring.model.errors import StoreError, Unavailable
-from mainspring.model.outcome import Dead, Retry
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
-from mainspring.store import read
 from mainspring.store.keys import partition_of
+from mainspring.store.owner import read
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from mainspring.model.occurrence import occurrence_id
-from mainspring.model.schedule_view import ScheduleView
-from mainspring.sync import SyncClient
+from mainspring.client.sync import SyncClient
+from mainspring.model.ids import occurrence_id
+from mainspring.model.schedule.view import ScheduleView
 from mainspring.testing.servers import Server, standalone, wait_until
 
 from .serving import ENVIRON

@@ -3,7 +3,7 @@
 import pytest
 
 from mainspring.model.clock import ManualClock
-from mainspring.model.rate import Limit, Rate
+from mainspring.model.flow import Limit, Rate
 from mainspring.store.limits import Ask, Granted, ask
 from mainspring.store.store import Store
 

@@ -7,8 +7,7 @@ import hiredis
 import pytest
 
 from mainspring.model.errors import StoreError, Unavailable
-from mainspring.store.links import LinkOptions, Links, redirect_of
-from mainspring.store.topology import key_slot
+from mainspring.store.redis.servers import LinkOptions, Links, key_slot, redirect_of
 from mainspring.testing.servers import Cluster, Kind, Server, cluster, sentinel, standalone
 
 QUICK = LinkOptions(connect_timeout_s=10, timeout_s=30)

@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec import json
 
-from mainspring.engine import departures, dispatcher, hold_watch, lookahead, partition
-from mainspring.engine.begun import Begun
+from mainspring.engine import dispatcher, due, lookahead, partition
+from mainspring.engine.due import Begun
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.held_work import FEW_BEHIND
-from mainspring.engine.reach import Reach
-from mainspring.engine.slice_reader import LANE_WINDOW
-from mainspring.model.outcome import Retry
+from mainspring.engine.holds import FEW_BEHIND
+from mainspring.engine.lookahead import LANE_WINDOW, Reach
+from mainspring.model.delivery import Retry
 from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
@@ -31,7 +30,7 @@ def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes in proportion to a test's: one commit of ten moves a step, four lanes of a partition back at a time."""
     monkeypatch.setattr(dispatcher, "OUTCOMES_S", 0.0)
     monkeypatch.setattr(partition, "MOST_MOVES", 10)
-    monkeypatch.setattr(hold_watch, "LANES_AT_ONCE", 4)
+    monkeypatch.setattr(lookahead, "LANES_AT_ONCE", 4)
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ async def test_lanes_come_back_a_few_at_a_time_and_in_their_order(paused: Ticker
     await engine.pauses.step()
     await engine.lookahead.step()
     back = [sum(place.is_hold for place in one.slices) for one in engine.owned.values()]
-    assert 0 < max(back) <= hold_watch.LANES_AT_ONCE
+    assert 0 < max(back) <= lookahead.LANES_AT_ONCE
     while len(arrived(paused)) < LANES or await engine.sweeper.drop_finished():
         before = len(paused.deliveries)
         await paused.turn()
@@ -174,7 +173,7 @@ async def test_behind_a_head_that_runs_for_long_memory_stays_bounded_and_the_ord
 async def test_lanes_that_go_on_at_once_out_of_many_slices_leave_in_several_calls(
     ticker: Ticker, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "LANE_SLICES", 3)
+    monkeypatch.setattr(due, "LANE_SLICES", 3)
     heads = [Task("log:", "head", lane=f"l{n}", after="1s") for n in range(40)]
     await ticker.client.put_many(heads + [Task("log:", n, lane=f"l{n}", after=f"{2 + n}s") for n in range(40)])
     ticker.clock.advance(seconds=60)

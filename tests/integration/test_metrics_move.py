@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mainspring.config import Config
-from mainspring.model.breaker import BreakerPolicy
-from mainspring.model.delivery import Delivery
-from mainspring.model.outcome import DONE, Outcome, Retry
-from mainspring.sinks.null import NullSink
+from mainspring.config.config import Config
+from mainspring.model.delivery import DONE, Delivery, Outcome, Retry
+from mainspring.model.flow import BreakerPolicy
+from mainspring.sinks.log import NullSink
 from mainspring.testing.servers import Server
 
 from .calling import Api, serving_api

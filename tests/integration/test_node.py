@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.config import Config
-from mainspring.model.delivery import Delivery
+from mainspring.config.config import Config
+from mainspring.model.delivery import DONE, Delivery, Outcome
 from mainspring.model.errors import ConfigError, StoreError, Unavailable
-from mainspring.model.outcome import DONE, Outcome
-from mainspring.node import Node
-from mainspring.store import checks
+from mainspring.node.node import Node
+from mainspring.store import server_checks
 from mainspring.testing.servers import standalone
 
 
@@ -162,12 +161,12 @@ async def test_a_signal_stops_the_node_cleanly_and_its_echo_does_no_harm(number:
 
 
 async def test_a_signal_during_a_long_start_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hang(*_: object) -> list[checks.Check]:
+    async def hang(*_: object) -> list[server_checks.Check]:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr("mainspring.node.check_server", hang)
+    monkeypatch.setattr("mainspring.node.node.check_server", hang)
     with standalone() as server:
         node = Node(Config(redis_url=server.url), {"log": Basket()})
         assert await node.run_until_signal() == 0

@@ -10,17 +10,17 @@ from typing import Literal
 import pytest
 
 from mainspring.engine.engine import EngineOptions
+from mainspring.model.delivery import Dead, Retry
 from mainspring.model.errors import Unavailable
-from mainspring.model.outcome import Dead, Retry
 from mainspring.model.retry import RetryPolicy
 from mainspring.store.codec import FORWARD, TOMB
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, calls, uses
-from mainspring.testing.owner import address_of
 from mainspring.testing.ticker import Ticker
 
+from ..support.owner import address_of
 from .queueing import TARGET, HandWorker
 
 Tickers = Callable[..., Awaitable[Ticker]]

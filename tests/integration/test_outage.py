@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
+from mainspring.client.sync import SyncClient
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.clock import ManualClock
 from mainspring.model.errors import OutOfMemory, Refused, TaskFailed, Unavailable
 from mainspring.model.task import Task
-from mainspring.store.link import LinkOptions
+from mainspring.store.redis.servers import LinkOptions
 from mainspring.store.store import Store
-from mainspring.store.verify_keys import check_keys, check_types
-from mainspring.sync import SyncClient
+from mainspring.store.verify.keys import check_keys, check_types
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Road, bad_road
 from mainspring.testing.servers import Kind, Server, standalone, wait_until

@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.reach import Reach
-from mainspring.model.delivery import Delivery
+from mainspring.engine.lookahead import Reach
+from mainspring.model.delivery import Delivery, Retry
 from mainspring.model.errors import InvalidInput
-from mainspring.model.outcome import Retry
 from mainspring.model.task import Task
-from mainspring.store.dead import list_dead
 from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.tasks.dead_letters import list_dead
+from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from mainspring.model.task import Task
-from mainspring.store import queue
+from mainspring.store import job_queue
 from mainspring.worker.handler import Handler
 
 from .conftest import PARTITIONS, Fleet
@@ -53,11 +53,11 @@ async def test_the_job_of_a_dead_worker_waits_in_a_paused_queue_too(place: Place
     await place.client.put("queue:mail/work", None, id="poison")
     await queued(place, 1)
     asks = {partition: {"mail": 1} for partition in range(PARTITIONS)}
-    assert len(await queue.take(place.store, "dead", asks)) == 1
+    assert len(await job_queue.take(place.store, "dead", asks)) == 1
     await place.client.pause(queue="mail", reason="its workers die")
     worker = await place.idle_worker([Handler(work, queue="mail")], lease_s=0.5)
     async with asyncio.timeout(60):
-        while not await queue.left_behind(place.store, ["mail"], lease_ms=500, most=1):  # noqa: ASYNC110
+        while not await job_queue.left_behind(place.store, ["mail"], lease_ms=500, most=1):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert await worker.heir.step() == 0.25
     assert not worker.hands.runs

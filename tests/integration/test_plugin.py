@@ -4,10 +4,9 @@ import subprocess
 import sys
 
 import mainspring.testing
-from mainspring.model.outcome import Retry
+from mainspring.model.delivery import Retry
 from mainspring.testing import ManualClock, Ticker
-from mainspring.testing.leftovers import all_keys, belongs_to
-from mainspring.testing.servers import Server
+from mainspring.testing.servers import Server, all_keys, belongs_to
 
 
 async def test_a_scheduler_is_ticked_by_hand(mainspring_ticker: Ticker, mainspring_clock: ManualClock) -> None:

@@ -5,10 +5,10 @@ import logging
 import pytest
 
 from mainspring import Config, Scheduler
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
-from mainspring.model.schedule_input import define
-from mainspring.publishing import publish
+from mainspring.model.schedule.input import define
+from mainspring.scheduler.publishing import publish
 from mainspring.testing.ticker import Ticker
 
 START_MS = 1_800_000_000_000

@@ -5,19 +5,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Retry
 from mainspring.model.errors import Unavailable
-from mainspring.model.outcome import Retry
 from mainspring.model.task import Task
 from mainspring.store.codec import RESENT
 from mainspring.store.keys import HOUR_MS, SECOND_MS
-from mainspring.store.put import CROWDED
 from mainspring.store.store import Store
+from mainspring.store.tasks.put import CROWDED
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, uses
-from mainspring.testing.owner import HandOwner, address_of
 from mainspring.testing.ticker import Ticker
+
+from ..support.owner import HandOwner, address_of
 
 
 async def test_a_task_is_found_by_its_handle(client: Client, clock: ManualClock) -> None:

@@ -5,14 +5,14 @@ from collections import Counter
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock, ServerClock
+from mainspring.model.delivery import Dead, Outcome, Retry
 from mainspring.model.errors import Conflict, Unavailable
-from mainspring.model.outcome import Dead, Outcome, Retry
 from mainspring.model.task import Handle, OnConflict, Task
-from mainspring.store import index
 from mainspring.store.keys import HOUR_MS, Address, Slice
 from mainspring.store.store import Store
+from mainspring.store.tasks import index
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, calls, uses
 from mainspring.testing.ticker import Ticker

@@ -5,20 +5,19 @@ from contextlib import suppress
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
-from mainspring.model.delivery import Body
+from mainspring.model.delivery import Body, Retry
 from mainspring.model.errors import InvalidInput
-from mainspring.model.outcome import Retry
 from mainspring.model.task import Task
 from mainspring.store.codec import entry
 from mainspring.store.keys import Slice
-from mainspring.store.put import fresh_score
 from mainspring.store.store import Store
+from mainspring.store.tasks.put import fresh_score
 from mainspring.testing.faults import bad_road
-from mainspring.testing.owner import HandOwner, address_of
 from mainspring.testing.ticker import Ticker
 
+from ..support.owner import HandOwner, address_of
 from .paging import pages, payloads
 
 HOUR_MS = 3_600_000
@@ -79,7 +78,7 @@ async def _seconds_within_a_full_hour(client: Client, clock: ManualClock) -> lis
 async def test_an_hour_full_of_tasks_leaves_no_page_of_its_seconds_short(
     client: Client, store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mainspring.store.query.SEARCHED_AT_MOST", 500)
+    monkeypatch.setattr("mainspring.store.tasks.query.SEARCHED_AT_MOST", 500)
     due = await _seconds_within_a_full_hour(client, clock)
     cursor = None
     for first in range(0, 200, 50):
@@ -95,7 +94,7 @@ async def test_an_hour_full_of_tasks_leaves_no_page_of_its_seconds_short(
 async def test_a_search_goes_on_behind_an_hour_full_of_tasks_that_do_not_fit(
     client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mainspring.store.query.SEARCHED_AT_MOST", 500)
+    monkeypatch.setattr("mainspring.store.tasks.query.SEARCHED_AT_MOST", 500)
     due = await _seconds_within_a_full_hour(client, clock)
     page = await client.list(limit=50, target="null:")
     assert [task.due_ms for task in page.tasks] == due[:50]

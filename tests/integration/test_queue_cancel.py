@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
+from mainspring.model.delivery import DONE, Dead, Retry
 from mainspring.model.job import Cancelled, End
-from mainspring.model.outcome import DONE, Dead, Retry
-from mainspring.store import queue
+from mainspring.store import job_queue
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
@@ -61,10 +61,10 @@ async def test_the_worker_of_a_running_task_is_told(
     job = await worker.take_one()
     info = await ticker.client.get(found, lane=lane)
     assert (info.state, info.worker, info.queue) == ("running", "w1", "mail")
-    assert await queue.beat(ticker.store, [job]) == queue.Beaten([], [])
+    assert await job_queue.beat(ticker.store, [job]) == job_queue.Beaten([], [])
     assert await ticker.client.cancel(found, lane=lane) == "cancelling"
     assert await ticker.client.cancel(found, lane=lane) == "cancelling"
-    assert await queue.beat(ticker.store, [job]) == queue.Beaten([], [job])
+    assert await job_queue.beat(ticker.store, [job]) == job_queue.Beaten([], [job])
     assert await worker.end(job, outcome=Cancelled()) == ["ok"]
     await ticker.turn()
     books = await balance(ticker.store)
@@ -115,7 +115,7 @@ async def test_what_is_given_back_and_was_to_be_cancelled_is_cancelled(ticker: T
     found = await handed_off(ticker, "a", None)
     job = await worker.take_one()
     await ticker.client.cancel(found)
-    await queue.give_back(ticker.store, [job])
+    await job_queue.give_back(ticker.store, [job])
     assert await worker.take() == []
     assert (await balance(ticker.store)).cancelled == 1
 
@@ -151,7 +151,7 @@ async def test_many_are_cancelled_in_one_call_in_whatever_state_they_are(ticker:
     await ticker.advance(seconds=1)
     jobs = {job.id: job for job in await worker.take(1)}
     some = next(iter(jobs.values()))
-    await queue.finish(ticker.store, [End(some, DONE)])
+    await job_queue.finish(ticker.store, [End(some, DONE)])
     answers = dict(zip([*ids, "later"], await client.cancel_many([*ids, "later"]), strict=True))
     for found, answer in answers.items():
         wanted = "too late" if found == some.id else "cancelling" if found in jobs else "cancelled"

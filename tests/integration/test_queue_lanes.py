@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from mainspring import Config, Dead, Retry, Scheduler
-from mainspring.client import Client
-from mainspring.engine_settings import engine_options
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
-from mainspring.model.command_table import read_commands
-from mainspring.model.failure import Failure
-from mainspring.model.lane_policy import LanePolicy
+from mainspring.model.delivery import Failure
+from mainspring.model.lane import LanePolicy
 from mainspring.model.queue_rules import QueueRules
-from mainspring.store.dead import list_dead
+from mainspring.model.targets.command import read_commands
+from mainspring.node.node import engine_options
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.tasks.dead_letters import list_dead
+from mainspring.store.verify.checks import verify
 from mainspring.testing.servers import Server
 from mainspring.testing.ticker import Ticker
 

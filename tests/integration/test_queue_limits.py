@@ -9,8 +9,8 @@ import pytest
 
 from mainspring import Context, Retry
 from mainspring.model.errors import InvalidInput
+from mainspring.model.flow import Limit, Rate
 from mainspring.model.queue_rules import QueueRules
-from mainspring.model.rate import Limit, Rate
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
 from mainspring.store import limits

@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.task import TaskInfo
-from mainspring.store.queue import take
+from mainspring.store.job_queue import take
 from mainspring.store.store import Store
 from mainspring.testing.ticker import Ticker
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import Engine
+from mainspring.model.delivery import DONE, Done, Retry
 from mainspring.model.errors import StoreError
 from mainspring.model.job import Cancelled, End, Job
-from mainspring.model.outcome import DONE, Done, Retry
-from mainspring.store import queue
+from mainspring.store import job_queue, queue_state
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Cluster, Kind, Server, cluster
@@ -50,7 +50,7 @@ class BusyWorker:
                 jobs = []
             ends = [End(job, self._outcome(job)) for job in jobs]
             while ends:
-                answers = await queue.finish(self.hands.store, ends)
+                answers = await job_queue.finish(self.hands.store, ends)
                 assert "lost" not in answers, "nobody else has these jobs, and no reply was lost"
                 ends = [end for end, answer in zip(ends, answers, strict=True) if answer != "ok"]
             await asyncio.sleep(0.005)
@@ -84,7 +84,7 @@ async def test_slots_move_there_and_back_under_workers(nodes: Cluster) -> None:
             for keys in (*store.keys.partitions, *store.keys.partitions):
                 move = nodes.begin_move(keys.slot, another(nodes, keys.slot))
                 while await asyncio.to_thread(move.step, 2):
-                    await queue.depths(worker.hands.store)  # something between the steps, as others would ask
+                    await queue_state.depths(worker.hands.store)  # something between the steps, as others would ask
                 await asyncio.to_thread(move.finish)
             await putting
             while (await balance(store)).done < TASKS:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import DONE, Dead, Retry
 from mainspring.model.errors import Unavailable
 from mainspring.model.job import Cancelled, End
-from mainspring.model.outcome import DONE, Dead, Retry
-from mainspring.store import queue
-from mainspring.store.dead import list_dead
+from mainspring.store import job_queue, queue_state
 from mainspring.store.store import Store
+from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.servers import standalone
@@ -84,7 +84,7 @@ async def test_only_the_wanted_queues_are_taken_and_no_more_than_wanted(ticker: 
 async def test_nothing_is_taken_where_nothing_is(store: Store, worker: HandWorker) -> None:
     assert await worker.take() == []
     assert await worker.reclaim() == []
-    assert await queue.depths(store) == {}
+    assert await queue_state.depths(store) == {}
 
 
 async def test_a_worker_that_stood_still_for_longer_than_its_lease_ends_nothing(
@@ -94,7 +94,7 @@ async def test_a_worker_that_stood_still_for_longer_than_its_lease_ends_nothing(
     job = await worker.take_one()
     [again] = await other.reclaim()
     assert (again.body.payload, again.deliveries) == (b'"x"', 2)
-    assert (await queue.beat(ticker.store, [job])).lost == [job]
+    assert (await job_queue.beat(ticker.store, [job])).lost == [job]
     for outcome in (DONE, Retry("late", after_ms=0), Dead("late"), Cancelled()):
         assert await worker.end(job, outcome=outcome) == ["lost"]
     assert (await balance(ticker.store)).queued == 1
@@ -118,7 +118,7 @@ async def test_a_beat_keeps_a_job_however_long_it_runs(ticker: Ticker, worker: H
     gone: list[bytes] = []
     async with asyncio.timeout(60):
         while not gone:
-            assert await queue.beat(ticker.store, [kept]) == queue.Beaten([], [])
+            assert await job_queue.beat(ticker.store, [kept]) == job_queue.Beaten([], [])
             gone += values(await other.reclaim(lease_ms=3_000))  # longer than a hiccup between the two calls
             await asyncio.sleep(0.02)
     assert gone == values([left]), "the one that nobody kept has gone, and only that"
@@ -140,12 +140,12 @@ async def test_work_that_is_given_back_is_there_at_once_and_was_not_delivered(
 ) -> None:
     await queued(ticker, "x", "y")
     jobs = await worker.take()
-    await queue.give_back(ticker.store, jobs)
+    await job_queue.give_back(ticker.store, jobs)
     assert await worker.end(*jobs) == ["lost", "lost"]
     again = await other.take()
     assert [job.deliveries for job in again] == [1, 1]
     assert (await balance(ticker.store)).queued == 2
-    await queue.give_back(ticker.store, jobs)
+    await job_queue.give_back(ticker.store, jobs)
     assert await other.end(*again) == ["ok", "ok"], "a late word of the former worker changes nothing"
 
 
@@ -156,14 +156,14 @@ async def test_a_job_that_is_given_back_goes_on_counting_the_workers_that_died(
     await worker.take_one()
     [job] = await other.reclaim()
     assert job.deliveries == 2
-    await queue.give_back(ticker.store, [job])
+    await job_queue.give_back(ticker.store, [job])
     assert await other.end(job) == ["lost"], "it is nobody's"
     assert await worker.take() == []
     [again] = await worker.reclaim(lease_ms=60_000)
     assert again.deliveries == 2, "this was no delivery, and the one before still counts"
     [next_] = await other.reclaim()
     assert next_.deliveries == 3
-    await queue.give_back(ticker.store, [next_])
+    await job_queue.give_back(ticker.store, [next_])
     assert await ticker.client.cancel("x") == "cancelled"
     assert await worker.reclaim() == []
     assert (await balance(ticker.store)).cancelled == 1
@@ -202,12 +202,12 @@ async def test_every_end_moves_the_books_by_one(ticker: Ticker, worker: HandWork
     await queued(ticker, *"abcd")
     a, b, c, d = await worker.take()
     ends = [End(a, DONE), End(b, Retry("no", after_ms=5_000)), End(c, Dead("never")), End(d, Cancelled())]
-    assert await queue.finish(ticker.store, ends) == ["ok"] * 4
+    assert await job_queue.finish(ticker.store, ends) == ["ok"] * 4
     books = await balance(ticker.store)
     assert books._replace(resent=0) == books._replace(
         accepted=4, pending=1, queued=0, done=1, dead=1, cancelled=1, retried=1
     )
-    assert await queue.finish(ticker.store, ends) == ["lost"] * 4
+    assert await job_queue.finish(ticker.store, ends) == ["lost"] * 4
     assert await balance(ticker.store) == books
     [letter] = await list_dead(ticker.store)
     assert (letter.reason, letter.payload, letter.attempts) == ("never", b'"c"', 1)
@@ -216,7 +216,7 @@ async def test_every_end_moves_the_books_by_one(ticker: Ticker, worker: HandWork
 async def test_an_end_that_is_told_twice_in_one_call_counts_once(ticker: Ticker, worker: HandWorker) -> None:
     await queued(ticker, "x")
     job = await worker.take_one()
-    assert await queue.finish(ticker.store, [End(job, DONE), End(job, Dead("no"))]) == ["ok", "lost"]
+    assert await job_queue.finish(ticker.store, [End(job, DONE), End(job, Dead("no"))]) == ["ok", "lost"]
     assert (await balance(ticker.store)).done == 1
 
 
@@ -273,13 +273,13 @@ async def test_results_are_kept_for_their_time(ticker: Ticker, worker: HandWorke
     await queued(ticker, "x")
     job = await worker.take_one()
     keys = ticker.store.keys.partitions[job.partition]
-    assert await queue.finish(ticker.store, [End(job, DONE, b"42", 60_000)]) == ["ok"]
+    assert await job_queue.finish(ticker.store, [End(job, DONE, b"42", 60_000)]) == ["ok"]
     kept, left_ms = await ticker.store.run_one(
         keys.slot, [("GET", keys.result(job.idh)), ("PTTL", keys.result(job.idh))]
     )
     assert kept == b"42"
     assert 0 < left_ms <= 60_000
-    assert await queue.finish(ticker.store, [End(job, DONE, b"43", 60_000)]) == ["lost"]
+    assert await job_queue.finish(ticker.store, [End(job, DONE, b"43", 60_000)]) == ["lost"]
     assert await ticker.store.run_one(keys.slot, [("GET", keys.result(job.idh))]) == [b"42"]
 
 
@@ -314,15 +314,15 @@ async def test_queues_say_how_long_they_are(ticker: Ticker, worker: HandWorker) 
     await queued(ticker, *"abc")
     await ticker.client.put("queue:other/x")
     await ticker.turn()
-    before = await queue.depths(ticker.store)
+    before = await queue_state.depths(ticker.store)
     assert (before[QUEUE].ready, before[QUEUE].running) == (3, 0)
     assert before[QUEUE].oldest_ms is not None
     assert before["other"].ready == 1
     jobs = await worker.take()
-    during = await queue.depths(ticker.store)
-    assert during[QUEUE] == queue.Depth(0, 3, None)
+    during = await queue_state.depths(ticker.store)
+    assert during[QUEUE] == queue_state.Depth(0, 3, None)
     await worker.end(*jobs)
-    assert (await queue.depths(ticker.store))[QUEUE] == queue.Depth()
+    assert (await queue_state.depths(ticker.store))[QUEUE] == queue_state.Depth()
 
 
 # -- the server -------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ async def test_a_restart_of_the_server_loses_no_work(
     jobs = await worker.take(1)
     assert jobs
     restart()
-    answers: list[queue.Answer] = []
+    answers: list[job_queue.Answer] = []
     async with asyncio.timeout(60):
         while not answers or any(isinstance(answer, Exception) for answer in answers):
             await ticker.store.recover()

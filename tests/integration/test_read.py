@@ -6,20 +6,21 @@ import msgspec
 import pytest
 
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.reach import Reach
+from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Body, Delivery
 from mainspring.model.errors import Unavailable
 from mainspring.model.task import Task
 from mainspring.store.codec import FORWARD, LANE, RESENT, TOMB, entry
-from mainspring.store.dead import list_dead
 from mainspring.store.keys import HOUR_MS, Slice, partition_of
-from mainspring.store.put import fresh_score
 from mainspring.store.store import Store
+from mainspring.store.tasks.dead_letters import list_dead
+from mainspring.store.tasks.put import fresh_score
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, uses
-from mainspring.testing.owner import HandOwner
 from mainspring.testing.ticker import Ticker
+
+from ..support.owner import HandOwner
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

@@ -4,15 +4,16 @@ import asyncio
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import Retry
 from mainspring.model.errors import Conflict, InvalidInput
-from mainspring.model.outcome import Retry
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road
-from mainspring.testing.owner import HandOwner, address_of
 from mainspring.testing.ticker import Ticker
+
+from ..support.owner import HandOwner, address_of
 
 
 @pytest.mark.parametrize("task_id", [None, "mine"])

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.errors import Unavailable
 from mainspring.model.task import Task
 from mainspring.store.keys import SLOTS, Keyspace, Slice, partition_of, slot_of
-from mainspring.store.sender import Sender
+from mainspring.store.redis.sender import Sender
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
-from mainspring.testing.owner import HandOwner
 from mainspring.testing.servers import Cluster, Kind, Server, SlotMove, cluster
 
+from ..support.owner import HandOwner
 from .traffic import PARTITIONS, QUICK, Scene, Traffic, scene, until
 
 TAG = "{moves}"

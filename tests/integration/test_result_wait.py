@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mainspring.cli import app
-from mainspring.cli.remote import Api as Remote
-from mainspring.config import Config
+from mainspring.client.http import Api as Remote
+from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
-from mainspring.sinks.null import NullSink
+from mainspring.sinks.log import NullSink
 from mainspring.testing.servers import Server
 
 from .calling import Api, serving_api

@@ -5,20 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.client import Client
-from mainspring.config import Config
+from mainspring.client.client import Client
+from mainspring.config.config import Config
 from mainspring.engine.engine import EngineOptions
+from mainspring.model.delivery import Dead, Failure, Retry
 from mainspring.model.errors import InvalidInput
-from mainspring.model.failure import Failure
-from mainspring.model.named import Targets
-from mainspring.model.outcome import Dead, Retry
 from mainspring.model.retry import RetryPolicy
+from mainspring.model.targets.named import Targets
 from mainspring.model.task import Task
-from mainspring.node import Node
+from mainspring.node.node import Node
+from mainspring.sinks.base import NamedSink
 from mainspring.sinks.http import HttpOptions, HttpSink
-from mainspring.sinks.named import NamedSink
-from mainspring.store.dead import list_dead
 from mainspring.store.store import Store
+from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.ticker import Ticker
 
 from .conftest import Fleet

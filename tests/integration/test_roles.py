@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.config import Config
-from mainspring.node import Node
+from mainspring.config.config import Config
+from mainspring.node.node import Node
 from mainspring.store import members
 from mainspring.testing.servers import standalone, wait_until
 

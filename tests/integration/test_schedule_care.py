@@ -5,14 +5,14 @@ import logging
 import pytest
 from msgspec.structs import replace
 
-from mainspring.client import Client
-from mainspring.model.chain import State, link_to
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock, steady_s
+from mainspring.model.schedule.chain import State, link_to
 from mainspring.store import schedules
 from mainspring.store.keys import partition_of
-from mainspring.store.schedule_rows import row_of
+from mainspring.store.schedules import row_of
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.verify.checks import verify
 from mainspring.testing.faults import bad_road, calls
 from mainspring.testing.ticker import Ticker
 

@@ -16,14 +16,13 @@ from typer.testing import CliRunner, Result
 
 from mainspring import Config, Scheduler
 from mainspring.cli import schedule
-from mainspring.client import Client
+from mainspring.client.client import Client
+from mainspring.client.sync import SyncClient
 from mainspring.model.audit import Change
 from mainspring.model.errors import Conflict, InvalidInput, NotFound
-from mainspring.node import Node
-from mainspring.publishing import publish
-from mainspring.schedule_watch import ScheduleWatch
-from mainspring.store.audit import trail
-from mainspring.sync import SyncClient
+from mainspring.node.node import Node, ScheduleWatch
+from mainspring.scheduler.publishing import publish
+from mainspring.store.access import read_audit
 from mainspring.testing.servers import Server
 
 from .terminal import shown_by
@@ -492,7 +491,7 @@ async def test_a_watched_file_whose_schedules_keep_changing_is_applied_later(
 
     changed = FILE.replace("[schedules.ping]", "[schedules.pong]")
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("mainspring.schedule_watch.carry_out", disturbed)
+        meanwhile.setattr("mainspring.node.node.carry_out", disturbed)
         await watched.rewrite(changed)
     assert "schedule 'ping' keeps changing" in caplog.text
     assert await watched.names() == ["nightly", "ping"]
@@ -569,7 +568,7 @@ async def test_what_a_nodes_file_changes_is_in_the_audit_trail(server: Server, t
 
         async def until(count: int) -> list[Change]:
             for _ in range(PATIENCE_S * 20):
-                found = [one.change for one in (await trail(store)).changes]
+                found = [one.change for one in (await read_audit(store)).changes]
                 if len(found) >= count:
                     return found
                 await asyncio.sleep(0.05)

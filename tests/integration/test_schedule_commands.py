@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.model.command_table import read_command
+from mainspring.model.targets.command import read_command
 from mainspring.testing.servers import standalone
 from mainspring.worker.command import CommandWork
 

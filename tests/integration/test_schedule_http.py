@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Awaitable, Callable
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.testing.ticker import Ticker
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mainspring.sync import SyncClient
+from mainspring.client.sync import SyncClient
 from mainspring.testing.servers import Server
 
 from .web_receiver import Answer, Request, receiving

@@ -5,13 +5,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.clock import ManualClock
-from mainspring.model.delivery import Delivery
-from mainspring.model.outcome import Dead, Outcome, Retry
+from mainspring.model.delivery import Dead, Delivery, Outcome, Retry
 from mainspring.model.retry import RetryPolicy
-from mainspring.model.schedule_view import ScheduleView
+from mainspring.model.schedule.view import ScheduleView
 from mainspring.testing.ticker import Ticker
 
 Tickers = Callable[..., Awaitable[Ticker]]

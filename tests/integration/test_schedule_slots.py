@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
-from mainspring.model.occurrence import occurrence_id
+from mainspring.model.ids import occurrence_id
 from mainspring.testing.ticker import Ticker
 
 START_MS = 1_800_000_000_000

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from mainspring import Config, Entry, Scheduler, SchedulerRunning, current
-from mainspring.client import Client
+from mainspring.client.client import Client
+from mainspring.client.sync import SyncClient
 from mainspring.model.errors import InvalidInput, MainspringError, NotFound, Unavailable
-from mainspring.sync import SyncClient
+from mainspring.scheduler.worker_process import Workplace
 from mainspring.testing.servers import Server, standalone, wait_until
-from mainspring.workplace import Workplace
 
 from .serving import ENVIRON, is_gone
 from .working import until

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from mainspring.client import Client
-from mainspring.engine.plans import ways_on
+from mainspring.client.client import Client
+from mainspring.engine.planner import ways_on
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import Delivery
 from mainspring.model.errors import Conflict, InvalidInput, NotFound, Unavailable
-from mainspring.model.schedule import check_definition
-from mainspring.model.schedule_input import define, local_ms
-from mainspring.model.schedule_view import ScheduleView
-from mainspring.model.slots import _slots
-from mainspring.schedule_file import carry_out, plan
-from mainspring.store.index import IdRow
+from mainspring.model.schedule.definition import check_definition
+from mainspring.model.schedule.input import define, local_ms
+from mainspring.model.schedule.recurrence import _slots
+from mainspring.model.schedule.view import ScheduleView
+from mainspring.node.schedule_file import carry_out, plan
 from mainspring.store.keys import partition_of
-from mainspring.store.put import Widths
-from mainspring.store.register import put_ids
-from mainspring.store.schedule_rows import sketch_apart
+from mainspring.store.schedules import sketch_apart
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.tasks.index import IdRow
+from mainspring.store.tasks.put import Widths
+from mainspring.store.tasks.put_ids import put_ids
+from mainspring.store.verify.checks import verify
 from mainspring.testing.faults import bad_road, calls
 from mainspring.testing.ticker import Ticker
 
@@ -462,7 +462,7 @@ async def test_a_thousand_schedules_over_all_partitions(ticker: Ticker, client: 
 async def test_calls_of_one_tick_that_get_lost_are_repeated_and_the_others_stand(
     ticker: Ticker, client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mainspring.engine.calls.PLANTS_A_CALL", 20)
+    monkeypatch.setattr("mainspring.engine.dispatcher.PLANTS_A_CALL", 20)
     names = [f"job-{n}" for n in range(400)]
     await client.schedules.add_many([define(name, every="10s", target="log:") for name in names])
     assert await ticker.advance(seconds=9) == []
@@ -607,7 +607,7 @@ async def test_while_times_are_hard_to_find_the_event_loop_goes_on(client: Clien
 async def test_while_the_planner_finds_that_no_run_is_left_the_event_loop_goes_on(
     tickers: Tickers, client: Client, clock: ManualClock, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mainspring.model.recurrence._MAX_SKIPS", 12_000)
+    monkeypatch.setattr("mainspring.model.schedule.recurrence._MAX_SKIPS", 12_000)
 
     def last_one() -> dict[str, Any]:
         """After this January every day is excluded for itself, for longer than the search goes on."""
@@ -663,7 +663,7 @@ async def test_after_an_outage_many_schedules_with_exclusions_are_settled_togeth
 async def test_schedules_whose_times_are_hard_to_find_keep_no_others_waiting(
     tickers: Tickers, client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mainspring.engine.plans.PLANNING_S", 0.0)
+    monkeypatch.setattr("mainspring.engine.planner.PLANNING_S", 0.0)
     home = partition_of("job", len(client.store.keys))
     names = [name for n in range(100) if partition_of(name := f"job-{n}", len(client.store.keys)) == home][:4]
     for name in names:

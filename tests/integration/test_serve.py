@@ -271,7 +271,7 @@ def test_the_version_is_printed_without_loading_what_it_does_not_need(tmp_path: 
     assert run("--version", cwd=tmp_path).stdout.startswith("mainspring 0.")
     listed = "import sys; from mainspring import cli; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, check=True).stdout
-    assert not {"uvicorn", "uvloop", "rich", "mainspring.node"} & set(loaded.split())
+    assert not {"uvicorn", "uvloop", "rich", "mainspring.node.node"} & set(loaded.split())
 
 
 def test_tasks_by_command_share_the_server_of_a_running_node(serve: Callable[..., Serve], tmp_path: Path) -> None:

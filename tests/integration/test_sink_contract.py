@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from mainspring.model.outcome import DONE
+from mainspring.model.delivery import DONE
 from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.kafka import KafkaSink
 from mainspring.sinks.kafka_options import KafkaOptions, Properties

@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mainspring.model.delivery import Delivery
-from mainspring.model.outcome import DONE, Dead, Outcome, Retry
+from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
 from mainspring.sinks.base import Sink
 from mainspring.testing.sink_contract import Arrived, Receiver, SinkContract
 

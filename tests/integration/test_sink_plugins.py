@@ -11,9 +11,9 @@ from uuid import uuid4
 
 import pytest
 
-from mainspring.config import Config
+from mainspring.config.config import Config
 from mainspring.model.errors import ConfigError
-from mainspring.node import Node
+from mainspring.node.node import Node
 from mainspring.testing.servers import wait_until
 
 from .serving import ENVIRON, MAIN, Serve
@@ -84,7 +84,7 @@ def test_the_contract_suite_runs_in_a_project_of_its_own(tmp_path: Path) -> None
     assert "13 passed, 2 skipped" in ended.stdout
 
 
-CHECK = "from mainspring.model.targets import check_target; print(check_target('spool:orders'))"
+CHECK = "from mainspring.model.targets.names import check_target; print(check_target('spool:orders'))"
 
 
 def test_a_client_accepts_the_schemes_that_are_installed_beside_it_and_imports_nothing_of_them(spool: Path) -> None:
@@ -102,7 +102,8 @@ def test_a_client_without_the_package_says_what_to_do() -> None:
 
 def test_who_uses_our_schemes_never_looks_for_others() -> None:
     code = (
-        "import sys, mainspring; from mainspring import Client; from mainspring.model.targets import check_target;"
+        "import sys, mainspring; from mainspring import Client;"
+        "from mainspring.model.targets.names import check_target;"
         "check_target('log:'); check_target('kafka:ticks'); print('importlib.metadata' in sys.modules)"
     )
     assert run(code).stdout == "False\n"

@@ -6,22 +6,21 @@ from typing import Any
 
 import pytest
 
-from mainspring.engine import held_work
+from mainspring.engine import holds
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.held_work import FEW_BEHIND
+from mainspring.engine.holds import FEW_BEHIND
+from mainspring.engine.lookahead import Reach
 from mainspring.engine.partition import Partition
-from mainspring.engine.reach import Reach
 from mainspring.engine.sweeper import Sweeper
 from mainspring.model.clock import ServerClock
-from mainspring.model.delivery import Delivery
+from mainspring.model.delivery import Delivery, Outcome, Retry
 from mainspring.model.errors import Unavailable
-from mainspring.model.hold import HoldRecord
-from mainspring.model.outcome import Outcome, Retry
+from mainspring.model.lane import HoldRecord
 from mainspring.model.task import Task
-from mainspring.store.dead import list_dead
 from mainspring.store.keys import HOLDS_FROM_S, HOUR_MS, Slice, partition_of
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.tasks.dead_letters import list_dead
+from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.ticker import Ticker
@@ -250,7 +249,7 @@ async def test_a_failed_head_that_was_moved_while_its_owner_stood_still_does_not
 ) -> None:
     """Both its times are over. At the old one it is begun, and comes to nothing; at the new one it joined those that it
     holds up, and all of them waited for it."""
-    monkeypatch.setattr(held_work, "FEW_BEHIND", 0)
+    monkeypatch.setattr(holds, "FEW_BEHIND", 0)
     ticker.answer("log", failing_once(2_500))
     head, *_ = await put_lane(ticker, 3)
     ticker.clock.advance(seconds=2)
@@ -400,7 +399,7 @@ async def test_new_ones_that_come_faster_than_the_others_leave_wait_in_the_same_
     tickers: Tickers, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read of the hold slice and not begun must not be forgotten over it."""
-    monkeypatch.setattr(held_work, "FEW_BEHIND", 2)
+    monkeypatch.setattr(holds, "FEW_BEHIND", 2)
     ticker = await tickers(handlers={"log": failing_once(20_000)}, options=EngineOptions(reach=Reach(tasks=64)))
     await put_lane(ticker, 200, gap_ms=1)
     await come_due(ticker, 5)

@@ -18,10 +18,10 @@ from urllib.error import URLError
 
 import pytest
 
-from mainspring.config import Config
+from mainspring.config.config import Config
+from mainspring.node.supervisor import Supervisor
 from mainspring.store import members
 from mainspring.store.store import Store
-from mainspring.supervisor import Supervisor
 from mainspring.testing.servers import Server, standalone, wait_until
 
 from .serving import Serve, in_seconds, is_gone, serving

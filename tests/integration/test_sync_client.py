@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
+from mainspring.client.sync import SyncClient
 from mainspring.model.errors import InvalidInput, MainspringError, Unavailable
 from mainspring.model.task import Task
-from mainspring.sync import SyncClient
 from mainspring.testing.servers import Server, wait_until
 
 
@@ -87,7 +87,7 @@ def test_a_closed_client_says_so_and_its_thread_is_gone(server: Server) -> None:
 
 
 def test_a_call_under_way_may_end_before_the_client_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mainspring.sync.CLOSE_S", 60.0)
+    monkeypatch.setattr("mainspring.client.sync.CLOSE_S", 60.0)
     client = SyncClient(server.url, namespace="sync", partitions=4)
     with ThreadPoolExecutor(2) as threads:
         server.pause()
@@ -108,7 +108,7 @@ def test_calls_that_wait_for_ever_are_ended_before_the_connections_and_told_so(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many some would else find their connection closed first, and say that."""
-    monkeypatch.setattr("mainspring.sync.CLOSE_S", 0.01)
+    monkeypatch.setattr("mainspring.client.sync.CLOSE_S", 0.01)
     client.put("queue:nobody/works", id="waits")
     with ThreadPoolExecutor(64) as threads:
         waiting = [threads.submit(client.result, "waits") for _ in range(64)]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.task import Task
 from mainspring.testing.ticker import Ticker
 

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from mainspring.model.errors import ConfigError, InvalidInput, StoreError, Unavailable
-from mainspring.store.links import LinkOptions, Links
-from mainspring.store.url import Tls
+from mainspring.store.redis.servers import LinkOptions, Links
+from mainspring.store.redis.url import Tls
 from mainspring.testing.servers import Server, standalone
 
 from .gap import need_server

@@ -7,19 +7,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 
 from mainspring.engine.engine import EngineOptions
-from mainspring.engine.reach import Reach
-from mainspring.engine.valves import FlowOptions
-from mainspring.model.breaker import BreakerPolicy
-from mainspring.model.delivery import Delivery
+from mainspring.engine.flow import FlowOptions
+from mainspring.engine.lookahead import Reach
+from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
 from mainspring.model.explain import Explanation, moment, span
-from mainspring.model.named import Targets
-from mainspring.model.outcome import DONE, Dead, Outcome, Retry
-from mainspring.model.rate import Limit, Rate
+from mainspring.model.flow import BreakerPolicy, Limit, Rate
 from mainspring.model.retry import RetryPolicy
+from mainspring.model.targets.named import Targets
+from mainspring.model.targets.webhook import Webhook
 from mainspring.model.task import Task
-from mainspring.model.webhook import Webhook
+from mainspring.sinks.base import NamedSink
 from mainspring.sinks.http import HttpOptions, HttpSink
-from mainspring.sinks.named import NamedSink
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import EngineOptions
-from mainspring.model.delivery import Delivery
-from mainspring.model.outcome import DONE, Dead, Outcome, Retry
+from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
 from mainspring.model.retry import RetryPolicy
-from mainspring.store import verify_count
-from mainspring.store.dead import list_dead
 from mainspring.store.keys import slot_of
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
-from mainspring.store.verify_keys import fixed_keys
+from mainspring.store.tasks.dead_letters import list_dead
+from mainspring.store.verify import keys as keys_module
+from mainspring.store.verify.checks import verify
+from mainspring.store.verify.keys import fixed_keys
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, uses
 from mainspring.testing.ticker import Ticker
@@ -232,7 +231,7 @@ async def test_a_partition_that_never_holds_still_is_not_called_proven(
     for number in range(8):
         await client.put("log:", after=f"{number + 1}m", lane="a")
     for name in ("AT_ONCE", "MOST_AT_ONCE", "PAGE"):
-        monkeypatch.setattr(verify_count, name, 2)
+        monkeypatch.setattr(keys_module, name, 2)
     report = await verify(store)
     assert report.found == {}, "in pages, while nothing moves"
     assert (report.total.pending, report.slices) == (8, 8)
@@ -250,7 +249,7 @@ async def test_a_busy_partition_is_proven_in_one_step_where_that_is_not_too_much
     for number in range(8):
         await client.put("log:", after=f"{number + 1}m", lane="a")
     for name in ("AT_ONCE", "PAGE"):
-        monkeypatch.setattr(verify_count, name, 2)
+        monkeypatch.setattr(keys_module, name, 2)
     reading = asyncio.create_task(verify(store))
     while not reading.done():
         await client.put("log:", after="8m", lane="a")

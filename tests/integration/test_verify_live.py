@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
-from mainspring.model.delivery import Delivery
+from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
 from mainspring.model.errors import Conflict
-from mainspring.model.outcome import DONE, Dead, Outcome, Retry
 from mainspring.model.task import Task
-from mainspring.store import verify_count, verify_dead, verify_index, verify_keys, verify_lanes
+from mainspring.store.redis.connection import Command
 from mainspring.store.store import Store
-from mainspring.store.verify import Books, verify
-from mainspring.store.wire import Command
+from mainspring.store.verify import checks
+from mainspring.store.verify import keys as keys_module
+from mainspring.store.verify.checks import verify
+from mainspring.store.verify.report import Books
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road
 from mainspring.testing.servers import Cluster, Server
@@ -210,12 +211,12 @@ async def test_of_many_tasks_no_step_looks_at_more_than_a_bounded_number(live: S
     commands: list[Any] = [command for _, trip in road.trips for command in trip]
     slices = report.slices // PARTITIONS + 1
     most = max(
-        4 * min(slices, verify_count.AT_ONCE) + 2,
-        4 * verify_keys.KEYS_A_PAGE + 1,
-        verify_index.IDS_A_PAGE + 2,
-        verify_lanes.ROWS_A_CHUNK,
-        verify_dead.LETTERS_A_PAGE,
+        4 * min(slices, keys_module.AT_ONCE) + 2,
+        4 * keys_module.KEYS_A_PAGE + 1,
+        checks.IDS_A_PAGE + 2,
+        checks.ROWS_A_CHUNK,
+        checks.LETTERS_A_PAGE,
     )
     assert max(map(looked_at, commands)) <= most
-    assert sum(command[0] == "LRANGE" for command in commands) > TASKS / PARTITIONS / verify_lanes.ROWS_A_CHUNK
+    assert sum(command[0] == "LRANGE" for command in commands) > TASKS / PARTITIONS / checks.ROWS_A_CHUNK
     assert (await verify(live, repair=True)).left == 0

@@ -7,7 +7,7 @@ import pytest
 from mainspring.model.job import Job
 from mainspring.store.keys import PartitionKeys
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
 

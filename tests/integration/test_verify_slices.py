@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import Engine
 from mainspring.model.clock import ManualClock
-from mainspring.model.delivery import Delivery
-from mainspring.model.outcome import DONE, Outcome, Retry
+from mainspring.model.delivery import DONE, Delivery, Outcome, Retry
 from mainspring.store.keys import Slice
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
-from mainspring.testing.owner import address_of
 from mainspring.testing.servers import Cluster, Server
 from mainspring.testing.ticker import RecordingSink, Ticker
 
+from ..support.owner import address_of
 from .verifying import found, home, raw, repaired
 
 # -- entries and slices ----------------------------------------------------------------------------------------

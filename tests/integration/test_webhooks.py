@@ -11,29 +11,28 @@ import msgspec
 import pytest
 
 from mainspring.cli.dead import lines_of
-from mainspring.cli.result_lines import lines_of as result_lines
-from mainspring.config import Config
+from mainspring.cli.output import lines_of as result_lines
+from mainspring.config.config import Config
 from mainspring.engine.engine import Engine, EngineOptions
-from mainspring.model.audit_views import of_pause
-from mainspring.model.delivery import Delivery
+from mainspring.model.audit import of_pause
+from mainspring.model.delivery import DONE, Delivery, Outcome, Response, Retry
 from mainspring.model.errors import NotFound, OutOfMemory
 from mainspring.model.ids import idh_of
-from mainspring.model.named import Plain, Targets
-from mainspring.model.outcome import DONE, Outcome, Response, Retry
-from mainspring.model.pause import Pause, Scope
-from mainspring.model.result import Result
+from mainspring.model.job import Result
+from mainspring.model.lane import Pause, Scope
+from mainspring.model.targets.named import Plain, Targets
+from mainspring.model.targets.webhook import Webhook
 from mainspring.model.task import Task
-from mainspring.model.webhook import Webhook
-from mainspring.node import Node
+from mainspring.node.node import Node
+from mainspring.sinks.base import NamedSink
 from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.log import LogSink
-from mainspring.sinks.named import NamedSink
-from mainspring.store import audit
-from mainspring.store.audit import trail
-from mainspring.store.dead import list_dead
+from mainspring.store import access
+from mainspring.store.access import read_audit
 from mainspring.store.keys import partition_of
-from mainspring.store.pauses import read_pauses, write_if_none
+from mainspring.store.lanes import read_pauses, write_if_none
 from mainspring.store.store import Store
+from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.ticker import Ticker
 
 from .conftest import Fleet, masters_of
@@ -440,7 +439,7 @@ async def test_the_pause_that_a_node_makes_is_told_in_the_audit_trail_once(
         await ticker.advance(seconds=2)
         await ticker.turn()
     [pause] = await ticker.client.pauses()
-    [entry] = (await trail(store)).changes
+    [entry] = (await read_audit(store)).changes
     told = entry.change
     assert (told.who, told.what, told.object) == ("a", "pause.add", "target target:shop")
     assert (told.address, told.role, told.before) == (socket.gethostname(), "", None)
@@ -455,7 +454,7 @@ async def test_a_pause_that_a_node_did_not_make_is_not_told_as_its_own(
     await ticker.client.pause(target="target:shop", who="ops")
     ticker.engine.pauses.disable("target:shop", "HTTP 410 Gone")  # begun before it was paused
     await ticker.turn()
-    assert (await trail(store)).changes == []
+    assert (await read_audit(store)).changes == []
 
 
 async def test_a_pause_whose_reply_was_lost_is_known_as_the_nodes_own(store: Store) -> None:
@@ -469,7 +468,7 @@ async def test_a_full_server_that_takes_no_audit_entry_has_the_pause_all_the_sam
     async def full(*_: object, **_options: object) -> None:
         raise OutOfMemory("the server is full")
 
-    monkeypatch.setattr(audit, "record", full)
+    monkeypatch.setattr(access, "record_change", full)
     ticker = await tickers(sinks=gone_target(sink, "http://127.0.0.1:1/"))
     ticker.engine.pauses.disable("target:shop", "HTTP 410 Gone")
     await ticker.turn()

@@ -9,8 +9,8 @@ import hiredis
 import pytest
 
 from mainspring.model.errors import Refused, Unavailable
-from mainspring.store.url import Endpoint, parse_url
-from mainspring.store.wire import Connection
+from mainspring.store.redis.connection import Connection
+from mainspring.store.redis.url import Endpoint, parse_url
 from mainspring.testing.servers import Kind, Server, standalone
 
 

@@ -9,11 +9,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import Engine
 from mainspring.model.clock import ManualClock
-from mainspring.model.delivery import Delivery
-from mainspring.model.outcome import DONE, Outcome
+from mainspring.model.delivery import DONE, Delivery, Outcome
 from mainspring.store.store import Store
 from mainspring.testing.servers import Kind, Server, standalone
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from mainspring import Context, Dead, Retry, TaskFailed, current
+from mainspring.model.delivery import Failure
 from mainspring.model.errors import InvalidInput, MainspringError, NotFound
-from mainspring.model.failure import Failure
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
 from mainspring.worker.handler import Handler

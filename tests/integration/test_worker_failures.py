@@ -5,18 +5,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.model.clock import steady_s
-from mainspring.model.failure import Failure
+from mainspring.model.delivery import Failure
 from mainspring.store.codec import HEADER_BYTES
-from mainspring.store.hand_off import HandOff, hand_off
+from mainspring.store.owner.fire import HandOff, hand_off
 from mainspring.store.store import Store
-from mainspring.testing.owner import HandOwner, address_of
 from mainspring.testing.ticker import Ticker
-from mainspring.worker.handler import Handler
-from mainspring.worker.registry import Registry
+from mainspring.worker.handler import Handler, Registry
 from mainspring.worker.worker import Worker, WorkerOptions
 
+from ..support.owner import HandOwner, address_of
 from .queueing import QUEUE, TARGET, HandWorker
 from .working import until
 

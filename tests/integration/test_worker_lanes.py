@@ -7,12 +7,11 @@ import pytest
 from mainspring import Config, Dead, Retry, Scheduler
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.clock import ManualClock
-from mainspring.model.failure import Failure
-from mainspring.model.lane_policy import LanePolicy
-from mainspring.model.outcome import EXPIRED, EXPIRED_RUNNING
-from mainspring.store.dead import list_dead
+from mainspring.model.delivery import EXPIRED, EXPIRED_RUNNING, Failure
+from mainspring.model.lane import LanePolicy
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.tasks.dead_letters import list_dead
+from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
 

@@ -9,13 +9,13 @@ import pytest
 
 from mainspring import Context
 from mainspring.model.clock import steady_s
-from mainspring.model.rate import Limit
+from mainspring.model.flow import Limit
 from mainspring.model.task import Task
-from mainspring.store import queue
+from mainspring.store import job_queue
 from mainspring.testing.faults import bad_road, calls
+from mainspring.worker.executor import MOST_DELIVERIES
 from mainspring.worker.handler import Handler
-from mainspring.worker.hands import MOST_DELIVERIES
-from mainspring.worker.heart import QUICK_S
+from mainspring.worker.leases import QUICK_S
 
 from .conftest import PARTITIONS, Fleet
 from .working import Place, open_place, until
@@ -162,7 +162,7 @@ async def test_a_worker_with_room_for_one_job_takes_over_from_each_of_its_queues
     await place.client.put_many(Task(f"queue:{name}/work", None) for name in names)
     await queued(place, len(names))
     asks = {partition: dict.fromkeys(names, 1) for partition in range(PARTITIONS)}
-    assert len(await queue.take(place.store, "dead", asks)) == len(names)
+    assert len(await job_queue.take(place.store, "dead", asks)) == len(names)
     await place.worker(*(Handler(work, queue=name) for name in names), concurrency=1, lease_s=0.5)
     await until(lambda: len(ran) == len(names))
     assert sorted(ran) == sorted(names)
@@ -183,13 +183,13 @@ async def test_a_worker_that_stood_still_begins_nothing_whose_lease_was_over_by_
     await place.client.put("queue:q/work", id="one")
     await queued(place, 1)
     asks = {partition: {"q": 1} for partition in range(PARTITIONS)}
-    [job] = await queue.take(place.store, "idle", asks)
+    [job] = await job_queue.take(place.store, "idle", asks)
     stood_still.hands.add([job], steady_s() - 1.1)
     await until(lambda: not stood_still.hands.runs)
     assert ran == []
     await stood_still.ends.step()
     # The server had heard nothing of it, so it is there for everybody at once, as if it had never been taken.
-    [again] = await queue.take(place.store, "other", asks)
+    [again] = await job_queue.take(place.store, "other", asks)
     assert (again.id, again.deliveries) == (job.id, 1)
     stood_still.hands.add([again], steady_s())
     await until(lambda: not stood_still.hands.runs)
@@ -215,7 +215,7 @@ async def test_a_long_job_is_never_taken_away_while_its_worker_beats(place: Plac
     end = time.monotonic() + 1.25 * lease_s
     while time.monotonic() < end:
         asks = {partition: {"q": 1} for partition in range(PARTITIONS)}
-        assert await queue.reclaim(place.store, other.options.name, asks, lease_ms=int(lease_s * 1000)) == []
+        assert await job_queue.reclaim(place.store, other.options.name, asks, lease_ms=int(lease_s * 1000)) == []
         await asyncio.sleep(0.02)
     go.set()
     await place.settled()
@@ -229,9 +229,9 @@ async def test_a_job_that_ends_its_workers_is_buried_in_the_end(place: Place) ->
     await place.client.put("queue:q/never", id="poison")
     await queued(place, 1)
     asks = {partition: {"q": 1} for partition in range(PARTITIONS)}
-    [job] = await queue.take(place.store, "w0", asks)
+    [job] = await job_queue.take(place.store, "w0", asks)
     for number in range(MOST_DELIVERIES - 1):
-        [job] = await queue.reclaim(place.store, f"w{number + 1}", asks, lease_ms=0)
+        [job] = await job_queue.reclaim(place.store, f"w{number + 1}", asks, lease_ms=0)
     assert job.deliveries == MOST_DELIVERIES
     await place.worker(Handler(never, queue="q"), lease_s=0.5)
     await place.settled()
@@ -281,7 +281,7 @@ async def test_what_the_server_gives_while_a_worker_stops_does_not_wait_for_its_
 
     works = [Handler(work, queue="q")]
     asks = {partition: {"q": 1} for partition in range(PARTITIONS)}
-    assert await queue.take(place.store, "other", asks) == []  # the server knows the script
+    assert await job_queue.take(place.store, "other", asks) == []  # the server knows the script
     await place.client.put_many(Task("queue:q/work", None) for _ in range(5))
     await queued(place, 5)
     first = await place.idle_worker(works, lease_s=600.0)

@@ -8,13 +8,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mainspring import Context
+from mainspring.model.delivery import Dead, Retry
 from mainspring.model.errors import ConfigError
-from mainspring.model.host_port import HostPort
-from mainspring.model.outcome import Dead, Retry
+from mainspring.model.targets.url import HostPort
+from mainspring.scheduler.worker_process import MAX_HEAD_BYTES, WorkerPort
 from mainspring.testing.faults import bad_road, uses
 from mainspring.worker.handler import Handler
 from mainspring.worker.worker import Worker
-from mainspring.worker_port import MAX_HEAD_BYTES, WorkerPort
 
 from .conftest import PARTITIONS, Fleet
 from .test_metrics import documented_metrics

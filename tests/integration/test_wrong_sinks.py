@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from mainspring.engine.engine import EngineOptions
-from mainspring.model.delivery import Delivery
+from mainspring.model.delivery import DONE, Delivery, Outcome, Retry
 from mainspring.model.limits import HORIZON_MS
-from mainspring.model.outcome import DONE, Outcome, Retry
 from mainspring.model.retry import RetryPolicy
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance

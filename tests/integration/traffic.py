@@ -7,12 +7,12 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.errors import NotConfirmed, Unavailable
 from mainspring.model.task import Handle, Task
 from mainspring.store.keys import partition_of
-from mainspring.store.link import LinkOptions
+from mainspring.store.redis.servers import LinkOptions
 from mainspring.store.store import Store
 from mainspring.testing.balance import Balance, balance
 from mainspring.testing.history import Cancelled, History, check

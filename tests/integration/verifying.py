@@ -4,8 +4,8 @@ from typing import Any
 
 from mainspring.store.keys import PartitionKeys, partition_of
 from mainspring.store.store import Store
-from mainspring.store.verify import Report, verify
-from mainspring.store.verify_report import KINDS
+from mainspring.store.verify.checks import verify
+from mainspring.store.verify.report import KINDS, Report
 
 
 async def raw(store: Store, partition: int, *command: Any) -> Any:

@@ -11,14 +11,13 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
-from mainspring.model.weights import parse_queues
+from mainspring.model.queue_rules import parse_queues
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import wait_until
-from mainspring.worker.registry import Registry
-from mainspring.worker.work import Work
+from mainspring.worker.handler import Registry, Work
 from mainspring.worker.worker import Worker, WorkerOptions
 
 from .serving import ENVIRON, MAIN

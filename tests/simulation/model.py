@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mainspring.model.delivery import Dead, Done, Outcome, Retry
 from mainspring.model.ids import idempotency_key
-from mainspring.model.outcome import Dead, Done, Outcome, Retry
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import OnConflict
 

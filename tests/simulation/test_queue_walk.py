@@ -7,15 +7,15 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from mainspring.client import Client
+from mainspring.client.client import Client
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.clock import ManualClock
+from mainspring.model.delivery import DONE, Dead, Done, Retry
 from mainspring.model.errors import Conflict, StoreError
 from mainspring.model.job import Cancelled, End, Job
-from mainspring.model.outcome import DONE, Dead, Done, Retry
-from mainspring.store import queue
+from mainspring.store import job_queue
 from mainspring.store.store import Store
-from mainspring.store.verify import verify
+from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.servers import Server, standalone
@@ -89,24 +89,24 @@ class Walk:
 
     async def take(self) -> None:
         asks = {p: dict.fromkeys(QUEUES, self.dice.choice((1, 3))) for p in range(PARTITIONS)}
-        self.jobs += await queue.take(self.store, self._worker(), asks)
+        self.jobs += await job_queue.take(self.store, self._worker(), asks)
 
     async def reclaim(self) -> None:
         asks = {p: dict.fromkeys(QUEUES, 2) for p in range(PARTITIONS)}
-        self.jobs += await queue.reclaim(self.store, self._worker(), asks, lease_ms=0)
+        self.jobs += await job_queue.reclaim(self.store, self._worker(), asks, lease_ms=0)
 
     async def finish(self) -> None:
         some = self.dice.sample(self.jobs, min(len(self.jobs), self.dice.choice((1, 2, 5))))
-        answers = await queue.finish(self.store, [End(job, self._outcome(), b"x", 1_000) for job in some])
+        answers = await job_queue.finish(self.store, [End(job, self._outcome(), b"x", 1_000) for job in some])
         over = [job.claim for job, answer in zip(some, answers, strict=True) if answer == "ok"]
         if self.dice.random() < 0.7:
             self.jobs = [job for job in self.jobs if job.claim not in over]
 
     async def give_back(self) -> None:
-        await queue.give_back(self.store, self.dice.sample(self.jobs, min(len(self.jobs), 2)))
+        await job_queue.give_back(self.store, self.dice.sample(self.jobs, min(len(self.jobs), 2)))
 
     async def beat(self) -> None:
-        await queue.beat(self.store, self.jobs[-5:])
+        await job_queue.beat(self.store, self.jobs[-5:])
 
     async def cancel(self) -> None:
         if self.ids:
@@ -162,7 +162,7 @@ class Walk:
             await self.take()
             await self.reclaim()
             if self.jobs:
-                await queue.finish(self.store, [End(job, DONE) for job in self.jobs])
+                await job_queue.finish(self.store, [End(job, DONE) for job in self.jobs])
             books = await balance(self.store)
             if books.pending == books.fired == books.queued == 0:
                 return

@@ -24,24 +24,24 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mainspring.client import Client
-from mainspring.engine import dispatcher, held_work, lookahead, partition, slice_reader
+from mainspring.client.client import Client
+from mainspring.engine import dispatcher, lookahead, partition
+from mainspring.engine import holds as holds_module
 from mainspring.engine.engine import Engine, EngineOptions
-from mainspring.engine.reach import Reach
+from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock
-from mainspring.model.delivery import Delivery
+from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
 from mainspring.model.errors import Conflict, StoreError, Unavailable
-from mainspring.model.lane_policy import LanePolicy
-from mainspring.model.outcome import DONE, Dead, Outcome, Retry
+from mainspring.model.lane import LanePolicy
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import OnConflict, Task
-from mainspring.store import cancel, columns, generated, put, register
 from mainspring.store.codec import HEADER_BYTES, decode, is_tomb
 from mainspring.store.keys import Keyspace, Slice
-from mainspring.store.link import Link
+from mainspring.store.redis.connection import Command
+from mainspring.store.redis.servers import Link
 from mainspring.store.scripts import Scripts
 from mainspring.store.store import Store
-from mainspring.store.wire import Command
+from mainspring.store.tasks import cancel, encode, put, put_ids
 from mainspring.testing.servers import Server, standalone
 
 from .model import SURE, Known, Model, Row
@@ -653,20 +653,20 @@ PROFILE = settings(
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that is bounded is bounded tightly, and chance is in Hypothesis's hands."""
-    monkeypatch.setattr(slice_reader, "CHUNK_ROWS", 4)
-    monkeypatch.setattr(slice_reader, "CHUNKS_AT_ONCE", (2, 4))
+    monkeypatch.setattr(lookahead, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(lookahead, "CHUNKS_AT_ONCE", (2, 4))
     monkeypatch.setattr(lookahead, "SLICES_LISTED", 4)
     monkeypatch.setattr(put, "CROWDED", 5)
     monkeypatch.setattr(dispatcher, "COMMIT_WAIT_S", 0.0)  # no time of its own: every run takes the same steps
     # A handful of tasks goes the ways that are meant for many.
-    monkeypatch.setattr(register, "MANY", 2)
-    monkeypatch.setattr(held_work, "FEW_BEHIND", 0)
+    monkeypatch.setattr(put_ids, "MANY", 2)
+    monkeypatch.setattr(holds_module, "FEW_BEHIND", 0)
     monkeypatch.setattr(partition, "MOST_MOVES", 2)
-    monkeypatch.setattr(slice_reader, "LANE_WINDOW", 2)
+    monkeypatch.setattr(lookahead, "LANE_WINDOW", 2)
     monkeypatch.setattr(cancel, "DENSE_TASKS", 1)
-    monkeypatch.setattr(columns, "FEW", 1)
-    monkeypatch.setattr(generated, "STRETCH", 2)
-    monkeypatch.setattr(generated, "os", SimpleNamespace(urandom=random.randbytes))
+    monkeypatch.setattr(encode, "FEW", 1)
+    monkeypatch.setattr(encode, "STRETCH", 2)
+    monkeypatch.setattr(encode, "os", SimpleNamespace(urandom=random.randbytes))
 
 
 @pytest.mark.timeout(0 if os.environ.get("MAINSPRING_EXAMPLES") else 400)

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from mainspring.model.zone import zone, zone_names
+from mainspring.model.schedule.zone import zone, zone_names
 
 from .cron_oracle import MONTHS, WEEKDAYS
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from mainspring.engine.flight import Flight
-from mainspring.engine.live import LiveSlice
+from mainspring.engine.slice import LiveSlice
 from mainspring.model.delivery import Body
 from mainspring.model.ids import idh_of
 from mainspring.store.codec import decode, entry

@@ -13,7 +13,7 @@ _CALLED = re.compile(r"'([A-Z]{3,})'(?:, '([A-Z]+)')?")
 _SENT = re.compile(r"\(\s*b?\"([A-Z]{3,})\"(?:, \"([A-Z]+)\")?")
 _WITH_SUBCOMMANDS = {"CLIENT", "CLUSTER", "CONFIG", "OBJECT", "SENTINEL", "XGROUP", "XINFO"}
 
-SENDERS = ("store", "worker", "cluster", "engine")
+SENDERS = ("client", "engine", "node", "scheduler", "store", "worker")
 NOT_THE_USERS = {
     "AUTH": "every user may sign in",
     "CONFIG|GET": "asked for only where INFO does not tell, and a refusal is an answer",
@@ -32,7 +32,8 @@ def sent() -> set[str]:
     """What stands first in a tuple of a command, in every module that makes commands."""
     found: set[str] = set()
     for file in [*HERE.glob("*.py"), *(one for folder in SENDERS for one in (HERE / folder).rglob("*.py"))]:
-        if file.name not in ("rights.py", "__init__.py"):  # the one has all of them as samples, the other names of ours
+        # The first has all of them as samples, the second has methods of HTTP, the third names of ours.
+        if file.name not in ("rights.py", "http.py") and file != HERE / "__init__.py":
             found |= {_name(*match) for match in _SENT.findall(file.read_text())}
     return found
 
@@ -44,8 +45,9 @@ OPTIONS = {"COUNT", "GROUP", "IDLE", "JUSTID", "MKSTREAM", "RETRYCOUNT", "STREAM
 def called() -> set[str]:
     """Every word in capitals: a script may pass the name of a command on before it calls it."""
     found: set[str] = set()
-    for file in (files("mainspring.store") / "lua").iterdir():
-        found |= {_name(*match) for match in _CALLED.findall(file.read_text())}
+    for folder in (files("mainspring.store") / "lua").iterdir():
+        for file in folder.iterdir():
+            found |= {_name(*match) for match in _CALLED.findall(file.read_text())}
     return found - OPTIONS
 
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from mainspring.api.gate import Gate
-from mainspring.api.problems import Problem
-from mainspring.api.rates import MOST_CLIENTS, Rates
-from mainspring.api.targets import masked
-from mainspring.config import Config
+from mainspring.api.admin import masked
+from mainspring.api.asgi import Problem
+from mainspring.api.auth import MOST_CLIENTS, Gate, Rates
+from mainspring.config.config import Config
 from mainspring.model.access import (
     RIGHTS,
     ROLES,
@@ -17,7 +16,7 @@ from mainspring.model.access import (
     is_token,
     new_token,
 )
-from mainspring.model.audit_views import bare
+from mainspring.model.audit import bare
 from mainspring.model.errors import ConfigError, InvalidInput
 
 

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.api.lines import Lines
-from mainspring.api.new_task import NewTask, PostedTask, check_payload, task_of
+from mainspring.api.app import ROUTES
+from mainspring.api.asgi import PROBLEMS, Problem, check_depth, read_json, read_query, when
+from mainspring.api.batch import Lines
+from mainspring.api.lanes import NewPause
 from mainspring.api.openapi import document
-from mainspring.api.problems import PROBLEMS, Problem
-from mainspring.api.reading import check_depth, read_json, read_query, when
 from mainspring.api.routes import Route, Router
-from mainspring.api.standstills import NewPause
-from mainspring.api.surface import ROUTES
-from mainspring.api.tasks import ListTasks
+from mainspring.api.tasks import ListTasks, NewTask, PostedTask, check_payload, task_of
 from mainspring.model.access import ApiKey
 from mainspring.model.errors import InvalidInput
 from mainspring.model.limits import HORIZON_MS

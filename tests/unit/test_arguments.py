@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from mainspring.model.errors import InvalidInput
-from mainspring.worker.arguments import Arguments, WrongArguments
 from mainspring.worker.context import Context
+from mainspring.worker.handler import Arguments, WrongArguments
 
 
 @dataclasses.dataclass

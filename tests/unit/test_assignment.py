@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.cluster.assignment import assign
+from mainspring.cluster import assign
 
 NODES = st.lists(st.sampled_from([f"node-{i}" for i in range(12)]), min_size=1, max_size=8, unique=True)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.model.breaker import Breaker, BreakerPolicy
 from mainspring.model.errors import InvalidInput
+from mainspring.model.flow import Breaker, BreakerPolicy
 
 POLICY = BreakerPolicy(min_calls=10, window_ms=10_000, open_ms=1_000, max_open_ms=4_000, probes=2, ramp_ms=10_000)
 

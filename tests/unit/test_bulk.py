@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
 
-from mainspring.bulk import BATCH, BATCH_BYTES, batches
+from mainspring.client.client import BATCH, BATCH_BYTES, batches
 from mainspring.model.errors import InvalidInput
 from mainspring.model.task import Task
 

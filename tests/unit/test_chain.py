@@ -6,9 +6,10 @@ from typing import cast
 import msgspec
 import pytest
 
-from mainspring.engine.chains import Plan
 from mainspring.engine.flight import Flight
-from mainspring.model.chain import (
+from mainspring.engine.occurrences import Plan
+from mainspring.model.errors import InvalidInput
+from mainspring.model.schedule.chain import (
     NOT_RUN_KEPT,
     Link,
     NotRun,
@@ -22,10 +23,16 @@ from mainspring.model.chain import (
     link_to,
     moved_by_end,
 )
-from mainspring.model.errors import InvalidInput
-from mainspring.model.schedule import Definition, Pause, changes, check_definition, pack_definition, unpack_definition
-from mainspring.model.schedule_input import define
-from mainspring.model.schedule_view import span_text, view_of, written
+from mainspring.model.schedule.definition import (
+    Definition,
+    Pause,
+    changes,
+    check_definition,
+    pack_definition,
+    unpack_definition,
+)
+from mainspring.model.schedule.input import define
+from mainspring.model.schedule.view import span_text, view_of, written
 
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from mainspring.cli import _COMMANDS, app
-from mainspring.cli.examples import EXAMPLES
-from mainspring.cli.progress import Bar
+from mainspring.cli import _COMMANDS, EXAMPLES, app
+from mainspring.cli.output import Bar
 
 ROOT = typer.main.get_command(app)
 PROMISED = (

@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from mainspring import cli
-from mainspring.cli.remote import Api
-from mainspring.cli.remote_client import RemoteClient
-from mainspring.cli.remote_schedules import RemoteSchedules
-from mainspring.client import Client
+from mainspring.client.client import Client
+from mainspring.client.http import Api, RemoteClient, RemoteSchedules
+from mainspring.client.schedules import Schedules
 from mainspring.model.errors import ConfigError, InvalidInput, MainspringError, NotConfirmed, Refused, Unavailable
-from mainspring.schedules import Schedules
 
 SOURCES = [file.read_text() for file in Path(str(cli.__file__)).parent.glob("*.py") if "remote" not in file.name]
 

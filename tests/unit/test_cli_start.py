@@ -9,8 +9,8 @@ from typing import IO
 import pytest
 
 HEAVY = (
-    "aiohttp", "confluent_kafka", "hiredis", "httptools", "pydantic", "uvicorn", "uvloop", "mainspring.client",
-    "mainspring.engine.engine", "mainspring.node", "mainspring.store.store", "mainspring.api.app",
+    "aiohttp", "confluent_kafka", "hiredis", "httptools", "pydantic", "uvicorn", "uvloop", "mainspring.client.client",
+    "mainspring.engine.engine", "mainspring.node.node", "mainspring.store.store", "mainspring.api.app",
 )  # fmt: skip
 _RUN = """
 import sys
@@ -58,9 +58,9 @@ def test_nothing_heavy_is_imported_by(line: str) -> None:
 
 def test_a_command_that_needs_a_server_imports_what_it_needs() -> None:
     """The list above is not empty of meaning: the same look finds these where they are used."""
-    command = [sys.executable, "-c", "import sys, mainspring.node; print(*sys.modules)"]
+    command = [sys.executable, "-c", "import sys, mainspring.node.node; print(*sys.modules)"]
     told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
-    assert {"hiredis", "mainspring.node", "mainspring.store.store"} <= set(told.stdout.split())
+    assert {"hiredis", "mainspring.node.node", "mainspring.store.store"} <= set(told.stdout.split())
 
 
 @pytest.mark.parametrize("line", ["--help", "task put --help", "config show", "acl --help", "nonsense"])
@@ -85,15 +85,17 @@ def test_looking_at_a_task_loads_no_more_than_it_needs() -> None:
     """Schedules, sinks and nodes are none of its business; a refused connection shows that it came that far."""
     gone = ("task", "get", "x", "--redis-url", "redis://127.0.0.1:1")
     loaded = _modules(*gone, code=1)
-    assert "mainspring.client" in loaded
-    assert loaded.isdisjoint(set(HEAVY) - {"hiredis", "mainspring.client", "mainspring.store.store"})
-    assert loaded.isdisjoint({"mainspring.schedules", "mainspring.model.cron", "mainspring.store.explain", "zoneinfo"})
+    assert "mainspring.client.client" in loaded
+    assert loaded.isdisjoint(set(HEAVY) - {"hiredis", "mainspring.client.client", "mainspring.store.store"})
+    assert loaded.isdisjoint(
+        {"mainspring.client.schedules", "mainspring.model.schedule.cron", "mainspring.store.tasks.explain", "zoneinfo"}
+    )
 
 
 def test_over_http_the_client_of_the_server_is_not_loaded() -> None:
     loaded = _modules("task", "get", "x", "--url", "http://127.0.0.1:1", code=1)
-    assert "mainspring.cli.remote" in loaded
-    assert loaded.isdisjoint({*HEAVY, "mainspring.model.cron", "zoneinfo"})
+    assert "mainspring.client.http" in loaded
+    assert loaded.isdisjoint({*HEAVY, "mainspring.model.schedule.cron", "zoneinfo"})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_a_wrong_value_is_told_in_the_words_of_the_library(line: str, words: str
     "line", ["task --help", "lane --help", "dead --help", "cluster --help", "key --help", "audit -h"]
 )
 def test_who_asks_for_help_needs_no_settings(line: str) -> None:
-    assert _modules(*line.split()).isdisjoint({"mainspring.config", "mainspring.settings", "mainspring.sources"})
+    assert _modules(*line.split()).isdisjoint({"mainspring.config.config", "mainspring.config.settings"})
 
 
 def _show_into(out: int | IO[str], unbuffered: str = "", *options: str) -> tuple[int, str]:

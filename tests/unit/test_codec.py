@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mainspring.model.delivery import Body
 from mainspring.model.errors import InvalidInput
-from mainspring.model.payload import encode_payload
+from mainspring.model.task import encode_payload
 from mainspring.store.codec import (
     FORWARD,
     HEADER_BYTES,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mainspring.api.collector import AT_ONCE, CROWD, Collector
+from mainspring.api.spaces import AT_ONCE, CROWD, Collector
 from mainspring.model.errors import InvalidInput, Unavailable
 from mainspring.model.task import Handle, Task
 

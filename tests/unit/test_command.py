@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.config import Config
-from mainspring.model.command import Command
-from mainspring.model.command_table import read_commands, write_commands
+from mainspring.config.config import Config
 from mainspring.model.errors import ConfigError, InvalidInput
+from mainspring.model.targets.command import Command, read_commands, write_commands
 
 TABLES = {
     "backup": {

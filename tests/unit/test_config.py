@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mainspring.cli.config import shown
-from mainspring.config import Config
+from mainspring.config.config import Config
 from mainspring.model.errors import ConfigError
 
 

@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from mainspring.model.cron import ALIASES, Cron
 from mainspring.model.errors import InvalidCron, InvalidInput
-from mainspring.model.month_days import month_length
+from mainspring.model.schedule.cron import ALIASES, Cron, month_length
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

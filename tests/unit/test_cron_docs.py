@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from mainspring.model.errors import InvalidCron
-from mainspring.model.interval import Every
-from mainspring.model.lint import lint
-from mainspring.model.recurrence import Recurrence, spec
-from mainspring.model.worst_case import WorstCase
-from mainspring.model.zone import zone
+from mainspring.model.retry import WorstCase
+from mainspring.model.schedule.recurrence import Every, Recurrence, spec
+from mainspring.model.schedule.view import lint
+from mainspring.model.schedule.zone import zone
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cron.md").read_text(encoding="utf-8")
 

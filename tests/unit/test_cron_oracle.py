@@ -12,8 +12,8 @@ from croniter import croniter
 from cronsim import CronSim
 
 from mainspring.model.errors import InvalidCron
-from mainspring.model.recurrence import Recurrence
-from mainspring.model.zone import zone
+from mainspring.model.schedule.recurrence import Recurrence
+from mainspring.model.schedule.zone import zone
 
 from .cron_cases import Case, cases, changes_within, families
 from .cron_oracle import MONTHS, WEEKDAYS, Oracle, values

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from mainspring.model.cron import Cron
 from mainspring.model.errors import InvalidInput
-from mainspring.model.recurrence import Recurrence
-from mainspring.model.zone import Zone, tz_version, zone, zone_names
+from mainspring.model.schedule.cron import Cron
+from mainspring.model.schedule.recurrence import Recurrence
+from mainspring.model.schedule.zone import Zone, tz_version, zone, zone_names
 
 from .cron_cases import SPECIAL_ZONES, YEARS, changes_of
 

@@ -13,15 +13,22 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from mainspring.demo import road as roads
+from mainspring.demo import generator as roads
 from mainspring.demo.consumer import Reader, values_of
-from mainspring.demo.generator import Load, Posts
-from mainspring.demo.journal import Comparison, Journal, compare
-from mainspring.demo.plan import MOST_IDS, Plan
-from mainspring.demo.road import Request, Road, RoadBlocked, request
-from mainspring.demo.side import Inside
-from mainspring.demo.ticks import Ticks, id_of, lines_of, numbers_of, text_of
-from mainspring.demo.usage import Usages, usage_of
+from mainspring.demo.generator import Load, Posts, Request, Road, RoadBlocked, request
+from mainspring.demo.plan import (
+    MOST_IDS,
+    Comparison,
+    Journal,
+    Plan,
+    Ticks,
+    compare,
+    id_of,
+    lines_of,
+    numbers_of,
+    text_of,
+)
+from mainspring.demo.processes import Inside, Usages, usage_of
 from mainspring.model.errors import InvalidInput
 
 AT_MS = 1_800_000_000_000

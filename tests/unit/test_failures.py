@@ -7,9 +7,9 @@ import threading
 import msgspec
 import pytest
 
-from mainspring.engine import failure_log
-from mainspring.engine.failures import Failures
-from mainspring.model.failure import Failure
+from mainspring import roles
+from mainspring.model.delivery import Failure
+from mainspring.roles import Failures
 
 
 def failure(number: int = 0, *, dead: bool = False, target: str = "http://shop.example/hook?key=secret") -> Failure:
@@ -123,7 +123,7 @@ async def test_a_handler_that_hangs_does_not_hold_up_the_stop(caplog: pytest.Log
 async def test_a_dead_target_does_not_flood_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_log, "QUIET_S", 0.01)
+    monkeypatch.setattr(roles, "QUIET_S", 0.01)
     summed_up = asyncio.Event()
 
     class Watch(logging.Handler):
@@ -148,9 +148,9 @@ async def test_a_dead_target_does_not_flood_the_log(
 
 async def test_the_dead_are_errors_told_one_by_one_and_then_summed_up(caplog: pytest.LogCaptureFixture) -> None:
     failures = Failures()
-    for number in range(failure_log.FIRST_DEAD + 3):
+    for number in range(roles.FIRST_DEAD + 3):
         failures.report(failure(number, dead=True))
-    assert len(caplog.records) == failure_log.FIRST_DEAD
+    assert len(caplog.records) == roles.FIRST_DEAD
     await failures.aclose()
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
     assert "3 more tasks died" in caplog.records[-1].getMessage()
@@ -158,7 +158,7 @@ async def test_the_dead_are_errors_told_one_by_one_and_then_summed_up(caplog: py
 
 async def test_a_parked_lane_is_an_error_and_no_death(caplog: pytest.LogCaptureFixture) -> None:
     failures = Failures()
-    for number in range(failure_log.FIRST_DEAD + 3):
+    for number in range(roles.FIRST_DEAD + 3):
         failures.report(
             msgspec.structs.replace(failure(number), outcome="parked", lane=f"user {number}", next_at_ms=None)
         )

@@ -6,10 +6,9 @@ import tomllib
 import pytest
 
 from mainspring.model.errors import InvalidInput
-from mainspring.model.foreign_celery import read_celery, read_redbeat
-from mainspring.model.foreign_schedules import read_crontab, to_toml
-from mainspring.model.occurrence import instant_text
-from mainspring.schedule_file import read_table
+from mainspring.model.ids import instant_text
+from mainspring.model.schedule.importers import read_celery, read_crontab, read_redbeat, to_toml
+from mainspring.node.schedule_file import read_table
 
 CRONTAB = """
 # m h dom mon dow command

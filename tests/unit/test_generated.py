@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from mainspring.store.generated import GATHERED, STRETCH, GeneratedIds
+from mainspring.store.tasks.encode import GATHERED, STRETCH, GeneratedIds
 
 SIZE = 16
 

@@ -1,7 +1,6 @@
 """The checker, where targets tell what they got: the word of the store is not enough, and neither is silence."""
 
-from mainspring.testing.events import Begun
-from mainspring.testing.history import History, Rule, check
+from mainspring.testing.history import Begun, History, Rule, check
 
 DUE_MS = 1_000_000
 DUE_US = DUE_MS * 1000

@@ -4,9 +4,9 @@ import pytest
 
 from mainspring.engine.flight import Flight
 from mainspring.engine.holds import Holds, row_in
-from mainspring.engine.live import LiveSlice
+from mainspring.engine.slice import LiveSlice
 from mainspring.model.delivery import Body
-from mainspring.model.hold import HoldRecord
+from mainspring.model.lane import HoldRecord
 from mainspring.store.codec import INDEXED, LANE, RESENT, decode, entry
 from mainspring.store.keys import Address, Keyspace, Slice, r_of, score_of
 

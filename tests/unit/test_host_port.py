@@ -2,9 +2,9 @@
 
 import pytest
 
-from mainspring.config import Config
+from mainspring.config.config import Config
 from mainspring.model.errors import ConfigError, InvalidInput
-from mainspring.model.host_port import HostPort
+from mainspring.model.targets.url import HostPort
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ from ipaddress import IPv4Address, ip_address
 
 import pytest
 
-from mainspring.model.allow import AllowList
 from mainspring.model.errors import InvalidInput
-from mainspring.model.weburl import parse_web_url
-from mainspring.sinks.http_guard import ForbiddenAddress, Guard, embedded, not_public
+from mainspring.model.targets.url import AllowList, parse_web_url
+from mainspring.sinks.http_network import ForbiddenAddress, Guard, embedded, not_public
 
 
 def guard(*allow: str, answers: Mapping[str, Sequence[str]] | None = None) -> Guard:

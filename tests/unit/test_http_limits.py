@@ -7,12 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from mainspring.model.delivery import Body, Delivery, GivenDelivery
-from mainspring.model.outcome import DONE, Outcome, Retry
-from mainspring.model.rate import Rate
+from mainspring.model.delivery import DONE, Body, Delivery, GivenDelivery, Outcome, Retry
+from mainspring.model.flow import Rate
 from mainspring.sinks import http_limits
-from mainspring.sinks.http_limits import Hosts
-from mainspring.sinks.http_line import Limits
+from mainspring.sinks.http_limits import Hosts, Limits
 
 
 def deliveries(count: int) -> list[Delivery]:

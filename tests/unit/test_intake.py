@@ -10,19 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainspring.bulk import handles_of
+from mainspring.client.client import handles_of
 from mainspring.model.errors import InvalidInput
 from mainspring.model.ids import idh_of
 from mainspring.model.limits import HORIZON_MS
 from mainspring.model.task import Handle, Task
-from mainspring.store import put
 from mainspring.store.codec import INDEXED, LANE, decode
-from mainspring.store.columns import FEW
-from mainspring.store.durable import SERVER
-from mainspring.store.generated import STRETCH
-from mainspring.store.intake import Batch, Intake
+from mainspring.store.durability import SERVER
 from mainspring.store.keys import HOUR_MS, Keyspace, Slice, partition_of
-from mainspring.store.put import Widths
+from mainspring.store.tasks import put
+from mainspring.store.tasks.encode import FEW, STRETCH, Batch, Intake
+from mainspring.store.tasks.put import Widths
 
 NOW_MS = 1_800_000_000_250
 KEYS = Keyspace("main", 8)

@@ -9,8 +9,8 @@ from confluent_kafka import KafkaError
 
 from mainspring.engine.flight import Flight
 from mainspring.model.delivery import Body
-from mainspring.sinks.kafka_line import CHUNK_TASKS, Failures, Line
-from mainspring.sinks.kafka_message import identity_of
+from mainspring.sinks.kafka import identity_of
+from mainspring.sinks.kafka_client import CHUNK_TASKS, Failures, Line
 
 from .kafka_flights import flight, plain
 

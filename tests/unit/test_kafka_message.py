@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from mainspring.model.delivery import Body, Delivery, GivenDelivery
-from mainspring.sinks.kafka_message import identity_of, messages_of
+from mainspring.sinks.kafka import identity_of, messages_of
 
 from .kafka_flights import START_MS, flight, plain, slice_from
 

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.config import Config
-from mainspring.model.delivery import Body, GivenDelivery
+from mainspring.config.config import Config
+from mainspring.model.delivery import Body, GivenDelivery, Retry
 from mainspring.model.errors import ConfigError, InvalidInput
-from mainspring.model.outcome import Retry
-from mainspring.node import builtin_sinks
+from mainspring.node.node import builtin_sinks
 from mainspring.sinks.kafka import KafkaSink
 from mainspring.sinks.kafka_options import OURS, KafkaOptions, Properties, parse_servers
 

@@ -21,7 +21,7 @@ from mainspring.store.keys import (
     slot_of,
     tags,
 )
-from mainspring.store.topology import key_slot
+from mainspring.store.redis.servers import key_slot
 
 slices = st.builds(Slice.at, st.integers(0, 2**42), st.sampled_from(WIDTHS_MS))
 addresses = st.builds(Address, st.integers(0, 4095), slices, st.integers(0, 2**20 - 1), st.integers(0, 2**32 - 1))

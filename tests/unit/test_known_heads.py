@@ -1,6 +1,6 @@
 """Heads that came on a connection before."""
 
-from mainspring.api.known_heads import MAX_BYTES, MOST, KnownHeads
+from mainspring.api.server import MAX_BYTES, MOST, KnownHeads
 
 HEADERS = {b"host": b"localhost", b"content-length": b"3"}
 HEAD = b"POST /ticks HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3"

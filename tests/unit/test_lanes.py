@@ -6,8 +6,8 @@ import pytest
 
 from mainspring.engine.flight import Flight
 from mainspring.engine.lanes import Lanes
-from mainspring.engine.live import LiveSlice
 from mainspring.engine.partition import Partition
+from mainspring.engine.slice import LiveSlice
 from mainspring.model.delivery import Body
 from mainspring.store.codec import LANE, entry
 from mainspring.store.keys import Keyspace, Slice

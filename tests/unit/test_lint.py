@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from mainspring.model.interval import AfterEnd
-from mainspring.model.lint import lint
-from mainspring.model.recurrence import Recurrence
-from mainspring.model.worst_case import WorstCase
+from mainspring.model.retry import WorstCase
+from mainspring.model.schedule.recurrence import AfterEnd, Recurrence
+from mainspring.model.schedule.view import lint
 
 NOW_MS = round(datetime.fromisoformat("2026-11-16T00:00:00Z").timestamp() * 1000)
 

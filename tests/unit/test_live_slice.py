@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.engine.begun import Begun
-from mainspring.engine.bitmaps import is_set
-from mainspring.engine.live import LiveSlice
+from mainspring.engine.due import Begun
 from mainspring.engine.partition import Partition
+from mainspring.engine.slice import LiveSlice, is_set
 from mainspring.model.delivery import Body
 from mainspring.store.codec import INDEXED, LANE, RESENT, TOMB, entry
 from mainspring.store.keys import HOUR_MS, Keyspace, Slice

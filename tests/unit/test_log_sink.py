@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from mainspring.model.delivery import Body, Delivery, GivenDelivery
-from mainspring.model.outcome import DONE, Retry
+from mainspring.model.delivery import DONE, Body, Delivery, GivenDelivery, Retry
 from mainspring.sinks.log import LogSink
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.cli.logs import HumanLines, JsonLines
+from mainspring.cli.serve import HumanLines, JsonLines
 
 
 def _record(message: str, *args: object, level: int = logging.INFO, **extra: Any) -> logging.LogRecord:

@@ -8,11 +8,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mainspring.engine.flight import Flight
-from mainspring.engine.live import LiveSlice
-from mainspring.engine.meters import Meters
-from mainspring.model.delivery import Body
+from mainspring.engine.outcomes import Meters
+from mainspring.engine.slice import LiveSlice
+from mainspring.model.delivery import DROPPED, EXPIRED, Body
 from mainspring.model.metrics import Histogram, family, histogram, labelled, merged, render, single
-from mainspring.model.outcome import DROPPED, EXPIRED
 from mainspring.store.codec import entry
 from mainspring.store.keys import Slice
 

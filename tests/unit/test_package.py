@@ -33,7 +33,13 @@ def test_the_package_itself_loads_nothing_of_ours() -> None:
 def test_declaring_loads_neither_the_engine_nor_the_way_to_the_server() -> None:
     modules = loaded_after("from mainspring import Config, Entry, Scheduler\nScheduler(Config())")
     assert not {name for name in modules if name.startswith("mainspring.engine")}
-    assert not modules & {"hiredis", "uvloop", "mainspring.node", "mainspring.client", "mainspring.store.links"}
+    assert not modules & {
+        "hiredis",
+        "uvloop",
+        "mainspring.node.node",
+        "mainspring.client.client",
+        "mainspring.store.redis.servers",
+    }
 
 
 def test_settings_are_read_without_an_event_loop() -> None:

@@ -1,7 +1,7 @@
 """What a partition begins, and what it leaves for later."""
 
-from mainspring.engine.live import LiveSlice
 from mainspring.engine.partition import Partition
+from mainspring.engine.slice import LiveSlice
 from mainspring.model.delivery import Body
 from mainspring.store.codec import entry
 from mainspring.store.keys import Keyspace, Slice

@@ -3,9 +3,8 @@
 import pytest
 
 from mainspring.model.errors import InvalidInput
-from mainspring.model.lane_policy import LanePolicies, LanePolicy
-from mainspring.model.named import Targets
-from mainspring.model.pause import Pause, Pauses, Scope
+from mainspring.model.lane import LanePolicies, LanePolicy, Pause, Pauses, Scope
+from mainspring.model.targets.named import Targets
 
 
 def pauses(*scopes: str, now_ms: int = 0) -> Pauses:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.bench.peers import homes, other_side
-from mainspring.bench.peers.bench import OURSELVES, PEERS, Row
-from mainspring.bench.peers.homes import PeersMissing, python_with_peers
-from mainspring.bench.peers.runs import Runs, judge
+from mainspring.bench.peers import bench, other_side
+from mainspring.bench.peers.bench import OURSELVES, PEERS, PeersMissing, Row, Runs, judge, python_with_peers
 
 DUE_MS = 1_800_000_000_000
 
@@ -133,7 +131,7 @@ async def test_without_leave_to_install_the_exact_commands_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(homes, "has_peers", lambda: False)
+    monkeypatch.setattr(bench, "has_peers", lambda: False)
     with pytest.raises(PeersMissing) as caught:
         await python_with_peers(install=False)
     assert f"{sys.executable} -m venv {tmp_path}" in str(caught.value)
@@ -142,8 +140,8 @@ async def test_without_leave_to_install_the_exact_commands_are_named(
 
 
 def test_the_peers_are_pinned_with_hashes() -> None:
-    pins = homes.PINS.read_text()
-    for name in homes.DISTRIBUTIONS:
+    pins = bench.PINS.read_text()
+    for name in bench.DISTRIBUTIONS:
         assert f"\n{name}==" in pins, name
     assert pins.count("==") <= pins.count("--hash=sha256:")
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from mainspring.config import Config
-from mainspring.engine_settings import engine_options
+from mainspring.config.config import Config
 from mainspring.model.errors import ConfigError, InvalidInput
-from mainspring.model.lane_policy import LanePolicies, LanePolicy
+from mainspring.model.lane import LanePolicies, LanePolicy
 from mainspring.model.queue_rules import QueueRules
 from mainspring.model.retry import RetryPolicy
+from mainspring.node.node import engine_options
 
 PARK, SKIP, BLOCK = LanePolicy("park"), LanePolicy("skip"), LanePolicy("block", 600_000)
 

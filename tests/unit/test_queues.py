@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from mainspring.model.delivery import DONE, Dead, Done, Retry
 from mainspring.model.errors import InvalidInput
 from mainspring.model.job import Cancelled
-from mainspring.model.outcome import DONE, Dead, Done, Retry
-from mainspring.model.queues import check_queue, queue_of
+from mainspring.model.targets.names import check_queue, queue_of
+from mainspring.store.job_queue import decode_ack, encode_ack
 from mainspring.store.keys import Address, Keyspace, Slice
-from mainspring.store.queue_end import decode_ack, encode_ack
 from mainspring.store.queue_state import Depth, Queued
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs" / "wire-vectors.json").read_text())["queues"]

@@ -3,7 +3,7 @@
 import pytest
 
 from mainspring.model.errors import InvalidInput
-from mainspring.model.rate import Limit, Rate
+from mainspring.model.flow import Limit, Rate
 
 
 @pytest.mark.parametrize(

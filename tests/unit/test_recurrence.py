@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainspring.model.cron import Cron
 from mainspring.model.errors import InvalidCron, InvalidInput
-from mainspring.model.exclusion import exclusion
-from mainspring.model.interval import AfterEnd, Every
-from mainspring.model.jitter import jitter_ms, spread_ms
-from mainspring.model.recurrence import Recurrence, spec
-from mainspring.model.zone import zone
+from mainspring.model.schedule.cron import Cron
+from mainspring.model.schedule.definition import jitter_ms, spread_ms
+from mainspring.model.schedule.recurrence import AfterEnd, Every, Recurrence, exclusion, spec
+from mainspring.model.schedule.zone import zone
 
 DAY_MS = 86_400_000
 

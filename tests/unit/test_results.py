@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from mainspring.api.results import Ended
-from mainspring.cli.result_lines import lines_of
-from mainspring.model.outcome import Response
-from mainspring.model.result import Output, Result, decode_result
+from mainspring.api.tasks import Ended
+from mainspring.cli.output import lines_of
+from mainspring.model.delivery import Response
+from mainspring.model.job import Output, Result, decode_result
 
 RESULTS = [
     Result("done", {"n": [1, None]}, attempt=3, worker="w", started_ms=1, ended_ms=5, log=("one", "two")),

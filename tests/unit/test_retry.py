@@ -4,12 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.model.delivery import Body
+from mainspring.model.delivery import Body, Dead, Response, Retry
 from mainspring.model.errors import InvalidInput
-from mainspring.model.outcome import Dead, Response, Retry
-from mainspring.model.policies import Policies
-from mainspring.model.retry import Jitter, RetryPolicy, Wait, decide
-from mainspring.model.retry_rule import Rule
+from mainspring.model.retry import Jitter, Policies, RetryPolicy, Rule, Wait, decide
 
 
 def test_without_jitter_the_waits_double_up_to_the_cap() -> None:

@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.model.errors import InvalidInput
-from mainspring.model.named import Plain, Targets
-from mainspring.model.retry import RetryPolicy
-from mainspring.model.retry_rule import Rule
-from mainspring.model.retry_text import policy_table, read_policy, retry_line
-from mainspring.model.webhook import Webhook
+from mainspring.model.retry import RetryPolicy, Rule, policy_table, read_policy, retry_line
+from mainspring.model.targets.named import Plain, Targets
+from mainspring.model.targets.webhook import Webhook
 
 rules = st.builds(
     lambda when, dead, wait: Rule(when, dead, None if dead else wait),

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from mainspring.config import Config
+from mainspring.config.config import Config
 from mainspring.model.errors import InvalidInput
-from mainspring.model.schedule import check_definition
-from mainspring.model.schedule_input import define
-from mainspring.schedule_outlook import findings_of, runs_ahead, terms_of
+from mainspring.model.schedule.definition import check_definition
+from mainspring.model.schedule.input import define
+from mainspring.node.schedule_lint import findings_of, runs_ahead, terms_of
 
 NOW_MS = 1_800_000_000_000
 CONFIG = Config(

@@ -9,14 +9,14 @@ from mainspring.model.clock import ManualClock, ServerClock
 from mainspring.store import scripts
 from mainspring.store.scripts import Scripts, text_of
 
-FOLDER = files("mainspring.store") / "lua"
-NAMES = sorted(path.name[:-4] for path in FOLDER.iterdir() if path.name[0] != "_" and path.name.endswith(".lua"))
-PIECES = sorted(path.name for path in FOLDER.iterdir() if path.name[0] == "_" and path.name.endswith(".lua"))
+FILES = {path.name: path for folder in (files("mainspring.store") / "lua").iterdir() for path in folder.iterdir()}
+NAMES = sorted(name[:-4] for name in FILES if name[0] != "_" and name.endswith(".lua"))
+PIECES = sorted(name for name in FILES if name[0] == "_" and name.endswith(".lua"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_names_its_keys_arguments_and_answer_on_its_first_lines(name: str) -> None:
-    head = (FOLDER / f"{name}.lua").read_text().split("\nlocal ")[0]
+    head = FILES[f"{name}.lua"].read_text().split("\nlocal ")[0]
     for word in ("KEYS", "ARGV", "returns"):
         assert re.search(rf"^-- {word}\b", head, re.MULTILINE), f"{name}.lua does not say its {word}"
 

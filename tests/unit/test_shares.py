@@ -5,9 +5,8 @@ import random
 import pytest
 
 from mainspring.model.errors import InvalidInput
-from mainspring.model.weights import parse_queues
-from mainspring.worker.calls import Calls
-from mainspring.worker.shares import Shares
+from mainspring.model.queue_rules import parse_queues
+from mainspring.worker.worker import Calls, Shares
 
 
 def test_queues_are_read_with_their_weights_in_order() -> None:

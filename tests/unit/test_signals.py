@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from mainspring.signals import Alarm
+from mainspring.node.process import Alarm
 
 
 async def rung(after_s: float, again_s: float, *, held_up_s: float) -> float:

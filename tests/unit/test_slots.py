@@ -5,8 +5,7 @@ import random
 import pytest
 
 from mainspring.model.errors import InvalidCron
-from mainspring.model.recurrence import Recurrence
-from mainspring.model.slots import Slots
+from mainspring.model.schedule.recurrence import Recurrence, Slots
 
 from .cron_cases import Case, cases
 

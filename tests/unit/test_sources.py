@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.api.keyring import KeyRing
-from mainspring.config import Config
+from mainspring.api.auth import KeyRing
+from mainspring.config.config import Config
+from mainspring.config.settings import SECRETS, SETTINGS, read_sources
 from mainspring.model.errors import ConfigError
-from mainspring.settings import SECRETS, SETTINGS
-from mainspring.sources import read_sources
 
 from ..integration.serving import run
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from mainspring.model.stint import LONGEST_S, SHARE, Stint
+from mainspring.model.clock import LONGEST_S, SHARE, Stint
 
 LEAST_S = 0.002
 

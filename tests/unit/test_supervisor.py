@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.config import Config
+from mainspring.config.config import Config
 from mainspring.model.retry import RetryPolicy
-from mainspring.supervisor import LONGEST_DELAY_S, RAN_WELL_S, Backoff, Child
+from mainspring.node.supervisor import LONGEST_DELAY_S, RAN_WELL_S, Backoff, Child
 
 
 def test_delays_double_up_to_a_bound() -> None:

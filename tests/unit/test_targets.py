@@ -3,7 +3,7 @@
 import pytest
 
 from mainspring.model.errors import InvalidInput
-from mainspring.model.targets import check_target, receiver_of
+from mainspring.model.targets.names import check_target, receiver_of
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Texts of others are made fit to be kept."""
 
-from mainspring.model.outcome import Dead, Retry
-from mainspring.model.result import Result, decode_result
-from mainspring.model.texts import clean, told
+from mainspring.model.delivery import Dead, Retry
+from mainspring.model.job import Result, decode_result
+from mainspring.model.text import clean, told
 
 
 class Unspeakable(Exception):

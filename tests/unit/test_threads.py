@@ -9,9 +9,8 @@ import pytest
 
 from mainspring.model.delivery import Body
 from mainspring.model.job import Job
+from mainspring.worker.executor import Run, Threads
 from mainspring.worker.handler import Handler
-from mainspring.worker.run import Run
-from mainspring.worker.threads import Threads
 
 
 class Contested(SimpleQueue[Run | None]):

@@ -3,14 +3,7 @@
 import pytest
 
 from mainspring.model.errors import InvalidInput
-from mainspring.store.url import (
-    ClusterEndpoint,
-    Endpoint,
-    SentinelEndpoint,
-    Tls,
-    parse_url,
-    safe_url,
-)
+from mainspring.store.redis.url import ClusterEndpoint, Endpoint, SentinelEndpoint, Tls, parse_url, safe_url
 
 
 @pytest.mark.parametrize(

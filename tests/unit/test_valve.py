@@ -1,11 +1,9 @@
 """What one receiver may get now, with a clock held by hand."""
 
-from mainspring.engine.valve import Valve
-from mainspring.engine.valves import FlowOptions, Valves
-from mainspring.model.breaker import Breaker, BreakerPolicy
+from mainspring.engine.flow import FlowOptions, Valve, Valves
 from mainspring.model.clock import ManualClock
-from mainspring.model.hold import HoldRecord
-from mainspring.model.rate import Limit, Rate
+from mainspring.model.flow import Breaker, BreakerPolicy, Limit, Rate
+from mainspring.model.lane import HoldRecord
 from mainspring.store.limits import Granted
 
 MOST = 800

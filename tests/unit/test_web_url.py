@@ -5,8 +5,8 @@ from ipaddress import ip_address
 import pytest
 
 from mainspring.model.errors import InvalidInput
-from mainspring.model.targets import check_target
-from mainspring.model.weburl import parse_web_url
+from mainspring.model.targets.names import check_target
+from mainspring.model.targets.url import parse_web_url
 
 
 @pytest.mark.parametrize(

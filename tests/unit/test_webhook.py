@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from mainspring.config import Config
+from mainspring.config.config import Config
+from mainspring.model.delivery import DONE, Dead, Done, Response, Retry
 from mainspring.model.errors import ConfigError, InvalidInput
-from mainspring.model.named import Plain, Targets
-from mainspring.model.outcome import DONE, Dead, Done, Response, Retry
-from mainspring.model.rate import Limit, Rate
-from mainspring.model.webhook import Basic, Bearer, Webhook
-from mainspring.model.webhook_table import read_webhook, webhook_table
+from mainspring.model.flow import Limit, Rate
+from mainspring.model.targets.named import Plain, Targets
+from mainspring.model.targets.webhook import Basic, Bearer, Webhook, read_webhook, webhook_table
 
 URL = "https://shop.example/hooks"
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()

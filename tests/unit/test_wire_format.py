@@ -9,21 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainspring.model.chain import Link
 from mainspring.model.delivery import Body
 from mainspring.model.ids import idempotency_key, idh_of
+from mainspring.model.schedule.chain import Link
 from mainspring.store import codec
-from mainspring.store.keys import (
-    Address,
-    Keyspace,
-    Slice,
-    meta_key,
-    partition_of,
-    r_of,
-    score_of,
-    slot_of,
-    tags,
-)
+from mainspring.store.keys import Address, Keyspace, Slice, meta_key, partition_of, r_of, score_of, slot_of, tags
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "docs" / "wire-vectors.json").read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ import traceback
 
 import pytest
 
-from mainspring.model.wordless import placed, wordless
+from mainspring.model.text import placed, wordless
 
 
 class OutOfStock(Exception):

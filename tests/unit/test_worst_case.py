@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.model.errors import InvalidInput
-from mainspring.model.retry import RetryPolicy, added_ms
-from mainspring.model.worst_case import worst_case
+from mainspring.model.retry import RetryPolicy, added_ms, worst_case
 
 
 def test_three_retries_at_200_ms_with_up_to_500_ms_of_jitter_take_2900_ms() -> None:

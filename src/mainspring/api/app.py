@@ -1,4 +1,4 @@
-"""The HTTP API as a plain ASGI application: a framework would cost more than the work itself."""
+"""The HTTP API as a plain ASGI application, and the list of everything it answers."""
 
 import asyncio
 import logging
@@ -7,18 +7,51 @@ from typing import Final
 from ..model.access import ApiKey
 from ..model.audit import Change
 from ..model.errors import MainspringError
-from ..node import Node
-from . import surface
-from .asgi import JSON, Answer, HungUp, Receive, Scope, Send, answer_to_error, read_body
+from ..node.node import Node
+from . import admin, batch, dead, lanes, openapi, schedules, tasks, ticks
+from .asgi import (
+    JSON,
+    Answer,
+    HungUp,
+    Problem,
+    Receive,
+    Scope,
+    Send,
+    answer_to_error,
+    check_content_type,
+    read_body,
+    read_json,
+    read_query,
+)
+from .auth import OPEN, Gate, check_right
 from .batch import Batches
-from .call import NO_PARAMETERS, Call
-from .gate import OPEN, Gate, check_right
-from .problems import Problem
-from .reading import check_content_type, read_json, read_query
-from .routes import Route, Router
+from .routes import NO_PARAMETERS, Call, Route, Router
 from .spaces import Space, Spaces, no_such_namespace
+from .ticks import TICK
 
 log = logging.getLogger("mainspring.api")
+
+
+WATCHED: Final[tuple[Route, ...]] = (*admin.PROBE_ROUTES, admin.METRICS_ROUTE)
+"""What a node without the role `api` answers too: whoever watches it must reach it."""
+
+ROUTES: Final[tuple[Route, ...]] = (
+    TICK,
+    *tasks.ROUTES,
+    batch.ROUTE,
+    *dead.ROUTES,
+    *schedules.ROUTES,
+    *lanes.ROUTES,
+    *admin.QUEUE_ROUTES,
+    *admin.TARGET_ROUTES,
+    admin.CLUSTER_ROUTE,
+    admin.DOCTOR_ROUTE,
+    *admin.KEY_ROUTES,
+    admin.AUDIT_ROUTE,
+    *WATCHED,
+    *openapi.DOCUMENTATION_ROUTES,
+)
+
 
 NAMESPACE: Final = b"mainspring-namespace"
 
@@ -31,7 +64,7 @@ class App:
         self.gate = Gate(node.config)
         self.spaces = Spaces(node)
         self.takes_requests = "api" in node.config.roles
-        self.router = Router(surface.ROUTES if self.takes_requests else surface.WATCHED)
+        self.router = Router(ROUTES if self.takes_requests else WATCHED)
         self.batches = Batches()
         self.examining = asyncio.Lock()
         self.previewing = asyncio.Lock()
@@ -52,7 +85,7 @@ class App:
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         if scope["path"] == "/ticks" and scope["method"] == "POST" and self.takes_requests:
-            route, params = surface.TICK, NO_PARAMETERS  # the hottest route is not searched for
+            route, params = ticks.TICK, NO_PARAMETERS  # the hottest route is not searched for
         else:
             route, params = self.router.find(scope)
         call = await self._admit(route, scope, receive)

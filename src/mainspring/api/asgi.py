@@ -1,12 +1,91 @@
-"""The words of ASGI: what comes from a server and what goes back to it."""
+"""Requests and responses: ASGI messages, RFC 9457 problem documents, and reading parameters and bodies."""
 
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from functools import cache
+from http import HTTPStatus
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qsl
 
 import msgspec
 
-from ..model.errors import MainspringError
-from .problems import Problem, problem_of
+from ..model.errors import Conflict, InvalidInput, MainspringError, NotConfirmed, NotFound, OutOfMemory, StoreError
+from ..model.times import When, instant_ms
+
+RETRY_AFTER_S: Final = 1
+PREFIX: Final = "urn:mainspring:problem:"
+
+PROBLEMS: Final = {
+    "malformed": (400, "the request cannot be read: no JSON, no UTF-8, no HTTP"),
+    "invalid": (400, "a value is wrong; the detail names it"),
+    "unauthenticated": (401, "no API key, or one that is unknown, expired or revoked"),
+    "forbidden": (403, "the key's role or its targets do not allow this"),
+    "not-found": (404, "nothing is there, or nothing that this key may see"),
+    "method": (405, "the path answers other methods; they are in the header Allow"),
+    "timeout": (408, "the request came too slowly"),
+    "conflict": (409, "the id is taken, or the object has changed meanwhile"),
+    "too-late": (409, "the task has begun, or is over"),
+    "too-large": (413, "the body, or a part of it, is larger than the limit"),
+    "content-type": (415, "the body is of another type than the route takes, or compressed"),
+    "idempotency": (422, "the Idempotency-Key was used before with another request"),
+    "rate": (429, "too many requests; Retry-After says when to come again"),
+    "headers": (431, "the headers are larger than the limit"),
+    "bug": (500, "an error in Mainspring itself"),
+    "unavailable": (503, "the server does not answer, or the node is starting or stopping; come again"),
+    "not-confirmed": (503, "stored, but the asked durability was not reached: repeat with the same id"),
+    "out-of-memory": (507, "the server is full; nothing was written"),
+}
+"""Slug -> status and meaning."""
+
+
+class Problem(Exception):
+    """An answer that is an error. `kind` is stable, for programs; `detail` is for people."""
+
+    def __init__(self, kind: str, detail: str, **headers: str) -> None:
+        super().__init__(detail)
+        self.status, _ = PROBLEMS[kind]
+        self.kind = kind
+        self.detail = detail
+        self.members: dict[str, Any] = {}
+        """What programs may want to know besides."""
+        self.headers = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {
+            "type": PREFIX + self.kind,
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail.encode("utf-8", "replace").decode(),
+        } | self.members
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.fields)
+
+
+def not_ready(detail: str) -> Problem:
+    return Problem("unavailable", detail, retry_after=str(RETRY_AFTER_S))
+
+
+def problem_of(error: MainspringError) -> Problem:
+    """What the store's errors are over HTTP."""
+    match error:
+        case OutOfMemory():
+            return Problem("out-of-memory", str(error), retry_after=str(RETRY_AFTER_S))
+        case NotConfirmed():
+            problem = Problem("not-confirmed", str(error), retry_after=str(RETRY_AFTER_S))
+            if error.handles and (handle := error.handles[0]) is not None:
+                problem.members = {"id": handle.id, "due_ms": handle.due_ms, "outcome": handle.outcome}
+            return problem
+        case StoreError():
+            return not_ready(f"{error}. The same request may be sent again: with an id it counts once")
+        case NotFound():
+            return Problem("not-found", str(error))
+        case Conflict():
+            return Problem("conflict", str(error))
+        case _:
+            return Problem("invalid", str(error))
+
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -87,3 +166,129 @@ async def read_body(receive: Receive, limit: int, what: str = "a body") -> bytes
     if size > limit:
         raise Problem("too-large", f"{what} has at most {limit} bytes here", connection="close")
     return body
+
+
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_BRACKETS: Final = re.compile(rb"[\[{\]}]")
+_TOKENS: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?|[\[{\]}]', re.DOTALL)
+_WRONG_WORD: Final = re.compile(r"Invalid enum value .* - at `\$\.(\w+)`")
+_LATEST_MS: Final = 1 << 45
+MAX_PARAMETERS: Final = 32
+
+
+def read_query(kind: type | None, query: bytes) -> Any:
+    """The parameters as the route's Struct; unknown and repeated ones are errors, never ignored."""
+    if not query:
+        return None if kind is None else kind()
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=MAX_PARAMETERS,
+        )
+    except (UnicodeDecodeError, ValueError):
+        raise Problem("malformed", f"the parameters are not UTF-8, or more than {MAX_PARAMETERS}") from None
+    given = dict(pairs)
+    known = () if kind is None else kind.__struct_fields__  # type: ignore[attr-defined]
+    for name, _ in pairs:
+        if name not in known:
+            there = f"there are {', '.join(known)}" if known else "there are none here"
+            raise Problem("invalid", f"parameter {name[:80]!r} is not known; {there}")
+    if len(given) < len(pairs):
+        raise Problem("invalid", "a parameter is given more than once")
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise Problem("invalid", f"parameters: {error}{_choices(kind, str(error))}") from None
+
+
+def read_json(kind: Any, body: bytes, depth: int) -> Any:
+    """A body as the route's type. An empty one is an empty object."""
+    body = body or b"{}"
+    check_depth(body, depth)
+    try:
+        found = _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        raise Problem("invalid", f"{error}{_choices(kind, str(error))}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Problem("malformed", str(error)) from None
+    check_repeated(body, field_names(kind))
+    return found
+
+
+def _choices(kind: Any, error: str) -> str:
+    """Which words there are, where another was given."""
+    named = _WRONG_WORD.search(error)
+    hint = None if named is None or not isinstance(kind, type) else get_type_hints(kind).get(named[1])
+    words = [str(word) for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]
+    return f"; use one of {', '.join(dict.fromkeys(words))}" if words else ""
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+@cache
+def field_names(kind: Any) -> tuple[bytes, ...]:
+    """The names of a Struct's fields as they stand in JSON."""
+    return tuple(b'"%b"' % name.encode() for name in getattr(kind, "__struct_encode_fields__", ()))
+
+
+def check_repeated(body: bytes, names: tuple[bytes, ...]) -> None:
+    """Refuse a field that is given twice: whoever wrote it cannot know which of the two counts."""
+    if names and b"\\" not in body and all(body.count(name) < 2 for name in names):
+        return  # nothing is escaped, so a name looks like itself, and no text holds a quote
+    level, seen = 0, set()
+    for token in _TOKENS.finditer(body):
+        if token[1] is None:
+            level += 1 if token[0] in b"[{" else -1
+        elif level == 1 and token[2] is not None:
+            name = msgspec.json.decode(b'"%b"' % token[1]) if b"\\" in token[1] else token[1].decode()
+            if name in seen:
+                raise Problem("invalid", f"the field {name[:80]!r} is given more than once")
+            seen.add(name)
+
+
+def check_depth(body: bytes, depth: int, *, level: int = 0) -> None:
+    """Refuse what is nested deeper: decoders here and at receivers run out of stack.
+
+    `level` is how deep it lies itself.
+    """
+    if body.count(b"[") + body.count(b"{") <= depth - level:
+        return
+    for bracket in _BRACKETS.finditer(_STRINGS.sub(b"", body)):
+        level += 1 if bracket[0] in b"[{" else -1
+        if level > depth:
+            raise Problem("invalid", f"the JSON is nested deeper than {depth} levels")
+
+
+def check_content_type(headers: Headers, wanted: tuple[bytes, ...]) -> None:
+    """A body without a type is taken for what the route wants. One that is packed is told so, not called malformed."""
+    if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
+        packed = headers[b"content-encoding"].decode("latin-1")[:80]
+        raise Problem("content-type", f"the content encoding is {packed!r}; send the body as it is")
+    value = headers.get(b"content-type")
+    if value is None or value in wanted:
+        return
+    if value.split(b";")[0].strip().lower() not in wanted:
+        spoken = value.decode("latin-1")[:80]
+        raise Problem("content-type", f"the content type is {spoken!r}; send {wanted[0].decode()}")
+
+
+def when(text: str | None, field: str) -> When | None:
+    """An instant in a parameter: ISO 8601 with an offset, or epoch milliseconds."""
+    if text is None:
+        return None
+    # A + is a space in a query; nobody means one in a time.
+    given: When = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else text.replace(" ", "+")
+    try:
+        at_ms = instant_ms(given, field=field)
+    except (OverflowError, ValueError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput(f"{field}: {text[:80]!r} lies outside of the calendar") from None
+    if not 0 <= at_ms < _LATEST_MS:
+        raise InvalidInput(f"{field}: {text[:80]!r} lies outside of the calendar")
+    return at_ms

@@ -5,19 +5,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from ..letters import FARTHEST_AHEAD_MS
-from ..model.audit_views import of_letter, of_letters
-from ..model.choice import pattern_fits
-from ..model.dead import DeadLetter, Replayed, ReplaySummary
+from ..client.dead_letters import FARTHEST_AHEAD_MS
+from ..model.audit import of_letter, of_letters
+from ..model.dead_letter import DeadLetter, Replayed, ReplaySummary
+from ..model.task import pattern_fits
 from ..model.times import instant_ms
-from .asgi import Answer, answer
-from .call import Call, no_such
-from .new_task import Moment, due_ms_of
-from .problems import Problem
-from .reading import when
-from .results import Answered
-from .routes import Route
-from .tasks import OneTask
+from .asgi import Answer, Problem, answer, when
+from .routes import Call, Route, no_such
+from .tasks import Answered, Moment, OneTask, due_ms_of
 
 MANY_S: Final = 30.0
 """How long one request may go on replaying or dropping; the answer says whether something is left."""

@@ -1,21 +1,411 @@
-"""The API on a socket: uvicorn in the node's own loop."""
+"""The API on a socket: uvicorn in the node's own loop, with connections that hold clients to limits.
+
+uvicorn's own protocol waits for ever for a client that dribbles, and answers in plain text what it cannot read.
+A sweep once a second finds the slow ones, so that a request costs no timer.
+"""
 
 import asyncio
 import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Final
 
+import httptools
 import uvicorn
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from ..config import Config
+from ..config.config import Config
+from ..model.access import ApiKey
 from ..model.errors import ConfigError
-from ..node import Node
-from ..store.wire import no_passphrase
+from ..node.node import Node
+from ..store.redis.connection import no_passphrase
 from .app import App
-from .protocol import limited, sweep
-from .shortcut import Shortcut
+from .asgi import GUARDED, RETRY_AFTER_S, Headers, Problem, not_ready
+from .ticks import PATH, Posted, Shortcut
+
+# Heads of ticks that came on a connection before, and were let in. Clients that keep one open send the same again and
+# again.
+#
+
+MOST: Final = 16
+"""They differ in the length of the body and in little else."""
+MAX_BYTES: Final = 1024
+_END: Final = b"\r\n\r\n"
+
+
+class KnownHeads:
+    """Of one connection, as they were sent: the same bytes say the same, and need not be parsed again."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[Headers, int]] = {}
+
+    def learn(self, packet: bytes, headers: Headers, body: bytes) -> None:
+        """What the parser made of a packet, if that was one whole request and nothing else."""
+        head, _, rest = packet.partition(_END)
+        if rest != body or not 0 < len(head) <= MAX_BYTES:
+            return
+        if len(self._known) >= MOST:
+            self._known.clear()
+        self._known[head] = headers, len(body)
+
+    def read(self, packet: bytes) -> tuple[Headers, bytes] | None:
+        """Headers and body of a packet that is one whole request with a known head."""
+        if not self._known:
+            return None
+        head, _, body = packet.partition(_END)
+        known = self._known.get(head)
+        return None if known is None or known[1] != len(body) else (known[0], body)
+
+
+MAX_HEAD_BYTES: Final = 32 * 1024
+MAX_HEADERS: Final = 100
+_OFFER: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
+_CONTINUE: Final = b"HTTP/1.1 100"
+SLOWEST_BYTES_A_SECOND: Final = 16 * 1024
+"""A body may take the timeout and, for each byte, as long as this rate."""
+MAX_AHEAD: Final = 128
+"""Requests that may come on a connection before the first of them is answered."""
+LINGER_S: Final = 2.0
+"""So long a client may go on sending what nobody wants any more."""
+
+
+class _Corked:
+    """Sends the head of an answer together with its body: two sends cost more than the rest of a small answer."""
+
+    __slots__ = ("_connection", "_head", "_transport")
+
+    def __init__(self, connection: "Connection") -> None:
+        self._connection = connection
+        self._transport = connection.transport
+        self._head: bytes | None = b""
+
+    def write(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return  # the client has gone, and nobody hears it
+        if self._head:
+            self._transport.write(self._head + data)
+            self._head = None
+        elif self._head is None or data.startswith(_CONTINUE):
+            self._transport.write(data)
+        else:
+            self._head = data
+
+    def close(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self._transport.write(self._head)
+            self._head = None
+        self._connection.close_gently()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
+class Connection(HttpToolsProtocol):
+    """One client. The limits are set on the class that `limited` makes."""
+
+    most = 4_096
+    timeout_s = 20.0
+    shortcut: Shortcut | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waits_since_s: float | None = None
+        """Since when a request is awaited that has begun, or the first one of a connection."""
+        self._stuck_since_s: float | None = None
+        self._received = 0
+        self._in_head = True
+        self._head_bytes = 0
+        self._lingers = False
+        """The answer is sent, and what still comes is not read."""
+        self._posted: Posted | None = None
+        """A tick on the short way that is not complete yet."""
+        self._known_heads = KnownHeads()
+        self._packet = b""
+        """What came last, if a request begins with it."""
+        self._running: RequestResponseCycle | Posted | None = None
+        """What is being answered; uvicorn knows only the last that came."""
+        self._heard_all = False
+        """The client sends no more, and waits for its answers."""
+        self._replays = False
+        """The parser is told a head that was heard before."""
+        self._rests_since_s: float | None = None
+        """Since when it is kept open between two requests."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._waits_since_s = self.loop.time()
+        if len(self.connections) > self.most:
+            self._refuse(not_ready(f"{self.most} connections are open already"))
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingers or self.transport.is_closing():
+            return
+        rests = self._rests_since_s is not None
+        if rests and self._posts_again(data):
+            return
+        self._packet = data if rests else b""
+        if self._waits_since_s is None:
+            self._waits_since_s = self.loop.time()
+            self._received = 0
+            self._rests_since_s = None
+        self._received += len(data)
+        self._feed(data)
+        if self._in_head and self._waits_since_s is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(Problem("headers", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
+
+    def _posts_again(self, data: bytes) -> bool:
+        """A tick with a head that is known. Between two requests only: the parser is not told of it."""
+        known = self._known_heads.read(data)
+        if known is None or self.flow.write_paused:
+            return False
+        headers, body = known
+        assert self.shortcut is not None
+        posted = self._short(headers, None) if self.shortcut.admits_again(headers) else self._shortened(headers)
+        if posted is None:
+            return False
+        self._rests_since_s = None
+        posted.body = body
+        posted.start()
+        return True
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """The parser stops behind the head of a request that offers another protocol, and would take its body for that.
+        We go on in this one, with a parser that does not hear of the offer."""
+        if self._lingers or self.transport.is_closing():
+            return  # it was refused
+        headers = [(name, value) for name, value in self.headers if name not in _OFFER]
+        head = b"".join(b"%b: %b\r\n" % header for header in headers)
+        line = b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self._replays = True
+        self._feed(b"%b%b\r\n" % (line, head))
+        if rest:
+            self._feed(rest)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it, uvicorn leaves it out
+        """Who has sent all it has to say may still be owed an answer."""
+        running = self._running
+        waits = running is not None and not running.response_complete and not running.more_body
+        self._heard_all = waits and self.scheme == "http"
+        return self._heard_all
+
+    def on_message_begin(self) -> None:
+        if self._replays:
+            return
+        # What ASGI wants besides is made where it is wanted.
+        self.url, self.headers, self.expect_100_continue = b"", [], False
+        self._in_head, self._head_bytes = True, 0
+        self._rests_since_s = None
+        if self._waits_since_s is None:  # behind another one in the same packet
+            self._waits_since_s, self._received = self.loop.time(), 0
+
+    def on_url(self, url: bytes) -> None:
+        if not self._replays:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._replays:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._replays:
+            self._replays = False
+            return
+        self._in_head = False
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse(Problem("headers", f"there are more than {MAX_HEADERS} headers"))
+            return
+        if self._received > MAX_HEAD_BYTES and _size_of(self.headers) > MAX_HEAD_BYTES:
+            self._refuse(Problem("headers", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
+            return
+        if len(self.pipeline) >= MAX_AHEAD:
+            detail = f"{MAX_AHEAD} requests wait for their answers; read those first"
+            self._refuse(Problem("rate", detail, retry_after=str(RETRY_AFTER_S)))
+            return
+        if self.url == PATH and self._takes_shortcut():
+            return
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(Problem("method", "this is no proxy", allow="GET, POST, PUT, PATCH, DELETE"))
+            return
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers  # the list that the scope has
+        super().on_headers_complete()
+        if self.scope["method"] != "HEAD":
+            self.cycle.transport = _Corked(self)  # type: ignore[assignment]
+
+    def _takes_shortcut(self) -> bool:
+        """A tick that can be answered here: nothing goes before it on this connection, and nothing is unusual."""
+        before: RequestResponseCycle | None = self.cycle
+        if self.shortcut is None or self.flow.write_paused or (before is not None and not before.response_complete):
+            return False
+        parser = self.parser
+        if parser.get_method() != b"POST" or parser.get_http_version() != "1.1" or not parser.should_keep_alive():
+            return False
+        headers = dict(self.headers)
+        if self.shortcut.is_usual(headers):
+            self._posted = self._shortened(headers)
+        return self._posted is not None
+
+    def _shortened(self, headers: Headers) -> Posted | None:
+        """A tick that goes the short way, unless its caller has to be looked up."""
+        assert self.shortcut is not None
+        key = self.shortcut.key_at_hand(headers)
+        return None if key is None else self._short(headers, key)
+
+    def _short(self, headers: Headers, key: ApiKey | None) -> Posted:
+        assert self.shortcut is not None
+        self._running = posted = Posted(self, self.shortcut, key, headers)
+        self.cycle = posted  # type: ignore[assignment]  # what uvicorn asks of a cycle it has
+        return posted
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        super().connection_lost(exc)
+        self.pipeline.clear()  # nobody waits for these any more, and each holds this connection
+        self._running = self._posted = None
+        self.cycle = None  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._posted is not None:
+            self._posted.body += body
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # only its head is complete; see _decline_upgrade
+        self._waits_since_s = None
+        if self.transport.is_closing() or self.cycle is None:
+            return
+        posted, self._posted = self._posted, None
+        if posted is not None:
+            posted.start()
+            if posted.let_in:
+                self._known_heads.learn(self._packet, posted.headers, posted.body)
+        else:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn does it, but for the timer: the sweep finds who rests for too long."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        if self._heard_all:
+            self.transport.close()
+            return
+        self.flow.resume_reading()  # only now: each answer would let in another packet full of requests
+        if self._waits_since_s is None:
+            self._rests_since_s = self.loop.time()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(Problem("malformed", msg))
+
+    def close_gently(self) -> None:
+        """The end of the answer. A client that is still sending is heard out for a moment: closing a connection with
+        unread bytes resets it, and takes the answer away from who has not read it yet."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if self._lingers or self.transport.is_closing():
+            return
+        if cycle is not None and not cycle.more_body and not self.pipeline:
+            self.transport.close()
+            return
+        self._lingers = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _refuse(self, problem: Problem) -> None:
+        if self._lingers or self.transport.is_closing():
+            return
+        body = problem.body()
+        head = [STATUS_LINE[problem.status], b"content-type: application/problem+json\r\n"]
+        head += [b"%b: %b\r\n" % header for header in (*GUARDED, *problem.headers)]
+        head.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
+        self.transport.write(b"".join([*head, body]))
+        self.close_gently()
+
+    # -- slow clients ------------------------------------------------------------------------------------------
+
+    def sweep(self, now_s: float, since_s: float) -> None:
+        """Cut this client if it is too slow; `since_s` is when the last sweep was."""
+        if self._lingers:
+            return
+        if self._rests_since_s is not None and now_s - self._rests_since_s > self.timeout_keep_alive:
+            self.transport.close()
+            return
+        if self.flow.read_paused and self._waits_since_s is not None:
+            self._waits_since_s += now_s - since_s  # it is we who do not read
+        elif self._waits_since_s is not None:
+            allowed_s = self.timeout_s + (0.0 if self._in_head else self._received / SLOWEST_BYTES_A_SECOND)
+            if now_s - self._waits_since_s > allowed_s:
+                self._give_up()
+                return
+        if not self.flow.write_paused:
+            self._stuck_since_s = None
+        elif self._stuck_since_s is None:
+            self._stuck_since_s = now_s
+        elif now_s - self._stuck_since_s > self.timeout_s:
+            self.transport.abort()
+
+    def _give_up(self) -> None:
+        """Say why, unless an answer is under way or nothing was asked at all."""
+        cycle: RequestResponseCycle | None = self.cycle
+        answering = cycle is not None and cycle.response_started and not cycle.response_complete
+        if self._received and not answering:
+            self._refuse(Problem("timeout", f"the request was not there after {self.timeout_s:g} s"))
+        else:
+            self.transport.close()
+
+
+def _size_of(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def limited(connections: int, timeout_limit_s: float, short_way: Shortcut | None) -> type[Connection]:
+    class Limited(Connection):
+        most = connections
+        timeout_s = timeout_limit_s
+        shortcut = short_way
+
+    return Limited
+
+
+def sweep(connections: Iterable[object], now_s: float, since_s: float) -> None:
+    for one in list(connections):
+        if isinstance(one, Connection) and not one.transport.is_closing():
+            one.sweep(now_s, since_s)
+
 
 DRAIN_S = 2
 """How long requests under way may take once the process stops."""

@@ -1,28 +1,251 @@
-"""`/v1/tasks`: put, look at, list, cancel, move and explain tasks."""
+"""`/v1/tasks`: put, get, list, cancel, move and explain tasks. Every check before the write is made here."""
 
 import base64
+import hashlib
+import re
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
 import msgspec
 
-from ..model.audit_views import of_task
-from ..model.choice import ListedState, QueueState
-from ..model.errors import NotConfirmed, NotFound
+from ..model.audit import of_replaced, of_task
+from ..model.errors import InvalidInput, MainspringError, NotConfirmed, NotFound, StoreError
 from ..model.explain import Explanation
-from ..model.task import Count, Handle, OnConflict, Task, TaskInfo
-from ..store.durable import check_durability
-from ..store.ended import in_index
-from .asgi import Answer, answer
-from .call import Call, no_such
-from .idempotency import once
-from .new_task import Moment, PostedTask, Put, due_ms_of, task_of
-from .problems import Problem
-from .reading import when
-from .replaced import told
-from .results import Ended, NotOver
-from .routes import Route
+from ..model.ids import check_id, check_name
+from ..model.job import Ending
+from ..model.limits import MAX_PAYLOAD_BYTES
+from ..model.retry import retry_line
+from ..model.targets.names import check_target
+from ..model.task import Count, Handle, ListedState, OnConflict, PutOutcome, QueueState, Task, TaskInfo
+from ..model.times import check_horizon, delay_ms, expiry_ms, instant_ms, timeout_ms
+from ..store import records
+from ..store.durability import check_durability
+from ..store.records import Claim, Kept
+from ..store.store import Store
+from ..store.tasks.dead_letters import in_index
+from .asgi import Answer, Problem, answer, when
+from .routes import Call, Route, no_such
 from .spaces import kept_in
+
+NO_PAYLOAD: Final = msgspec.Raw(b"null")
+_DIGITS: Final = bytes.maketrans(b"123456789E-", b"000000000e+")
+_LONG: Final = b"0" * 18
+_LARGE: Final = re.compile(rb"0e\+?000").search
+"""Numbers that may be out of range, once all digits, signs and exponents are written alike."""
+Moment = int | float | str
+"""Epoch milliseconds, or ISO 8601 with an offset."""
+
+
+class NewTask(Task, frozen=True, forbid_unknown_fields=True, gc=False):
+    """`at` or `after` says when; neither means now. With an `id` a repeated post is one task."""
+
+    # A task itself, so that a line of a batch in which nothing has to be worked out goes on as it is.
+
+    target: str
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: NO_PAYLOAD)
+    at: Moment | None = None
+    after: str | None = None
+    id: str | None = None
+    lane: str | None = None
+    expires: Moment | None = None
+    retry: str | None = None
+    timeout: str | None = None
+
+
+class PostedTask(NewTask, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A single task says for itself what lines of a batch share."""
+
+    on_conflict: OnConflict = "keep"
+    durability: str = "server"
+
+
+class Put(msgspec.Struct, omit_defaults=True):
+    """What became of a posted task; `id` finds it again."""
+
+    id: str
+    due_ms: int
+    outcome: PutOutcome
+    past: bool = False
+    durability: str = "server"
+
+    @classmethod
+    def of(cls, handle: Handle) -> "Put":
+        return cls(handle.id, handle.due_ms, handle.outcome, handle.past, handle.durability)
+
+
+def task_of(new: NewTask, now_ms: int, *, task_id: str | None = None) -> Task:
+    """The task, its times in milliseconds; InvalidInput for what is wrong. `task_id` is for one that names none."""
+    check_target(new.target)
+    payload = bytes(new.payload)
+    check_payload(payload)
+    if new.id is not None:
+        task_id = check_id(new.id)
+    if new.lane is not None:
+        check_name(new.lane, "lane")
+    try:
+        due_ms = due_ms_of(new.at, new.after, now_ms)
+        expires_ms = None if new.expires is None else expiry_ms(new.expires, due_ms)
+    except OverflowError:
+        raise InvalidInput("a time lies outside of the calendar") from None
+    retry = None if new.retry is None else retry_line(new.retry)
+    if new.timeout is not None:
+        timeout_ms(new.timeout)
+    return Task(new.target, msgspec.Raw(payload), due_ms, None, task_id, new.lane, expires_ms, retry, new.timeout)
+
+
+def check_payload(payload: bytes) -> None:
+    """What is skipped over when a body is decoded: its size, its encoding, and numbers that nobody can read again."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise InvalidInput(f"payload has {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
+    if is_simple(payload):
+        return
+    try:
+        msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"payload: {error}") from None
+
+
+def is_simple(text: bytes) -> bool:
+    """True for JSON in which no number is too large and no byte is wrong: what is left is checked by skipping it."""
+    if not text.isascii():
+        return False
+    alike = text.translate(_DIGITS)
+    return _LONG not in alike and _LARGE(alike) is None
+
+
+def due_ms_of(at: Moment | None, after: str | None, now_ms: int) -> int:
+    if at is not None and after is not None:
+        raise InvalidInput("both at and after are given; say one of them")
+    due_ms = instant_ms(at) if at is not None else now_ms + (0 if after is None else delay_ms(after))
+    check_horizon(due_ms, now_ms)
+    return due_ms
+
+
+class Answered(msgspec.Struct):
+    """An answer, cut to what its target keeps; the body in base64 where it is no text."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    duration_ms: int
+    body: str | None = None
+    body_base64: str | None = None
+
+
+class Printed(msgspec.Struct):
+    """What a command left: the end of its output, in base64 where it is no text, and how many bytes there were."""
+
+    exit_code: int | None
+    stdout_bytes: int
+    stderr_bytes: int
+    stdout: str | None = None
+    stdout_base64: str | None = None
+    stderr: str | None = None
+    stderr_base64: str | None = None
+
+
+class Ended(msgspec.Struct):
+    """How a task ended: `value` of a handler, `output` of a command, `response` of a webhook."""
+
+    ending: Ending
+    value: Any
+    reason: str
+    attempt: int
+    worker: str
+    target: str
+    due_ms: int
+    started_ms: int
+    ended_ms: int
+    log: list[str]
+    output: Printed | None
+    response: Answered | None
+
+
+class NotOver(msgspec.Struct):
+    """The task waits or runs; there is no result yet."""
+
+    id: str
+    state: str
+
+
+async def told(call: Call, task: Task, put: Awaitable[Handle]) -> Handle:
+    """What a put came to. Whatever it replaced is in the audit trail before it is answered, confirmed or not."""
+    try:
+        handle = await put
+    except NotConfirmed as error:
+        for stored in error.handles or ():
+            if stored is not None and stored.id == task.id:  # not what others put in the same write
+                await _tell(call, task, stored)
+        raise
+    await _tell(call, task, handle)
+    return handle
+
+
+async def _tell(call: Call, task: Task, handle: Handle) -> None:
+    views = of_replaced(handle, task.target, task.lane)
+    if views is not None:
+        await call.audit("task.replace", handle.id, *views)
+
+
+MAX_KEY_CHARS: Final = 255
+_REPLAYED: Final = (b"idempotency-replayed", b"true")
+
+Work = Callable[[str | None, bool], Awaitable[Answer]]
+"""Gets an id to use where the request names none (the same every time), and whether it may have run before."""
+
+
+async def once(call: Call, work: Work) -> Answer:
+    """Do the work, unless the same caller's same key has an answer already."""
+    given = call.headers.get(b"idempotency-key")
+    if given is None:
+        return await work(None, False)
+    store = call.client.store
+    window_ms = int(call.node.config.idempotency_window_s * 1000)
+    place = Claim.of(store, call.key.id, checked_key(given))
+    fingerprint = _fingerprint(call)
+    known = await records.claim_request(store, place, fingerprint, window_ms=window_ms)
+    if known is not None and known.fingerprint != fingerprint:
+        raise Problem("idempotency", "this Idempotency-Key was used with another request; take a new one")
+    if known is not None and known.answered:
+        return Answer(known.status, known.body, headers=(*_location(known.location), _REPLAYED))
+    try:
+        found = await work(f"idem-{place.hashed[:40]}", known is not None)
+    except (Problem, MainspringError) as error:
+        if known is None and not _may_have_run(error):
+            await _forget(store, place)
+        raise
+    location = dict(found.headers).get(b"location", b"")
+    await records.keep_answer(store, place, Kept(fingerprint, found.status, found.body, location), window_ms=window_ms)
+    return found
+
+
+def checked_key(given: bytes) -> str:
+    text = given.decode("latin-1")
+    if not 1 <= len(text) <= MAX_KEY_CHARS or not text.isascii() or not text.isprintable():
+        raise Problem("invalid", f"Idempotency-Key: use 1 to {MAX_KEY_CHARS} printable ASCII characters")
+    return text
+
+
+def _fingerprint(call: Call) -> bytes:
+    hashed = hashlib.sha256()
+    for part in (call.method, call.path, call.query_string, call.namespace.encode(), call.raw_body):
+        hashed.update(len(part).to_bytes(8, "big") + part)
+    return hashed.digest()
+
+
+def _location(kept: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b"location", kept),) if kept else ()
+
+
+def _may_have_run(error: Problem | MainspringError) -> bool:
+    return isinstance(error, StoreError) or (isinstance(error, Problem) and error.status >= 500)
+
+
+async def _forget(store: Store, place: Claim) -> None:
+    try:
+        await records.release_request(store, place)
+    except StoreError:
+        return  # it stays taken for the same request only, which is harmless
 
 
 class OneTask(msgspec.Struct, frozen=True):

@@ -9,14 +9,13 @@ from typing import Final
 
 import msgspec
 
-from ..client import Client
+from ..client.client import Client
 from ..model.task import Task
 from ..store.store import Store
-from .drain import until_done
+from .cycle import until_done
+from .environment import Ground, Where, ground
 from .fleet import BenchFailed, Fleet, fleet
-from .ground import Ground, Where, ground
-from .life import Progress
-from .load import TARGET
+from .lifecycle import TARGET, Progress
 
 NODES: Final = 4
 STOPS: Final = 5

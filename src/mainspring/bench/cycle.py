@@ -1,18 +1,23 @@
-"""`bench cycle`: the whole life of N tasks through the client and the real engine."""
+"""`bench cycle` and `bench compare`: N tasks through the client and the real engine, and beside the baseline."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from typing import Final
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from statistics import median
+from typing import Any, Final
 
-from ..client import Client
-from ..engine.engine import Engine
-from ..model.task import Handle
-from ..store.store import Group, Store
-from .ground import Ground, Where, ground
-from .life import Figures, Progress, live
-from .load import Load, Shape
-from .tally import Tally
+import msgspec
+
+from ..client.client import Client
+from ..engine.engine import Engine, EngineOptions
+from ..model.task import Handle, Task
+from ..sinks.base import Sink
+from ..store.redis.sender import Group
+from ..store.store import Store
+from .baseline import baseline
+from .environment import Ground, Where, ground
+from .lifecycle import Figures, Load, Progress, Shape, Tally, live
 
 _DROP_S: Final = 10.0
 
@@ -85,3 +90,111 @@ async def slices(place: Ground) -> AsyncIterator[Slices]:
 async def cycle(where: Where, shape: Shape, progress: Progress) -> Figures:
     async with ground(where) as place, slices(place) as design:
         return await live(place, design, shape, progress)
+
+
+SPREAD_S: Final = 3.0
+"""Over so long the due times lie scattered."""
+
+STALL_S: Final = 20.0
+_POLL_S: Final = 0.02
+
+
+async def drain(
+    where: Where, target: str, payload: Any, count: int, sinks: Mapping[str, Sink], progress: Progress
+) -> tuple[float, int]:
+    """Put tasks, wait until all are due, then start an engine on them.
+
+    Returns tasks a second until all are marked done, and how many were not in the end.
+    """
+    async with ground(where) as place:
+        store = await Store.open(place.url, namespace=place.namespace)
+        try:
+            load = Shape(count, spread_s=SPREAD_S).starting(place.time.now_ms())
+            await Client.over(store).put_many(Task(target, payload, load.due_ms(number)) for number in range(count))
+            await place.time.until(load.last_due_ms)
+            await place.time.stop()
+            engine = Engine(store, sinks, EngineOptions(node="bench"))
+            began = time.perf_counter()
+            await engine.start()
+            try:
+                took_s, done = await until_done(store, count, began, progress)
+            finally:
+                await engine.stop()
+        finally:
+            await store.aclose()
+    return done / took_s, count - done
+
+
+async def until_done(
+    store: Store, count: int, began: float, progress: Progress, *, what: str = "delivering"
+) -> tuple[float, int]:
+    """Wait until so many tasks are done, or nothing goes on; the seconds it took, and how many are done."""
+    done, seen_at = 0, began
+    while done < count and time.perf_counter() < seen_at + STALL_S:
+        await asyncio.sleep(_POLL_S)
+        if (now_done := await done_count(store)) > done:
+            done, seen_at = now_done, time.perf_counter()
+            progress(what, done, count)
+    return seen_at - began, done
+
+
+async def done_count(store: Store) -> int:
+    """Tasks that are marked done, over all partitions."""
+    groups: list[Group] = [(one.slot, [("HGET", one.n, "done")]) for one in store.keys.partitions]
+    total = 0
+    for result in await store.run(groups):
+        if isinstance(result, Exception):
+            raise result
+        total += int(result[0] or 0)
+    return total
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Medians of all rounds; ratios are Mainspring by baseline. Faults are added up, not evened out."""
+
+    cycle: Figures
+    baseline: Figures
+    server_cpu_ratio: float
+    bytes_ratio: float
+    put_ratio: float
+    fire_ratio: float
+    rounds: int
+
+    @property
+    def warning(self) -> str | None:
+        return self.cycle.warning  # to the baseline it makes no difference
+
+    @property
+    def sound(self) -> bool:
+        return self.cycle.sound and self.baseline.sound
+
+
+async def compare(where: Where, shape: Shape, rounds: int, progress: Progress) -> Comparison:
+    ours: list[Figures] = []
+    theirs: list[Figures] = []
+    for number in range(1, rounds + 1):
+
+        def told(what: str, done: int, total: int, number: int = number) -> None:
+            progress(f"round {number} of {rounds}: {what}", done, total)
+
+        theirs.append(await baseline(where, shape, told))
+        ours.append(await cycle(where, shape, told))
+    us, them = middle(ours), middle(theirs)
+    return Comparison(
+        cycle=us,
+        baseline=them,
+        server_cpu_ratio=round(us.server_cpu_us_per_task / them.server_cpu_us_per_task, 4),
+        bytes_ratio=round(us.bytes_per_pending_task / them.bytes_per_pending_task, 4),
+        put_ratio=round(us.put_per_s / them.put_per_s, 3),
+        fire_ratio=round(us.fire_per_s / them.fire_per_s, 3),
+        rounds=rounds,
+    )
+
+
+_FAULTS = ("lost", "duplicated", "early", "fired_after_cancel", "misordered")
+
+
+def middle(rounds: list[Figures]) -> Figures:
+    """Field by field the median; of faults the sum."""
+    rows = [msgspec.structs.asdict(one) for one in rounds]
+    return Figures(**{name: (sum if name in _FAULTS else median)(row[name] for row in rows) for name in rows[0]})

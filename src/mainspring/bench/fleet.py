@@ -12,10 +12,10 @@ from typing import Final
 import msgspec
 import uvloop
 
-from ..config import Config
+from ..config.config import Config
 from ..model.errors import MainspringError
-from ..node import Node
-from ..sinks.null import NullSink
+from ..node.node import Node
+from ..sinks.log import NullSink
 from ..store import members
 from ..store.store import Store
 

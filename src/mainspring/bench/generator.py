@@ -10,12 +10,12 @@ from typing import Final, Literal
 import msgspec
 import uvloop
 
-from ..client import Client
+from ..client.client import Client
 from ..model.errors import MainspringError
 from ..model.task import Task
 from ..store.store import Store
-from .load import TARGET, SteadyLoad, payload_texts
-from .sorted_set import BATCH, Entry, SortedSetQueue, random_ids
+from .baseline import BATCH, Entry, SortedSetQueue, random_ids
+from .lifecycle import TARGET, SteadyLoad, payload_texts
 
 TICK_S: Final = 0.01
 _READY: Final = b"ready\n"

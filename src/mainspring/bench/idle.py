@@ -1,15 +1,66 @@
-"""`bench idle`: what a node costs that has nothing to do."""
+"""`bench idle`, `bench growth` and `bench sparse`: what an idle node and pending tasks cost.
+
+Each number of pending tasks has a private server of its own, and the servers take turns: whatever else the
+machine does meanwhile hits all numbers alike. A given server holds one number after the other.
+"""
 
 import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Final
 
 import msgspec
 
+from ..client.client import Client
 from ..engine.engine import Engine
-from ..sinks.null import NullSink
+from ..model.task import Task
+from ..sinks.log import NullSink
 from ..store.store import Store
-from .ground import Reading, Where, ground
-from .life import Progress
+from .cycle import Slices
+from .environment import Ground, Reading, Where, ground
+from .lifecycle import TARGET, Figures, Progress, Shape, live, payload_texts
+
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+YEAR_MS: Final = 365 * DAY_MS
+
+_STRIDE: Final = 2_654_435_761
+"""Odd and large: consecutive numbers fall all over the range."""
+
+
+def over_a_year(now_ms: int, number: int) -> int:
+    return now_ms + 2 * HOUR_MS + number * _STRIDE % YEAR_MS
+
+
+_RANGES: Final = ((10 * MINUTE_MS, HOUR_MS), (HOUR_MS, DAY_MS), (DAY_MS, 30 * DAY_MS), (DAY_MS, YEAR_MS))
+
+
+def mixed(now_ms: int, number: int) -> int:
+    """A quarter each within the hour, the day, the month and the year."""
+    low, high = _RANGES[number % 4]
+    return now_ms + low + number * _STRIDE % (high - low)
+
+
+async def add(
+    client: Client,
+    numbers: range,
+    due_ms: Callable[[int, int], int],
+    *,
+    payload_bytes: int = 48,
+    progress: Callable[[int], None],
+) -> None:
+    now_ms = client.store.clock.now_ms()
+
+    def tasks() -> Iterator[Task]:
+        texts = payload_texts(numbers.start, numbers.stop, payload_bytes)
+        for number, text in zip(numbers, texts, strict=True):
+            yield Task(TARGET, text, due_ms(now_ms, number))
+
+    await client.put_many(tasks(), progress=progress)
+
 
 SETTLE_S: Final = 2.0
 """Taking over the partitions is work; idle begins after it."""
@@ -55,4 +106,114 @@ def _figures(used: Reading, commands: int) -> Idle:
         server_commands_per_s=round(commands / used.at_s, 1),
         server_cpu_percent=round(used.server_us / used.at_s / 10_000, 2),
         seconds=round(used.at_s, 2),
+    )
+
+
+STEPS: Final = (50_000, 500_000, 5_000_000)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Cost of putting and firing a task while so many others are pending in the same namespace."""
+
+    pending: int
+    server_cpu_us_per_task: float
+    put_server_us: float
+    fire_server_us: float
+    lost: int
+    duplicated: int
+    early: int
+
+    @property
+    def sound(self) -> bool:
+        return not (self.lost or self.duplicated or self.early)
+
+
+@dataclass(slots=True)
+class _Stand:
+    """One number of pending tasks, and what was measured there."""
+
+    pending: int
+    place: Ground
+    store: Store
+    lives: list[Figures] = field(default_factory=list)
+
+    async def fill(self, progress: Progress) -> None:
+        def told(done: int) -> None:
+            progress(f"adding {self.pending:,} pending tasks", done, self.pending)
+
+        await add(Client.over(self.store), range(self.pending), mixed, progress=told)
+
+    async def measure(self, shape: Shape, progress: Progress) -> None:
+        def told(what: str, done: int, total: int) -> None:
+            progress(f"{self.pending:,} pending: {what}", done, total)
+
+        self.lives.append(await live(self.place, Slices(self.store), shape, told))
+
+    def row(self) -> Row:
+        lives = self.lives
+        return Row(
+            self.pending,
+            median(one.server_cpu_us_per_task for one in lives),
+            median(one.put_server_us for one in lives),
+            median(one.fire_server_us for one in lives),
+            sum(one.lost for one in lives),
+            sum(one.duplicated for one in lives),
+            sum(one.early for one in lives),
+        )
+
+
+async def growth(where: Where, most: int, tasks: int, rounds: int, progress: Progress) -> list[Row]:
+    shape = Shape(tasks, spread_s=2.0)
+    steps = [step for step in STEPS if step <= most] or [most]
+    if where.url is None:
+        return await _side_by_side(where, steps, shape, rounds, progress)
+    return [row for step in steps for row in await _side_by_side(where, [step], shape, rounds, progress)]
+
+
+async def _side_by_side(where: Where, steps: Sequence[int], shape: Shape, rounds: int, progress: Progress) -> list[Row]:
+    async with contextlib.AsyncExitStack() as stack:
+        stands = []
+        for step in steps:
+            place = await stack.enter_async_context(ground(where))
+            store = await Store.open(place.url, namespace=place.namespace)
+            stack.push_async_callback(store.aclose)
+            stands.append(_Stand(step, place, store))
+            await stands[-1].fill(progress)
+        for _ in range(rounds):
+            for stand in stands:
+                await stand.measure(shape, progress)
+        return [stand.row() for stand in stands]
+
+
+class Sparse(msgspec.Struct, frozen=True):
+    tasks: int
+    bytes_per_pending_task: float
+    put_per_s: float
+    put_server_us: float
+    pending: int
+    """As the server counts them."""
+
+    @property
+    def sound(self) -> bool:
+        return self.pending == self.tasks
+
+
+async def sparse(where: Where, tasks: int, payload_bytes: int, progress: Progress) -> Sparse:
+    async with ground(where) as place, Client(place.url, namespace=place.namespace) as client:
+        before = await place.read()
+        await add(
+            client,
+            range(tasks),
+            over_a_year,
+            payload_bytes=payload_bytes,
+            progress=lambda done: progress("putting", done, tasks),
+        )
+        used = (await place.read()).since(before)
+        pending = (await client.count()).pending
+    return Sparse(
+        tasks=tasks,
+        bytes_per_pending_task=round(used.memory / tasks, 1),
+        put_per_s=round(tasks / used.at_s),
+        put_server_us=round(used.server_us / tasks, 3),
+        pending=pending,
     )

@@ -17,13 +17,10 @@ import msgspec
 from ..engine.engine import Engine
 from ..model.errors import InvalidInput
 from ..store.store import Store
-from .baseline import sorted_set_queue
+from .baseline import BATCH, SortedSetQueue, sorted_set_queue
+from .environment import Ground, Reading, Where, ground
 from .generator import DesignName, Order, Report, apart
-from .ground import Ground, Reading, Where, ground
-from .life import Progress
-from .load import SteadyLoad
-from .sorted_set import BATCH, SortedSetQueue
-from .tally import Tally, Verdict, judge
+from .lifecycle import Progress, SteadyLoad, Tally, Verdict, judge
 
 LEAD_MS: Final = 2_000
 START_MS: Final = 100

@@ -9,17 +9,16 @@ from typing import Final
 
 import msgspec
 
-from ..client import Client
+from ..client.client import Client
 from ..engine.engine import Engine
-from ..model.delivery import Delivery
+from ..model.delivery import DONE, Delivery, Outcome
 from ..model.errors import InvalidInput
-from ..model.outcome import DONE, Outcome
-from ..model.recurrence import Recurrence
-from ..model.schedule import Definition
-from ..model.schedule_input import define
+from ..model.schedule.definition import Definition
+from ..model.schedule.input import define
+from ..model.schedule.recurrence import Recurrence
 from ..store.store import Store
-from .ground import Ground, Where, ground
-from .life import Progress
+from .environment import Ground, Where, ground
+from .lifecycle import Progress
 
 EXPRESSIONS: Final = (
     "* * * * *", "*/5 * * * *", "0 * * * *", "15 6,18 * * *", "30 2 * * *", "0 9 * * MON-FRI", "0 0 1 * *",

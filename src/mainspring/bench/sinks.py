@@ -1,27 +1,302 @@
-"""`bench sinks`: what reaches a real target through the engine, beside the same library in a plain loop.
+"""`bench sinks`: what reaches a real target through the engine, beside the same library in a plain loop."""
 
-One module a kind of target, `sink_<kind>.py`, with one function that is entered below.
-"""
-
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+import asyncio
+import contextlib
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from ..model.errors import InvalidInput
-from .ground import Where
-from .life import Progress
-from .sink_figures import SinkFigures
-from .sink_http import http
-from .sink_kafka import kafka
-from .sink_queue import queue
+from ..client.client import Client
+from ..model.errors import InvalidInput, MainspringError
+from ..model.task import Task
+from ..sinks.http import NEEDS as HTTP_NEEDS
+from ..sinks.http import HttpOptions, HttpSink
+from ..sinks.kafka import NEEDS as KAFKA_NEEDS
+from ..sinks.kafka import KafkaSink
+from ..sinks.kafka_options import KafkaOptions
+from ..store.store import Store
+from ..testing.kafka import broker, missing_kafka
+from ..worker.context import current
+from ..worker.handler import Handler, Registry
+from ..worker.worker import WorkerOptions, working
+from .cycle import drain, until_done
+from .environment import Where, counterpart, ground
+from .fleet import BenchFailed, fleet
+from .lifecycle import Progress
+from .timer import bare_timer, percentile
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+
+class SinkFigures(msgspec.Struct, frozen=True):
+    """Medians over the rounds. `bare`: the same library, headers, payload and concurrency in a plain loop."""
+
+    tasks: int
+    tasks_per_s: float
+    bare_per_s: float
+    ratio: float
+    lost: int
+
+    @property
+    def sound(self) -> bool:
+        return self.lost == 0
+
+
+CONCURRENCY: Final = 64
+WEBHOOK_PAYLOAD: Final = {"order": 42, "filler": "x" * 24}
+_BODY: Final = b'{"order":42,"filler":"' + b"x" * 24 + b'"}'
+
+
+async def http(where: Where, tasks: int, rounds: int, progress: Progress) -> SinkFigures:
+    """Turn and turn about, so that what else the machine does falls on both."""
+    through: list[float] = []
+    bare: list[float] = []
+    lost = 0
+    async with counterpart("mainspring.bench.receiver") as receiver:
+        url = f"{receiver}/hook"
+        for number in range(rounds):
+            progress(f"http, bare, round {number + 1}", 0, tasks)
+            bare.append(await _bare_requests(url, tasks))
+            per_s, missing = await _through_webhooks(where, url, tasks, progress)
+            through.append(per_s)
+            lost += missing
+    ours, plain = statistics.median(through), statistics.median(bare)
+    return SinkFigures(tasks, round(ours), round(plain), round(ours / plain, 3), lost)
+
+
+async def _through_webhooks(where: Where, url: str, tasks: int, progress: Progress) -> tuple[float, int]:
+    sink = HttpSink(HttpOptions(concurrency=CONCURRENCY, allow=("127.0.0.1",)))
+    try:
+        return await drain(where, url, WEBHOOK_PAYLOAD, tasks, {"http": sink}, progress)
+    finally:
+        await sink.aclose()
+
+
+async def _bare_requests(url: str, tasks: int) -> float:
+    try:
+        import aiohttp
+    except ModuleNotFoundError:
+        raise MainspringError(HTTP_NEEDS) from None
+    numbers = iter(range(tasks))
+    connector = aiohttp.TCPConnector(limit=0)
+    began = time.perf_counter()
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=15)) as session:
+
+        async def work() -> None:
+            for number in numbers:
+                headers = {
+                    "User-Agent": "Mainspring",
+                    "Content-Type": "application/json",
+                    "Idempotency-Key": f"bench/{number:032x}/1700000000000",
+                    "Mainspring-Id": f"{number:032x}",
+                    "Mainspring-Due": "2023-11-14T22:13:20.000Z",
+                    "Mainspring-Attempt": "1",
+                }
+                async with session.post(url, data=_BODY, headers=headers, allow_redirects=False) as answer:
+                    answer.raise_for_status()
+                    await answer.read()
+
+        await asyncio.gather(*(work() for _ in range(CONCURRENCY)))
+    return tasks / (time.perf_counter() - began)
+
+
+MORE: Final = 15
+"""So many times the tasks that other kinds are measured with: these would be over before anything is warm."""
+
+PARTITIONS: Final = 2
+TOPIC: Final = "bench"
+KAFKA_PAYLOAD: Final = {"order": 42, "filler": "x" * 24}
+_VALUE: Final = b'{"order":42,"filler":"' + b"x" * 24 + b'"}'
+
+
+async def kafka(where: Where, tasks: int, rounds: int, progress: Progress) -> SinkFigures:
+    """Turn and turn about, so that what else the machine does falls on both. The first round only warms up."""
+    tasks *= MORE
+    through: list[float] = []
+    bare: list[float] = []
+    lost = 0
+    progress("kafka, starting a broker", 0, 1)
+    async with _broker() as options:
+        for number in range(rounds + 1):
+            progress(f"kafka, bare, round {number}", 0, tasks)
+            bare.append(_bare_produce(options, tasks))
+            per_s, missing = await _through_kafka(where, options, tasks, progress)
+            through.append(per_s)
+            lost += missing
+    ours, plain = statistics.median(through[1:]), statistics.median(bare[1:])
+    return SinkFigures(tasks, round(ours), round(plain), round(ours / plain, 3), lost)
+
+
+async def _through_kafka(where: Where, options: KafkaOptions, tasks: int, progress: Progress) -> tuple[float, int]:
+    sink = KafkaSink(options)
+    sink.prepare()  # as a node that starts does
+    try:
+        return await drain(where, f"kafka:{TOPIC}", KAFKA_PAYLOAD, tasks, {"kafka": sink}, progress)
+    finally:
+        await sink.aclose()
+
+
+def _bare_produce(options: KafkaOptions, tasks: int) -> float:
+    """The library at its best: a queue that is never full, nothing asked of single messages, one flush at the end."""
+    from confluent_kafka import Producer
+
+    producer = Producer({**options.for_library(), "queue.buffering.max.messages": 2 * tasks, "log_level": 0})
+    producer.list_topics(TOPIC, timeout=30)  # connected, as the sink is when it is measured
+    began = time.perf_counter()
+    _produce_all(producer, tasks)
+    if producer.flush(120):
+        raise MainspringError("the broker did not take all messages of the plain loop within two minutes")
+    return tasks / (time.perf_counter() - began)
+
+
+def _produce_all(producer: "Producer", tasks: int) -> None:
+    for number in range(tasks):
+        id = f"{number:032x}"
+        producer.produce(
+            TOPIC,
+            value=_VALUE,
+            key=id,
+            headers=[
+                ("idempotency-key", f"bench/{id}/1700000000000"),
+                ("id", id),
+                ("due", b"1700000000000"),
+                ("attempt", b"1"),
+            ],
+        )
+
+
+@contextlib.asynccontextmanager
+async def _broker() -> AsyncIterator[KafkaOptions]:
+    try:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+        from confluent_kafka.cimpl import NewTopic
+    except ModuleNotFoundError:
+        raise MainspringError(KAFKA_NEEDS) from None
+    if reason := missing_kafka():
+        raise MainspringError(f"no Kafka broker can be started here: {reason}")
+    with broker() as made:  # with Java's quick compiler: the other one takes a core for as long as this lasts
+        options = KafkaOptions(made.url)
+        admin = AdminClient({**options.for_admin(), "log_level": 0})
+        [created] = admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values()
+        try:
+            await asyncio.wrap_future(created)
+        except KafkaException as error:
+            raise MainspringError(f"cannot create a topic: {error}") from None
+        yield options
+
+
+QUEUE: Final = "bench"
+PUT_US: Final = 30
+"""Time for the puts, a task: all are due at one moment, and none before the last is put."""
+
+STEADY_RATE: Final = 500
+WARM_UP_S: Final = 1.0
+STEADY_S: Final = 4.0
+"""Lateness is that of tasks due after the warm-up: the first of a new node and a new worker find nothing ready."""
+JOB_PAYLOAD: Final = {"order": 42}
+
+
+class QueueFigures(msgspec.Struct, frozen=True):
+    """From due to acknowledged: all due at one moment; and how late handlers begin at a steady rate. Medians of the
+    rounds."""
+
+    tasks: int
+    tasks_per_s: float
+    p50_ms: float
+    p99_ms: float
+    timer_p99_ms: float
+    """Of a bare timer in the same seconds: nothing can be less late on this machine."""
+    rate: int
+    lost: int
+
+    @property
+    def sound(self) -> bool:
+        return self.lost == 0
+
+
+class _Round(NamedTuple):
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+    timer_p99_ms: float
+    lost: int
+
+
+async def queue(where: Where, tasks: int, rounds: int, progress: Progress) -> QueueFigures:
+    found: list[_Round] = []
+    for number in range(rounds):
+        async with ground(where) as place:
+            store = await Store.open(place.url, namespace=place.namespace)
+            try:
+                found.append(await _round(store, place.url, tasks, progress))
+            finally:
+                await store.aclose()
+        progress(f"queue, round {number + 1}", tasks, tasks)
+    per_s, p50_ms, p99_ms, timer_p99_ms, _ = (statistics.median(column) for column in zip(*found, strict=True))
+    return QueueFigures(
+        tasks,
+        round(per_s),
+        round(p50_ms, 2),
+        round(p99_ms, 2),
+        round(timer_p99_ms, 2),
+        STEADY_RATE,
+        sum(one.lost for one in found),
+    )
+
+
+async def _round(store: Store, url: str, tasks: int, progress: Progress) -> _Round:
+    late: list[float] = []
+    steady_ms = 0
+
+    async def nothing(order: int) -> int:
+        return order
+
+    async def noted(order: int) -> int:
+        due_ms = current().job.due_ms
+        if due_ms >= steady_ms:
+            late.append(store.clock.now_ms() - due_ms)
+        return order
+
+    registry = Registry([Handler(nothing, queue=QUEUE), Handler(noted, queue=QUEUE)])
+    async with fleet(store, url, 5.0) as nodes:
+        await nodes.add()
+        await nodes.settled()
+        async with working(store, registry, WorkerOptions("bench", {QUEUE: 1})):
+            steady = round(STEADY_RATE * (WARM_UP_S + STEADY_S))
+            async with bare_timer(STEADY_RATE) as timer:
+                first_ms = store.clock.now_ms() + 1000
+                steady_ms = first_ms + round(WARM_UP_S * 1000)
+                await _put(store, "noted", [first_ms + i * 1000 // STEADY_RATE for i in range(steady)])
+                _, noted_count = await until_done(store, steady, time.perf_counter(), progress, what="queue, steady")
+            due_ms = store.clock.now_ms() + 2000 + tasks * PUT_US // 1000
+            await _put(store, "nothing", [due_ms] * tasks)
+            await asyncio.sleep(max(0, due_ms - store.clock.now_ms()) / 1000)
+            began = time.perf_counter()
+            took_s, done = await until_done(store, steady + tasks, began, progress, what="queue")
+    if not late:
+        raise BenchFailed("no handler was run at the steady rate")
+    return _Round(
+        (done - noted_count) / took_s,
+        percentile(late, 0.5),
+        percentile(late, 0.99),
+        percentile(timer.ms, 0.99),
+        steady + tasks - done,
+    )
+
+
+async def _put(store: Store, handler: str, due_ms: list[int]) -> None:
+    await Client.over(store).put_many(Task(f"queue:{QUEUE}/{handler}", JOB_PAYLOAD, at) for at in due_ms)
+
 
 Part = Callable[[Where, int, int, Progress], Awaitable[msgspec.Struct]]
 """Where, how many tasks, how many rounds."""
 
 PARTS: Final[dict[str, Part]] = {"kafka": kafka, "http": http, "queue": queue}
-
-__all__ = ["PARTS", "SinkFigures", "sinks"]
 
 
 async def sinks(

@@ -3,34 +3,33 @@
 import errno
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
 import typer.core
 import typer.main
 
-from mainspring.cli.examples import with_examples
-from mainspring.cli.quick import quick, quicken
-
 _COMMANDS: Final = {
-    "serve": ("mainspring.cli.serve", "Run a scheduler with its HTTP API."),
-    "worker": ("mainspring.cli.worker", "Run handlers and commands from queues."),
+    "serve": ("mainspring.cli.serve:serve_app", "Run a scheduler with its HTTP API."),
+    "worker": ("mainspring.cli.serve:worker_app", "Run handlers and commands from queues."),
     "task": ("mainspring.cli.task", "Put, look at, explain, cancel and move tasks."),
     "dead": ("mainspring.cli.dead", "Tasks that were given up: look, replay, drop, export."),
-    "lane": ("mainspring.cli.lane", "Lanes that stand still: look, retry or skip the head, resume."),
-    "pause": ("mainspring.cli.pause", "Let everything, a target, a queue or a lane stand still."),
-    "resume": ("mainspring.cli.resume", "End a pause."),
-    "pauses": ("mainspring.cli.pauses", "List what is paused, by whom and why."),
+    "lane": ("mainspring.cli.lanes:lane_app", "Lanes that stand still: look, retry or skip the head, resume."),
+    "pause": ("mainspring.cli.lanes:pause_app", "Let everything, a target, a queue or a lane stand still."),
+    "resume": ("mainspring.cli.lanes:resume_app", "End a pause."),
+    "pauses": ("mainspring.cli.lanes:pauses_app", "List what is paused, by whom and why."),
     "schedule": ("mainspring.cli.schedule", "Recurring work: cron and intervals."),
-    "cluster": ("mainspring.cli.cluster", "Show the nodes, who leads, who owns what."),
-    "verify": ("mainspring.cli.verify", "Prove that every task is somewhere; find orphans, repair them."),
-    "doctor": ("mainspring.cli.doctor", "Check the whole set-up: what is fine, and what to change."),
-    "acl": ("mainspring.cli.acl", "Print the smallest rights that Mainspring needs on a server."),
+    "cluster": ("mainspring.cli.admin:cluster_app", "Show the nodes, who leads, who owns what."),
+    "verify": ("mainspring.cli.checks:verify_app", "Prove that every task is somewhere; find orphans, repair them."),
+    "doctor": ("mainspring.cli.checks:doctor_app", "Check the whole set-up: what is fine, and what to change."),
+    "acl": ("mainspring.cli.admin:acl_app", "Print the smallest rights that Mainspring needs on a server."),
     "config": ("mainspring.cli.config", "Settings: what holds, and where it comes from."),
     "demo": ("mainspring.cli.demo", "Generator, schedulers and consumer at full speed, rates every second."),
-    "key": ("mainspring.cli.key", "API keys: add, list, revoke."),
-    "audit": ("mainspring.cli.audit", "Who changed what, the newest first."),
+    "key": ("mainspring.cli.admin:key_app", "API keys: add, list, revoke."),
+    "audit": ("mainspring.cli.admin:audit_app", "Who changed what, the newest first."),
     "bench": ("mainspring.cli.bench", "Measure, and print the figures of the README."),
 }
 
@@ -53,8 +52,10 @@ class _LazyGroup(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name in _COMMANDS:
-            module, summary = _COMMANDS[name]
-            command = with_examples(quicken(typer.main.get_command(import_module(module).app)), name)
+            place, summary = _COMMANDS[name]
+            module, _, variable = place.partition(":")
+            found = getattr(import_module(module), variable or "app")
+            command = with_examples(quicken(typer.main.get_command(found)), name)
             command.help = command.help or summary
         return name, command, rest
 
@@ -143,3 +144,179 @@ def _shut_output() -> None:
     """What is left of the output goes nowhere: it would be tried once more, and told once more."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
+    "serve": (
+        "mainspring serve",
+        "mainspring serve --redis-url rediss://server:6379 --processes 4",
+        "mainspring serve --host 0.0.0.0 --kafka-url kafka://broker:9092",
+    ),
+    "worker": (
+        "mainspring worker myapp:scheduler",
+        "mainspring worker myapp:scheduler --queues mail:3,reports:1 --concurrency 16",
+    ),
+    "task put": (
+        "mainspring task put --in 30m --target https://example.com/hook --id order-42 '{\"order\": 42}'",
+        "mainspring task put --at 2030-01-01T09:00:00Z --target kafka:orders --lane user-7 '\"hello\"'",
+        "mainspring task put --target command:backup --timeout 2h --retry '3 base=1m'",
+        "echo '[1, 2]' | mainspring task put --in 5s -",
+    ),
+    "task get": (
+        "mainspring task get order-42",
+        "mainspring task get order-42 --json --url https://scheduler.example.com",
+    ),
+    "task list": (
+        "mainspring task list --target 'https://example.com/*' --limit 100",
+        "mainspring task list --after 2030-01-01T00:00:00Z --before 2030-01-02T00:00:00Z --json",
+    ),
+    "task count": ("mainspring task count", "mainspring task count --before 2030-01-01T00:00:00Z"),
+    "task cancel": ("mainspring task cancel order-42 order-43",),
+    "task reschedule": ("mainspring task reschedule order-42 --in 1h",),
+    "task explain": ("mainspring task explain order-42",),
+    "task result": (
+        "mainspring task result order-42",
+        "mainspring task result order-42 --wait 10m --json",
+    ),
+    "schedule add": (
+        "mainspring schedule add nightly --cron '0 2 * * *' --tz Europe/Paris --target command:backup",
+        "mainspring schedule add poll --every 30s --target https://example.com/poll --overlap skip",
+    ),
+    "schedule list": ("mainspring schedule list", "mainspring schedule list --limit 0 --json"),
+    "schedule show": ("mainspring schedule show nightly",),
+    "schedule edit": ("mainspring schedule edit nightly --cron '0 3 * * *' --note 'after the import'",),
+    "schedule diff": ("mainspring schedule diff nightly --cron '0 3 * * *'",),
+    "schedule pause": ("mainspring schedule pause nightly --reason 'disk is full' --until 2h",),
+    "schedule resume": ("mainspring schedule resume nightly",),
+    "schedule trigger": ("mainspring schedule trigger nightly",),
+    "schedule backfill": (
+        "mainspring schedule backfill nightly --from 2030-01-01T00:00:00Z --to 2030-01-08T00:00:00Z --dry-run",
+    ),
+    "schedule preview": (
+        "mainspring schedule preview '0 9 * * MON-FRI' --tz Asia/Tokyo --count 5",
+        "mainspring schedule preview '@every 36h' --from 2030-01-01T00:00:00",
+    ),
+    "schedule remove": ("mainspring schedule remove nightly",),
+    "schedule rollback": ("mainspring schedule rollback nightly", "mainspring schedule rollback nightly 3"),
+    "schedule history": ("mainspring schedule history nightly",),
+    "schedule import": (
+        "mainspring schedule import /etc/crontab --system --dry-run",
+        "mainspring schedule import beat.json --format celery --out schedules.toml",
+    ),
+    "schedule apply": ("mainspring schedule apply -f schedules.toml --prune --dry-run",),
+    "schedule lint": ("mainspring schedule lint", "mainspring schedule lint -f schedules.toml"),
+    "lane list": ("mainspring lane list",),
+    "lane show": ("mainspring lane show user-7",),
+    "lane retry-head": ("mainspring lane retry-head user-7",),
+    "lane skip-head": ("mainspring lane skip-head user-7 --reason 'account closed'",),
+    "lane resume": ("mainspring lane resume user-7",),
+    "dead list": ("mainspring dead list", "mainspring dead list --target 'https://example.com/*' --reason timeout"),
+    "dead show": ("mainspring dead show order-42",),
+    "dead replay": (
+        "mainspring dead replay order-42",
+        "mainspring dead replay --target 'kafka:*' --rate 100 --dry-run",
+    ),
+    "dead drop": ("mainspring dead drop --died-before 2030-01-01T00:00:00Z --yes",),
+    "dead export": ("mainspring dead export -o letters.ndjson",),
+    "pause": ("mainspring pause --target 'kafka:*' --reason deploy --for 30m", "mainspring pause --all"),
+    "resume": ("mainspring resume --target 'kafka:*'",),
+    "pauses": ("mainspring pauses",),
+    "cluster status": ("mainspring cluster status", "mainspring cluster status --watch"),
+    "verify": ("mainspring verify --redis-url redis://server:6379", "mainspring verify --repair"),
+    "doctor": ("mainspring doctor --redis-url redis://server:6379", "mainspring doctor --strict --json"),
+    "acl": (
+        "mainspring acl --namespace shop --password-file secret | redis-cli -u redis://admin@server",
+        "mainspring acl --file >> users.acl",
+    ),
+    "config show": ("mainspring config show --changed",),
+    "key add": ("mainspring key add shop --role submit-only --target 'kafka:orders*' --expires 90d",),
+    "key list": ("mainspring key list",),
+    "key revoke": ("mainspring key revoke k89371c4ea6",),
+    "key generate": ("mainspring key generate > api-keys",),
+    "audit": ("mainspring audit --limit 20", "mainspring audit --json --url https://scheduler.example.com"),
+    "demo ticks": (
+        "mainspring demo ticks --seconds 30",
+        "mainspring demo ticks --kafka broker:9092 --rate 20000 --json",
+    ),
+    "bench http": ("mainspring bench http --json",),
+    "bench e2e": ("mainspring bench e2e --rate 60000 --json",),
+    "bench cycle": ("mainspring bench cycle --tasks 500000",),
+    "bench compare": ("mainspring bench compare --tasks 300000 --ids",),
+}
+
+
+def with_examples(command: Any, name: str) -> Any:
+    """Give a command, and those below it, the examples there are for them."""
+    lines = EXAMPLES.get(name)
+    if lines:
+        note = f"{command.epilog}\n\n" if command.epilog else ""
+        command.epilog = f"{note}Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+    for below, one in getattr(command, "commands", {}).items():
+        with_examples(one, f"{name} {below}")
+    return command
+
+
+_CHECKED: Final = ("parser", "exists", "writable", "resolve_path", "path_type")
+_READ: Final[dict[Any, Callable[[str], Any]]] = {str: str, int: int, float: float, Path: Path}
+
+
+def quicken(command: Any) -> Any:
+    """Let a command, and those below it, read plain texts, numbers and paths by themselves.
+
+    Whatever is not plain (and whatever is wrong: its words are good) goes the library's way.
+    """
+    parameters = command.get_params
+    command.get_params = lambda context: quick(parameters(context))
+    for one in getattr(command, "commands", {}).values():
+        quicken(one)
+    return command
+
+
+def quick(parameters: list[Any]) -> list[Any]:
+    for one in parameters:
+        if not isinstance(one.process_value, _Reader):
+            one.process_value = _Reader(one, _plain_kind(one), one.process_value)
+    return parameters
+
+
+def _plain_kind(parameter: Any) -> Any:
+    """What its texts are read as; None where there is more to check than that."""
+    descriptor: Any = getattr(parameter, "type_descriptor", None)
+    about = getattr(descriptor, "parameter_info", None)
+    if about is None or any(getattr(about, name, None) for name in _CHECKED) or (about.min, about.max) != (None, None):
+        return None
+    return descriptor.annotation
+
+
+class _Reader:
+    """In the place of one parameter's `process_value`."""
+
+    def __init__(self, parameter: Any, kind: Any, library: Callable[[Any, Any], Any]) -> None:
+        self._parameter = parameter
+        self._many = parameter.multiple or parameter.nargs == -1
+        inner = get_args(kind)[0] if get_origin(kind) is list else None
+        self._read = _READ.get(inner if self._many else kind)
+        self._library = library
+
+    def __call__(self, context: Any, value: Any) -> Any:
+        if value == "" and self._read is Path:  # mostly a variable that is not set; it would mean this folder
+            raise typer.BadParameter("it is empty; name a path", context, self._parameter)
+        known, plain = self._plain(value)
+        if not known or (self._parameter.required and plain in (None, ())):
+            return self._library(context, value)
+        callback = self._parameter.callback
+        return plain if callback is None else callback(context, self._parameter, plain)
+
+    def _plain(self, value: Any) -> tuple[bool, Any]:
+        if value is None:
+            return True, () if self._many else None
+        if isinstance(value, bool):
+            return True, value
+        if self._read is None:
+            return False, None
+        try:
+            if self._many:
+                return isinstance(value, (list, tuple)), [self._read(one) for one in value]
+            return True, value if type(value) is not str else self._read(value)
+        except ValueError:
+            return False, None

@@ -9,28 +9,44 @@ from rich.console import Console
 
 from ..bench.baseline import baseline as run_baseline
 from ..bench.cluster import cluster as run_cluster
-from ..bench.compare import compare as run_compare
+from ..bench.cycle import compare as run_compare
 from ..bench.cycle import cycle as run_cycle
-from ..bench.e2e import e2e as run_e2e
-from ..bench.ground import Where
-from ..bench.growth import growth as run_growth
+from ..bench.environment import Where
+from ..bench.http import e2e as run_e2e
 from ..bench.http import http as run_http
+from ..bench.idle import growth as run_growth
 from ..bench.idle import idle as run_idle
+from ..bench.idle import sparse as run_sparse
 from ..bench.lateness import Steady, compare_lateness
 from ..bench.lateness import lateness as run_lateness
-from ..bench.life import Progress
-from ..bench.load import Shape
+from ..bench.lifecycle import Progress, Shape
+from ..bench.peers.bench import Demand, server_of_choice
 from ..bench.peers.bench import peers as run_peers
-from ..bench.peers.bench import server_of_choice
-from ..bench.peers.stage import Demand
 from ..bench.schedules import schedules as run_schedules
-from ..bench.short import all_in_short
 from ..bench.show import Bar, table_of
 from ..bench.sinks import sinks as run_sinks
-from ..bench.sparse import sparse as run_sparse
 from ..model.errors import MainspringError
-from ..testing.servers import Kind
-from .loop import run
+from ..testing.servers import Kind, missing
+from .serve import run
+
+
+async def all_in_short(where: Where, tasks: int, progress: Progress) -> dict[str, Any]:
+    spread_s = 2.0
+    results: dict[str, Any] = {
+        "compare": await run_compare(where, Shape(tasks, spread_s=spread_s), 1, progress),
+        "compare --ids": await run_compare(where, Shape(tasks, ids=True, spread_s=spread_s), 1, progress),
+        "compare --ids --cancel 0.95": await run_compare(
+            where, Shape(tasks, ids=True, cancel=0.95, spread_s=spread_s), 1, progress
+        ),
+        "lateness --compare": await compare_lateness(where, Steady(10_000, 5.0), progress),
+        "growth": await run_growth(where, 500_000, min(tasks, 100_000), 1, progress),
+        "idle": await run_idle(where, 5.0, progress),
+    }
+    if where.url is None and missing("redis") is None:
+        where = Where(server="redis")  # the promise on memory is made for Redis 7.0
+    results["sparse"] = await run_sparse(where, 10 * tasks, 48, progress)
+    return results
+
 
 app = typer.Typer(
     help="Measure speed, cost, lateness and memory on this machine.",

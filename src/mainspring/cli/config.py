@@ -6,14 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from mainspring.cli.reach import Json
-from mainspring.config import Config
+from mainspring.cli.options import Json
+from mainspring.config.config import Config
+from mainspring.config.settings import SECRETS, SETTINGS, read_sources
 from mainspring.model.errors import ConfigError
-from mainspring.model.schedule_view import span_text
-from mainspring.model.targets import shown_target
-from mainspring.settings import SECRETS, SETTINGS
-from mainspring.sources import read_sources
-from mainspring.store.url import safe_url
+from mainspring.model.schedule.view import span_text
+from mainspring.model.targets.names import shown_target
+from mainspring.store.redis.url import safe_url
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 
 import typer
 
-from mainspring.cli.progress import Bar
-from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
-from mainspring.cli.result_lines import answer_lines
-from mainspring.cli.table import aligned, printable
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.output import Bar, aligned, answer_lines, printable
 from mainspring.cli.task import At, In, print_json, when_of, with_client
-from mainspring.model.dead import DeadLetter, ReplaySummary
+from mainspring.model.dead_letter import DeadLetter, ReplaySummary
 from mainspring.model.errors import ConfigError, InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.times import When
 
 if TYPE_CHECKING:
-    from mainspring.client import Client
-    from mainspring.config import Config
+    from mainspring.client.client import Client
+    from mainspring.config.config import Config
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 

@@ -9,11 +9,10 @@ import typer
 from rich.console import Console
 
 from mainspring.bench.show import in_rows, side_by_side
-from mainspring.cli.loop import run
+from mainspring.cli.serve import run
 from mainspring.demo.plan import Plan, Via
-from mainspring.demo.run import Parts, Reconciliation, Second
+from mainspring.demo.run import Parts, Reconciliation, Second, Where
 from mainspring.demo.run import ticks as run_ticks
-from mainspring.demo.stage import Where
 from mainspring.model.errors import InvalidInput
 from mainspring.model.times import delay_ms
 

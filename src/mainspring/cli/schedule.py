@@ -8,20 +8,18 @@ from typing import Annotated
 
 import typer
 
-from mainspring.cli import schedule_edit, schedule_files, schedule_read
-from mainspring.config import Config
+from mainspring.cli import schedule_edit, schedule_files, schedule_view
+from mainspring.config.config import Config
 from mainspring.model.errors import InvalidInput
 from mainspring.model.limits import LAST_SHOWN_MS, LAST_START_MS
-from mainspring.model.lint import lint
-from mainspring.model.recurrence import Recurrence
-from mainspring.model.schedule_input import local_ms
-from mainspring.model.slots import read_spec
-from mainspring.model.zone import zone
-from mainspring.model.zoned_cron import Gap, Overlap
+from mainspring.model.schedule.input import local_ms
+from mainspring.model.schedule.recurrence import Recurrence, read_spec
+from mainspring.model.schedule.view import lint
+from mainspring.model.schedule.zone import Gap, Overlap, zone
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
-for _part in (schedule_edit, schedule_read, schedule_files):
+for _part in (schedule_edit, schedule_view, schedule_files):
     app.registered_commands += _part.app.registered_commands
 
 _MAX_COUNT = 10_000

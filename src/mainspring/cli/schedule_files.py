@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
-from mainspring.cli import schedule_show as shown
-from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli import schedule_view as shown
+from mainspring.cli.audited_client import user
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.task import print_json, with_client
-from mainspring.cli.witness import user
 from mainspring.model.errors import InvalidInput
-from mainspring.model.foreign_celery import read_celery, read_redbeat
-from mainspring.model.foreign_schedules import Imported, read_crontab, to_toml
-from mainspring.model.schedule import Definition
-from mainspring.model.schedule_view import ScheduleView
-from mainspring.schedule_file import Step, carry_out, plan, read_file
+from mainspring.model.schedule.definition import Definition
+from mainspring.model.schedule.importers import Imported, read_celery, read_crontab, read_redbeat, to_toml
+from mainspring.model.schedule.view import ScheduleView
+from mainspring.node.schedule_file import Step, carry_out, plan, read_file
 
 if TYPE_CHECKING:
-    from mainspring.client import Client
-    from mainspring.config import Config
+    from mainspring.client.client import Client
+    from mainspring.config.config import Config
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -80,7 +79,7 @@ def _show_applied(applied: _Applied, config: "Config", dry_run: bool, json: bool
 
 def _warn(applied: _Applied, config: "Config") -> None:
     """By what the server, or its API, has now; in a dry run by the file."""
-    from mainspring.schedule_outlook import findings_of
+    from mainspring.node.schedule_lint import findings_of
 
     now_ms = time.time_ns() // 1_000_000
     for step in applied.steps:
@@ -146,6 +145,6 @@ def _read(kind: str, file: Path | None, tz: str, system: bool, url: str, prefix:
 
 
 async def _redbeat_keys(url: str, prefix: str) -> dict[str, str]:
-    from mainspring.store.foreign import hash_fields
+    from mainspring.store.redbeat import hash_fields
 
     return await hash_fields(url, prefix, "definition")

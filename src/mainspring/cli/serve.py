@@ -1,29 +1,107 @@
-"""`mainspring serve`: everything on one machine, until a signal ends it."""
+"""`mainspring serve` and `mainspring worker`: processes that run until a signal, their event loop and logs."""
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Coroutine
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
+import msgspec
 import typer
 
-from mainspring.cli.loop import keep_what_is_there, run
-from mainspring.config import Config
+from mainspring.cli.output import printable
+from mainspring.config.config import Config, LogFormat
+from mainspring.model.errors import ConfigError
+from mainspring.model.text import clean
 
 if TYPE_CHECKING:
-    from mainspring.node import Node
+    from mainspring.node.node import Node
+    from mainspring.scheduler.scheduler import Scheduler
 
 log = logging.getLogger("mainspring.serve")
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+worker_log = logging.getLogger("mainspring.worker")
 
 
-@app.command()
+Result = TypeVar("Result")
+
+GC_THRESHOLDS: Final = (20_000, 20, 50)
+"""Tasks are hidden from the collector; what it looks through is mostly what was there before, each time in vain."""
+
+
+def run(main: Coroutine[Any, Any, Result]) -> Result:
+    """As asyncio.run, on a faster loop where there is one."""
+    keep_what_is_there()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this system: asyncio's own loop does the same, slower
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def keep_what_is_there() -> None:
+    """Everything is loaded and stays for good: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+ABOUT: Final = ("task", "target", "schedule")
+"""Given as `extra` of a line, these are fields of the JSON object."""
+
+
+def set_up(form: LogFormat, level: str) -> None:
+    """Send every log of this process to standard error."""
+    human = form == "human" or (form == "auto" and sys.stderr.isatty())
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(HumanLines() if human else JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # asyncio says at debug level which selector it uses, and little else.
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+class HumanLines(logging.Formatter):
+    """`12:00:00 warning message`; the level only where it says something."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()} "
+        # What others said (an id, the answer of a receiver) must not look like lines of ours, nor move the cursor.
+        text = printable(clean(f"{at} {level}{record.getMessage()}").replace("\n", "\\n").replace("\r", "\\r"))
+        return f"{text}\n{clean(self.formatException(record.exc_info))}" if record.exc_info else text
+
+
+class JsonLines(logging.Formatter):
+    """One object per line. What a line is about stands in fields of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields = {
+            "at": at.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields |= {name: str(value) for name in ABOUT if (value := getattr(record, name, None)) is not None}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode({name: clean(value) for name, value in fields.items()}).decode()
+
+
+serve_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@serve_app.command()
 def serve(
     redis_url: Annotated[str | None, typer.Option(help="Server to use; without it, an embedded one.")] = None,
     namespace: Annotated[str | None, typer.Option(help="Tenant boundary; default main.")] = None,
@@ -66,7 +144,6 @@ def serve(
     if insecure:
         flags["access"] = "open"
     settings = Config.load(flags, os.environ)
-    from mainspring.cli.logs import set_up
 
     set_up(settings.log_format, settings.log_level)
     if settings.processes > 1 and parent_fd is None:  # a child has the number too, and is one of them
@@ -76,8 +153,8 @@ def serve(
 
 async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None, metrics_socket: Path | None) -> int:
     from mainspring.api.server import ApiServer, inherit
-    from mainspring.lifeline import Lifeline
-    from mainspring.node import Node
+    from mainspring.node.node import Node
+    from mainspring.node.supervisor import Lifeline
 
     node = Node(config)
     # A child of a supervisor is renewed by this signal, and a closed terminal sends it as well.
@@ -101,8 +178,8 @@ async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None, m
 
 @contextlib.asynccontextmanager
 async def _told_by_all(node: "Node", metrics_socket: Path) -> AsyncIterator[None]:
-    from mainspring.measures import collect
-    from mainspring.siblings import Siblings
+    from mainspring.node.metrics import collect
+    from mainspring.node.supervisor import Siblings
 
     node.siblings = Siblings(metrics_socket, lambda: collect(node))
     await node.siblings.start()
@@ -114,7 +191,7 @@ async def _told_by_all(node: "Node", metrics_socket: Path) -> AsyncIterator[None
 
 async def _supervise(config: Config) -> int:
     from mainspring.api.server import listen, url_of
-    from mainspring.supervisor import Supervisor, child_command
+    from mainspring.node.supervisor import Supervisor, child_command
 
     listener = listen(config.host, config.port)
     url = url_of(listener, tls=config.api_tls_cert is not None)
@@ -136,3 +213,85 @@ def _suggest(config: Config, url: str) -> None:
     tick = f'{{"item": "hello", "at": "{soon}"}}'
     key = "-H 'authorization: Bearer msk_…' " if config.needs_keys else ""
     log.info("try: curl %s/ticks %s-H 'content-type: application/json' -d '%s'", url, key, tick)
+
+
+worker_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@worker_app.command()
+def worker(
+    module: Annotated[str | None, typer.Argument(help="module:scheduler; for commands alone none is needed.")] = None,
+    queues: Annotated[str | None, typer.Option(help="mail:3,reports:1 with weights; default all of its own.")] = None,
+    strict: Annotated[bool | None, typer.Option("--strict", help="Serve queues in this order, not by weight.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Jobs run at one time; 64.")] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port for /livez, /readyz and /metrics; none.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Server to use; without it, the embedded one.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Tenant boundary; default main.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the embedded server.")] = None,
+    lease: Annotated[str | None, typer.Option(help="How long jobs outlive a dead worker; 5s.")] = None,
+    shutdown_timeout: Annotated[str | None, typer.Option(help="For jobs that run at a stop; 25s.")] = None,
+    node_id: Annotated[str | None, typer.Option(help="Name of this worker; default a generated one.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings; default ./mainspring.toml.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="human, json, or auto.")] = None,
+) -> None:
+    """Run handlers and commands from queues."""
+    flags = {
+        "queues": queues, "strict_queues": strict, "worker_concurrency": concurrency,
+        "worker_listen": listen, "redis_url": redis_url,
+        "namespace": namespace, "data_dir": data_dir, "lease": lease, "shutdown_timeout": shutdown_timeout,
+        "node_id": node_id, "config": config, "log_level": log_level, "log_format": log_format,
+    }  # fmt: skip
+    settings = Config.load(flags, os.environ)
+
+    set_up(settings.log_format, settings.log_level)
+    code = run(_work(_scheduler(module, settings)))
+    # Not typer.Exit: a handler that hangs in its thread must not keep a worker that has stopped.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _scheduler(spec: str | None, settings: Config) -> "Scheduler":
+    from mainspring.scheduler.scheduler import Scheduler
+
+    if spec is None:
+        return Scheduler(settings)
+    name, colon, attribute = spec.partition(":")
+    if not (name and colon and attribute):
+        raise ConfigError(f"{spec!r} names no scheduler; write module:attribute, e.g. myapp:scheduler")
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: the module may lie in the working folder
+    try:
+        found = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise
+        raise ConfigError(f"{spec!r}: there is no module {error.name!r}, neither here nor installed") from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"module {name!r} has no {attribute!r}; name its Scheduler, e.g. {name}:scheduler")
+        found = getattr(found, part)
+    if not isinstance(found, Scheduler):
+        raise ConfigError(f"{spec} is a {type(found).__name__}, not a Scheduler")
+    found.configure(settings)
+    return found
+
+
+async def _work(scheduler: "Scheduler") -> int:
+    from mainspring.node.process import end_all
+    from mainspring.scheduler.worker_process import Workplace
+
+    place = Workplace(scheduler)
+
+    def greet() -> None:
+        keep_what_is_there()
+        served = ", ".join(f"{name}:{weight}" for name, weight in place.queues.items())
+        worker_log.info("serving %s of namespace %s at %s", served, scheduler.config.namespace, place.where)
+        if place.port is not None:
+            worker_log.info("probes and metrics are at port %d", place.port)
+
+    code = await place.run_until_signal(started=greet)
+    if await end_all():
+        logging.shutdown()
+        os._exit(code)  # the loop would wait for these handlers for ever
+    return code

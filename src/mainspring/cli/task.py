@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 import msgspec
 import typer
 
-from mainspring.cli.payload import json_of
-from mainspring.cli.reach import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, remote
-from mainspring.cli.result_lines import lines_of
-from mainspring.cli.table import aligned, printable
-from mainspring.cli.witness import Witness
+from mainspring.cli.audited_client import Witness
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, json_of, load, opened_store, remote
+from mainspring.cli.output import aligned, lines_of, printable
 from mainspring.model.errors import NotConfirmed, Unavailable
 from mainspring.model.explain import moment
-from mainspring.model.result import Result
+from mainspring.model.job import Result
 from mainspring.model.task import Handle, OnConflict
 from mainspring.model.times import When, delay_ms
 
 if TYPE_CHECKING:
-    from mainspring.client import Client
-    from mainspring.config import Config
+    from mainspring.client.client import Client
+    from mainspring.config.config import Config
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 T = TypeVar("T")
@@ -242,7 +240,7 @@ def with_client(config: "Config", work: "Callable[[Client], Coroutine[Any, Any, 
 
 
 async def _over_http(config: "Config", work: "Callable[[Client], Coroutine[Any, Any, T]]") -> T:
-    from mainspring.cli.remote_client import RemoteClient
+    from mainspring.client.http import RemoteClient
 
     with contextlib.closing(remote(config)) as api:
         # It has what commands call, by the same names: a test compares them.
@@ -251,7 +249,7 @@ async def _over_http(config: "Config", work: "Callable[[Client], Coroutine[Any, 
 
 @contextlib.asynccontextmanager
 async def _client(config: "Config", makes: bool) -> "AsyncIterator[Client]":
-    from mainspring.client import Client
+    from mainspring.client.client import Client
 
     async with opened_store(config, makes=makes) as store:
         yield Client.over(store, dedupe_window=f"{config.dedupe_window_s}s", timezone=config.timezone)

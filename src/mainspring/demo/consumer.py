@@ -9,10 +9,8 @@ from typing import Final, cast
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from .consumer_order import Order
-from .journal import Journal
-from .side import Inside
-from .ticks import numbers_of
+from .plan import Journal, Order, numbers_of
+from .processes import Inside
 
 MOST: Final = 10_000
 FEW: Final = 100

@@ -1,26 +1,203 @@
-"""The demo itself: starts the parts, tells the rates every second, and adds everything up at the end."""
+"""The demo itself: starts servers and processes, reports rates every second, and adds everything up at the end."""
 
 import asyncio
 import contextlib
+import os
+import secrets
+import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from ..bench.ground import clear_namespace
-from ..config import Config
+from ..bench.environment import clear_namespace
+from ..config.config import Config
+from ..config.settings import PREFIX
 from ..model.errors import MainspringError
-from ..signals import stop_signals
-from ..store.store import Group, Store
-from .consumer_order import Order as ConsumerOrder
+from ..node.process import stop_signals
+from ..node.supervisor import child_command, tie
+from ..sinks.kafka import NEEDS
+from ..sinks.kafka_options import KafkaOptions, Properties
+from ..store import embedded
+from ..store.redis.sender import Group
+from ..store.store import Store
+from ..testing.kafka import broker, missing_kafka
 from .generator import Order as GeneratorOrder
-from .journal import compare
-from .plan import TOPIC, Plan
-from .scheduler import SchedulerProcess, schedulers
-from .side import Side, beside
-from .stage import Stage, Where, stage
-from .usage import Usage, Usages
+from .plan import TOPIC, Plan, compare
+from .plan import Order as ConsumerOrder
+from .processes import Side, SideFailed, Usage, Usages, beside, last_words
+
+START_S: Final = 60.0
+
+
+class SchedulerProcess:
+    """One of them."""
+
+    def __init__(self, name: str, url: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self.url = url
+        self.process = process
+        self.log = log
+
+    async def ready(self, line: socket.socket) -> None:
+        """Until it says that it works."""
+        try:
+            async with asyncio.timeout(START_S):
+                word = await asyncio.get_running_loop().sock_recv(line, 1)
+        except (TimeoutError, ConnectionError):
+            word = b""
+        if not word:
+            raise SideFailed(f"{self.name} did not start: {last_words(self.log)}")
+
+    async def end(self) -> None:
+        """The clean way: what is in flight ends, partitions are handed back."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def schedulers(count: int, config: Config, folder: Path) -> AsyncIterator[list[SchedulerProcess]]:
+    """So many, all of them ready."""
+    async with contextlib.AsyncExitStack() as stack:
+        made = [await stack.enter_async_context(_scheduler(number, config, folder)) for number in range(1, count + 1)]
+        for one, line in made:
+            await one.ready(line)
+        yield [one for one, _ in made]
+
+
+@contextlib.asynccontextmanager
+async def _scheduler(
+    number: int, config: Config, folder: Path
+) -> AsyncIterator[tuple[SchedulerProcess, socket.socket]]:
+    name = f"scheduler-{number}"
+    log = folder / f"{name}.log"
+    ours, theirs = tie()
+    with ours:
+        # Both are the child's alone from then on: when it dies, connections to it are refused and not left waiting.
+        with theirs, socket.create_server(("127.0.0.1", 0), backlog=2048) as listener, log.open("wb") as said:
+            port = listener.getsockname()[1]
+            fds = (listener.fileno(), theirs.fileno())
+            process = await asyncio.create_subprocess_exec(
+                *child_command(), "--listen-fd", str(fds[0]), "--parent-fd", str(fds[1]),
+                pass_fds=fds,
+                env=_environ(config) | {PREFIX + "NODE_ID": name},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )  # fmt: skip
+        one = SchedulerProcess(name, f"http://127.0.0.1:{port}", process, log)
+        try:
+            yield one, ours
+        finally:
+            await one.end()
+
+
+def _environ(config: Config) -> dict[str, str]:
+    """Settings by environment, since the URL of the server may hold a password; nothing of the user's own mixes in."""
+    rest = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name != "REDIS_URL"}
+    return rest | config.to_environ()
+
+
+TOPIC_PARTITIONS: Final = 2
+"""Every one more cuts what a scheduler sends at a time into smaller requests; see docs/decisions/0022."""
+FULL_BATCHES: Final = Properties({"linger.ms": "20"})
+"""Some milliseconds for fewer and larger requests: the broker has to share two cores with everybody else, and a request
+costs it as much as a hundred messages."""
+FULL_FETCH_BYTES: Final = 262_144
+WARM_S: Final = 4.0
+WARM_TOPIC: Final = "warm-up"
+ASK_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """None: an embedded one is started."""
+
+    kafka_url: str | None = None
+    redis_url: str | None = None
+    in_bulk: bool = False
+    """Tens of thousands a second: larger requests, and messages pass through the broker beforehand, for a Java program
+    is slow in its first seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    kafka: KafkaOptions
+    fetch_bytes: int
+    """The consumer waits for so many, or for some milliseconds."""
+    redis_url: str
+    namespace: str
+    folder: Path
+    pids: dict[str, int]
+    """Of what was started here."""
+
+
+@contextlib.asynccontextmanager
+async def stage(where: Where) -> AsyncIterator[Stage]:
+    """With a namespace of its own, so that tasks of others are safe on a server that is given."""
+    if find_spec("confluent_kafka") is None:
+        raise MainspringError(NEEDS)
+    pids: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mainspring-demo-")))
+        redis_url = where.redis_url
+        if redis_url is None:
+            server = stack.enter_context(embedded.start(folder / "data"))
+            pids["server"], redis_url = server.pid, server.url
+        kafka_url = where.kafka_url
+        if kafka_url is None:
+            if reason := missing_kafka():
+                raise MainspringError(f"no Kafka broker can be started here: {reason}. Name one with --kafka URL")
+            made = stack.enter_context(broker())
+            pids["broker"], kafka_url = made.pid, made.url
+        options = KafkaOptions(kafka_url, FULL_BATCHES if where.in_bulk else Properties())
+        await provision(options, TOPIC)
+        if where.in_bulk:
+            await provision(options, WARM_TOPIC)
+            await asyncio.to_thread(warm_up, options, WARM_S)
+        fetch_bytes = FULL_FETCH_BYTES if where.in_bulk else 1
+        yield Stage(options, fetch_bytes, redis_url, f"demo-{secrets.token_hex(4)}", folder, pids)
+
+
+async def provision(options: KafkaOptions, topic: str) -> None:
+    """The topic is there before anything is posted; one that exists is taken as it is."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    admin = AdminClient({**options.for_admin(), "log_level": 0})
+    wanted = NewTopic(topic, TOPIC_PARTITIONS, -1)
+    [created] = admin.create_topics([wanted], request_timeout=ASK_S).values()
+    try:
+        await asyncio.wrap_future(created)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise MainspringError(f"the topic {topic} cannot be created: {error.args[0].str()}") from None
+
+
+def warm_up(options: KafkaOptions, seconds: float) -> None:
+    """Messages like those of tasks, written and read for a while on a topic of their own."""
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    producer = Producer({**options.for_library(), "log_level": 0})
+    consumer = Consumer({**options.for_admin(), "group.id": "warm-up", "enable.auto.commit": False, "log_level": 0})
+    consumer.assign([TopicPartition(WARM_TOPIC, number, 0) for number in range(TOPIC_PARTITIONS)])
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for number in range(500 if len(producer) < 10_000 else 0):
+            producer.produce(WARM_TOPIC, bytes(60), str(number), headers=[("idempotency-key", str(number))])
+        producer.poll(0)
+        consumer.consume(1_000, 0.005)
+    producer.flush(ASK_S)
+    consumer.close()
+
 
 SECOND_S: Final = 1.0
 PATIENCE_S: Final = 60.0

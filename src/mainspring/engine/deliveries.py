@@ -1,4 +1,4 @@
-"""What is in flight: due tasks go to their sinks, and what these answer is noted for the next commit."""
+"""Deliveries in flight: due tasks go to their sinks, and their answers are noted for the next commit."""
 
 import asyncio
 import logging
@@ -10,21 +10,67 @@ from operator import attrgetter
 from typing import Final
 
 from ..model.clock import Clock
-from ..model.job import Cancelled
-from ..model.outcome import DONE, EXPIRED, Dead, Done, Outcome, Retry
-from ..model.queues import HANDED_OFF
-from ..model.texts import told
-from ..model.wordless import placed
+from ..model.delivery import DONE, EXPIRED, Dead, Done, Outcome, Retry
+from ..model.errors import StoreError
+from ..model.job import Cancelled, Result
+from ..model.targets.names import HANDED_OFF
+from ..model.text import placed, told
 from ..sinks.base import Sink, most_in_batch
-from .answers import Answers
+from ..store.records import KeptResult, keep_results
+from ..store.store import Store
 from .flight import Flight
-from .live import LiveSlice
+from .flow import PauseWatch, Valves
 from .outcomes import Outcomes
 from .partition import Partition
-from .pauses import PauseWatch
-from .valves import Valves
+from .slice import LiveSlice
 
 log = logging.getLogger("mainspring.engine")
+
+
+class Answers:
+    """Writes them before the tasks are marked done: who finds a task done finds its answer."""
+
+    def __init__(self, store: Store, node: str) -> None:
+        self._store = store
+        self._node = node
+        self._failing = False
+
+    async def deliver(self, sink: Sink, group: Sequence[Flight]) -> Sequence[Outcome]:
+        """What the sink says, once the answers among it are written."""
+        outcomes = await sink.deliver(group)
+        if len(outcomes) == len(group) and (kept := self._kept(group, outcomes)):
+            await self._keep(kept)
+        return outcomes
+
+    def _kept(self, group: Sequence[Flight], outcomes: Sequence[Outcome]) -> list[KeptResult]:
+        now_ms = self._store.clock.now_ms()
+        kept = []
+        for flight, outcome in zip(group, outcomes, strict=True):
+            if isinstance(outcome, Done) and outcome.keep_ms and outcome.response is not None:
+                result = Result(
+                    "done",
+                    attempt=flight.attempt,
+                    worker=self._node,
+                    target=flight.target,
+                    due_ms=flight.original_due_ms,
+                    started_ms=now_ms - outcome.response.duration_ms,
+                    ended_ms=now_ms,
+                    response=outcome.response,
+                )
+                kept.append(KeptResult(flight.live.partition, flight.idh, result.encode(), outcome.keep_ms))
+        return kept
+
+    async def _keep(self, kept: Sequence[KeptResult]) -> None:
+        """A full or absent server costs the answers, never the outcome: the tasks are done."""
+        try:
+            await keep_results(self._store, kept)
+        except StoreError as error:
+            if not self._failing:
+                log.warning("answers of webhooks are not kept: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
+
 
 _LIVE: Final = attrgetter("live")
 _INDEX: Final = attrgetter("index")

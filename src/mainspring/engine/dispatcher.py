@@ -3,25 +3,101 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from math import inf
-from typing import Final
+from typing import Final, Self
 
 from ..model.errors import StoreError
-from ..store import fire
+from ..store.owner import fire
 from ..store.store import Store
-from .begun import Begun
-from .calls import Answers, Calls, Work
-from .commits import Commits
 from .deliveries import Deliveries
+from .due import Begun
 from .flight import Flight
-from .hand_offs import HandOffs
-from .handed import HandingOff
-from .pace import Pace
-from .partition import Partition
-from .valves import Valves
+from .flow import Valves
+from .hand_off import HandOffs
+from .outcomes import Commits
+from .partition import HandingOff, Partition
 
 log = logging.getLogger("mainspring.engine")
+
+
+class Pace:
+    """How long to wait between ticks: the busier, the longer, so that each call has more to carry."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._began = 0.0
+
+    def ticked(self, tasks: int, began: float) -> None:
+        elapsed = max(began - self._began, 1e-4)
+        self._began = began
+        # Over half a second: a single full tick is not yet a load.
+        self._rate += (tasks / elapsed - self._rate) * min(1.0, elapsed / 0.5)
+
+    def wait_s(self) -> float:
+        """Until the next tick, counted from the start of the last."""
+        gap = next(gap for limit, gap in _GAPS_S if self._rate < limit)
+        return max(0.0, self._began + gap - time.monotonic())
+
+
+_GAPS_S: Final = ((2_000.0, 0.001), (15_000.0, 0.0015), (25_000.0, 0.005), (inf, 0.010))
+"""Up to so many tasks a second, a tick at most every so many seconds; see docs/decisions/0022."""
+
+
+PLANTS_A_CALL: Final = 1_000
+"""Begins of schedules after which a call is sent while the next is made."""
+
+Work = list[tuple[Partition, Begun]]
+Answers = list[fire.Answer | StoreError]
+
+
+class Calls:
+    """The begins of a tick. As a rule one call; where many schedules begin, several, each sent as soon as it is made:
+    the server plants the following occurrences of some while the node makes the call for the next ones."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open: Work = []
+        self._plants = 0
+        self._under_way: deque[tuple[Work, asyncio.Task[Answers]]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        # Only when the loop is stopped: what was not answered is repeated before the end.
+        for _, call in self._under_way:
+            call.cancel()
+
+    async def add(self, partition: Partition, begun: Begun) -> None:
+        self._open.append((partition, begun))
+        self._plants += len(begun.section.plants)
+        if self._plants >= PLANTS_A_CALL:
+            self._send()
+            await asyncio.sleep(0)  # the bytes leave now, not when the next call is made
+
+    async def answered(self) -> tuple[Work, Answers] | None:
+        """The next call and what the server says to it; None when all were answered."""
+        if self._open and self._under_way:
+            self._send()
+        if self._under_way:
+            work, call = self._under_way[0]
+            answers = await call
+            self._under_way.popleft()
+            return work, answers
+        work = self._open
+        answers = await self._call() if work else []
+        self._open = []
+        return (work, answers) if work else None
+
+    def _send(self) -> None:
+        self._under_way.append((self._open, asyncio.create_task(self._call())))
+        self._open, self._plants = [], 0
+
+    def _call(self) -> Coroutine[None, None, Answers]:
+        return fire.tick(self._store, [begun.section for _, begun in self._open])
+
 
 TICK_TASKS: Final = 8_192
 """Tasks a tick begins at most, over all partitions: their handling blocks the loop for some milliseconds."""

@@ -7,33 +7,26 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
+from ..model.delivery import ErrorHandler
 from ..model.errors import StoreError
-from ..model.failure import ErrorHandler
-from ..model.lane_policy import LanePolicies, LanePolicy
-from ..model.policies import Policies
-from ..model.retry import RetryPolicy
+from ..model.lane import LanePolicies, LanePolicy
+from ..model.retry import Policies, RetryPolicy
+from ..roles import Failures, Loop
 from ..sinks.base import Sink
-from ..store.audit import KEPT
-from ..store.links import Subscription
+from ..store.access import AUDIT_KEPT
+from ..store.redis.servers import Subscription
 from ..store.store import Store
-from .answers import Answers
-from .commits import Commits
-from .deliveries import Deliveries
+from .deliveries import Answers, Deliveries
 from .dispatcher import Dispatcher
-from .failures import Failures
-from .hand_offs import HandOffs
+from .flow import FlowOptions, PauseWatch, Permits, Valves
+from .hand_off import HandOffs
 from .holds import Gates
 from .keeper import Keeper
-from .lookahead import LookAhead
-from .loop import Loop
-from .outcomes import Outcomes
+from .lookahead import LookAhead, Reach
+from .outcomes import Commits, Outcomes
 from .partition import Partition
-from .pauses import PauseWatch
-from .permits import Permits
 from .planner import Planner
-from .reach import Reach
 from .sweeper import Sweeper
-from .valves import FlowOptions, Valves
 
 log = logging.getLogger("mainspring.engine")
 
@@ -69,7 +62,7 @@ class EngineOptions:
     """Breakers, limits, the rate of catching up."""
     command_queues: Mapping[str, str] = field(default_factory=dict)
     """Commands whose tasks go to another queue than `commands`."""
-    audit_entries: int = KEPT
+    audit_entries: int = AUDIT_KEPT
     """Changes the audit trail keeps: a node that pauses a target writes it there."""
 
 

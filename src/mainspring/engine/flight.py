@@ -8,8 +8,7 @@ from typing import Final, Self
 from ..model.delivery import Columns, Delivery
 from ..store.codec import HEADER_BYTES, TWO_FIELDS, forward_mark
 from ..store.keys import Address, r_of
-from .live import LiveSlice
-from .waiting import offsets
+from .slice import LiveSlice, offsets
 
 _offset: Final[Callable[[bytes], tuple[int]]] = Struct(">I").unpack_from
 _HEAD: Final = itemgetter(slice(4))

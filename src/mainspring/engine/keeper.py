@@ -9,7 +9,8 @@ from typing import Final
 
 from ..model.clock import steady_s
 from ..model.errors import StoreError, Unavailable
-from ..store import holds, members, ownership
+from ..store import members
+from ..store.owner import holds, leases
 from ..store.store import Store
 from .holds import Gates
 from .partition import Partition
@@ -58,7 +59,7 @@ class Keeper:
         self._spare_at = inf
         """Set by the first step: the start may have waited long for a node id, and the others come first."""
         self._failed = False
-        self._asking: asyncio.Future[list[ownership.Answer]] | None = None
+        self._asking: asyncio.Future[list[leases.Answer]] | None = None
         self._unused: dict[int, bytes] = {}
         """Tokens that this node has on the server and does not fire with: to be given back."""
         self.takeovers = 0
@@ -105,7 +106,7 @@ class Keeper:
         if not tokens:
             return None
         asked_at = steady_s()
-        answers = await ownership.renew(self._store, tokens, lease_ms=int(self.lease_s * 1000))
+        answers = await leases.renew(self._store, tokens, lease_ms=int(self.lease_s * 1000))
         failure = None
         for number, answer in answers.items():
             partition = self._owned.get(number)
@@ -127,7 +128,7 @@ class Keeper:
         numbers = {number: partition.seq for number, partition in owned.items()}
         tokens = {number: partition.token for number, partition in owned.items()}
         failure = None
-        for number, last in (await ownership.last_calls(self._store, tokens)).items():
+        for number, last in (await leases.last_calls(self._store, tokens)).items():
             if isinstance(last, StoreError):
                 failure = last
             elif last < numbers[number] and self._owned.get(number) is owned[number]:
@@ -146,31 +147,31 @@ class Keeper:
         left_s, failure = self.lease_s, None
         waiting_before = set(self.waiting)
         for number, answer in zip(missing, answers, strict=True):
-            if isinstance(answer, ownership.Busy):
+            if isinstance(answer, leases.Busy):
                 self.waiting |= {number} & self.wanted
                 left_s = min(left_s, answer.left_ms / 1000)
                 continue
             # Also where its server is away: nobody shall give up what this node cannot take.
             self.waiting.discard(number)
-            if isinstance(answer, ownership.Acquired):
+            if isinstance(answer, leases.Acquired):
                 failure = await self._take(number, answer.token, asked_at) or failure
             else:
                 failure = answer
-        if self.waiting != waiting_before or any(isinstance(one, ownership.Acquired) for one in answers):
+        if self.waiting != waiting_before or any(isinstance(one, leases.Acquired) for one in answers):
             self._changed()
         return max(left_s, 0.01), failure
 
-    async def _ask(self, numbers: list[int], free_s: float) -> list[ownership.Answer]:
+    async def _ask(self, numbers: list[int], free_s: float) -> list[leases.Answer]:
         lease_ms, free_ms = int(self.lease_s * 1000), int(free_s * 1000)
         nonce = secrets.token_hex(4)
-        answers = await ownership.acquire(
+        answers = await leases.acquire(
             self._store, numbers, owner=self.owner, nonce=nonce, lease_ms=lease_ms, free_ms=free_ms
         )
         for number, answer in zip(numbers, answers, strict=True):
-            if isinstance(answer, ownership.Acquired):
+            if isinstance(answer, leases.Acquired):
                 self._unused[number] = answer.token
             elif isinstance(answer, Unavailable) and answer.sent:
-                self._unused[number] = ownership.token_granted_to(nonce)  # if it was: the answer is lost
+                self._unused[number] = leases.token_granted_to(nonce)  # if it was: the answer is lost
         return answers
 
     async def _take(self, number: int, token: bytes, asked_at: float) -> StoreError | None:
@@ -240,7 +241,7 @@ class Keeper:
     async def _give_back(self) -> StoreError | None:
         """Release what this node does not use; returns what failed. What was not answered the next step asks again."""
         tokens, failure = dict(self._unused), None
-        for number, answer in (await ownership.release(self._store, tokens)).items():
+        for number, answer in (await leases.release(self._store, tokens)).items():
             if isinstance(answer, StoreError):
                 failure = answer
             elif self._unused.get(number) == tokens[number]:

@@ -5,7 +5,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from .flight import Flight
-from .live import LiveSlice
+from .slice import LiveSlice
 
 _Behind = list[tuple[int, int, int, Flight]]
 

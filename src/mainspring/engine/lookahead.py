@@ -1,24 +1,322 @@
-"""Reads slices shortly before they come due, the earliest first, never more than fits."""
+"""Reads slices shortly before they come due, never more than fits in memory, and watches for holds that end."""
 
+import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from ..model.clock import Stint
 from ..model.errors import StoreError
-from ..model.hold import CATCH_UP
-from ..store import read
-from ..store.listing import Listed
+from ..model.lane import CATCH_UP
+from ..store.codec import same_entry
+from ..store.owner import holds, read
+from ..store.owner.holds import Standing
+from ..store.owner.read import Listed
 from ..store.store import Store
-from . import lane_window
-from .hold_watch import LANES_SOON_S, HoldWatch
-from .live import LiveSlice
+from .holds import Hold
 from .partition import Partition
-from .reach import Reach
-from .room import Room
-from .slice_reader import SliceReader
+from .slice import LiveSlice
 
 log = logging.getLogger("mainspring.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far ahead an owner reads."""
+
+    tasks: int = 200_000
+    bytes: int = 256 * 1024 * 1024
+    horizon_ms: int = 5_000
+    poll_ms: int = 250
+    idle_poll_ms: int = 1_000
+
+
+# How many tasks may be in memory, those that wait and those under way: as many as allowed, and fewer where they are
+# large.
+#
+
+LEAST: Final = 16
+"""So many, however large: else nothing would go on."""
+
+
+class Room:
+    """One for all partitions of a node."""
+
+    def __init__(self, reach: Reach, owned: dict[int, Partition]) -> None:
+        self._reach = reach
+        self._owned = owned
+        self.tasks = reach.tasks
+        """The most that may be held ahead, by the size of what is held now."""
+        self.flights: int | None = None
+        """The most that may be under way, by the size of what is; None before anything is."""
+
+    def measure(self) -> None:
+        held = out = 0
+        held_bytes = out_bytes = 0.0
+        for partition in self._owned.values():
+            for live in partition.slices.values():
+                rows = live.waiting + len(live.held)  # some of those in lanes have left: it is their size that counts
+                held += rows
+                held_bytes += rows * live.row_bytes
+                out += live.out
+                out_bytes += live.out * live.row_bytes
+        self.tasks = min(self._reach.tasks, self._most(held, held_bytes) or self._reach.tasks)
+        self.flights = self._most(out, out_bytes)
+
+    def _most(self, rows: int, size: float) -> int | None:
+        return max(LEAST, int(self._reach.bytes / size * rows)) if size else None
+
+
+def _places(partition: Partition, live: LiveSlice) -> list[int]:
+    """Places in time of what was read of this hold slice and waits in its lane."""
+    hold = partition.held_work.holds.by_place.get(live.slice)
+    return [] if hold is None or hold.lane is None else partition.lanes.places_of(hold.lane, live)
+
+
+def has_plenty(partition: Partition, live: LiveSlice) -> bool:
+    """Enough that may leave of this slice waits in its lane: no more has to be read yet."""
+    hold = partition.held_work.holds.by_place.get(live.slice)
+    if hold is None:
+        return False
+    barrier_ms = hold.barrier_ms()
+    return sum(place_ms < barrier_ms for place_ms in _places(partition, live)) > live.kept // 4
+
+
+def trim(partition: Partition, live: LiveSlice, most: int) -> None:
+    """Of a hold slice that was just read keep no more than this in memory, with what waits in the lane."""
+    waiting = _places(partition, live)
+    room = max(0, most - len(waiting))
+    if live.waiting > room:
+        # Of those that come before all that wait some must stay, whatever the room: one of them is the next.
+        first = not waiting or (live.next_due_ms() or 0) <= min(waiting)
+        live.trim(most // 2 + 1 if first else room)
+
+
+CHUNK_ROWS: Final = 1_000
+"""Rows a reply brings at most: parsing them blocks the loop for about a millisecond."""
+
+ROWS_AT_ONCE: Final = 2_000
+"""Where a round brings more, the next asks fewer slices: a tick may stand behind it on the same connection."""
+CHUNK_BYTES: Final = 512 * 1024
+"""And so much at most, about, by the rows of the slice that were read before."""
+
+FIRST_ROWS: Final = (64, 16)
+"""Of a slice of which nothing is known so few are read first: its rows may be large. Fewer where many slices are read
+at once."""
+
+STINT_S: Final = 0.002
+"""So long rows are taken in before what is due has its turn on the loop."""
+CHUNKS_AT_ONCE: Final = (32, 512)
+"""Slices read at once: few where they are full, many where they hold little."""
+
+LANE_WINDOW: Final = 64
+"""Of the tasks that were held back in a lane at least so many are in memory when it goes on."""
+
+
+class SliceReader:
+    """One for all partitions of a node."""
+
+    def __init__(self, store: Store, owned: dict[int, Partition], room: Room, fire: Callable[[], None]) -> None:
+        self._store = store
+        self._owned = owned
+        self._room = room
+        self._fire = fire
+        self._stint = Stint(STINT_S)
+        self.at_once = CHUNKS_AT_ONCE[0]
+        """Slices that are read together: by what the last ones brought."""
+
+    def rows_of(self, live: LiveSlice, slices: int) -> int:
+        """How many rows a slice may bring, where so many are to be read."""
+        few = CHUNKS_AT_ONCE[0]
+        # Few slices may be long ones: only where there are many does each get less.
+        together = max(few, min(self.at_once, slices))
+        most, least = FIRST_ROWS
+        known = CHUNK_BYTES // int(live.row_bytes) if live.read_rows else max(least, most * few // together)
+        return max(1, min(CHUNK_ROWS * few // together, known))
+
+    async def fetch(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int, *, full: bool) -> None:
+        answers = await read.read_chunks(self._store, [chunk for _, chunk in chunks])
+        rows = sum(len(answer.rows) for answer in answers if not isinstance(answer, StoreError))
+        few, many = CHUNKS_AT_ONCE
+        self.at_once = max(few, self.at_once // 2) if rows > ROWS_AT_ONCE else min(many, self.at_once * 2)
+        failure = None
+        self._stint.begin()
+        for (live, chunk), answer in zip(chunks, answers, strict=True):
+            if isinstance(answer, StoreError):
+                failure = answer
+                continue
+            if self._stint.over:
+                self._stint.step_aside()
+                await asyncio.sleep(0)
+                self._stint.begin()
+            if not live.forgotten and live.cursor == chunk.first:
+                if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
+                    self._read_anew(live, gone=not answer.before)
+                else:
+                    self._take(live, chunk, answer, until_ms, full=full)
+        with_stubs = [live for live, _ in chunks if live.sieve.stubs]
+        if with_stubs:
+            failure = await self._judge_stubs(with_stubs) or failure
+        self._fire()
+        if failure is not None:
+            raise failure
+
+    async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
+        """Of a cancelled task four bytes are left, and a mark: asked for after the rows, so none is missing."""
+        ranges = [(min(live.sieve.stubs) >> 3, max(live.sieve.stubs) >> 3) for live in lives]
+        wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
+        failure = None
+        for live, (first, _), bits in zip(lives, ranges, await read.cancelled_bits(self._store, wanted), strict=True):
+            if isinstance(bits, StoreError):
+                live.restart()
+                failure = bits
+                continue
+            partition = self._owned.get(live.partition)
+            if partition is not None and not live.forgotten:
+                live.judge_stubs(first, bits)
+                partition.took(live, time.monotonic())
+        return failure
+
+    def _read_anew(self, live: LiveSlice, *, gone: bool) -> None:
+        """Other rows stand where some were read: a failover forgot those, and puts have come since.
+
+        Begin proves the last row only. Were the list just read on, what took the place of the forgotten rows would
+        never be seen, and be marked as done with them.
+        """
+        if not gone:  # one that is gone was mostly dropped by this very node a moment ago
+            log.warning("partition %d: a slice has lost rows that were read; reading again", live.partition)
+        if live.partition in self._owned:
+            self._owned[live.partition].forget(live)
+
+    def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.Rows, until_ms: int, *, full: bool) -> None:
+        if chunk.bitmaps:
+            live.load_bitmaps(answer.fired, answer.done)
+        live.unread = len(answer.rows) == chunk.rows
+        if not answer.rows:
+            return
+        live.open_window(until_ms)
+        live.absorb(answer.rows)
+        # Half of the room is the most that one slice may take; past that only its earliest rows are held. A slice
+        # that is read although there is no room keeps what the next tick can use.
+        most = max(self._room.tasks // 2, 1)
+        if full:
+            most = min(most, max(self.rows_of(live, 1), self._room.tasks // 8))
+        partition = self._owned.get(live.partition)
+        if live.slice.is_hold and live.has_lanes and partition is not None:
+            # Tasks of one lane: they leave one at a time, and many lanes may be about to go on.
+            trim(partition, live, max(self._room.tasks // 64, LANE_WINDOW))
+        elif live.waiting > most:
+            live.trim(most // 2 + 1)
+        if partition is not None:
+            partition.took(live, time.monotonic())
+
+
+HEADS_ASKED: Final = 256
+"""Failed heads of a partition that are asked for at once."""
+
+
+LANES_AT_ONCE: Final = 256
+"""Lanes of a partition whose held tasks come back at the same time; the others follow as these are done. A pause may
+have held thousands: each has a slice to find, to read, to go through with every tick and to drop."""
+
+LANES_SOON_S: Final = 0.02
+
+
+class HoldWatch:
+    """Part of the look-ahead: asks the server, and lets go on what may."""
+
+    def __init__(self, store: Store, owned: Mapping[int, Partition], fire: Callable[[], None]) -> None:
+        self._store = store
+        self._owned = owned
+        self._fire = fire
+        self.more = False
+        """Others may come back as soon as those before them are done."""
+
+    async def free_lanes(self) -> StoreError | None:
+        """A failed head that somebody has cancelled, given up or replaced holds up nobody any more."""
+        asked = {}
+        for partition in self._owned.values():
+            partition.held_work.look_at_some()
+            if partition.quiet and (heads := partition.lanes.heads_to_ask(HEADS_ASKED)):
+                asked[partition] = heads
+        if not asked:
+            return None
+        wanted = {partition.number: list(heads.values()) for partition, heads in asked.items()}
+        answers, failure = await holds.head_places(self._store, wanted), None
+        moved: list[Standing] = []
+        for partition, heads in asked.items():
+            places = answers[partition.number]
+            if isinstance(places, StoreError):
+                failure = places
+                continue
+            standing = dict(zip(heads, places, strict=True))
+            self._free(partition, {lane: heads[lane] for lane, place in standing.items() if place is None})
+            moved += [
+                Standing(partition.number, lane, heads[lane], place)
+                for lane, place in standing.items()
+                if place is not None and place != partition.lanes.places.get(lane)
+            ]
+        return failure or await self._free_replaced(moved)
+
+    async def _free_replaced(self, heads: Sequence[Standing]) -> StoreError | None:
+        """Of heads that stand elsewhere than they did: an id may have been given to a task of another lane."""
+        try:
+            gone = await holds.replaced_heads(self._store, heads) if heads else set()
+        except StoreError as failure:
+            return failure
+        for one in heads:
+            if (partition := self._owned.get(one.partition)) is None:
+                continue
+            if one in gone:
+                self._free(partition, {one.lane: one.idh})
+            else:
+                partition.lanes.stands(one.lane, one.idh, one.place)
+        return None
+
+    def _free(self, partition: Partition, gone: Mapping[str, bytes]) -> None:
+        if gone and partition.quiet and self._owned.get(partition.number) is partition:
+            for lane, idh in gone.items():
+                partition.head_is_gone(lane, idh)
+            self._fire()
+
+    async def open_ended(self) -> StoreError | None:
+        """What was held back and may go out now is read like any slice."""
+        wanted: dict[Partition, list[Hold]] = {}
+        self.more = False
+        for partition in self._owned.values():
+            if partition.held_work.holds.by_key:
+                room = LANES_AT_ONCE - _coming_back(partition)
+                more = partition.held_work.look_again(room)
+                if found := partition.held_work.to_find(room):
+                    wanted[partition] = found
+                self.more |= more or len(found) < len(partition.held_work.holds.to_find)
+        if not wanted:
+            return None
+        places = {partition.number: [hold.place for hold in some] for partition, some in wanted.items()}
+        answers, failure = await holds.scores(self._store, places), None
+        for partition, some in wanted.items():
+            scores = answers[partition.number]
+            if isinstance(scores, StoreError):
+                failure = scores
+                continue
+            lives = {
+                hold: None if g is None else LiveSlice(partition.keys, hold.place, g)
+                for hold, g in zip(some, scores, strict=True)
+                if hold.live is None and hold.open and not hold.pending
+            }
+            partition.add(*(live for live in lives.values() if live is not None))
+            for hold, live in lives.items():
+                partition.held_work.found(hold, live)
+        return failure
+
+
+def _coming_back(partition: Partition) -> int:
+    """Hold slices that are being read and worked off, or wait to be dropped."""
+    return sum(place.is_hold and not live.suspended for place, live in partition.slices.items())
+
 
 SLICES_LISTED: Final = 256
 MOST_IN_LANES: Final = 2
@@ -247,7 +545,7 @@ class LookAhead:
         """Of a slice that is read in windows begin the next one, unless enough of the last stands in its lane."""
         if partition.unanswered is not None or not live.needs_next_window(now_ms, self._reach.horizon_ms):
             return False
-        if lane_window.has_plenty(partition, live):
+        if has_plenty(partition, live):
             return True
         live.next_window(now_ms + self._window_ms)
         return False

@@ -1,29 +1,143 @@
-"""Turns failures into what commit writes, retries and dead letters, and shows them to the error handler."""
+"""Outcomes of deliveries: retries, dead letters and what commit writes, counted for `/metrics`."""
 
+import time
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from math import inf
+from operator import attrgetter
 from typing import Final
 
 import msgspec
 
 from ..model.clock import Clock
-from ..model.delivery import Body
-from ..model.failure import UNREADABLE, Failure, Fate
+from ..model.dead_letter import DeadLetter
+from ..model.delivery import DROPPED, UNREADABLE, Body, Dead, Failure, Fate, Response, Retry, has_expired, was_sent
+from ..model.errors import StoreError
 from ..model.ids import idh_of
-from ..model.lane_policy import LanePolicies, LanePolicy
+from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
-from ..model.outcome import DROPPED, Dead, Response, Retry, has_expired, was_sent
-from ..model.policies import Policies
-from ..model.retry import GiveUp, Wait, decide, in_time_ms
+from ..model.metrics import SECONDS, Histogram
+from ..model.retry import GiveUp, Policies, Wait, decide, in_time_ms
+from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
-from ..store.dead import DeadLetter
-from ..store.fire import Death, NewPlace
-from ..store.holds import Head
 from ..store.keys import SECOND_MS, Slice
-from .boarding import Damaged
-from .failures import Failures
+from ..store.owner import fire
+from ..store.owner.fire import Death, NewPlace
+from ..store.owner.holds import Head
+from ..store.store import Store
+from .due import Damaged
 from .flight import Flight
 from .holds import row_of
-from .meters import Meters
 from .partition import Partition
+from .slice import LiveSlice
+
+_KEY: Final = attrgetter("key")
+_ROW: Final = attrgetter("row")
+_BOUNDS_MS: Final = tuple(int(seconds * 1000) for seconds in SECONDS)
+"""Lateness is a whole number of milliseconds: a bound of 2.5 ms says the same as one of 2."""
+
+
+class Meters:
+    """By kind of target: the word before the colon."""
+
+    def __init__(self) -> None:
+        self.fired: Counter[str] = Counter()
+        self.delivered: Counter[str] = Counter()
+        self.retried: Counter[str] = Counter()
+        self.dead: Counter[str] = Counter()
+        self.expired: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+        """By reason: what was not delivered because it was not wanted any more."""
+        self.lateness: defaultdict[str, Histogram] = defaultdict(Histogram)
+        """Due to begin."""
+        self.delivery: defaultdict[str, Histogram] = defaultdict(Histogram)
+        """Begin to done, of each task."""
+        self.sink: defaultdict[str, Histogram] = defaultdict(Histogram)
+        """Of each call of a sink, which may be for thousands of tasks."""
+
+    def expect(self, kinds: Collection[str]) -> None:
+        """Tell 0 of what rarely happens: a count that first shows up as 1 has risen by nothing, and raises no alert."""
+        for counts in (self.dead, self.expired):
+            counts.update(dict.fromkeys(kinds, 0))
+
+    def settled(self, kind: str, took_s: float, done: int) -> None:
+        """One call of a sink is over."""
+        took_s = max(0.0, took_s)
+        self.sink[kind].observe(took_s)
+        if done:
+            self.delivery[kind].observe(took_s, done)
+            self.delivered[kind] += done
+
+    def buried(self, kind: str, reason: str) -> None:
+        """A task is over without having been delivered."""
+        if has_expired(reason):
+            self.expired[kind] += 1
+        elif reason.startswith(DROPPED):
+            self.skipped["paused"] += 1
+        else:
+            self.dead[kind] += 1
+
+    def began_late(self, kind: str, live: LiveSlice, flights: Sequence[Flight], began_ms: int) -> None:
+        """Tasks of one slice, in the order in which they left it."""
+        histogram = self.lateness[kind]
+        since_ms = began_ms - live.from_ms
+        if len(flights) > 1 and live.slice.end_ms <= began_ms:
+            # One that was overdue as a whole may have left in any order: its ends are those of its time.
+            if bisect_left(_BOUNDS_MS, since_ms) == bisect_left(_BOUNDS_MS, since_ms - live.slice.width_ms):
+                _add(histogram, flights[0], flights[-1], len(flights), since_ms)
+                return
+            _add_unsorted(histogram, flights, since_ms, live.slice.width_ms)
+            return
+        if live.has_lanes or live.has_schedules:
+            flights = sorted(flights, key=_KEY)  # these leave when it is their turn
+        _add_run(histogram, flights, since_ms)
+
+
+def _add_unsorted(histogram: Histogram, flights: Sequence[Flight], since_ms: int, width_ms: int) -> None:
+    """Flights in any order: for each bound among them, how many are later than it. Sorting them would cost more.
+
+    An entry begins with its offset, so it is less than the bytes of an offset if its own is.
+    """
+    rows = list(map(_ROW, flights))
+    counted, since_offset = 0, 0
+    for bound_ms in reversed(_BOUNDS_MS):
+        offset = since_ms - bound_ms
+        if 0 < offset < width_ms:
+            later = sum(map(offset.to_bytes(4, "big").__gt__, rows))
+            _observe(histogram, since_ms - (since_offset + offset - 1) / 2, later - counted)
+            counted, since_offset = later, offset
+    _observe(histogram, since_ms - (since_offset + width_ms - 1) / 2, len(rows) - counted)
+
+
+def _add_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int) -> None:
+    """Flights with rising offsets, so with falling lateness: for each bound among them, how many are later than it."""
+    start = 0
+    latest = bisect_left(_BOUNDS_MS, since_ms - _offset(flights[0]))
+    soonest = bisect_left(_BOUNDS_MS, since_ms - _offset(flights[-1]))
+    for at in range(latest - 1, soonest - 1, -1):
+        # Later than the bound: due before (since - bound), which is the offset of none before the first.
+        stop = bisect_left(flights, (since_ms - _BOUNDS_MS[at]).to_bytes(4, "big"), start, key=_ROW)
+        if stop > start:
+            _add(histogram, flights[start], flights[stop - 1], stop - start, since_ms)
+        start = stop
+    if start < len(flights):
+        _add(histogram, flights[start], flights[-1], len(flights) - start, since_ms)
+
+
+def _add(histogram: Histogram, first: Flight, last: Flight, count: int, since_ms: int) -> None:
+    """So many of one bucket; their sum is estimated from the first and the last."""
+    _observe(histogram, since_ms - (_offset(first) + _offset(last)) / 2, count)
+
+
+def _offset(flight: Flight) -> int:
+    return int.from_bytes(flight.row[:4], "big")
+
+
+def _observe(histogram: Histogram, late_ms: float, count: int) -> None:
+    if count:
+        histogram.observe(max(0.0, late_ms) / 1000, count)
+
 
 UNTRIED_WAIT_MS: Final = 1_000
 
@@ -205,3 +319,67 @@ class Outcomes:
         self._failures.report(failure)
         partition.unwritten.deaths.append(Death(idh, letter.encode(), now_ms))
         self.meters.buried("unreadable", letter.reason)
+
+
+class Commits:
+    """One call after the other for each partition; what was not answered is kept there and sent again."""
+
+    def __init__(
+        self,
+        store: Store,
+        owned: dict[int, Partition],
+        lost: Callable[[Partition, str], None],
+        read_again: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._owned = owned
+        self._lost = lost
+        self._read_again = read_again
+        self.moved = 0
+        """Tasks moved into hold slices."""
+        self._last = -1
+
+    async def all(self, seconds: float = inf) -> StoreError | None:
+        """First how deliveries ended, then moves into hold slices; what takes longer than this is left for the next
+        time. A target that died may leave thousands of both at once, and others are due meanwhile."""
+        failure, until_s = None, time.monotonic() + seconds
+        for partition in self._in_turn():
+            while partition.has_outcomes and partition.unanswered is None:
+                self._last = partition.number
+                failure = await self.try_one(partition, partition.commit()) or failure
+                if time.monotonic() >= until_s:
+                    return failure
+        return failure
+
+    def _in_turn(self) -> list[Partition]:
+        """Those with ends of deliveries before those that only move, and no partition twice before another once."""
+        some = [one for one in self._owned.values() if one.has_outcomes]
+        return sorted(some, key=lambda one: (not one.unwritten.must_commit, one.number <= self._last, one.number))
+
+    async def try_one(self, partition: Partition, work: fire.Commit) -> StoreError | None:
+        try:
+            await self.send(partition, work)
+        except StoreError as error:
+            return error
+        return None
+
+    async def send(self, partition: Partition, work: fire.Commit) -> None:
+        partition.unanswered = work
+        status = await fire.commit(self._store, work)
+        partition.unanswered = None
+        if status == "ok":
+            partition.committed(work)
+            partition.answered()
+            self.moved += sum(len(moves.rows) // 3 for moves in work.moves)
+            if work.retries:
+                partition.needs_listing = True
+            if work.retries or work.moves or work.holds:
+                self._read_again()
+        elif status == "stale":
+            partition.answered()
+            touched = {touch.name for touch in work.touches}
+            for live in [live for live in partition.slices.values() if live.name in touched]:
+                partition.forget(live)
+            self._read_again()
+        else:
+            self._lost(partition, status)

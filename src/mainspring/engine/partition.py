@@ -1,23 +1,130 @@
 """One owned partition: its slices, its lanes, its fencing token, and what has to be written next."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..model.clock import steady_s
-from ..store.fire import UNREAD, Commit, Known, Section, Touch
 from ..store.keys import PartitionKeys, Slice
-from ..store.listing import Stranger
-from .begun import Begun
-from .chains import Chains
-from .departures import MOST_SLICES, Departures, Leaving
+from ..store.owner.fire import UNREAD, Commit, Death, HandOff, Known, NewPlace, Section, Touch
+from ..store.owner.read import Stranger
+from .due import MOST_SLICES, Begun, Departures, Leaving
 from .flight import Flight
-from .handed import Handed, HandingOff
-from .held_work import HeldWork
-from .holds import Gates, Taken
+from .holds import Gates, HeldWork, Taken
 from .lanes import Lanes
-from .live import LiveSlice
-from .unwritten import Touched, Unwritten
+from .occurrences import Chains
+from .slice import LiveSlice
+
+_NOTHING: Final[Mapping[LiveSlice, Sequence[int]]] = {}
+
+
+class Touched(NamedTuple):
+    """Slices that a call writes to, what it writes there, and how many tasks are finished with it."""
+
+    lives: list[LiveSlice]
+    touches: list[Touch]
+    finished: int
+
+
+class Unwritten:
+    """Taken along by the next call, and back again if the server wrote nothing of it."""
+
+    def __init__(self) -> None:
+        self.dirty: dict[LiveSlice, None] = {}
+        """Slices with rows that are settled and not yet committed."""
+        self.dirty_since = inf
+        self.retries: list[NewPlace] = []
+        self.deaths: list[Death] = []
+        self.holds: list[tuple[str, bytes]] = []
+        """Lanes and the failed heads they wait for; nothing, once they wait no more."""
+        self.lost = 0
+        """Repeats of one put that were dropped since the last commit."""
+
+    @property
+    def must_commit(self) -> bool:
+        """There is something without which the done bits of its rows must not be written."""
+        return bool(self.retries or self.deaths or self.holds or self.lost)
+
+    def settled(self, live: LiveSlice, now_s: float) -> None:
+        """Rows of this slice were settled: they have to be committed soon."""
+        self.dirty[live] = None
+        if self.dirty_since == inf:
+            self.dirty_since = now_s
+
+    def forget(self, lives: Iterable[LiveSlice]) -> None:
+        """Of these nothing is left to be committed."""
+        for live in lives:
+            self.dirty.pop(live, None)
+        if not self.dirty:
+            self.dirty_since = inf  # else the dispatcher would come again and again for a commit of nothing
+
+    def take_done(self, lives: Iterable[LiveSlice], begun: Mapping[LiveSlice, Sequence[int]] = _NOTHING) -> Touched:
+        """The done bits of these slices and the fired bits of what begins there."""
+        some, touches, finished = list(lives), [], 0
+        for live in some:
+            touches.append(live.touch(begun.get(live, ()), commit=True))
+            finished, live.finished = finished + live.finished, 0
+        self.forget(some)
+        return Touched(some, touches, finished)
+
+    def take_back(self, begun: Begun) -> None:
+        """What was done has still to be committed."""
+        finished = begun.section.finished
+        for live, touch in zip(begun.touched, begun.section.touches, strict=True):
+            if touch.d:
+                # With the done bits goes their count: either both are written or none.
+                live.finished, finished = live.finished + finished, 0
+                live.bits.untake_dirty(touch.d_at, touch.d)
+                self.settled(live, 0.0)
+
+    def take_all(self, number: int, token: bytes, seq: int, taken: Taken) -> Commit:
+        """All of it in one call, with the tasks that it moves into hold slices."""
+        lost, self.lost = self.lost, 0
+        done = self.take_done(self.dirty | dict.fromkeys(taken.lives))
+        outcomes = self.retries, self.deaths, self.holds
+        self.retries, self.deaths, self.holds = [], [], []
+        return Commit(number, token, seq, done.finished, lost, done.touches, *outcomes, taken.moves, taken.records)
+
+
+class HandingOff(NamedTuple):
+    """Tasks on their way to their queues."""
+
+    work: HandOff
+    flights: list[Flight]
+    """In the order of the records."""
+    touched: list[LiveSlice]
+    has_lanes: bool
+
+
+class Handed:
+    """The tasks of a partition that workers run, as far as its owner has to know of them."""
+
+    __slots__ = ("answered", "awaited", "cursor", "put_off", "ready")
+
+    def __init__(self) -> None:
+        self.ready: list[Flight] = []
+        """Begun, and to be handed off with the next call."""
+        self.put_off: list[Flight] = []
+        """Another task of their id is in a queue: they are tried again."""
+        self.awaited: dict[bytes, Flight] = {}
+        """By address, tasks of lanes that are with workers: they stay fired until these have answered."""
+        self.answered: dict[bytes, LiveSlice] = {}
+        """Addresses whose acks can go as soon as the end of the task is committed."""
+        self.cursor = 0
+        """How far the acks were read in this round."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Something here ends by the word of others."""
+        return bool(self.awaited or self.put_off or self.answered)
+
+    @property
+    def out(self) -> int:
+        """Rows that were fired and whose end this owner need not wait for: the next one takes them up again."""
+        flights = (*self.awaited.values(), *self.put_off)
+        return sum(not flight.live.forgotten for flight in flights)
+
 
 MOST_MOVES: Final = 200
 """Tasks that one commit moves into hold slices at most: the server does nothing else meanwhile."""

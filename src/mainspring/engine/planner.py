@@ -2,7 +2,8 @@
 
 What an occurrence needs to begin is fetched and worked out while it waits. One that is due and cannot begin by what
 memory knows waits aside: the planner asks the server and decides. At takeover and every minute it checks that each
-schedule has its next occurrence, and plants it anew where it has not."""
+schedule has its next occurrence, and plants it anew where it has not.
+"""
 
 import asyncio
 import logging
@@ -14,20 +15,75 @@ from typing import Final
 
 import msgspec
 
-from ..model.chain import Link, Run, State
 from ..model.clock import Clock, steady_s
 from ..model.errors import StoreError
-from ..store import schedule_care, schedules
-from ..store.index import look_up
-from ..store.schedule_ends import run_ends
-from ..store.searches import may_be_long, searched
+from ..model.schedule.chain import Link, Run, State, after_misfire, after_overlap, moved_by_end, moved_by_rules
+from ..model.schedule.definition import Definition
+from ..store import schedules
+from ..store.job_queue import run_ends
+from ..store.schedules import found_in_time, may_be_long, searched
 from ..store.store import Store
-from .chains import Chains, Plan, occurrence_of
+from ..store.tasks.index import look_up
 from .flight import Flight
+from .occurrences import APART, Chains, Occurrence, Plan, occurrence_of
 from .partition import Partition
-from .plans import PLANNING_S, Known, fits, pass_by, plans_of, ways_on, ways_past
 
 log = logging.getLogger("mainspring.engine")
+
+
+PLANNING_S: Final = 0.25
+"""For so long plans of a partition are made before the next has its turn: some times are hard to find."""
+
+Known = tuple[Definition | None, Link | None]
+
+
+def fits(known: "Known | None", occurrence: Occurrence) -> bool:
+    return known is not None and known[1] is not None and (known[1].generation, known[1].planned_ms) == occurrence[1:]
+
+
+def plans_of(work: "Sequence[tuple[Known | None, Occurrence | None]]", now_ms: int) -> list[Plan]:
+    """Of the first of these, as far as the time goes; of one at the least."""
+    return found_in_time(work, lambda one: _plan_of(*one, now_ms), PLANNING_S)
+
+
+def ways_on(waiting: "Sequence[tuple[Flight, Plan]]", now_ms: int) -> list[tuple[int | None, State] | None]:
+    """Of the first of these likewise: where their chains go on without them; None: it is their time."""
+    return found_in_time(waiting, lambda one: _way_on(*one, now_ms), PLANNING_S)
+
+
+def ways_past(behind: "Sequence[tuple[Flight, Plan]]") -> list[tuple[int | None, State]]:
+    """Of the first of these likewise, where the run before is not over: where their chains go on."""
+    return found_in_time(behind, lambda one: after_overlap(*one[1].known), PLANNING_S)
+
+
+def pass_by(plans: Sequence[Plan], now_ms: int) -> None:
+    for plan in plans:
+        plan.pass_by(now_ms)
+
+
+def _way_on(flight: Flight, plan: Plan, now_ms: int) -> tuple[int | None, State] | None:
+    definition, link = plan.known
+    moved_ms = moved_by_end(definition, link)
+    if moved_ms is not None:
+        return moved_ms, link.state
+    late = now_ms - flight.place_ms > definition.grace_ms and not plan.waited
+    return after_misfire(definition, link, now_ms) if late else None
+
+
+def _plan_of(known: "Known | None", occurrence: Occurrence | None, now_ms: int) -> Plan:
+    """What its begin does; nothing, where the schedule was edited or removed, or its chain has moved on."""
+    definition, link = known or (None, None)
+    if definition is None or link is None or occurrence is None or not fits(known, occurrence):
+        return APART
+    if definition.generation != occurrence[1]:
+        return APART
+    plan = Plan.of(definition, link, max(now_ms, definition.due_ms(link.planned_ms)))
+    if (instead := moved_by_rules(definition, link)) is not None:
+        log.info("schedule %s: its next occurrence is moved, for the rules of %s have changed", definition.name,
+                 definition.zone, extra={"schedule": definition.name})  # fmt: skip
+        plan.skip(*instead)
+    return plan
+
 
 CHECK_S: Final = 60.0
 OVERDUE_MS: Final = 15_000
@@ -295,28 +351,28 @@ class Planner:
         """Plant what is missing in one partition; returns how many."""
         cursor, planted = 0, 0
         while True:
-            cursor, doubtful = await schedule_care.check(self._store, number, cursor, overdue_ms=OVERDUE_MS)
+            cursor, doubtful = await schedules.check(self._store, number, cursor, overdue_ms=OVERDUE_MS)
             if doubtful:
                 planted += await self._look_closer(number, doubtful)
             if not cursor:
                 return planted
 
-    async def _look_closer(self, number: int, doubtful: list[schedule_care.Doubtful]) -> int:
+    async def _look_closer(self, number: int, doubtful: list[schedules.Doubtful]) -> int:
         planted = 0
-        planned = await schedule_care.still_planned(self._store, number, [one.link for one in doubtful])
+        planned = await schedules.still_planned(self._store, number, [one.link for one in doubtful])
         for one, (waits, state) in zip(doubtful, planned, strict=True):
             if not waits:
                 planted += await self._plant_anew(number, one.name, one.link, state)
         return planted
 
     async def _plant_anew(self, number: int, name: str, link: Link, state: str) -> int:
-        written = await schedule_care.plant_anew(self._store, number, name, link.claim, state)
+        written = await schedules.plant_anew(self._store, number, name, link.claim, state)
         if written != "ok":
             return 0  # it moved on meanwhile, or the next check takes it
         self.replanted += 1
-        self.not_run[schedule_care.reason_of(state)] += 1
+        self.not_run[schedules.reason_of(state)] += 1
         log.warning("schedule %s: its next occurrence was not there (%s); planted anew", name,
-                    schedule_care.reason_of(state), extra={"schedule": name})  # fmt: skip
+                    schedules.reason_of(state), extra={"schedule": name})  # fmt: skip
         return 1
 
 

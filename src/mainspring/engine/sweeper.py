@@ -5,9 +5,10 @@ from typing import Final
 import msgspec
 
 from ..model.errors import StoreError
-from ..store import acks, fire, holds, index
 from ..store.keys import Slice
+from ..store.owner import fire, holds
 from ..store.store import Store
+from ..store.tasks import index
 from .partition import Partition
 
 GRACE_MS: Final = 2_000
@@ -96,5 +97,5 @@ class Sweeper:
         self._cursor, removed = await index.sweep(self._store, number, self._cursor, window_ms=self._window_ms)
         self._at = number if self._cursor else number + 1
         if not self._cursor:
-            await acks.sweep_acks(self._store, number)
+            await fire.sweep_acks(self._store, number)
         return removed > 0

@@ -1,8 +1,17 @@
-"""One change as the audit trail tells it. Never a payload, never a secret."""
+"""One change as the audit trail records it. Never a payload, never a secret."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
+
+from .lane import Pause
+from .task import Handle, TaskInfo
+
+if TYPE_CHECKING:
+    from .dead_letter import DeadLetter
+    from .lane import LaneInfo
+    from .schedule.view import ScheduleView
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True, rename={"address": "from"}):
@@ -31,3 +40,78 @@ class AuditPage(msgspec.Struct, frozen=True):
 
     changes: list[Audited]
     next: str | None
+
+
+MASK: Final = "***"
+_LEFT_OUT: Final = ("payload", "at_ms", "by", "note", "tz_version")
+"""Of a schedule: what is nobody's business here, and what the trail says in its own words."""
+View = dict[str, Any] | None
+"""None where there was nothing, or is nothing any more."""
+
+
+def bare(address: str) -> str:
+    """User, password and parameters of an address are often secrets."""
+    if not address.startswith(("http://", "https://")):
+        return address
+    parts = urlsplit(address)
+    host = f"{MASK}@{parts.netloc.rpartition('@')[2]}" if "@" in parts.netloc else parts.netloc
+    return urlunsplit((parts.scheme, host, parts.path, MASK if parts.query else "", ""))
+
+
+def of_task(info: TaskInfo) -> View:
+    target = None if info.target is None else bare(info.target)
+    return {"state": info.state, "target": target, "due_ms": info.due_ms, "lane": info.lane}
+
+
+def of_replaced(handle: Handle, target: str, lane: str | None) -> tuple[View, View] | None:
+    """What a put took the place of, and what is there now; None where it changed no task."""
+    if handle.replaced is None:
+        return None
+    now = TaskInfo(handle.id, "pending", handle.due_ms, target, lane=lane)
+    return changes(of_task(handle.replaced), of_task(now))
+
+
+def of_pause(pause: Pause | None) -> View:
+    if pause is None:
+        return None
+    return {
+        "state": "paused", "mode": pause.mode, "reason": pause.reason, "by": pause.who, "since_ms": pause.since_ms,
+        "until_ms": pause.until_ms,
+    }  # fmt: skip
+
+
+def of_letter(letter: "DeadLetter | None") -> View:
+    if letter is None:
+        return None
+    return {"target": bare(letter.target), "lane": letter.lane, "died_ms": letter.died_ms, "attempts": letter.attempts}
+
+
+def of_letters(**filters: object) -> dict[str, str]:
+    """Which letters a change of many was about."""
+    return {name: bare(str(value)) for name, value in filters.items() if value is not None}
+
+
+def of_lane(lane: "LaneInfo") -> dict[str, Any]:
+    """With the task it waits for: whoever skips it gives that one up."""
+    return {"state": lane.state, "head_id": lane.head_id, "behind": lane.behind}
+
+
+def of_schedule(view: "ScheduleView | None") -> View:
+    from .schedule.view import revision_as_dict  # the language of schedules: much to load for who changes none
+
+    if view is None:
+        return None
+    told = revision_as_dict(view.definition) | {"state": view.state, "target": bare(view.definition.target)}
+    return {name: value for name, value in told.items() if name not in _LEFT_OUT}
+
+
+def changes(before: View, after: View) -> tuple[View, View]:
+    """Both without what is the same in both."""
+    if before is None or after is None:
+        return before, after
+    differ = [name for name in (before | after) if before.get(name) != after.get(name)]
+    return _only(before, differ), _only(after, differ)
+
+
+def _only(view: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    return {name: view[name] for name in names if name in view}

@@ -1,19 +1,19 @@
-"""Rules of queues: what `[queue.<name>]` says.
+"""Rules of queues, `[queue.<name>]`, and the weights with which workers serve them.
 
 How fast a queue is fed, how many of its jobs run, how failures are retried, what becomes of a lane whose head fails.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from .errors import InvalidInput
-from .known_names import check_known
-from .lane_policy import LanePolicy, read_lane_policy
-from .queues import check_queue
-from .rate import Limit, Rate
-from .retry import RetryPolicy
-from .retry_text import policy_table, read_retry
+from .flow import Limit, Rate
+from .lane import LanePolicy, read_lane_policy
+from .retry import RetryPolicy, policy_table, read_retry
+from .targets.names import check_queue
+from .text import check_known
 
 _SETTINGS: Final = ("rate", "concurrency", "retry", "lane_policy")
 
@@ -106,3 +106,26 @@ def _table(rule: QueueRule) -> dict[str, Any]:
     if rule.lane_policy is not None:
         table["lane_policy"] = str(rule.lane_policy)
     return table
+
+
+MOST_WEIGHT: Final = 1_000
+_PART: Final = re.compile(r"([^:]+)(?::(.*))?", re.DOTALL)
+
+
+def parse_queues(text: str) -> dict[str, int]:
+    """`mail:3,reports:1`: names in order of priority, with weights (1 where none is given)."""
+    found: dict[str, int] = {}
+    for part in (part.strip() for part in text.split(",")):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise InvalidInput(f"queues {text!r}: a name is missing; write mail:3,reports:1")
+        name = check_queue(match[1].strip())
+        weight = match[2]
+        if weight is not None and not (weight.isascii() and weight.isdigit() and 1 <= int(weight) <= MOST_WEIGHT):
+            raise InvalidInput(
+                f"queues: the weight of {name} is {weight!r}; give a whole number from 1 to {MOST_WEIGHT}"
+            )
+        if name in found:
+            raise InvalidInput(f"queues: {name} is named twice")
+        found[name] = int(weight or 1)
+    return found

@@ -1,19 +1,102 @@
-"""When a failed delivery is tried again: a policy, and what it says of one failure.
-
-How policies are written down is in `retry_text.py`, how long one task may take at worst in `worst_case.py`, which
-policy applies to a task in `policies.py`.
-"""
+"""When a failed delivery is tried again: rules, policies, their text form, and the worst case they allow."""
 
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from itertools import groupby
+from typing import Any, Final, NamedTuple, cast
 
+from .delivery import Body, Dead, Retry
 from .errors import InvalidInput
-from .outcome import Dead, Retry
-from .retry_rule import Rule, rule_for
-from .times import delay_ms
+from .text import check_known
+from .times import delay_ms, delay_text
+
+_CODES: Final = re.compile(r"([1-9])xx|([1-9]\d\d)(?:-([1-9]\d\d))?", re.IGNORECASE)
+_TYPE: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+_WORST_RANK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`when` is a status (`429`), a range of them (`500-599`, `5xx`), or the name of an exception type."""
+
+    when: str
+    dead: bool = False
+    """No further attempt; otherwise try again, also where the sink would not."""
+    wait_ms: int | None = None
+    """Instead of the policy's wait."""
+
+    def __post_init__(self) -> None:
+        _codes(self.when)
+        if self.dead and self.wait_ms is not None:
+            raise InvalidInput(f"on {self.when}: dead has no wait")
+        if self.wait_ms is not None and self.wait_ms < 1:
+            raise InvalidInput(f"on {self.when}: the wait is {self.wait_ms} ms; it must be at least 1")
+
+    @classmethod
+    def read(cls, when: str, action: object) -> "Rule":
+        """From a setting: `dead`, `retry`, or `retry 30s`."""
+        match re.split(r"[\s:]+", action.strip(), maxsplit=1) if isinstance(action, str) else ():
+            case ["dead"]:
+                return cls(when, dead=True)
+            case ["retry"]:
+                return cls(when)
+            case ["retry", wait]:
+                return cls(when, wait_ms=delay_ms(wait, field=f"on {when}"))
+        raise InvalidInput(f"on {when}: {action!r} says nothing; write 'dead', 'retry' or 'retry 30s'")
+
+    @property
+    def action(self) -> str:
+        """The text from which `read` makes this rule again."""
+        if self.dead:
+            return "dead"
+        return "retry" if self.wait_ms is None else f"retry:{delay_text(self.wait_ms)}"
+
+    def rank(self, status: int | None, types: list[str]) -> int:
+        """How narrowly the rule fits, less is narrower; `_WORST_RANK` when it does not fit."""
+        codes = _codes(self.when)
+        if codes is None:
+            return types.index(self.when) if self.when in types else _WORST_RANK
+        return len(codes) if status is not None and status in codes else _WORST_RANK
+
+
+def rule_for(rules: Iterable[Rule], outcome: Retry | Dead) -> Rule | None:
+    """The narrowest rule for what happened: a status before a range, a type before the types it is made of."""
+    if not rules:
+        return None
+    status = None if outcome.response is None else outcome.response.status
+    types = _names(outcome.error)
+    rank, rule = min(((rule.rank(status, types), rule) for rule in rules), key=lambda pair: pair[0])
+    return rule if rank < _WORST_RANK else None
+
+
+def _names(error: BaseException | None) -> list[str]:
+    """Plain and full names of an error's types, the nearest first."""
+    if error is None:
+        return []
+    kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    return [name for kind in kinds for name in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}")]
+
+
+def _codes(when: str) -> range | None:
+    """The statuses meant; None for the name of a type."""
+    found = _CODES.fullmatch(when)
+    if found is None:
+        if not _TYPE.fullmatch(when):
+            raise InvalidInput(
+                f"on {when!r}: give a status such as '429', some such as '5xx' or '400-499', or the name of an error"
+            )
+        return None
+    hundred, first, last = found.groups()
+    if hundred:
+        return range(int(hundred) * 100, int(hundred) * 100 + 100)
+    codes = range(int(first), int(last or first) + 1)
+    if not codes:
+        raise InvalidInput(f"on {when!r}: the range is empty")
+    return codes
+
 
 Jitter = str
 """`full`, `equal`, `none`, or a duration such as `500ms` of which up to all is added to each wait."""
@@ -60,27 +143,23 @@ class RetryPolicy:
 
         `retries=5` may stand for `max_attempts=6`.
         """
-        from .retry_text import read_policy
 
         return read_policy(settings)
 
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> "RetryPolicy":
         """From a table such as `[targets.<name>.retry]`."""
-        from .retry_text import read_policy
 
         return read_policy(settings)
 
     @classmethod
     def parse(cls, text: str) -> "RetryPolicy":
         """From one line: `5 base=200ms jitter=full 429=retry:30s 4xx=dead`."""
-        from .retry_text import parse_policy
 
         return parse_policy(text)
 
     def __str__(self) -> str:
         """The line from which `parse` makes this policy again; what has its default is left out."""
-        from .retry_text import policy_text
 
         return policy_text(self)
 
@@ -102,13 +181,11 @@ class RetryPolicy:
 
     def worst_case_ms(self, timeout_ms: int = 0) -> int:
         """How long one task may take when every attempt takes `timeout_ms` and fails, and every wait is the longest."""
-        from .worst_case import worst_case
 
         return worst_case(self, timeout_ms).ms
 
     def check_against(self, interval_ms: int, timeout_ms: int = 0) -> None:
         """Refuse a policy by which a run may last longer than until the next one is due."""
-        from .worst_case import check_against
 
         check_against(self, interval_ms, timeout_ms)
 
@@ -167,3 +244,210 @@ def decide(
     if policy.max_age_ms is not None and now_ms + wait_ms > original_due_ms + policy.max_age_ms:
         return GiveUp(f"{outcome.reason} (no further attempt: it would come later than max_age allows)")
     return Wait(in_time_ms(wait_ms, expires_ms, now_ms))
+
+
+MAX_TEXT_BYTES: Final = 1024
+
+
+def read_policy(table: Mapping[str, Any]) -> RetryPolicy:
+    """The policy a table describes; what it leaves out has its default. What is wrong or unknown is named."""
+    if not isinstance(table, Mapping):
+        raise InvalidInput(f"expected a table of settings, not {type(table).__name__}")
+    check_known(table, _FIELDS, "a retry policy")
+    fields: dict[str, Any] = {}
+    for name, value in table.items():
+        field, read = _FIELDS[name]
+        if field in fields:
+            raise InvalidInput("retries and max_attempts are both set; keep one")
+        fields[field] = read(name, value)
+    return RetryPolicy(**fields)
+
+
+@lru_cache(maxsize=4096)
+def parse_policy(text: str) -> RetryPolicy:
+    """A policy in one line: settings `name=value` and rules `429=retry:30s` with spaces between; a bare number counts
+    attempts."""
+    if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
+        raise InvalidInput(f"a retry policy has at most {MAX_TEXT_BYTES} bytes")
+    table: dict[str, Any] = {}
+    rules: dict[str, str] = {}
+    for part in text.replace(",", " ").split():
+        name, given, value = ("max_attempts", "=", part) if part.isdigit() else part.partition("=")
+        if not given:
+            raise InvalidInput(f"retry {text[:80]!r}: {part!r} is no name=value")
+        if not value.startswith(("retry", "dead")):
+            check_known([name], _FIELDS, "a retry policy", ", and rules such as 429=retry:30s")
+        into = table if name in _FIELDS else rules
+        if name in into:
+            raise InvalidInput(f"retry {text[:80]!r}: {name} is given twice")
+        into[name] = value
+    return read_policy(table | ({"on": rules} if rules else {}))
+
+
+def read_retry(value: object) -> RetryPolicy:
+    """A table, or one line."""
+    return parse_policy(value) if isinstance(value, str) else read_policy(cast("Mapping[str, Any]", value))
+
+
+def retry_line(retry: RetryPolicy | str) -> str:
+    """What an entry keeps of a task's own policy; refuses what is none."""
+    if isinstance(retry, str):
+        return policy_text(parse_policy(retry))
+    if not isinstance(retry, RetryPolicy):
+        raise InvalidInput(f"retry is a {type(retry).__name__}; give a RetryPolicy or a line such as '5 base=200ms'")
+    return policy_text(retry)
+
+
+def policy_text(policy: RetryPolicy) -> str:
+    """The shortest line that says this policy."""
+    parts = [str(policy.max_attempts)]
+    if policy.base_ms != _DEFAULT.base_ms:
+        parts.append(f"base={delay_text(policy.base_ms)}")
+    if policy.factor != _DEFAULT.factor:
+        parts.append(f"factor={policy.factor!r}".removesuffix(".0"))
+    if policy.cap_ms != _DEFAULT.cap_ms:
+        parts.append(f"cap={delay_text(policy.cap_ms)}")
+    if policy.jitter != _DEFAULT.jitter:
+        parts.append(f"jitter={policy.jitter}")
+    if policy.max_age_ms is not None:
+        parts.append(f"max_age={delay_text(policy.max_age_ms)}")
+    return " ".join([*parts, *(f"{rule.when}={rule.action}" for rule in policy.on)])
+
+
+def policy_table(policy: RetryPolicy) -> dict[str, Any]:
+    """The table from which `read_policy` makes this policy again."""
+    table: dict[str, Any] = {
+        "max_attempts": policy.max_attempts,
+        "base": delay_text(policy.base_ms),
+        "factor": policy.factor,
+        "cap": delay_text(policy.cap_ms),
+        "jitter": policy.jitter,
+    }
+    if policy.max_age_ms is not None:
+        table["max_age"] = delay_text(policy.max_age_ms)
+    return table | ({"on": {rule.when: rule.action for rule in policy.on}} if policy.on else {})
+
+
+def read_rules(name: str, value: object) -> tuple[Rule, ...]:
+    """A table of rules, or the same as a text: `429=retry:30s 4xx=dead`."""
+    if isinstance(value, str):
+        pairs = [part.partition("=") for part in value.replace(",", " ").split()]
+        value = {when: action for when, _, action in pairs}
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"{name}: expected a table of rules such as {{'429' = 'retry 30s'}}")
+    return tuple(Rule.read(str(when), action) for when, action in value.items())
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInput(f"{name}: expected a whole number, not {value!r}")
+    return value
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return float(value)
+    except ValueError:
+        pass
+    raise InvalidInput(f"{name}: expected a number, not {value!r}")
+
+
+def _ms(name: str, value: object) -> int:
+    # A bare number is refused: seconds and milliseconds are too easily mistaken for each other.
+    if isinstance(value, (int, float)):
+        raise InvalidInput(f"{name}: expected a duration with its unit such as '5s', not {value!r}")
+    return delay_ms(value, field=name)  # type: ignore[arg-type]  # it refuses what is neither text nor timedelta
+
+
+def _jitter(name: str, value: object) -> str:
+    return value if isinstance(value, str) else delay_text(_ms(name, value))
+
+
+_DEFAULT: Final = RetryPolicy()
+_FIELDS: Final[dict[str, tuple[str, Callable[[str, object], Any]]]] = {
+    "max_attempts": ("max_attempts", _whole),
+    "retries": ("max_attempts", lambda name, value: _whole(name, value) + 1),
+    "base": ("base_ms", _ms),
+    "factor": ("factor", _number),
+    "cap": ("cap_ms", _ms),
+    "jitter": ("jitter", _jitter),
+    "max_age": ("max_age_ms", _ms),
+    "on": ("on", read_rules),
+}
+
+
+class WorstCase(NamedTuple):
+    ms: int
+    text: str
+    """The sum, written out."""
+
+
+def worst_case(policy: RetryPolicy, timeout_ms: int = 0) -> WorstCase:
+    """`timeout_ms` is how long an attempt takes at most; 0 leaves the attempts out and sums up the waits.
+
+    A time that a target names (`Retry-After`) is not known before: it can make a run longer, up to `max_age`.
+    """
+    if timeout_ms < 0:
+        raise InvalidInput(f"the timeout is {timeout_ms} ms; it must not be negative")
+    retries = policy.max_attempts - 1
+    longest_rule_ms = max((rule.wait_ms or 0 for rule in policy.on), default=0)
+    added = added_ms(policy.jitter)
+    # A rule's wait has no jitter: whichever is longer counts.
+    waits = [policy.backoff_ms(failed) for failed in range(1, policy.max_attempts)]
+    plain = [wait if wait + added >= longest_rule_ms else longest_rule_ms for wait in waits]
+    jittered = sum(wait + added >= longest_rule_ms for wait in waits) if added else 0
+    total = policy.max_attempts * timeout_ms + sum(plain) + jittered * added
+    terms = [_times(policy.max_attempts, timeout_ms)] if timeout_ms else []
+    terms += [_times(len(list(run)), wait) for wait, run in groupby(plain)]
+    if jittered:
+        terms.append(_times(jittered, added))
+    if policy.max_age_ms is not None and retries and policy.max_age_ms + timeout_ms < total:
+        # No attempt begins later than that.
+        total = policy.max_age_ms + timeout_ms
+        terms = [f"max_age {policy.max_age_ms:,} ms", *([_times(1, timeout_ms)] if timeout_ms else [])]
+    return WorstCase(total, f"{' + '.join(terms) or '0 ms'} = {total:,} ms")
+
+
+def check_against(policy: RetryPolicy, interval_ms: int, timeout_ms: int = 0) -> None:
+    """Refuse a policy by which a run may last longer than until the next one is due."""
+    worst = worst_case(policy, timeout_ms)
+    if worst.ms > interval_ms:
+        sooner = "give a shorter timeout, " if timeout_ms else ""
+        raise InvalidInput(
+            f"one run may take {worst.text} with its retries, and the next is due after {interval_ms:,} ms;"
+            f" {sooner}retry less, wait less, or run less often"
+        )
+
+
+def _times(count: int, ms: int) -> str:
+    return f"{count} x {ms:,} ms" if count > 1 else f"{ms:,} ms"
+
+
+class Policies:
+    """The nearest policy wins, as a whole: what it leaves out has its default, not what a farther one says."""
+
+    def __init__(
+        self,
+        default: RetryPolicy,
+        by_target: Mapping[str, RetryPolicy] | None = None,
+        by_queue: Mapping[str, RetryPolicy] | None = None,
+    ) -> None:
+        self.default = default
+        self._by_target = dict(by_target or {})
+        """By targets as tasks name them, `target:<name>`."""
+        self._by_queue = dict(by_queue or {})
+
+    def of(self, body: Body, nearer: RetryPolicy | None = None, queue: str | None = None) -> RetryPolicy:
+        """`nearer` is what the code at hand says, the policy of a handler. A task's own goes before it."""
+        if body.retry is not None:
+            try:
+                return RetryPolicy.parse(body.retry)
+            except InvalidInput:
+                # Written by a newer version, or by hand: the task is not lost for it, the next policy counts.
+                pass
+        if nearer is None and queue is not None:
+            nearer = self._by_queue.get(queue)
+        return nearer or self._by_target.get(body.target, self.default)

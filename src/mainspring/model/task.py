@@ -1,13 +1,51 @@
-"""A task as callers write it, and as they get it back."""
+"""A task as callers write it, and as they get it back; its payload, and which tasks a list shows."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any, Final, Literal
 
 import msgspec
 
-from .errors import MainspringError
+from .errors import InvalidInput, MainspringError
+from .limits import MAX_PAYLOAD_BYTES
 from .retry import RetryPolicy
 from .times import Delay, When
+
+NULL: Final = b"null"
+"""What the encoder writes for numbers that JSON has no word for. Where it does not stand there are none."""
+
+to_json: Final = msgspec.json.Encoder().encode
+
+
+def encode_payload(payload: Any, limit: int = MAX_PAYLOAD_BYTES) -> tuple[bytes, bool]:
+    """The bytes to store and whether they are the caller's own."""
+    raw = isinstance(payload, (bytes, bytearray, memoryview))
+    try:
+        data = bytes(payload) if raw else to_json(payload)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput(f"payload cannot be written as JSON: {error}; give JSON values or bytes") from None
+    if len(data) > limit:
+        raise InvalidInput(f"payload has {len(data)} bytes; at most {limit} are allowed")
+    if not raw and NULL in data:
+        _check_numbers(payload)
+    return data, raw
+
+
+def _check_numbers(payload: Any) -> None:
+    """Refuse a payload with NaN or an infinity in it: it would arrive as another value than was given."""
+    try:
+        rest = [msgspec.to_builtins(payload)]
+    except TypeError:
+        return  # it holds JSON that is written already (msgspec.Raw)
+    while rest:
+        match rest.pop():
+            case float() as number if not isfinite(number):
+                raise InvalidInput(f"payload holds {number}, which JSON cannot say; give a number, a text or None")
+            case dict() as table:
+                rest += table.values()
+            case list() | tuple() as row:
+                rest += row
+
 
 OnConflict = Literal["keep", "replace", "earliest", "reject"]
 State = Literal[
@@ -115,3 +153,54 @@ class Page(msgspec.Struct, frozen=True):
 
     tasks: list[TaskInfo]
     next: str | None
+
+
+ListedState = Literal["pending", "fired"]
+"""States in which a task stands in its slice with all it carries."""
+
+QueueState = Literal["queued", "running"]
+"""States in which it stands in a queue."""
+
+
+def pattern_fits(pattern: str, target: str) -> bool:
+    """A pattern is a whole target, or the beginning of one and a `*`."""
+    return pattern == target or (pattern.endswith("*") and target.startswith(pattern[:-1]))
+
+
+class TaskFilter(msgspec.Struct, frozen=True):
+    """All that every given field fits."""
+
+    state: ListedState = "pending"
+    target: str | None = None
+    lane: str | None = None
+    allowed: Sequence[str] | None = None
+    """Patterns of which a target must fit one; None lets all pass."""
+
+    @property
+    def by_content(self) -> bool:
+        """Entries have to be decoded to know whether they fit."""
+        return (self.target, self.lane, self.allowed) != (None, None, None)
+
+    def fits(self, target: str, lane: str | None) -> bool:
+        if self.lane is not None and lane != self.lane:
+            return False
+        if self.target is not None and not pattern_fits(self.target, target):
+            return False
+        return self.allowed is None or any(pattern_fits(pattern, target) for pattern in self.allowed)
+
+
+class QueueFilter(msgspec.Struct, frozen=True):
+    """The same for tasks in queues, which are in no order: their times are a filter too."""
+
+    state: QueueState
+    chosen: TaskFilter
+    from_ms: int
+    to_ms: int
+
+    def in_state(self, *, running: bool) -> bool:
+        return running == (self.state == "running")
+
+    def fits(self, info: TaskInfo) -> bool:
+        if info.due_ms is not None and not self.from_ms <= info.due_ms < self.to_ms:
+            return False
+        return not self.chosen.by_content or (info.target is not None and self.chosen.fits(info.target, info.lane))

@@ -1,10 +1,24 @@
-"""What a sink is."""
+"""What a sink is, sinks by name, and sinks that other packages bring.
 
-from collections.abc import Sequence
-from typing import Protocol
+    [project.entry-points."mainspring.sinks"]
+    file = "mainspring_file:make"
 
-from ..model.delivery import Delivery
-from ..model.outcome import Outcome
+The name is the scheme of its targets; `make(config)` returns the sink.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint
+from typing import Final, Protocol, runtime_checkable
+
+import msgspec
+
+from ..model.delivery import Delivery, Outcome, Retry
+from ..model.errors import ConfigError
+from ..model.targets.named import Plain, Spec, Targets
+from ..model.targets.names import SCHEMES, SINK_GROUP, is_scheme, sink_entry_points
+
+log = logging.getLogger("mainspring.targets")
 
 
 class Sink(Protocol):
@@ -36,3 +50,105 @@ def most_in_batch(sink: Sink, target: str) -> int | None:
     by_target = getattr(sink, "batch_tasks_of", None)
     most: int | None = getattr(sink, "batch_tasks", None) if by_target is None else by_target(target)
     return most
+
+
+_MOST_MISSED: Final = 1000
+
+
+@runtime_checkable
+class SpecSink(Protocol):
+    """A sink whose targets have more to them than an address."""
+
+    async def deliver_to(self, spec: Spec, batch: Sequence[Delivery]) -> Sequence[Outcome]: ...
+
+
+class NamedSink:
+    """Knows the names; the sinks do the work."""
+
+    keeps_answers = True
+
+    def __init__(self, targets: Targets, sinks: Mapping[str, Sink]) -> None:
+        self._targets = targets
+        self._sinks = sinks
+        self._missed: set[str] = set()
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        name = batch[0].target.partition(":")[2]
+        spec = self._targets.get(name)
+        if spec is None:
+            return self._not_now(
+                name, f"this node knows no target {name!r}; add [targets.{name}] to its settings", batch
+            )
+        scheme = spec.address.partition(":")[0]
+        sink = self._sinks.get(scheme)
+        if sink is None:
+            return self._not_now(name, f"target {name!r} is {spec.address}, and this node has no sink for it", batch)
+        if isinstance(spec, Plain):
+            return await sink.deliver([_aimed(one, spec.address) for one in batch])
+        if not isinstance(sink, SpecSink):
+            return self._not_now(name, f"target {name!r}: the sink for {scheme}: takes plain addresses only", batch)
+        return await sink.deliver_to(spec, batch)
+
+    def batch_tasks_of(self, target: str) -> int | None:
+        """As the sink says that gets them."""
+        spec = self._targets.get(target.partition(":")[2])
+        sink = None if spec is None else self._sinks.get(spec.address.partition(":")[0])
+        return None if spec is None or sink is None else most_in_batch(sink, spec.address)
+
+    async def aclose(self) -> None:
+        """The sinks are closed by who made them."""
+
+    def _not_now(self, name: str, reason: str, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        # Not dead: another node may know better, or this one after its next start.
+        if name not in self._missed and len(self._missed) < _MOST_MISSED:
+            self._missed.add(name)
+            log.warning("%s", reason)
+        return [Retry(reason)] * len(batch)
+
+
+def _aimed(delivery: Delivery, address: str) -> Delivery:
+    return msgspec.structs.replace(delivery, body=msgspec.structs.replace(delivery.body, target=address))
+
+
+def plugin_sinks(config: object) -> Mapping[str, Sink]:
+    """The sinks of all installed plug-ins by scheme; one that cannot be used ends the start, and is named."""
+    sinks: dict[str, Sink] = {}
+    makers: dict[str, EntryPoint] = {}
+    for point in sink_entry_points():
+        _check_scheme(point, makers)
+        makers[point.name] = point
+        sinks[point.name] = _made(point, config)
+    return sinks
+
+
+def _check_scheme(point: EntryPoint, makers: Mapping[str, EntryPoint]) -> None:
+    if point.name in SCHEMES:
+        raise ConfigError(
+            f"{_told(point)} wants the scheme {point.name}:, which is built in; uninstall it, or ask for another name"
+        )
+    if not is_scheme(point.name):
+        raise ConfigError(
+            f"{_told(point)} has the name {point.name!r}, which can be no scheme: a-z first, then a-z 0-9 + . -"
+        )
+    if point.name in makers:
+        raise ConfigError(f"{_told(makers[point.name])} and {_told(point)} are both for {point.name}:; uninstall one")
+
+
+def _made(point: EntryPoint, config: object) -> Sink:
+    try:
+        sink: Sink = point.load()(config)
+    except ConfigError as error:  # the plug-in has checked its settings: these are its own words
+        raise ConfigError(f"{_told(point)}: {error}") from error
+    except Exception as error:  # whatever a module does when it is imported: it is not ours, and is to be named
+        text = f"{_told(point)} cannot be used: {type(error).__name__}: {error}; mend its installation or uninstall it"
+        raise ConfigError(text) from error
+    lacking = [name for name in ("deliver", "aclose") if not callable(getattr(sink, name, None))]
+    if lacking:
+        raise ConfigError(f"{_told(point)} made a {type(sink).__name__}, which has no {' and no '.join(lacking)}")
+    return sink
+
+
+def _told(point: EntryPoint) -> str:
+    """Whose it is, in words."""
+    whose = "an unknown package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+    return f"the sink plug-in of {whose} ({SINK_GROUP}: {point.name} = {point.value})"

@@ -3,27 +3,63 @@
 import logging
 import ssl
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ..model.allow import AllowList
-from ..model.delivery import Delivery
+from ..model.delivery import DROPPED, Dead, Delivery, Outcome, Retry
 from ..model.errors import InvalidInput
-from ..model.outcome import Dead, Outcome, Retry
-from ..model.rate import Rate
-from ..model.webhook import TIMEOUT_S, Webhook
-from .http_gone import Gone
-from .http_guard import ForbiddenAddress, Guard, Lookup
-from .http_limits import Hosts
-from .http_line import Limits
-from .http_lookup import SystemLookup
+from ..model.flow import Rate
+from ..model.targets.url import AllowList
+from ..model.targets.webhook import TIMEOUT_S, Webhook
+from .http_limits import Hosts, Limits
+from .http_network import ForbiddenAddress, Guard, Lookup, SystemLookup
 
 if TYPE_CHECKING:
     from .http_request import Caller
     from .http_session import Sessions
 
 log = logging.getLogger("mainspring.http")
+
+
+GONE: Final = 410
+
+Send = Callable[[Delivery], Awaitable[Outcome]]
+
+
+class _Word:
+    """What one webhook last said of itself, shared by all who came before it said so."""
+
+    def __init__(self) -> None:
+        self.gone: Dead | None = None
+
+
+class Gone:
+    """Sends nothing more of what already waits here for a webhook that is gone.
+
+    What comes later is not its business: the outcome says that the target is disabled, and whoever hands out deliveries
+    keeps to that, on all nodes, until somebody lifts it. Nothing here has to be lifted then.
+    """
+
+    def __init__(self) -> None:
+        self._words: dict[Webhook, _Word] = {}
+
+    def noticing(self, hook: Webhook, send: Send) -> Send:
+        word = self._words.setdefault(hook, _Word())
+
+        async def send_unless_gone(delivery: Delivery) -> Outcome:
+            if word.gone is not None:
+                return word.gone
+            outcome = await send(delivery)
+            if not isinstance(outcome, Dead) or outcome.response is None or outcome.response.status != GONE:
+                return outcome
+            word.gone = Dead(f"{DROPPED}: {outcome.reason}")
+            if self._words.get(hook) is word:
+                del self._words[hook]
+            return Dead(outcome.reason, outcome.response, disables=True)
+
+        return send_unless_gone
+
 
 _CALLERS: Final = 1024
 NEEDS: Final = "webhooks need the package aiohttp on this node: pip install 'mainspring[http]'"

@@ -1,4 +1,5 @@
-"""Who may send when: each host has its own queue, its own number of requests at one time, its own rate. A target with
+"""Limits of webhooks: each host has its own queue, its own number of requests at one time, its own rate.
+
 limits of its own has its own queue on its host, and is held to both.
 
 A host that answers slowly, or not at all, fills its own queue and nothing else. What it has no room for is put
@@ -7,15 +8,154 @@ count as an attempt.
 """
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from ..model.delivery import Delivery
-from ..model.outcome import Outcome, Retry
-from .http_line import Limits, Line, Pace
-from .http_load import Load, Send
+from ..model.delivery import Delivery, Outcome, Retry
+from ..model.flow import Rate
+
+_MEASURE_S: Final = 1.0
+_UNANSWERED: Final = Retry("no outcome was noted")
+
+Send = Callable[[Delivery], Awaitable[Outcome]]
+
+
+class Load:
+    """One batch: `next` to `end` is still to be begun."""
+
+    __slots__ = ("_left", "batch", "end", "finished", "next", "outcomes", "send")
+
+    def __init__(self, batch: Sequence[Delivery], send: Send) -> None:
+        self.batch = batch
+        self.send = send
+        self.outcomes: list[Outcome] = [_UNANSWERED] * len(batch)
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.next = 0
+        self.end = self._left = len(batch)
+
+    def settle(self, at: int, outcome: Outcome) -> None:
+        self.outcomes[at] = outcome
+        self._finish(1)
+
+    def leave_out(self, first: int, put_off: Callable[[], Retry]) -> None:
+        """Everything from `first` on is not begun."""
+        left_out, self.end = self.end - first, first
+        for at in range(first, first + left_out):
+            self.outcomes[at] = put_off()
+        self._finish(left_out)
+
+    def fail(self, error: BaseException) -> None:
+        if self.finished.done():
+            return
+        if isinstance(error, asyncio.CancelledError):
+            self.finished.cancel()
+        else:
+            self.finished.set_exception(error)
+
+    def _finish(self, count: int) -> None:
+        self._left -= count
+        if self._left == 0 and not self.finished.done():
+            self.finished.set_result(None)
+
+
+class Pulse:
+    """How many a second are taken, measured over the last second or so of work."""
+
+    def __init__(self, first_guess: float) -> None:
+        self._rate = first_guess
+        self._since = time.monotonic()
+        self._beats = 0
+
+    def beat(self) -> None:
+        self._beats += 1
+        self._measure()
+
+    def rate(self) -> float:
+        self._measure()
+        return max(self._rate, 0.1)
+
+    def _measure(self) -> None:
+        elapsed = time.monotonic() - self._since
+        if elapsed >= _MEASURE_S:
+            self._rate = (self._rate + self._beats / elapsed) / 2
+            self._since += elapsed
+            self._beats = 0
+
+
+SOONEST_S: Final = 1.0
+LATEST_S: Final = 300.0
+"""When a task that was put off comes again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one host, or of one target on it."""
+
+    concurrency: int
+    rate: Rate | None = None
+
+
+class Pace:
+    """Not faster than a rate: one after the other, or after a pause as many at once as its burst says."""
+
+    __slots__ = ("_ahead_s", "_interval_s", "next_at")
+
+    def __init__(self, rate: Rate | None) -> None:
+        self._interval_s = 0.0 if rate is None else 1 / rate.per_s
+        self._ahead_s = 0.0 if rate is None else self._interval_s * (max(1, rate.burst) - 1)
+        self.next_at = -inf
+        """When all that went is accounted for. A burst goes ahead of that."""
+
+    def wait_s(self) -> float:
+        """Until the next may go; 0 or less when it may go now."""
+        return self.next_at - self._ahead_s - time.monotonic() if self._interval_s else 0.0
+
+    def took(self) -> None:
+        if self._interval_s:
+            self.next_at = max(time.monotonic(), self.next_at) + self._interval_s
+
+
+class Line:
+    """What waits, first come first served, and how much of it is under way."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.most = limits.concurrency
+        self.loads: deque[Load] = deque()
+        self.busy = 0
+        self.waiting = 0
+        self.pace = Pace(limits.rate)
+        self.pulse = Pulse(float(limits.concurrency))
+        self._booked_until = -inf
+
+    @property
+    def idle(self) -> bool:
+        # Kept while its rate or its bookings still mean something: forgotten, they would start afresh.
+        now = time.monotonic()
+        return not self.busy and not self.loads and max(self.pace.next_at, self._booked_until) <= now
+
+    def begin(self) -> tuple[Load, int]:
+        load = self.loads[0]
+        at = load.next
+        load.next += 1
+        if load.next == load.end:
+            self.loads.popleft()
+        self.waiting -= 1
+        self.busy += 1
+        self.pace.took()
+        return load, at
+
+    def put_off(self) -> Retry:
+        """Each comes a little after the one before, as fast as they were taken lately."""
+        now = time.monotonic()
+        self._booked_until = max(self._booked_until, now + SOONEST_S) + 1 / self.pulse.rate()
+        self._booked_until = min(self._booked_until, now + LATEST_S)
+        after_ms = round((self._booked_until - now) * 1000)
+        return Retry("the host is busy; put off without an attempt", after_ms, untried=True)
+
 
 PATIENCE_S: Final = 30.0
 """What was not begun so long after it came is put off: its partition must not wait for a dead host to move."""

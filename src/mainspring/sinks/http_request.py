@@ -1,26 +1,193 @@
-"""One request: its headers, sending it, and what came of it."""
+"""One webhook request: its headers and signature, sending it, and what its answer means."""
 
+import base64
+import hashlib
+import hmac
+import json
 import logging
+import random
+import re
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from http import HTTPStatus
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
-from ..model.delivery import Delivery
-from ..model.outcome import Dead, Outcome, Response, Retry
-from ..model.webhook import BODILESS, Webhook
-from .http_answer import kept_headers, outcome_of
-from .http_guard import ForbiddenAddress
-from .http_secrets import Secrets
+from ..model.delivery import Dead, Delivery, Done, Outcome, Response, Retry
+from ..model.targets.webhook import BODILESS, Basic, Bearer, Webhook, secret_key
+from ..model.text import clean
+from .http_network import ForbiddenAddress
 from .http_session import Sessions, failure_brief, failure_text, first_bytes, tls_context, url_for
-from .http_signing import Signer
 
 if TYPE_CHECKING:
     import ssl
 
 log = logging.getLogger("mainspring.http")
+
+
+LONGEST_WAIT_MS: Final = 3_600_000
+"""A target that asks for more patience than an hour is asked again after an hour."""
+
+SPREAD: Final = 0.1
+"""Those that were told the same time come back within a tenth of it more, not all at once."""
+
+_AGAIN: Final = frozenset({408, 425, 429})
+_MOVED: Final = frozenset({301, 308})
+_EXCERPT_CHARS: Final = 200
+_BLANK: Final = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ufffd]+")
+MAX_HEADERS: Final = 50
+MAX_HEADER_CHARS: Final = 500
+
+
+def outcome_of(response: Response, now_s: float, keep_ms: int = 0) -> Outcome:
+    """Judge an answer by its status. Of a success it is kept for `keep_ms`."""
+    status = response.status
+    if 200 <= status < 300:
+        return Done(response, keep_ms)
+    brief, reason = _reason(response)
+    if status in _AGAIN or not 300 <= status < 500 or (300 <= status < 400 and status not in _MOVED):
+        return Retry(reason, retry_after_ms(header(response, "retry-after"), now_s), response=response, brief=brief)
+    return Dead(reason, response=response, brief=brief)
+
+
+def header(response: Response, name: str) -> str | None:
+    return next((value for key, value in response.headers if key.lower() == name), None)
+
+
+def kept_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """As many and as long as is reasonable: a target must not fill our memory."""
+    return tuple(
+        [
+            (clean(name[:MAX_HEADER_CHARS]), clean(value[:MAX_HEADER_CHARS]))
+            for name, value in islice(headers, MAX_HEADERS)
+        ]
+    )
+
+
+def retry_after_ms(value: str | None, now_s: float) -> int | None:
+    """Seconds, or a date. None where nothing usable is said: then the policy decides."""
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        wait_ms = min(int(text[:9]) * 1000, LONGEST_WAIT_MS)
+    else:
+        try:
+            when = parsedate_to_datetime(text)
+        except (ValueError, TypeError, IndexError, OverflowError):
+            return None
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=UTC)
+        wait_ms = min(round(((when - datetime.fromtimestamp(now_s, UTC)).total_seconds()) * 1000), LONGEST_WAIT_MS)
+    return wait_ms + int(wait_ms * random.uniform(0, SPREAD)) if wait_ms > 0 else None
+
+
+def _reason(response: Response) -> tuple[str, str]:
+    """For the log, and for the letter: that one has what the target wrote, which may be what it was sent."""
+    try:
+        text = f"HTTP {response.status} {HTTPStatus(response.status).phrase}"
+    except ValueError:
+        text = f"HTTP {response.status}"
+    if 300 <= response.status < 400:
+        where = _plain(header(response, "location") or "nowhere")
+        rule = "redirects are never followed; give the final address"
+        return f"{text}: {rule}", f"{text} to {where}: {rule}"
+    excerpt = _plain(response.body.decode("utf-8", "replace"))
+    return text, f"{text}: {excerpt}" if excerpt else text
+
+
+def _plain(text: str) -> str:
+    """One line, fit for a log."""
+    line = _BLANK.sub(" ", text[: 4 * _EXCERPT_CHARS]).strip()
+    return line if len(line) <= _EXCERPT_CHARS else line[: _EXCERPT_CHARS - 1] + "…"
+
+
+MASK: Final = "***"
+_OPEN: Final = frozenset(
+    {"accept", "accept-charset", "accept-encoding", "accept-language", "cache-control", "content-type", "user-agent"}
+)
+"""Headers whose values say nothing, and stand in answers of their own accord."""
+
+_SHORTEST: Final = 4
+"""Shorter values would be found in every other word."""
+
+
+class Secrets:
+    """What a webhook is called with and nobody else should read."""
+
+    def __init__(self, hook: Webhook) -> None:
+        forms = {form for value in _values(hook) if len(value) >= _SHORTEST for form in _forms(value)}
+        self.longest = max(map(len, forms), default=0)
+        # The longest first: of a value that holds another one nothing shall remain.
+        self._forms = sorted(forms, key=len, reverse=True)
+
+    def out_of(self, text: str) -> str:
+        for form in self._forms:
+            text = text.replace(form, MASK)
+        return text
+
+    def out_of_bytes(self, data: bytes) -> bytes:
+        for form in self._forms:
+            data = data.replace(form.encode(), MASK.encode())
+        return data
+
+    def out_of_headers(self, headers: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+        return ((self.out_of(name), self.out_of(value)) for name, value in headers) if self._forms else headers
+
+
+def _values(hook: Webhook) -> Iterator[str]:
+    sent = [value for name, value in hook.headers if name.lower() not in _OPEN]
+    if hook.auth is not None:
+        sent.append(hook.auth.header)
+    for value in sent:
+        yield value
+        yield value.partition(" ")[2]  # a token without the word before it
+    match hook.auth:
+        case Basic(_, password):
+            yield password
+        case Bearer(token):
+            yield token
+    yield hook.parsed.path.partition("?")[2]
+    yield from hook.secrets
+
+
+def _forms(value: str) -> Iterator[str]:
+    """As it was sent, and as it stands in JSON: some encoders mark slashes too."""
+    yield value
+    quoted = json.dumps(value)[1:-1]
+    yield quoted
+    yield quoted.replace("/", "\\/")
+
+
+class Signer:
+    """Signs with every secret it has, so that receivers can change from one to the next."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        # Keyed once: a copy of a keyed hash costs a fraction of keying it.
+        self._keyed = [hmac.new(secret_key(secret), digestmod=hashlib.sha256) for secret in secrets]
+
+    def headers(self, key: str, timestamp_s: int, payload: bytes) -> dict[str, str]:
+        """The three headers. The id is the idempotency key, the same for every attempt."""
+        # A full stop separates what is signed: within the id it could be shifted from one part to the next.
+        id = key.replace(".", "%2E")
+        signed = f"{id}.{timestamp_s}.".encode() + payload
+        return {
+            "webhook-id": id,
+            "webhook-timestamp": str(timestamp_s),
+            "webhook-signature": " ".join(self._sign(keyed, signed) for keyed in self._keyed),
+        }
+
+    @staticmethod
+    def _sign(keyed: "hmac.HMAC", signed: bytes) -> str:
+        one = keyed.copy()
+        one.update(signed)
+        return "v1," + base64.b64encode(one.digest()).decode()
+
 
 USER_AGENT: Final = "Mainspring"
 JSON: Final = "application/json"

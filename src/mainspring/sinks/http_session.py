@@ -12,8 +12,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from ..model.errors import InvalidInput
-from ..model.weburl import WebUrl
-from .http_guard import Guard
+from ..model.targets.url import WebUrl
+from .http_network import Guard
 
 KEEP_ALIVE_S: Final = 15.0
 DNS_CACHE_S: Final = 10

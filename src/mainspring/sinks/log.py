@@ -1,4 +1,4 @@
-"""`log:`, one line per task on standard output: for a first try, and for piping into other programs."""
+"""`log:`, one line per task on standard output, and `null:`, where tasks end without a trace."""
 
 import asyncio
 import base64
@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..model.delivery import Delivery
-from ..model.outcome import DONE, Outcome, Retry
+from ..model.delivery import DONE, Delivery, Outcome, Retry
 
 
 class LogSink:
@@ -114,3 +113,17 @@ def _write_all(fd: int, data: bytes) -> None:
             rest = rest[os.write(fd, rest) :]
         except BlockingIOError:  # somebody made our standard output non-blocking
             select.select([], [fd], [])
+
+
+class NullSink:
+    """Counts and forgets."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        self.count += len(batch)
+        return [DONE] * len(batch)
+
+    async def aclose(self) -> None:
+        """Nothing is held open."""

@@ -1,21 +1,89 @@
-"""Lanes that stand still: which, behind whom, and what can be done about their heads. See docs/lanes.md."""
+"""Blocked lanes and pauses: which, why, and what can be done about them. See docs/lanes.md."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from ..model.dead import DeadLetter
+import msgspec
+
+from ..model.dead_letter import DeadLetter
 from ..model.errors import StoreError
-from ..model.hold import PARKED, RETRY, HoldRecord
-from ..model.lane import LaneAnswer, LaneInfo, LaneState
-from .failed_heads import waits_for
-from .holds import Head
-from .index import look_up
+from ..model.lane import PARKED, RETRY, HoldRecord, LaneAnswer, LaneInfo, LaneState, Pause, Scope
 from .keys import HOLDS_FROM_S, Address, Slice, partition_of, score_of
-from .listing import slice_named
-from .query import Found, look_at
-from .store import Group, Store
-from .verify_count import open_entries
-from .wire import Arg
+from .owner.holds import Head, waits_for
+from .owner.read import slice_named
+from .redis.connection import Arg
+from .redis.sender import Group
+from .store import Store
+from .tasks.index import look_up
+from .tasks.query import Found, look_at
+from .verify.keys import open_entries
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Pause).decode
+
+
+async def read_pauses(store: Store) -> list[Pause]:
+    """All that were written and not ended by somebody; some may be over by time. One round trip.
+
+    A record that cannot be read (a later version wrote it) counts as a pause of what its name says: to stand still by
+    mistake is the lesser evil.
+    """
+    [reply] = await store.run_one(store.keys.slot, [("HGETALL", store.keys.pauses)])
+    return [_read_pause(reply[i], reply[i + 1]) for i in range(0, len(reply), 2)]
+
+
+def _read_pause(name: bytes, raw: bytes) -> Pause:
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        scope = Scope.parse(name.decode(errors="replace"))
+        return Pause(scope, reason="its record cannot be read; resume it, or look at it with a later version")
+
+
+async def write_pause(store: Store, pause: Pause) -> None:
+    """Nodes and workers hear of it at once, and look every few seconds in any case."""
+    await store.run_one(
+        store.keys.slot,
+        [
+            ("HSET", store.keys.pauses, pause.scope.text, _encode(pause)),
+            ("SPUBLISH", store.keys.cluster, "pauses"),
+        ],
+    )
+
+
+async def write_if_none(store: Store, pause: Pause) -> bool:
+    """The same, unless something of that name is paused: what a person wrote is not overwritten.
+
+    True when this is the pause that stands: also when it was written before, and the reply lost.
+    """
+    written = _encode(pause)
+    _, standing, _ = await store.run_one(
+        store.keys.slot,
+        [
+            ("HSETNX", store.keys.pauses, pause.scope.text, written),
+            ("HGET", store.keys.pauses, pause.scope.text),
+            ("SPUBLISH", store.keys.cluster, "pauses"),
+        ],
+    )
+    return bool(standing == written)
+
+
+async def remove_pause(store: Store, scope: Scope) -> bool:
+    """False when nothing of that name was paused."""
+    removed, _ = await store.run_one(
+        store.keys.slot,
+        [
+            ("HDEL", store.keys.pauses, scope.text),
+            ("SPUBLISH", store.keys.cluster, "pauses"),
+        ],
+    )
+    return bool(removed)
+
+
+async def clear_away(store: Store, pause: Pause) -> None:
+    """Remove a pause that is over by time, unless it was written anew meanwhile."""
+    call = store.scripts.call("unpause", [store.keys.pauses], [pause.scope.text, _encode(pause)])
+    await store.run_one(store.keys.slot, [call])
 
 
 class Failed(NamedTuple):
@@ -44,17 +112,17 @@ class _Hold(NamedTuple):
 
 async def read_lanes(store: Store) -> list[LaneInfo]:
     """All lanes that stand still or come back, those that wait longest first."""
-    found = await _read(store, range(len(store.keys)))
+    found = await _read_partitions(store, range(len(store.keys)))
     return sorted(found, key=lambda one: (one.since_ms or 0, one.lane))
 
 
 async def read_lane(store: Store, lane: str) -> LaneInfo:
     partition = partition_of(lane, len(store.keys))
-    known = {one.lane: one for one in await _read(store, [partition])}
+    known = {one.lane: one for one in await _read_partitions(store, [partition])}
     return known.get(lane, LaneInfo(lane=lane, state="flowing", partition=partition))
 
 
-async def _read(store: Store, partitions: Iterable[int]) -> list[LaneInfo]:
+async def _read_partitions(store: Store, partitions: Iterable[int]) -> list[LaneInfo]:
     groups: list[Group] = []
     numbers = list(partitions)
     for p in numbers:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ..model.rate import Limit
+from ..model.flow import Limit
+from .redis.connection import Arg
 from .store import Store
-from .wire import Arg
 
 _LEASE: Final = re.compile(rb"(\d+):\d+:(\d+)")
 """How many slots a node has, how many more it wanted, and when its lease ends."""

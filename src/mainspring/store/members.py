@@ -8,8 +8,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ..model.errors import StoreError
-from .store import Group, Store
-from .wire import Arg, Command
+from .redis.connection import Arg, Command
+from .redis.sender import Group
+from .store import Store
 
 log = logging.getLogger("mainspring.cluster")
 

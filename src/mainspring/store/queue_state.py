@@ -5,10 +5,10 @@ from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
 from ..model.errors import Conflict, StoreError
-from .index import fields_of
 from .keys import ADDRESS_BYTES, Address
+from .redis.connection import Command
 from .store import Store
-from .wire import Command
+from .tasks.index import fields_of
 
 _TRIES: Final = 8
 

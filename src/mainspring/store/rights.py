@@ -10,8 +10,8 @@ from typing import Final
 import hiredis
 
 from .acl import commands
-from .link import Link
-from .wire import Command
+from .redis.connection import Command
+from .redis.servers import Link
 
 _UNASKED: Final = frozenset({"multi", "exec", "ssubscribe", "select"})
 """These cannot be queued. Whoever may not send MULTI or EXEC cannot put a task, which the server then says itself."""

@@ -1,20 +1,98 @@
 """Schedules on the server: read them, write them, look after their chains. See docs/wire-format.md."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from ..model.chain import Link
+import msgspec
+
+from ..model.clock import steady_s
+from ..model.delivery import Body
 from ..model.errors import StoreError
-from ..model.occurrence import occurrence_id
-from ..model.schedule import Definition, pack_definition, unpack_definition
-from .index import look_up, look_up_packed
-from .keys import Address, PartitionKeys, Slice, address_prefix, partition_of
-from .put import WAKE_MS, fresh_score
-from .query import look_at
+from ..model.ids import idh_of, occurrence_id
+from ..model.schedule.chain import Link, State, after_loss, from_here, link_to
+from ..model.schedule.definition import Definition, pack_definition, unpack_definition
+from .codec import INDEXED, LANE, SCHEDULED, entry
+from .keys import HOUR_MS, SECOND_MS, Address, PartitionKeys, Slice, address_prefix, partition_of
 from .queue_state import find_queued
-from .schedule_rows import OccurrenceRow
-from .store import Group, Store
-from .wire import Command
+from .redis.connection import Command
+from .redis.sender import Group
+from .store import Store
+from .tasks.cancel import last_cancelled
+from .tasks.index import look_up, look_up_packed
+from .tasks.put import WAKE_MS, fresh_score
+from .tasks.query import look_at
+
+
+class OccurrenceRow(NamedTuple):
+    idh: bytes
+    slice: Slice
+    row: bytes
+    due_ms: int
+
+
+class Sketch(msgspec.Struct, frozen=True, gc=False):
+    """An occurrence of which all is known but the moment at which it is put: made ahead, so that begin is quick."""
+
+    idh: bytes
+    due_ms: int
+    body: Body
+    flags: int
+    tail: bytes
+    """The entry without its offset, as it is when it is put in time."""
+
+    def put(self, now_ms: int) -> tuple[Slice, bytes]:
+        due_ms = self.due_ms
+        if due_ms < now_ms - now_ms % SECOND_MS:
+            # Overdue: into the slice of now, first in it, and the entry says when it was due.
+            place = Slice.at(now_ms, SECOND_MS)
+            return place, entry(0, self.flags, self.idh, _overdue(self.body, due_ms))
+        # An hour slice is read whole when its hour comes: it must not be written to once that hour has begun.
+        place = Slice.at(due_ms, HOUR_MS if due_ms - now_ms >= HOUR_MS else SECOND_MS)
+        return place, (due_ms - place.start_ms).to_bytes(4, "big") + self.tail
+
+
+def _overdue(body: Body, due_ms: int) -> Body:
+    return Body(
+        body.target, body.payload, body.id, body.lane, due_ms, None, 1, body.expires_ms, body.raw, (), body.retry,
+        body.occurrence, body.timeout_ms,
+    )  # fmt: skip
+
+
+def body_of(definition: Definition, task_id: str, planned_ms: int) -> Body:
+    return Body(
+        definition.target, definition.payload, task_id, definition.lane, None, None, 1, None, definition.raw, (),
+        definition.retry, (definition.generation, planned_ms), definition.timeout_ms,
+    )  # fmt: skip
+
+
+def sketch(definition: Definition, planned_ms: int, *, due_ms: int | None = None) -> Sketch:
+    """The planned occurrence of the chain."""
+    return _sketch(definition, occurrence_id(definition.name, planned_ms), planned_ms, SCHEDULED, due_ms)
+
+
+def sketch_apart(definition: Definition, task_id: str, planned_ms: int, due_ms: int) -> Sketch:
+    """A run beside the chain: triggered by hand, or put in for a time that has passed."""
+    return _sketch(definition, task_id, planned_ms, 0, due_ms)
+
+
+def _sketch(definition: Definition, task_id: str, planned_ms: int, mark: int, due_ms: int | None) -> Sketch:
+    body = body_of(definition, task_id, planned_ms)
+    flags = INDEXED | mark | (LANE if body.lane is not None else 0)
+    idh = idh_of(task_id)
+    due_ms = definition.due_ms(planned_ms) if due_ms is None else due_ms
+    return Sketch(idh, due_ms, body, flags, entry(0, flags, idh, body)[4:])
+
+
+def row_of(definition: Definition, link: Link, now_ms: int) -> OccurrenceRow | None:
+    """The entry of a chain's planned occurrence; None when there is none."""
+    if not link.planned_ms:
+        return None
+    made = sketch(definition, link.planned_ms)
+    place, row = made.put(now_ms)
+    return OccurrenceRow(made.idh, place, row, made.due_ms)
+
 
 REVISIONS_KEPT: Final = 20
 REMOVED_KEPT_MS: Final = 30 * 86_400_000
@@ -227,3 +305,129 @@ async def note_ends(store: Store, partition: int, links: Iterable[tuple[str, Lin
     for name, link in links:
         args += (name, link.pack())
     await store.call(partition, "schedule_note", [keys.next], args)
+
+
+T = TypeVar("T")
+W = TypeVar("W")
+
+
+def may_be_long(definition: Definition | None) -> bool:
+    """Where times are excluded it may take half a second to find the next one, or that there is none; and of several
+    specs together those that were missed can only be counted one by one."""
+    return definition is not None and (bool(definition.exclude) or len(definition.specs) > 1)
+
+
+async def searched(definitions: Iterable[Definition | None], search: Callable[[], T]) -> T:
+    """What the search for times of these schedules finds.
+
+    Of most it is found at once, and a thread would cost more: very many may be due in the same second."""
+    if any(map(may_be_long, definitions)):
+        return await asyncio.to_thread(search)
+    return search()
+
+
+def found_in_time(work: Sequence[W], search: Callable[[W], T], limit_s: float) -> list[T]:
+    """What is found of the first of these, as far as the time goes; of one at the least."""
+    found, until = [], steady_s() + limit_s
+    for one in work:
+        found.append(search(one))
+        if steady_s() >= until:
+            break
+    return found
+
+
+AT_ONCE: Final = 500
+_TRIES: Final = 8
+
+
+class Doubtful(NamedTuple):
+    """A chain whose planned occurrence may be missing."""
+
+    name: str
+    link: Link
+
+
+async def check(store: Store, partition: int, cursor: int, *, overdue_ms: int) -> tuple[int, list[Doubtful]]:
+    """Look through some chains; the next cursor is 0 at the end."""
+    keys = store.keys.partitions[partition]
+    reply = await store.call(partition, "schedule_check", [keys.next, keys.ids], [cursor, AT_ONCE, overdue_ms])
+    raws = reply[1]
+    found = []
+    for name, raw in zip(raws[::2], raws[1::2], strict=True):
+        try:
+            found.append(Doubtful(name.decode(), Link.unpack(raw)))
+        except (msgspec.DecodeError, ValueError):
+            continue  # `mainspring verify` names it
+    return int(reply[0]), found
+
+
+async def still_planned(store: Store, partition: int, links: Sequence[Link]) -> list[tuple[bool, str]]:
+    """Does the planned occurrence of each chain wait in its slice? And its state."""
+    addresses = await look_up(store, [(partition, link.idh) for link in links])
+    there = [(at, link.idh) for at, link in zip(addresses, links, strict=True) if at is not None]
+    found = iter(await look_at(store, there) if there else ())
+    states = [next(found).state if address is not None else "unknown" for address in addresses]
+    if "unknown" in states:  # the index forgets a cancelled id at once
+        cancelled = await last_cancelled(store, [partition])
+        gone = [state == "unknown" and link.idh in cancelled for state, link in zip(states, links, strict=True)]
+        states = ["cancelled" if is_gone else state for is_gone, state in zip(gone, states, strict=True)]
+    return [(state == "pending", state) for state in states]
+
+
+async def with_called_off(store: Store, seen: Sequence[Seen]) -> list[Seen]:
+    """Schedules as they stand, for who writes them: a planned occurrence that somebody has cancelled, and that no check
+    has found yet, is noted, for an edit must not plant it anew."""
+    planned = [
+        (i, one.partition, one.link)
+        for i, one in enumerate(seen)
+        if one.definition is not None and one.link is not None and one.link.planned_ms
+    ]
+    found = list(seen)
+    addresses = await look_up(store, [(partition, link.idh) for _, partition, link in planned]) if planned else []
+    missing = [one for one, address in zip(planned, addresses, strict=True) if address is None]
+    if missing:  # the index forgets a cancelled id at once
+        cancelled = await last_cancelled(store, {partition for _, partition, _ in missing})
+        for i, _, link in missing:
+            if link.idh in cancelled:
+                state = link.state.called_off(link.planned_ms, "cancelled")
+                found[i] = found[i]._replace(link=msgspec.structs.replace(link, state=state))
+    return found
+
+
+def reason_of(state: str) -> str:
+    """Why a planned occurrence did not run that is found in this state."""
+    return "cancelled" if state == "cancelled" else "lost"
+
+
+async def plant_anew(store: Store, partition: int, name: str, claim: bytes | None, why: str) -> Written:
+    """Put the next occurrence of a chain that stands at this claim (None: has no state at all) and lacks it."""
+    [seen] = await see_at(store, [(partition, name)])
+    definition = seen.definition
+    if definition is None or (None if seen.link is None else seen.link.claim) != claim:
+        return "changed"
+    now_ms = store.clock.now_ms()
+    next_ms, memory = await searched((definition,), lambda: _onward(definition, seen.link, now_ms, reason_of(why)))
+    for _ in range(_TRIES):
+        new = link_to(definition, next_ms, memory)
+        written = await _write(store, Change(name, seen, definition, new, row_of(definition, new, now_ms), True))
+        if written != "taken" or next_ms is None:
+            return written
+        [(waits, _)] = await still_planned(store, partition, [new])
+        if waits:  # it is there, only the chain did not know it
+            return await _write(store, Change(name, seen, definition, new, None, True))
+        # that one ran already
+        next_ms = await searched((definition,), partial(definition.slots.after, next_ms))
+    return "taken"
+
+
+def _onward(definition: Definition, link: Link | None, now_ms: int, reason: str) -> tuple[int | None, State]:
+    if link is None:
+        return from_here(definition, definition.at_ms, now_ms, State())
+    return after_loss(definition, link, now_ms, reason)
+
+
+async def _write(store: Store, change: Change) -> Written:
+    [written] = await write(store, [change])
+    if isinstance(written, StoreError):
+        raise written
+    return written

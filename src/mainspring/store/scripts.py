@@ -5,10 +5,11 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Final
 
 from ..model.clock import Clock
-from .wire import Arg, Command
+from .redis.connection import Arg, Command
 
 _NEEDS: Final = {
     "tick": ("time", "fence", "entry", "place", "plant"),
@@ -88,9 +89,16 @@ _COMMENT: Final = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _REWRITTEN: Final[dict[str, str]] = {}
 
 
+@cache
+def _files() -> dict[str, Traversable]:
+    """The files in all folders of `lua` by their names without the ending: no two share one."""
+    folders = (files(__package__) / "lua").iterdir()
+    return {file.name.removesuffix(".lua"): file for folder in folders for file in folder.iterdir()}
+
+
 def source_of(file: str) -> str:
-    """The text of one file of the folder `lua`, by its name without the ending."""
-    return _REWRITTEN.get(file) or (files(__package__) / "lua" / f"{file}.lua").read_text()
+    """The text of one file below the folder `lua`, by its name without the ending."""
+    return _REWRITTEN.get(file) or _files()[file].read_text()
 
 
 def rewrite(file: str, text: str | None) -> None:

@@ -11,17 +11,15 @@ import hiredis
 
 from ..model.clock import OLD_S, Clock, ServerClock
 from ..model.errors import InvalidInput, NotConfirmed, OutOfMemory, Refused, StoreError, WrongFormat
-from .durable import SERVER, Durability
+from .durability import SERVER, Durability
 from .keys import Keyspace, check_namespace, meta_key, slot_of
-from .link import LinkOptions, redirect_of
-from .links import Links
+from .redis.connection import Command
+from .redis.sender import Group, Replies, Results, Sender
+from .redis.servers import LinkOptions, Links, redirect_of
 from .scripts import Scripts
-from .sender import Group, Replies, Results, Sender
-from .wire import Command
-
-__all__ = ["DEFAULT_PARTITIONS", "FORMAT", "Group", "Replies", "Store", "error_of"]
 
 log = logging.getLogger("mainspring.store")
+
 
 FORMAT: Final = 1
 DEFAULT_PARTITIONS: Final = 32
@@ -235,3 +233,17 @@ def _checked(reply: Any) -> Any:
     if isinstance(reply, hiredis.ReplyError):
         raise error_of(reply)
     return reply
+
+
+async def neighbour(store: Store, namespace: str) -> Store | None:
+    """A store for it; None when there is no such namespace, or none that this version (or this user) may read."""
+    check_namespace(namespace)
+    ask: Command = ("HMGET", meta_key(namespace), "format", "partitions")
+    try:
+        [known] = await store.run_one(slot_of(namespace), [ask])
+    except Refused:
+        return None  # the server's own rules keep it from us, or the key is another program's
+    found_format, partitions = ((int(raw) if raw and raw.isdigit() else 0) for raw in known)
+    if found_format != FORMAT or not 1 <= partitions <= 4096:
+        return None
+    return Store(store.links, Keyspace(namespace, partitions), store.clock)

@@ -1,6 +1,6 @@
 """The books of a namespace: every accepted task is somewhere, and in one place only.
 
-Counted row by row, and apart from `store/verify_count.py`, which counts by lengths and bitmaps: tests hold one against
+Counted row by row, and apart from `store/verify/keys.py`, which counts by lengths and bitmaps: tests hold one against
 the other. This one reads everything at once and is meant for tests; on a large server use `mainspring verify`.
 """
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ..store.codec import RESENT
 from ..store.keys import PartitionKeys
+from ..store.redis.connection import Command
 from ..store.store import Store
-from ..store.wire import Command
 
 _COUNTERS = ("accepted", "queued", "done", "cancelled", "replaced", "dead", "retried", "spilled", "aside")
 

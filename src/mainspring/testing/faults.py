@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from ..model.errors import Unavailable
-from ..store.links import Link
+from ..store.redis.connection import Command
+from ..store.redis.servers import Link
 from ..store.scripts import Scripts, _sha
 from ..store.store import Store
-from ..store.wire import Command
 
 Fault = Literal["lose reply", "never sent", "hold back", "late reply"]
 Match = Callable[[Sequence[Command]], bool]

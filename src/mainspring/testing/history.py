@@ -1,4 +1,4 @@
-"""The proof that what happened was allowed to happen.
+"""Check the history of a run: prove that what happened was allowed to happen.
 
     history = History("main")
     history.accepted("order-42", due_ms, at_us, lane="user-7")
@@ -6,53 +6,509 @@
     …
     assert check(history) == []
 
-`events` says what each event means and whose clock it carries.
+
+Times are the server's clock in microseconds: of a begin or a write the moment the server did it, of an answer to a
+caller the moment it was received. One acceptance of a task is named by its idempotency key; a reschedule or a replace
+is a new one.
 """
 
+import heapq
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, Self
 
-from .events import (
-    UNSURE,
-    Accepted,
-    Begun,
-    Cancelled,
-    Ending,
-    Event,
-    Fault,
-    Finished,
-    Healed,
-    History,
-    Left,
-    Stall,
-    Wrote,
-)
-from .fault_windows import Faults
-from .lane_rule import lanes_broken
-from .lives import Life, Lives, lives_of
-from .promptness import Wait, waits
+import msgspec
 
-__all__ = [
-    "UNSURE",
-    "Accepted",
-    "Begun",
-    "Cancelled",
-    "Ending",
-    "Event",
-    "Fault",
-    "Finished",
-    "Healed",
-    "History",
-    "Left",
-    "Rule",
-    "Stall",
-    "Violation",
-    "Wrote",
-    "check",
-    "slowest",
-    "unpromised",
-]
+from ..model.ids import idempotency_key
+
+Ending = Literal["done", "retry", "dead"]
+UNSURE: Final = "unsure"
+"""Answer of a cancel or replace whose reply was lost: the task may have ended by it."""
+
+
+class Accepted(msgspec.Struct, frozen=True, gc=False, tag="accepted", tag_field="event", omit_defaults=True):
+    at_us: int
+    task: str
+    key: str
+    due_ms: int
+    lane: str | None = None
+    sure: bool = True
+    """False: the put was never answered, so it may have happened."""
+    instead: str | None = None
+    """Key of the acceptance whose place this one takes: a reschedule or a replace."""
+    expires_ms: int | None = None
+    twice: bool = False
+    """An old copy of its put may have reached the server long after the answer: no fault of an owner."""
+    level: str = "server"
+    """The durability that was promised."""
+    asked_us: int = 0
+    """When it was asked for, if known: it took effect between then and the answer."""
+
+
+class Begun(msgspec.Struct, frozen=True, gc=False, tag="begun", tag_field="event", omit_defaults=True):
+    at_us: int
+    task: str
+    key: str
+    attempt: int
+    partition: int
+    token: str
+    node: str = ""
+    sent_us: int = 0
+    """When it was handed to its target, by the node's reckoning of the server's clock; 0 where nobody looked."""
+    queued_us: int = 0
+    """Of a run of a worker: when it came into its queue. What was put later has its turn later."""
+
+
+class Finished(msgspec.Struct, frozen=True, gc=False, tag="finished", tag_field="event"):
+    """With an empty token: the target has it, which says nothing of the server."""
+
+    at_us: int
+    task: str
+    key: str
+    attempt: int
+    ending: Ending
+    partition: int
+    token: str
+
+
+class Cancelled(msgspec.Struct, frozen=True, gc=False, tag="cancelled", tag_field="event", omit_defaults=True):
+    at_us: int
+    task: str
+    key: str
+    answer: str
+    asked_us: int = 0
+
+
+class Wrote(msgspec.Struct, frozen=True, gc=False, tag="wrote", tag_field="event", omit_defaults=True):
+    """A write of an owner that took effect on the server."""
+
+    at_us: int
+    partition: int
+    token: str
+    what: str
+    settled: int = 0
+    """Deliveries that are under way no more: finished, or waiting for their retry."""
+
+
+class Fault(msgspec.Struct, frozen=True, gc=False, tag="fault", tag_field="event", omit_defaults=True):
+    """Something failed from `at_us` to `until_us`: a lost reply, a killed node, a server that was away."""
+
+    at_us: int
+    until_us: int
+    what: str = ""
+    node: str | None = None
+    """Whom it hit; None: everybody."""
+    loses: bool = False
+    """The servers forgot writes that they had answered in this time, except those confirmed by replicas."""
+
+
+class Healed(msgspec.Struct, frozen=True, gc=False, tag="healed", tag_field="event"):
+    """From here on nothing is broken: whatever is due has to be delivered within this time."""
+
+    at_us: int
+    within_us: int
+
+
+class Stall(msgspec.Struct, frozen=True, gc=False, tag="stall", tag_field="event"):
+    """The recorder got no time in this span, as it measured itself: what was delivered could not be taken."""
+
+    at_us: int
+    until_us: int
+
+
+class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="event"):
+    """How the store describes a task when all is over."""
+
+    at_us: int
+    task: str
+    state: str
+
+
+Event = Accepted | Begun | Finished | Cancelled | Wrote | Fault | Healed | Stall | Left
+
+encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(Event).decode
+
+
+class History:
+    """Events of one namespace, in any order."""
+
+    def __init__(self, namespace: str = "main", events: Iterable[Event] = ()) -> None:
+        self.namespace = namespace
+        self.events: list[Event] = list(events)
+
+    def key(self, task: str, due_ms: int) -> str:
+        return idempotency_key(self.namespace, task, due_ms)
+
+    def accepted(self, task: str, due_ms: int, at_us: int, *, lane: str | None = None, sure: bool = True) -> None:
+        self.events.append(Accepted(at_us, task, self.key(task, due_ms), due_ms, lane, sure))
+
+    def replaced(
+        self, task: str, old_due_ms: int, due_ms: int, at_us: int, *, lane: str | None = None, sure: bool = True
+    ) -> None:
+        """The task stands at another time, or another one has its id."""
+        old, new = self.key(task, old_due_ms), self.key(task, due_ms)
+        self.events.append(Accepted(at_us, task, new, due_ms, lane, sure, old))
+
+    rescheduled = replaced
+
+    def begun(
+        self, task: str, key: str, attempt: int, at_us: int, *, partition: int, token: str, node: str = ""
+    ) -> None:
+        self.events.append(Begun(at_us, task, key, attempt, partition, token, node))
+
+    def finished(
+        self, task: str, key: str, attempt: int, ending: Ending, at_us: int, *, partition: int, token: str
+    ) -> None:
+        self.events.append(Finished(at_us, task, key, attempt, ending, partition, token))
+
+    def cancelled(self, task: str, due_ms: int, answer: str, at_us: int) -> None:
+        self.events.append(Cancelled(at_us, task, self.key(task, due_ms), answer))
+
+    def wrote(self, at_us: int, what: str, *, partition: int, token: str, settled: int = 0) -> None:
+        self.events.append(Wrote(at_us, partition, token, what, settled))
+
+    def fault(
+        self, start_us: int, end_us: int, what: str = "", *, node: str | None = None, loses: bool = False
+    ) -> None:
+        self.events.append(Fault(start_us, end_us, what, node, loses))
+
+    def healed(self, at_us: int, within_us: int) -> None:
+        self.events.append(Healed(at_us, within_us))
+
+    def stalled(self, start_us: int, end_us: int) -> None:
+        self.events.append(Stall(start_us, end_us))
+
+    def left(self, task: str, state: str, at_us: int) -> None:
+        """The state at the end, as the store tells it."""
+        self.events.append(Left(at_us, task, state))
+
+    # -- several processes ---------------------------------------------------------------------------------
+
+    def merge(self, *others: "History") -> Self:
+        for other in others:
+            self.events += other.events
+        return self
+
+    def save(self, path: Path) -> None:
+        with path.open("wb") as file:
+            file.writelines(encode(event) + b"\n" for event in self.events)
+
+    @classmethod
+    def load(cls, *paths: Path, namespace: str = "main") -> "History":
+        history = cls(namespace)
+        for path in paths:
+            with path.open("rb") as file:
+                history.events += map(_decode, file)
+        return history
+
+
+Clash = tuple[Accepted, str]
+"""An acceptance whose key another task has, and how to say so."""
+
+
+class Life:
+    """Everything that is known of one acceptance."""
+
+    __slots__ = (
+        "accepted", "again", "begins", "cancelled", "died", "done_us", "doubted", "failed_us", "retried", "superseded"
+    )  # fmt: skip
+
+    def __init__(self, accepted: Accepted) -> None:
+        self.accepted = accepted
+        self.again: list[int] = []
+        """When the same id was accepted for the same time once more, after it had ended."""
+        self.begins: list[Begun] = []
+        self.retried: set[int] = set()
+        self.failed_us = 0
+        """When its last attempt before it was done had failed."""
+        self.done_us: int | None = None
+        self.died = False
+        self.cancelled: int | None = None
+        self.superseded: Accepted | None = None
+        self.doubted = False
+        """A call that would have ended it was never answered."""
+
+    def anew_since(self, at_us: int) -> bool:
+        return bool(self.again) and self.again[-1] >= at_us
+
+    @property
+    def ended(self) -> bool:
+        """By its delivery, by its caller, or nobody can say."""
+        return self.done_us is not None or self.doubted or self.cancelled is not None
+
+
+Lives = dict[str, Life]
+
+
+def lives_of(events: list[Event]) -> tuple[Lives, list[Clash]]:
+    """By key, what became of each acceptance; and those whose key belongs to another task."""
+    lives: Lives = {}
+    found: list[Clash] = []
+    for event in events:
+        if isinstance(event, Accepted):
+            life = lives.get(event.key)
+            if life is None:
+                lives[event.key] = Life(event)
+            elif life.accepted.task != event.task:
+                text = f"shares its key {event.key} with {life.accepted.task}"
+                found.append((event, text))
+            else:
+                life.again.append(event.at_us)
+    for event in events:
+        if isinstance(event, Accepted):
+            former = lives.get(event.instead) if event.instead not in (None, event.key) else None
+            if former is not None and event.sure:
+                former.superseded = event
+            elif former is not None:
+                former.doubted = True
+        elif isinstance(event, (Begun, Finished, Cancelled)) and event.key in lives:
+            _add(lives[event.key], event)
+    return lives, found
+
+
+def _add(life: Life, event: Begun | Finished | Cancelled) -> None:
+    match event:
+        case Begun():
+            life.begins.append(event)
+        case Finished(ending="retry"):
+            life.retried.add(event.attempt)
+            if life.done_us is None:
+                life.failed_us = event.at_us
+        case Finished(ending=ending):
+            life.done_us, life.died = life.done_us or event.at_us, ending == "dead"
+        case Cancelled(answer="cancelled") if life.cancelled is None:
+            life.cancelled = event.at_us
+        case Cancelled(answer="unsure"):
+            life.doubted = True
+
+
+class Faults:
+    """Finds a fault in a span of time."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self._spans: dict[str | None, list[tuple[int, int]]] = {}
+        self._lossy: list[tuple[int, int]] = []
+        for event in events:
+            if isinstance(event, Fault):
+                _widen(self._spans.setdefault(event.node, []), event)
+                if event.loses:
+                    _widen(self._lossy, event)
+
+    def between(self, start_us: int, end_us: int, node: str = "") -> bool:
+        """Something failed for everybody, or for this node."""
+        return any(_overlaps(self._spans.get(whom, []), start_us, end_us) for whom in (None, node))
+
+    def lossy(self, start_us: int, end_us: int) -> bool:
+        """Answers given in this time may have been forgotten."""
+        return _overlaps(self._lossy, start_us, end_us)
+
+    def forgave(self, accepted: Accepted) -> bool:
+        """It was promised only what the server itself could give, and that was not enough."""
+        return accepted.level == "server" and self.lossy(accepted.at_us, accepted.at_us)
+
+
+class Stalls:
+    """How much of a span of time the machine gave to nobody."""
+
+    def __init__(self, stalls: Iterable[Stall]) -> None:
+        self._spans: list[tuple[int, int]] = []
+        for stall in stalls:
+            _widen(self._spans, stall)
+
+    def between(self, start_us: int, end_us: int) -> int:
+        """Microseconds; what several measured at once counts once."""
+        return sum(max(0, min(end_us, last) - max(start_us, first)) for first, last in self._spans)
+
+
+def _widen(spans: list[tuple[int, int]], fault: Fault | Stall) -> None:
+    start, end = fault.at_us, fault.until_us
+    if spans and start <= spans[-1][1]:
+        start, end = spans[-1][0], max(spans.pop()[1], end)
+    spans.append((start, end))
+
+
+def _overlaps(spans: list[tuple[int, int]], start_us: int, end_us: int) -> bool:
+    at = bisect_right(spans, (end_us, 1 << 63)) - 1
+    return at >= 0 and spans[at][1] >= start_us
+
+
+class _Lane:
+    """One lane as it was at a moment of the past."""
+
+    __slots__ = ("over", "started", "under_way", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, str, int]] = []
+        """Accepted and not finished, with the time of the answer: the earliest due on top."""
+        self.over: set[str] = set()
+        self.started: set[str] = set()
+        """Begun before: its next attempt, or its repeat after a fault, goes first whatever came meanwhile."""
+        self.under_way: Begun | None = None
+
+    def accept(self, event: Accepted, *, first: bool, waited_for: bool) -> None:
+        if event.instead is not None and event.instead != event.key:
+            self.over.add(event.instead)  # also when it is unsure: the former one may be gone
+        if not waited_for or (first and event.key in self.over):
+            return  # nobody can say that it is there; or the answer came after the end
+        self.over.discard(event.key)
+        heapq.heappush(self.waiting, (event.due_ms, event.key, event.at_us))
+
+    def end(self, event: Finished | Cancelled) -> None:
+        match event:
+            case Finished():
+                if self.under_way is not None and self.under_way.key == event.key:
+                    self.under_way = None
+                if event.ending != "retry":
+                    self.over.add(event.key)
+            case Cancelled(answer="cancelled") | Cancelled(answer="unsure"):
+                self.over.add(event.key)
+
+    def earlier(self, due_ms: int, known_us: int) -> tuple[int, str] | None:
+        """The first of those that are due before this time and were known at that moment."""
+        while self.waiting and self.waiting[0][1] in self.over:
+            heapq.heappop(self.waiting)
+        if not self.waiting or self.waiting[0][0] >= due_ms:
+            return None
+        open_ = (one for one in self.waiting if one[0] < due_ms and one[1] not in self.over and one[2] <= known_us)
+        return next(((due, key) for due, key, _ in sorted(open_)), None)
+
+
+Broken = tuple[Begun, str]
+"""The begin that broke the rule, and how."""
+
+
+def lanes_broken(
+    events: Sequence[Event], first: Mapping[str, Accepted], excused: Callable[[Accepted], bool]
+) -> Iterator[Broken]:
+    """Every begin out of turn. `first` has the first acceptance of each key; excused ones are waited for by nobody."""
+    lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+    leaving = _leaving(events)
+    for event in events:
+        while leaving and leaving[-1][0] <= event.at_us:
+            _, key = leaving.pop()
+            gone = first.get(key)
+            if gone is not None and gone.lane is not None:
+                lanes[gone.lane].over.add(key)
+        if not isinstance(event, (Accepted, Begun, Finished, Cancelled)):
+            continue
+        known = first.get(event.key)
+        if known is None or known.lane is None:
+            continue
+        lane = lanes[known.lane]
+        match event:
+            case Begun():
+                yield from _begin(lane, event, known.due_ms)
+            case Accepted():
+                lane.accept(event, first=event is known, waited_for=event.sure and not excused(event))
+            case _:
+                lane.end(event)
+
+
+def _leaving(events: Sequence[Event]) -> list[tuple[int, str]]:
+    """From when on a task may be gone because its caller asked for it, the latest first."""
+    asked = []
+    for event in events:
+        if isinstance(event, Accepted) and event.asked_us and event.instead not in (None, event.key):
+            asked.append((event.asked_us, str(event.instead)))
+        elif isinstance(event, Cancelled) and event.asked_us and event.answer in ("cancelled", UNSURE):
+            asked.append((event.asked_us, event.key))
+    return sorted(asked, reverse=True)
+
+
+def _begin(lane: _Lane, begun: Begun, due_ms: int) -> Iterator[Broken]:
+    other = lane.under_way
+    again = begun.key in lane.started
+    lane.started.add(begun.key)
+    elsewhere = other is not None and other.key != begun.key
+    if again and not begun.token and (elsewhere or begun.key in lane.over):
+        # A worker that stood still goes on with what another one has ended long since, and may be broken off without a
+        # word: whether that may be is a question of repeats, and the lane is where it is.
+        return
+    # What a former owner had under way when it went is not under way any more.
+    if other is not None and elsewhere and other.token == begun.token:
+        yield begun, f"began while {other.task} of its lane was under way"
+    lane.under_way = begun
+    head = lane.earlier(due_ms, begun.queued_us or begun.at_us)
+    if head is not None and head[1] != begun.key and not again:
+        yield begun, f"due {due_ms} ms, overtook {head[1]} due {head[0]} ms"
+
+
+_OPEN: Final = frozenset({"pending", "fired", "queued", "running"})
+
+
+class Wait(NamedTuple):
+    """How long one task took to be delivered once nothing hindered it."""
+
+    accepted: Accepted
+    since_us: int
+    """When it was due and known, all was healed, and neither it nor one before it in its lane had to try again."""
+    spent_us: int | None
+    """Until its target had it; None: it never had."""
+    stalled_us: int
+    """So much of that the machine gave to nobody, by measurement."""
+    within_us: int
+
+    @property
+    def allowed_us(self) -> int:
+        return self.within_us + self.stalled_us
+
+    @property
+    def rank(self) -> float:
+        return float("inf") if self.spent_us is None else float(self.spent_us - self.stalled_us)
+
+
+def waits(events: list[Event], lives: Lives, faults: Faults) -> Iterator[Wait]:
+    """Of every task that had to be delivered, by the last `Healed`; events in order of time."""
+    healed = next((event for event in reversed(events) if isinstance(event, Healed)), None)
+    if healed is None:
+        return
+    stalls = Stalls(event for event in events if isinstance(event, Stall) and event.until_us > healed.at_us)
+    failed = _failed_in_lanes(events, lives)
+    left = {event.task: event for event in events if isinstance(event, Left)}
+    for life in lives.values():
+        accepted = life.accepted
+        if _awaited(life) and not faults.forgave(accepted):
+            since_us = max(healed.at_us, accepted.at_us, accepted.due_ms * 1000, _failed_us(life, failed))
+            wait = _wait(life, since_us, healed.within_us, stalls)
+            last = left.get(accepted.task)
+            if last is None or (last.state in _OPEN and last.at_us > wait.since_us + wait.allowed_us):
+                yield wait
+
+
+def _failed_in_lanes(events: list[Event], lives: Lives) -> dict[str, list[int]]:
+    """By lane, when attempts failed: a failing head holds its lane until it is tried again."""
+    failed: defaultdict[str, list[int]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, Finished) and event.ending == "retry" and event.key in lives:
+            lane = lives[event.key].accepted.lane
+            if lane is not None:
+                failed[lane].append(event.at_us)
+    return failed
+
+
+def _failed_us(life: Life, failed: dict[str, list[int]]) -> int:
+    """The last failure that it had to wait for: its own, or in its lane."""
+    lane = life.accepted.lane
+    if lane is None or life.done_us is None:
+        return life.failed_us
+    before = bisect_right(failed.get(lane, []), life.done_us)
+    return failed[lane][before - 1] if before else 0
+
+
+def _awaited(life: Life) -> bool:
+    ended = life.doubted or life.cancelled is not None or life.superseded is not None
+    return life.accepted.sure and not ended
+
+
+def _wait(life: Life, since_us: int, within_us: int, stalls: Stalls) -> Wait:
+    """Only what stood still while it had to be delivered counts."""
+    last_us = since_us + within_us if life.done_us is None else max(since_us, life.done_us)
+    spent_us = None if life.done_us is None else last_us - since_us
+    return Wait(life.accepted, since_us, spent_us, stalls.between(since_us, last_us), within_us)
+
 
 Rule = Literal[
     "early", "late", "lost", "phantom", "cancelled", "superseded", "expired", "fenced",

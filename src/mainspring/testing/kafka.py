@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ..model.errors import EmbeddedError
-from .server_process import Undertaker, free_port, wait_stopped, wait_until
+from .servers import Undertaker, free_port, wait_stopped, wait_until
 
 START: Final = Path(__file__).parents[3] / "tools" / "kafka" / "start"
 START_S: Final = 120.0

@@ -12,7 +12,7 @@ there.
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
-from ..client import Client
+from ..client.client import Client
 from ..model.task import Handle
 
 _THERE: Final = frozenset({"pending", "fired", "cancelled", "replaced", "dead"})

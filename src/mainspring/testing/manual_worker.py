@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from ..scheduler import Scheduler
+from ..scheduler.scheduler import Scheduler
 from ..store.store import Store
 from ..worker.worker import Worker, WorkerOptions
 

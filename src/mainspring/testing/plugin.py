@@ -40,7 +40,7 @@ def mainspring_url(mainspring_server: Server) -> str:
 @pytest.fixture
 def mainspring_namespace(mainspring_server: Server) -> Iterator[str]:
     """A namespace nobody else uses; its keys are deleted after the test."""
-    from mainspring.testing.leftovers import delete_namespace
+    from mainspring.testing.servers import delete_namespace
 
     namespace = f"test-{uuid.uuid4().hex[:12]}"
     yield namespace

@@ -15,26 +15,25 @@ time from somewhere else would hide behind it.
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..client import Client
-from ..engine.begun import Begun as Started
-from ..engine.commits import Commits
+from ..client.client import Client
 from ..engine.dispatcher import Dispatcher
+from ..engine.due import Begun as Started
 from ..engine.engine import Engine
 from ..engine.flight import Flight
+from ..engine.outcomes import Commits
 from ..engine.partition import Partition
 from ..model.clock import Clock
-from ..model.delivery import Delivery
+from ..model.delivery import Dead, Delivery, Done, Outcome, Retry
 from ..model.errors import Conflict, StoreError
-from ..model.outcome import Dead, Done, Outcome, Retry
 from ..model.task import CancelOutcome, Handle
 from ..sinks.base import Sink
-from ..store import fire
-from ..store.durable import SERVER, Durability
-from ..store.store import Group, Replies, Store
-from ..store.wire import Command
+from ..store.durability import SERVER, Durability
+from ..store.owner import fire
+from ..store.redis.connection import Command
+from ..store.redis.sender import Group, Replies
+from ..store.store import Store
 from .balance import partition_balance, uneven
-from .events import Begun, Ending, Event, Finished, History, Wrote
-from .history import Violation
+from .history import Begun, Ending, Event, Finished, History, Violation, Wrote
 
 Tell = Callable[[Event], None]
 Deliver = Callable[[Sink, Sequence[Delivery]], Awaitable[Sequence[Outcome]]]

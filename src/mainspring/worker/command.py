@@ -1,17 +1,220 @@
-"""A command as a worker runs it."""
+"""Commands: a worker starts a program, keeps the end of its output, and leaves nothing of it behind."""
 
+import atexit
+import contextlib
 import os
+import selectors
 import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from ..model.command import INHERITED, Command
-from ..model.result import Output
-from .arguments import WrongArguments
+from ..model.job import Output
+from ..model.targets.command import INHERITED, Command
 from .context import Context
-from .process import Process
-from .work import Outputs, Work
+from .handler import Outputs, Work, WrongArguments
+
+# Ends commands whose worker is gone: a small process of its own, which the kernel tells when the worker dies.
+#
+# A killed worker can end nothing any more, and its job runs on another worker one lease later. Without this both runs
+# of a command would go on side by side.
+
+_CODE: Final = """
+import os, signal, sys
+pids = set()
+for line in sys.stdin:
+    (pids.add if line[0] == "+" else pids.discard)(int(line[1:]))
+for pid in pids:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+"""Reads which groups to watch until its input ends: that happens when the worker does, however it does."""
+
+
+class Guard:
+    """Started with the first command."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watched: set[int] = set()
+
+    def start(self) -> None:
+        """Before a command is started, so that nothing has to be waited for after."""
+        with self._lock:
+            self._tell(b"")
+
+    def watch(self, group: int) -> None:
+        with self._lock:
+            self._watched.add(group)
+            self._tell(b"+%d\n" % group)
+
+    def release(self, group: int) -> None:
+        """Before its number can be another's."""
+        with self._lock:
+            self._watched.discard(group)
+            self._tell(b"-%d\n" % group)
+
+    def close(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            process.wait()
+
+    def _tell(self, line: bytes) -> None:
+        try:
+            self._written(line)
+        except OSError:
+            # It was killed. A new one hears of everything that runs.
+            self._process = None
+            with contextlib.suppress(OSError):
+                self._written(b"".join(b"+%d\n" % one for one in self._watched))
+
+    def _written(self, lines: bytes) -> None:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _CODE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                cwd="/",
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        if lines:
+            self._process.stdin.write(lines)
+
+
+GUARD: Final = Guard()
+atexit.register(GUARD.close)
+
+
+LOOK_S: Final = 0.05
+"""How often to look whether it has ended or shall end, while it writes nothing."""
+
+_CHUNK: Final = 65_536
+_SETTLE_S: Final = 0.2
+"""For output that is still in the pipes when the program has ended."""
+
+
+class Tail:
+    """The last bytes of a stream, and how many there were."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._data = b""
+        self.size = 0
+
+    def add(self, data: bytes) -> None:
+        self.size += len(data)
+        if self._most:
+            self._data = (self._data + data)[-self._most :]
+
+    @property
+    def data(self) -> bytes:
+        return self._data
+
+
+class Process:
+    """One run of a program, in a session of its own: its whole group can be ended."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None, output_bytes: int) -> None:
+        GUARD.start()
+        self._popen = subprocess.Popen(
+            list(argv),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        GUARD.watch(self._popen.pid)
+        self._tails = (Tail(output_bytes), Tail(output_bytes))
+        self._selector = selectors.DefaultSelector()
+        for stream, tail in zip((self._popen.stdout, self._popen.stderr), self._tails, strict=True):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ, tail)
+
+    def run(self, asked_to_end: Callable[[], bool], kill_after_s: float) -> Output:
+        """Until it has ended; when asked, it is told to end, and then made to. Blocks: for a thread."""
+        _running.add(self)
+        try:
+            deadline = None
+            while not self._has_ended():
+                self._read(LOOK_S)
+                if deadline is None and asked_to_end():
+                    self._signal(signal.SIGTERM)
+                    deadline = time.monotonic() + kill_after_s
+                elif deadline is not None and time.monotonic() > deadline:
+                    self._signal(signal.SIGKILL)
+        finally:
+            _running.discard(self)
+            self._end()
+        out, err = self._tails
+        return Output(self._popen.returncode, out.data, err.data, out.size, err.size)
+
+    def _has_ended(self) -> bool:
+        """Without collecting it: until then its group keeps its number, and nobody else can get it."""
+        if not hasattr(os, "waitid"):
+            return self._popen.poll() is not None
+        return os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _end(self) -> None:
+        """What the program left running in its group goes with it; then the rest of its output is read."""
+        self._signal(signal.SIGKILL)
+        GUARD.release(self._popen.pid)
+        self._popen.wait()
+        until = time.monotonic() + _SETTLE_S
+        while self._selector.get_map() and time.monotonic() < until:
+            if not self._read(until - time.monotonic()):
+                break  # somebody outside the group holds the pipes
+        self._selector.close()
+        for stream in (self._popen.stdout, self._popen.stderr):
+            assert stream is not None
+            stream.close()
+
+    def _read(self, wait_s: float) -> bool:
+        """What there is to read now, or within that time; False if there was nothing."""
+        if not self._selector.get_map():
+            time.sleep(LOOK_S)  # it has closed its output and goes on
+            return False
+        ready = self._selector.select(max(0.0, wait_s))
+        for key, _ in ready:
+            data = os.read(key.fd, _CHUNK)
+            key.data.add(data)
+            if not data:
+                self._selector.unregister(key.fileobj)
+        return bool(ready)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, number)
+
+
+_running: Final[set[Process]] = set()
+"""Changed by one operation at a time, so threads need no lock."""
+
+
+def kill_all() -> None:
+    """At once, with their groups: this process is about to end, and nobody would look after them."""
+    for process in list(_running):
+        process.kill()
+
 
 MOST_ARGUMENTS: Final = 100
 _REASON_CHARS: Final = 200

@@ -1,34 +1,240 @@
-"""A worker: takes jobs from queues, runs them, tells the server how they ended."""
+"""A worker: takes jobs from queues in their shares, runs them, and reports to the server how they ended."""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..engine.failures import Failures
-from ..engine.loop import Loop
+from ..model.clock import steady_s
+from ..model.delivery import ErrorHandler
 from ..model.errors import InvalidInput, StoreError
-from ..model.failure import ErrorHandler
-from ..model.lane_policy import LanePolicies, LanePolicy
-from ..model.policies import Policies
-from ..model.rate import Limit
-from ..model.retry import RetryPolicy
-from ..store.links import Subscription
+from ..model.flow import Limit
+from ..model.lane import LanePolicies, LanePolicy, Pauses
+from ..model.retry import Policies, RetryPolicy
+from ..roles import Failures, Loop
+from ..store import job_queue
+from ..store.lanes import read_pauses
+from ..store.redis.servers import Subscription
 from ..store.store import Store
-from .ends import Ends
-from .hands import Hands
-from .heart import Heart
-from .heir import Heir
-from .memory import Memory
-from .registry import Registry
-from .run import Run
-from .shares import Shares
-from .slots import Slots
-from .taker import Taker
+from .context import Memory
+from .executor import Hands, Run
+from .finisher import Ends
+from .handler import Registry
+from .leases import Heart, Heir, Slots
 
 log = logging.getLogger("mainspring.worker")
+
+
+PROBE: Final = 8
+"""An empty queue is asked for this part of the room."""
+
+
+class Shares:
+    """Divides room between queues by weight. What a queue did not use goes to the others."""
+
+    def __init__(self, weights: Mapping[str, int], *, strict: bool = False) -> None:
+        self._weights = dict(weights)
+        self._strict = strict
+        self._owed = dict.fromkeys(self._weights, 0.0)
+        self._dry: set[str] = set()
+        self._round = 0
+
+    @property
+    def queues(self) -> list[str]:
+        return list(self._weights)
+
+    def split(self, room: int, having: Iterable[str]) -> dict[str, int]:
+        """How much of each queue to ask for, of those that may have something."""
+        names = [name for name in self._weights if name in set(having)]
+        if not names or room < 1:
+            return {}
+        if self._strict:
+            return {names[0]: room}
+        full = [name for name in names if name not in self._dry] or names
+        probes = self._probes(room, [name for name in names if name not in full])
+        asks = probes | self._by_weight(room - sum(probes.values()), full)
+        return {name: asks[name] for name in names if asks.get(name, 0) > 0}
+
+    def _probes(self, room: int, dry: list[str]) -> dict[str, int]:
+        """A queue that came back empty is asked for little: it shall be noticed when it fills, and hold up nobody."""
+        self._round += 1
+        most = room // PROBE or (1 if self._round % PROBE == 0 else 0)
+        fit = room // most if most else 0
+        first = self._round % len(dry) if dry else 0
+        return dict.fromkeys((dry[first:] + dry[:first])[:fit], most)
+
+    def _by_weight(self, room: int, names: list[str]) -> dict[str, int]:
+        total = sum(self._weights[name] for name in names)
+        asks = {}
+        for name in names:
+            self._owed[name] += room * self._weights[name] / total
+            asks[name] = max(0, int(self._owed[name]))
+        spare = room - sum(asks.values())
+        for name in sorted(names, key=lambda one: asks[one] - self._owed[one]):
+            if spare > 0:
+                asks[name], spare = asks[name] + 1, spare - 1
+        return asks
+
+    def came(self, asked: Mapping[str, int], got: Mapping[str, int]) -> None:
+        """What a round brought: whoever got less than its share keeps no claim to the rest."""
+        for name, most in asked.items():
+            count = got.get(name, 0)
+            self._owed[name] = max(-1.0, min(self._owed[name] - count, 1.0)) if count >= most else 0.0
+            if count:
+                self._dry.discard(name)
+            else:
+                self._dry.add(name)
+
+
+AT_ONCE: Final = 4
+"""Partitions asked in one round under load: a few large bites cost the server less than many small ones."""
+
+
+class Calls:
+    """For each queue the partitions worth asking. Calls come without the queue's name, so they count for all."""
+
+    def __init__(self, queues: Sequence[str], partitions: int) -> None:
+        self._queues = tuple(queues)
+        self._partitions = partitions
+        self._called: dict[str, set[int]] = {queue: set() for queue in queues}
+        self._again: set[int] = set()
+        """Called while they were being asked."""
+        self._full: set[tuple[int, str]] = set()
+        """Gave all they were asked for: there is more."""
+        self._last = -1
+
+    def call(self, partition: int) -> None:
+        self._again.add(partition)
+        for called in self._called.values():
+            called.add(partition)
+
+    def call_all(self) -> None:
+        for partition in range(self._partitions):
+            self.call(partition)
+
+    def having(self) -> list[str]:
+        """Queues that may have work somewhere."""
+        return [queue for queue, called in self._called.items() if called]
+
+    def asks(self, shares: Mapping[str, int]) -> dict[int, dict[str, int]]:
+        """Spread the shares over partitions, beginning with the next in turn."""
+        self._again.clear()
+        found: dict[int, dict[str, int]] = {}
+        first = None
+        for queue, most in shares.items():
+            turn = self._turn(queue, most)
+            for i, partition in enumerate(turn):
+                found.setdefault(partition, {})[queue] = most // len(turn) + (i < most % len(turn))
+            if turn and first is None:
+                first = turn[0]
+        self._last = self._last if first is None else first
+        return found
+
+    def _turn(self, queue: str, most: int) -> list[int]:
+        """The partitions to ask now: whoever is next, and a few that are full; where none is, as many as called."""
+        turn = sorted(self._called[queue], key=lambda p: (p <= self._last, p))
+        full = [partition for partition in turn[1:] if (partition, queue) in self._full]
+        if not full:
+            return turn[:most]
+        return [*turn[:1], *full[: AT_ONCE - 1]][:most]
+
+    def came(self, asks: Mapping[int, Mapping[str, int]], got: Iterable[tuple[int, str]]) -> None:
+        """Forget partitions that gave less than they were asked for: they are empty, unless they called since."""
+        counts: dict[tuple[int, str], int] = {}
+        for place in got:
+            counts[place] = counts.get(place, 0) + 1
+        for partition, by_queue in asks.items():
+            for queue, most in by_queue.items():
+                if counts.get((partition, queue), 0) >= most:
+                    self._full.add((partition, queue))
+                    continue
+                self._full.discard((partition, queue))
+                if partition not in self._again:
+                    self._called[queue].discard(partition)
+
+
+POLL_S: Final = 1.0
+"""How often all partitions are asked, called or not: a call may be lost."""
+
+FULL_S: Final = 0.25
+"""How long to wait for room; usually one is woken before."""
+
+MOST_UNSENT: Final = 4_000
+"""Ended jobs that the server has not heard of yet."""
+
+BUSY: Final = 2_000.0
+"""From this many jobs a second on, several are taken together or none."""
+
+
+class Taker:
+    """One round after the other while there is work and room."""
+
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        shares: Shares,
+        hands: Hands,
+        unsent: Callable[[], int],
+        slots: Slots,
+        died: job_queue.Died,
+    ) -> None:
+        self._store = store
+        self._slots = slots
+        self._worker = worker
+        self._shares = shares
+        self._hands = hands
+        self._unsent = unsent
+        self._died = died
+        self.calls = Calls(shares.queues, len(store.keys))
+        self._polled_at = 0.0
+        self._pauses = Pauses()
+        self.hungry = False
+        """It waits for room, and wants to know when there is some."""
+
+    @property
+    def room(self) -> int:
+        # While the server does not hear how jobs end, no more are begun: nothing piles up here.
+        return self._hands.room if self._unsent() < MOST_UNSENT else 0
+
+    @property
+    def worthwhile(self) -> bool:
+        """Enough room for a round. The busier, the more: each round then has more to carry."""
+        room = self.room
+        return room >= 1 and (self._hands.rate < BUSY or room >= self._hands.concurrency // 2)
+
+    async def step(self) -> float:
+        self.hungry = not self.worthwhile
+        if self.hungry:
+            return FULL_S
+        now = time.monotonic()
+        if now >= self._polled_at + POLL_S:
+            self._pauses = Pauses(await read_pauses(self._store), self._store.clock.now_ms())
+            self.calls.call_all()
+            self._polled_at = now
+        having = [queue for queue in self.calls.having() if self._pauses.of_queue(queue) is None]
+        wanted = self._shares.split(self.room, [queue for queue in having if not self._slots.full(queue)])
+        async with self._slots.within(wanted) as shares:
+            if asks := self.calls.asks(shares):
+                await self._take(asks, shares)
+                return 0.0
+        # Slots come free on other workers too, and nobody says so.
+        wait_s = max(0.0, self._polled_at + POLL_S - now)
+        return min(wait_s, max(0.01, self._slots.wait_s(having))) if having else wait_s
+
+    async def _take(self, asks: job_queue.Asks, shares: Mapping[str, int]) -> None:
+        asked = steady_s()
+        jobs = await job_queue.take(self._store, self._worker, asks, self._died)
+        self._hands.add(jobs, asked)
+        self.calls.came(asks, ((job.partition, job.queue) for job in jobs))
+        got = dict.fromkeys(shares, 0)
+        for job in jobs:
+            got[job.queue] += 1
+        self._shares.came(shares, got)
+
 
 LAST_WORD_S: Final = 1.0
 """For the last call to a server that may be away."""

@@ -1,18 +1,380 @@
-"""All peers in one run, one after the other; one that fails must not lose the rows of the others."""
+"""All peers in one run, one after the other; a peer that fails must not lose the rows of the others.
 
+producer  | warm-up | all, due at one moment |      | steady: so many a second, each 3 s ahead
+server              ^ memory                 ^ memory
+due                                               |
+consumer                                          | starts; warm-up; all: drain | steady: lateness
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from ...model.errors import InvalidInput, MainspringError
 from ...testing.servers import missing
-from ..ground import Where
-from ..life import Progress
-from .homes import PeersMissing, python_with_peers
-from .stage import Contender, Demand, measure
+from ..environment import Ground, Where, ground
+from ..lifecycle import Progress
+from .other_side import RUN
+
+# Which Python has the peers: this one, where `mainspring[peers]` is installed, else one in the cache folder.
+#
+# The environment that people work in is never changed.
+
+DISTRIBUTIONS: Final = ("arq", "celery", "dramatiq", "huey", "redis", "rq")
+PINS: Final = Path(__file__).parents[4] / "requirements" / "peers.txt"
+
+FROM_PYPI: Final = "pip install 'mainspring[peers]'"
+_STAMP: Final = "complete"
+
+
+class PeersMissing(MainspringError):
+    """The peers are not installed, and could not or should not be."""
+
+
+def python_at_hand() -> Path | None:
+    """The interpreter, if nothing has to be installed for it."""
+    if has_peers():
+        return Path(sys.executable)
+    if not PINS.exists():
+        return None
+    folder = cache_folder()
+    return folder / "bin" / "python" if (folder / _STAMP).exists() else None
+
+
+async def python_with_peers(*, install: bool) -> Path:
+    """The interpreter; makes the environment in the cache folder if need be and allowed."""
+    if (python := python_at_hand()) is not None:
+        return python
+    if not PINS.exists():
+        raise PeersMissing(f"the peers are not installed here: {FROM_PYPI}, best in an environment of its own")
+    folder = cache_folder()
+    if not install:
+        raise PeersMissing(f"the peers are not installed here; this does it: {commands(folder)}")
+    with _alone(folder):
+        if not (folder / _STAMP).exists():
+            await _make(folder)
+    return folder / "bin" / "python"
+
+
+def has_peers() -> bool:
+    """Here, in this environment."""
+    for name in DISTRIBUTIONS:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return False
+    return True
+
+
+def cache_folder() -> Path:
+    """One for each set of pins and each Python: a change of either makes a new one."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256(PINS.read_bytes() + sys.version.encode()).hexdigest()
+    return cache / "mainspring" / f"peers-{digest[:12]}"
+
+
+def commands(folder: Path) -> str:
+    """What `_make` does, for people."""
+    pip = f"{folder}/bin/python -m pip install --require-hashes -r {PINS}"
+    return f"{sys.executable} -m venv {folder} && {pip} && touch {folder}/{_STAMP}"
+
+
+async def _make(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut short
+    await _call(sys.executable, "-m", "venv", str(folder))
+    pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    await _call(*pip, "--require-hashes", "-r", str(PINS))
+    (folder / _STAMP).touch()
+
+
+async def _call(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said, _ = await process.communicate()
+    if process.returncode:
+        tail = said.decode(errors="replace").strip()[-400:]
+        raise PeersMissing(f"the peers could not be installed by `{' '.join(command)}`: {tail}")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two benches at one moment make one environment, not half of two."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+STALL_S: Final = 30.0
+"""So long without a run, and what is missing counts as lost. Some peers look for due tasks every few seconds only."""
+
+_POLL_S: Final = 0.25
+
+
+class Runs:
+    """The file, seen from the bench. Its length is the counter."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    @property
+    def count(self) -> int:
+        return self.path.stat().st_size // RUN.size
+
+    async def wait(self, numbers: range, tell: Callable[[int], None], *, stall_s: float = STALL_S) -> bool:
+        """Until each of these has run; False when there has been no run for a long time."""
+        seen, seen_at = -1, time.monotonic()
+        while True:
+            if (now := self.count) != seen:
+                seen, seen_at = now, time.monotonic()
+                tell(now)
+                # Reading it all costs: only when so many ran as were scheduled up to the last of these.
+                if now >= numbers.stop and self.times().keys() >= set(numbers):
+                    return True
+            elif time.monotonic() - seen_at > stall_s:
+                return False
+            await asyncio.sleep(_POLL_S)
+
+    def times(self) -> dict[int, list[int]]:
+        """For each number the nanoseconds at which it ran."""
+        found: dict[int, list[int]] = {}
+        text = self.path.read_bytes()
+        for number, at_ns in RUN.iter_unpack(text[: len(text) // RUN.size * RUN.size]):
+            found.setdefault(number, []).append(at_ns)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of tasks whose due times are known. A task's first run counts; the others are duplicates."""
+
+    lost: int
+    duplicated: int
+    early: int
+    late_ms: list[float]
+    """Sorted; negative for what was early."""
+    first_ns: int
+    last_ns: int
+
+    @property
+    def seconds(self) -> float:
+        """From the first run to the last."""
+        return (self.last_ns - self.first_ns) / 1e9
+
+    def late_by(self, share: float) -> float | None:
+        """The lateness that this share of the tasks kept."""
+        if not self.late_ms:
+            return None
+        return round(self.late_ms[min(len(self.late_ms) - 1, int(len(self.late_ms) * share))], 2)
+
+
+def judge(times: Mapping[int, list[int]], dues_ms: Iterable[tuple[int, int]]) -> Verdict:
+    """`dues_ms`: number and due time of every task that counts."""
+    lost = duplicated = 0
+    late_ms: list[float] = []
+    began_ns: list[int] = []
+    for number, due_ms in dues_ms:
+        runs = times.get(number)
+        if runs is None:
+            lost += 1
+            continue
+        duplicated += len(runs) - 1
+        began_ns.append(min(runs))
+        late_ms.append(min(runs) / 1e6 - due_ms)
+    late_ms.sort()
+    early = sum(late < 0 for late in late_ms)
+    return Verdict(lost, duplicated, early, late_ms, min(began_ns, default=0), max(began_ns, default=0))
+
+
+OTHER_SIDE: Final = Path(__file__).with_name("other_side.py")
+WARM_TASKS: Final = 100
+PATIENCE_S: Final = 300.0
+LEAD_MS: Final = 3_000
+
+
+class PeerFailed(MainspringError):
+    """A peer did not do what was to be measured."""
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """Who is measured: a file with a class `Peer`, the Python that runs it, and its processes."""
+
+    name: str
+    file: Path
+    python: Path
+    roles: tuple[str, ...] = ("consume",)
+    """Methods of the peer, each run in a process of its own beside the producer."""
+
+
+class Demand(msgspec.Struct, frozen=True):
+    tasks: int
+    rate: int
+    seconds: float
+
+
+class Measured(msgspec.Struct, frozen=True):
+    version: str
+    tasks: int
+    schedule_per_s: float
+    bytes_per_pending_task: float
+    drain_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+    early: int
+    duplicated: int
+    lost: int
+
+
+async def measure(one: Contender, demand: Demand, where: Where, progress: Progress) -> Measured:
+    with tempfile.TemporaryDirectory(prefix="mainspring-peers-") as folder:
+        runs = Runs(Path(folder) / "runs")
+        async with ground(where) as place, _side(one, "produce", place.url, runs) as producer:
+            return await Stage(one, demand, place, runs, producer, progress).play()
+
+
+class Stage:
+    def __init__(
+        self, one: Contender, demand: Demand, place: Ground, runs: Runs, producer: "Side", progress: Progress
+    ) -> None:
+        self._one = one
+        self._demand = demand
+        self._place = place
+        self._runs = runs
+        self._producer = producer
+        self._progress = progress
+
+    async def play(self) -> Measured:
+        tasks, all_tasks = self._demand.tasks, range(WARM_TASKS, WARM_TASKS + self._demand.tasks)
+        self._tell("scheduling")(0)
+        warm_s = (await self._producer.ask(first=0, tasks=WARM_TASKS, due_ms=_now_ms()))["seconds"]
+        due_ms = _now_ms() + round(1000 * (1 + warm_s * tasks / WARM_TASKS))
+        before = await self._place.read()
+        took_s = (await self._producer.ask(first=WARM_TASKS, tasks=tasks, due_ms=due_ms))["seconds"]
+        used = (await self._place.read()).since(before)
+        await asyncio.sleep(max(0, due_ms - _now_ms()) / 1000)
+        async with self._consumer():
+            await self._ran(range(WARM_TASKS), "starting")
+            await self._runs.wait(all_tasks, self._tell("draining"))
+            steady_dues = await self._steady(WARM_TASKS + tasks)
+        times = self._runs.times()
+        drained = judge(times, ((number, due_ms) for number in all_tasks))
+        steady = judge(times, steady_dues)
+        return Measured(
+            version=self._producer.version,
+            tasks=tasks,
+            schedule_per_s=round(tasks / took_s),
+            bytes_per_pending_task=round(used.memory / tasks, 1),
+            drain_per_s=round((tasks - drained.lost) / max(drained.seconds, 1e-6)),
+            p50_ms=steady.late_by(0.5),
+            p99_ms=steady.late_by(0.99),
+            early=drained.early + steady.early,
+            duplicated=drained.duplicated + steady.duplicated,
+            lost=drained.lost + steady.lost,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _consumer(self) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for role in self._one.roles:
+                await stack.enter_async_context(_side(self._one, role, self._place.url, self._runs))
+            yield
+
+    async def _ran(self, numbers: range, what: str) -> None:
+        if not await self._runs.wait(numbers, self._tell(what)):
+            raise PeerFailed(f"only {self._runs.count} tasks ran of the first {len(numbers)}")
+
+    async def _steady(self, first: int) -> list[tuple[int, int]]:
+        """Numbers and due times of the tasks that count: the load goes on until the last of them is due."""
+        rate, what = self._demand.rate, f"{self._demand.rate} a second"
+        count, more = round(rate * self._demand.seconds), rate * LEAD_MS // 1000
+        due_ms = _now_ms() + LEAD_MS + 100
+        self._tell(what)(self._runs.count)
+        order = {"first": first, "tasks": count + more, "due_ms": due_ms, "lead_ms": LEAD_MS, "rate": rate}
+        await self._producer.ask(**order)
+        await self._runs.wait(range(first, first + count), self._tell(what))
+        return [(first + at, due_ms + at * 1000 // rate) for at in range(count)]
+
+    def _tell(self, what: str) -> Callable[[int], None]:
+        total = WARM_TASKS + self._demand.tasks + round(self._demand.rate * self._demand.seconds)
+        return lambda done: self._progress(f"{self._one.name}: {what}", done, total)
+
+
+class Side:
+    """The other process: JSON lines there and back."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self._process = process
+        self._log = log
+        self.version = ""
+
+    async def start(self, url: str, runs: Runs) -> None:
+        # Not in the arguments: the URL may hold a password.
+        self.version = (await self.ask(url=url, runs=str(runs.path)))["version"]
+
+    async def ask(self, **order: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise PeerFailed(f"no answer within {PATIENCE_S:.0f} s") from None
+        if not line:
+            said = self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise PeerFailed(f"its process ended with {await self._process.wait()}: {said[-1][:300]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # the group: some start processes of their own
+        await self._process.wait()
+
+
+@contextlib.asynccontextmanager
+async def _side(one: Contender, role: str, url: str, runs: Runs) -> AsyncIterator[Side]:
+    log = runs.path.with_name(f"{role}.log")
+    with log.open("wb") as said:
+        process = await asyncio.create_subprocess_exec(
+            str(one.python),
+            "-P",
+            str(OTHER_SIDE),
+            str(one.file),
+            role,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,
+        )
+    side = Side(process, log)
+    try:
+        await side.start(url, runs)
+        yield side
+    finally:
+        await side.end()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
 
 PEERS: Final = ("celery", "dramatiq", "rq", "arq", "huey")
 OURSELVES: Final = "mainspring"

@@ -7,8 +7,8 @@ from typing import Final
 import uvloop
 
 from mainspring import Client, Config, Scheduler, Task
-from mainspring.node import Node
-from mainspring.workplace import Workplace
+from mainspring.node.node import Node
+from mainspring.scheduler.worker_process import Workplace
 
 DISTRIBUTION: Final = "mainspring"
 QUEUE: Final = "bench"

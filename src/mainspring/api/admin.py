@@ -1,0 +1,351 @@
+"""Routes for operators: API keys, cluster, doctor, audit trail, queues, targets, probes and metrics."""
+
+import socket
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from ..cluster import report
+from ..model.access import ApiKey, KeyOrder, KeyShown, make_key, new_token
+from ..model.audit import MASK, AuditPage, bare
+from ..model.lane import Pauses
+from ..model.metrics import render
+from ..node.doctor import checkup
+from ..node.metrics import everything
+from ..store import members
+from ..store.access import add_key, list_keys, new_key_id, read_audit, revoke_key
+from ..store.lanes import read_pauses
+from ..store.queue_state import Depth, depths
+from .asgi import Answer, Problem, answer, not_ready
+from .auth import OPEN
+from .routes import Call, Route, no_such
+
+
+class KeyList(msgspec.Struct):
+    keys: list[KeyShown]
+
+
+class KeyMade(KeyShown, frozen=True, kw_only=True):
+    """`key` is its text, which is in this answer and nowhere else."""
+
+    key: str
+
+
+class KeyRevoked(msgspec.Struct):
+    id: str
+    name: str
+    outcome: str = "revoked"
+
+
+async def list_api_keys(call: Call) -> Answer:
+    call.check_unbound()
+    return answer(KeyList([KeyShown.of(one) for one in await list_keys(call.client.store)]))
+
+
+async def add_api_key(call: Call) -> Answer:
+    _check_shown(call)
+    _check_not_repeatable(call)
+    store, token = call.client.store, new_token()
+    made = make_key(call.body, key_id=new_key_id(), token=token, now_ms=store.clock.now_ms())
+    _check_grant(call, made)
+    await add_key(store, made)
+    call.app.gate.ring.forget()
+    shown = KeyShown.of(made).fields
+    await call.audit("key.add", made.id, after=shown)
+    return answer(KeyMade(**shown, key=token), 201)
+
+
+async def revoke_api_key(call: Call) -> Answer:
+    _check_shown(call)
+    key_id = call.params["id"]
+    gone = await revoke_key(call.client.store, key_id)
+    if gone is None:
+        raise no_such("key", key_id)
+    call.app.gate.ring.forget()
+    await call.audit("key.revoke", key_id, before=KeyShown.of(gone).fields)
+    return answer(KeyRevoked(gone.id, gone.name))
+
+
+def _check_shown(call: Call) -> None:
+    """Where anybody on the machine is answered, nobody gets what opens the other nodes too."""
+    call.check_unbound()
+    if call.key is OPEN:
+        raise Problem(
+            "forbidden",
+            "keys are made and revoked with an admin's key, or by `mainspring key` at the server itself"
+            " (--redis-url or --data-dir)",
+        )
+
+
+def _check_not_repeatable(call: Call) -> None:
+    """To repeat an answer it would have to be kept, and the key's text with it. Who asks for that must not get two."""
+    if b"idempotency-key" in call.headers:
+        raise Problem(
+            "invalid",
+            "Idempotency-Key: a key cannot be made repeatably, for its text is kept nowhere; leave the header out."
+            " If an answer is lost, look for the key in GET /v1/keys, revoke it and make another",
+        )
+
+
+def _check_grant(call: Call, made: ApiKey) -> None:
+    """A key that is limited cannot make itself one that is not."""
+    giver = call.key
+    if giver.expires_ms is not None and (made.expires_ms is None or made.expires_ms > giver.expires_ms):
+        raise _more("lasts longer than this one does; give it `expires`")
+    for namespace in made.namespaces:
+        own = namespace in (call.namespace, call.node.config.namespace)
+        if not own and not giver.reaches(namespace):
+            raise _more(f"reaches the namespace {namespace[:80]!r}, which this one does not")
+    limit, asked = (call.node.config.api_rate if one.rate is None else one.rate for one in (giver, made))
+    if limit and not 0 < asked <= limit:
+        raise _more(f"may come more often than {limit:g} times a second, as this one may; give it `rate`")
+
+
+def _more(what: str) -> Problem:
+    return Problem("forbidden", f"this key cannot make one that {what}")
+
+
+KEY_ROUTES: Final = (
+    Route("GET", "/v1/keys", list_api_keys, "admin", "API keys, the oldest first; never their texts.",
+          answers={200: KeyList}),
+    Route("POST", "/v1/keys", add_api_key, "admin",
+          "Make an API key; its text is in this answer only. An Idempotency-Key is refused.",
+          body=KeyOrder, answers={201: KeyMade}, problems=("too-large", "content-type", "out-of-memory")),
+    Route("DELETE", "/v1/keys/{id}", revoke_api_key, "admin", "Take an API key away for good.",
+          answers={200: KeyRevoked}),
+)  # fmt: skip
+
+
+class ClusterNode(msgspec.Struct):
+    id: str
+    leader: bool
+    order: int
+    host: str
+    pid: int
+    roles: list[str]
+    version: str
+    concurrency: int
+    started_ms: int
+    leaving: bool
+    lease_left_ms: int
+    partitions: list[int]
+    planned: list[int]
+    look_ahead: int
+    in_flight: int
+    lag_ms: int
+    delivered: int
+
+
+class Cluster(msgspec.Struct):
+    """`leader` is empty when nobody leads; `without_owner` and `moving` are partitions."""
+
+    leader: str
+    term: int
+    plan: int
+    partitions: int
+    without_owner: list[int]
+    moving: list[int]
+    nodes: list[ClusterNode]
+
+
+async def get_cluster(call: Call) -> Answer:
+    return answer(report(*await members.look(call.client.store)))
+
+
+CLUSTER_ROUTE: Final = Route(
+    "GET", "/v1/cluster", get_cluster, "read", "The nodes and what they own.", answers={200: Cluster}
+)
+
+
+class Checked(msgspec.Struct):
+    """`server` is where; `status` is ok, warning, error, or unknown where the server does not let itself be asked."""
+
+    server: str
+    name: str
+    status: str
+    message: str
+
+
+class Checkup(msgspec.Struct):
+    checks: list[Checked]
+
+
+async def get_doctor(call: Call) -> Answer:
+    call.check_unbound()
+    url, config = call.node.server_url, call.node.config
+    if url is None:
+        raise not_ready("the node is starting or stopping")
+    if call.namespace != config.namespace:
+        config = replace(config, namespace=call.namespace, partitions=None)
+    async with call.app.examining:  # it looks through all keys of the namespace: one at a time is enough
+        found = await checkup(config, url, here=f"node on {socket.gethostname()}")
+    return answer(Checkup([Checked(one.where, one.check.name, one.check.status, one.check.message) for one in found]))
+
+
+DOCTOR_ROUTE: Final = Route(
+    "GET", "/v1/doctor", get_doctor, "admin", "Check servers, rights, speed, clocks, data, nodes and Kafka.",
+    answers={200: Checkup},
+)  # fmt: skip
+
+
+class AuditQuery(msgspec.Struct, frozen=True):
+    limit: int = 50
+    cursor: str | None = None
+
+
+async def list_audit(call: Call) -> Answer:
+    call.check_unbound()
+    return answer(await read_audit(call.client.store, limit=call.query.limit, cursor=call.query.cursor))
+
+
+AUDIT_ROUTE: Final = Route(
+    "GET", "/v1/audit", list_audit, "admin", "The audit trail, the newest first.", query=AuditQuery,
+    answers={200: AuditPage},
+)  # fmt: skip
+
+
+class Queue(msgspec.Struct):
+    """`oldest_ms` is when the task that waits longest was handed over; `paused` says that workers take none."""
+
+    name: str
+    ready: int
+    running: int
+    oldest_ms: int | None
+    paused: bool
+
+
+class QueueList(msgspec.Struct):
+    queues: list[Queue]
+
+
+async def list_queues(call: Call) -> Answer:
+    return answer(QueueList(await _queues(call)))
+
+
+async def get_queue(call: Call) -> Answer:
+    name = call.params["name"]
+    for one in await _queues(call):
+        if one.name == name:
+            return answer(one)
+    raise no_such("queue", name)
+
+
+async def _queues(call: Call) -> list[Queue]:
+    store = call.client.store
+    pauses = Pauses(await read_pauses(store), store.clock.now_ms())
+    found = await depths(store)
+    return [_told(name, depth, pauses) for name, depth in sorted(found.items()) if call.key.sees(f"queue:{name}/*")]
+
+
+def _told(name: str, depth: Depth, pauses: Pauses) -> Queue:
+    return Queue(name, depth.ready, depth.running, depth.oldest_ms, pauses.of_queue(name) is not None)
+
+
+QUEUE_ROUTES: Final = (
+    Route("GET", "/v1/queues", list_queues, "read", "Queues and how long they are.", answers={200: QueueList}),
+    Route("GET", "/v1/queues/{name}", get_queue, "read", "One queue.", answers={200: Queue}),
+)
+
+
+_TOLD: Final = frozenset({
+    "address", "ca_file", "concurrency", "gone_disables", "method", "rate", "response_bytes", "result_ttl",
+    "retry", "timeout", "url", "lane_policy",
+})  # fmt: skip
+"""Settings of a target that hold no secret; everything else is masked, whatever it may be."""
+
+
+class TargetList(msgspec.Struct):
+    """Name -> its settings, secrets masked."""
+
+    targets: dict[str, dict[str, Any]]
+
+
+async def list_targets(call: Call) -> Answer:
+    return answer(TargetList(_seen(call)))
+
+
+async def get_target(call: Call) -> Answer:
+    name = call.params["name"]
+    seen = _seen(call)
+    if name not in seen:
+        raise no_such("target", name)
+    return answer(seen[name])
+
+
+def _seen(call: Call) -> dict[str, dict[str, Any]]:
+    tables = call.node.config.targets.tables()
+    return {name: masked(table) for name, table in tables.items() if call.key.sees(f"target:{name}")}
+
+
+def masked(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: _shown(name, value) for name, value in table.items()}
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name in ("url", "address"):
+        return bare(str(value))
+    if name in _TOLD:
+        return value
+    if isinstance(value, dict):
+        return dict.fromkeys(value, MASK)
+    return MASK
+
+
+TARGET_ROUTES: Final = (
+    Route("GET", "/v1/targets", list_targets, "read", "List named targets.", answers={200: TargetList}),
+    Route(
+        "GET", "/v1/targets/{name}", get_target, "read", "Look at one named target.", answers={200: dict[str, Any]},
+        problems=("not-found",),
+    ),
+)  # fmt: skip
+
+
+_WELL: Final = Answer(200, b'{"status":"ok"}')
+
+
+class Well(msgspec.Struct):
+    status: str
+
+
+async def livez(call: Call) -> Answer:
+    """The process answers: that is all."""
+    del call
+    return _WELL
+
+
+async def readyz(call: Call) -> Answer:
+    if not call.node.ready:
+        raise not_ready("the node is starting or stopping")
+    if not await call.node.reachable():
+        raise not_ready("the server does not answer")
+    return _WELL
+
+
+async def healthy(call: Call) -> Answer:
+    if not call.node.ready:
+        raise not_ready("the node is starting or stopping")
+    if not call.node.healthy:
+        raise not_ready("the server does not answer, or an error holds up the engine; the log says more")
+    return _WELL
+
+
+PROBE_ROUTES: Final = (
+    Route("GET", "/livez", livez, None, "The process answers.", answers={200: Well}),
+    Route("GET", "/readyz", readyz, None, "It is started, and the server answers now.", answers={200: Well}),
+    Route("GET", "/healthy", healthy, None, "Every role's last step went well.", answers={200: Well}),
+)
+
+
+TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+async def get_metrics(call: Call) -> Answer:
+    call.check_unbound()  # the names of queues, which are other tenants' too, are among the figures
+    return Answer(200, render(await everything(call.node)).encode(), TEXT)
+
+
+METRICS_ROUTE: Final = Route(
+    "GET", "/metrics", get_metrics, "read", "Figures for Prometheus.", answers={200: None}, media=("text/plain",),
+    open_by="metrics_open",
+)  # fmt: skip

@@ -1,0 +1,230 @@
+"""`/v1/lanes` and `/v1/pauses`: what stands still, and letting it go on."""
+
+import re
+from typing import Final, Literal
+
+import msgspec
+
+from ..model.audit import changes, of_lane, of_pause
+from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause
+from ..model.task import pattern_fits
+from .asgi import Answer, Problem, answer
+from .routes import Call, Route
+from .schedules import instant
+from .tasks import Moment
+
+_PLACE: Final = re.compile(r"(\d{1,15})\.(.*)", re.DOTALL)
+
+
+class LaneQuery(msgspec.Struct, frozen=True):
+    limit: int = 50
+    cursor: str | None = None
+
+
+class LaneList(msgspec.Struct):
+    """Those that wait longest first; `next` is the cursor of the next page, null at the end."""
+
+    lanes: list[LaneInfo]
+    next: str | None
+
+
+class LaneDone(msgspec.Struct):
+    lane: str
+    answer: Literal["ok"]
+
+
+class Skip(msgspec.Struct, forbid_unknown_fields=True):
+    """`reason` is kept with the dead letter."""
+
+    reason: str = "skipped by hand"
+
+
+class NewPause(msgspec.Struct, forbid_unknown_fields=True, rename={"for_": "for"}):
+    """What: `target` (with a `*` at its end all that begin so), `queue`, `lane`, or `all`. It ends at `until`, after
+    `for`, or when it is resumed. `drop` sends what comes due meanwhile to the dead letters."""
+
+    target: str | None = None
+    queue: str | None = None
+    lane: str | None = None
+    all: bool = False
+    mode: Mode = "hold"
+    reason: str = ""
+    until: Moment | None = None
+    for_: str | None = None
+
+
+class PauseQuery(msgspec.Struct, frozen=True):
+    """What is to go on: exactly what was paused."""
+
+    target: str | None = None
+    queue: str | None = None
+    lane: str | None = None
+    all: bool = False
+
+
+class Paused(msgspec.Struct):
+    """Who paused what, since when, why, and until when."""
+
+    scope: str
+    mode: Mode
+    reason: str
+    who: str
+    since_ms: int
+    until_ms: int | None
+
+    @classmethod
+    def of(cls, pause: Pause) -> "Paused":
+        return cls(pause.scope.text, pause.mode, pause.reason, pause.who, pause.since_ms, pause.until_ms)
+
+
+class PauseList(msgspec.Struct):
+    pauses: list[Paused]
+
+
+class Resumed(msgspec.Struct):
+    scope: str
+    outcome: Literal["resumed"]
+
+
+# -- lanes -----------------------------------------------------------------------------------------------------
+
+
+async def list_lanes(call: Call) -> Answer:
+    call.check_unbound()
+    query: LaneQuery = call.query
+    if not 1 <= query.limit <= 1000:
+        raise Problem("invalid", f"limit is {query.limit}; it must lie between 1 and 1000")
+    behind = (-1, "") if query.cursor is None else _lane_place(query.cursor)
+    lanes = [one for one in await call.client.lanes() if (one.since_ms or 0, one.lane) > behind]
+    page, more = lanes[: query.limit], len(lanes) > query.limit
+    return answer(LaneList(page, f"{page[-1].since_ms or 0}.{page[-1].lane}" if more else None))
+
+
+def _lane_place(cursor: str) -> tuple[int, str]:
+    """Since when a lane stands still, and its name: lanes are listed in that order."""
+    match = _PLACE.fullmatch(cursor)
+    if match is None:
+        raise Problem("invalid", f"cursor {cursor[:80]!r} is not one that a list returned")
+    return int(match[1]), match[2]
+
+
+async def get_lane(call: Call) -> Answer:
+    call.check_unbound()
+    return answer(await call.client.lane(call.params["lane"]))
+
+
+async def retry_lane_head(call: Call) -> Answer:
+    before = await _lane(call)
+    return await _told(call, "lane.retry-head", before, await call.client.lane_retry_head(before.lane))
+
+
+async def skip_lane_head(call: Call) -> Answer:
+    before = await _lane(call)
+    done = await call.client.lane_skip_head(before.lane, reason=call.body.reason[:500])
+    return await _told(call, "lane.skip-head", before, done)
+
+
+async def resume_lane(call: Call) -> Answer:
+    before = await _lane(call)
+    return await _told(call, "lane.resume", before, await call.client.lane_resume(before.lane))
+
+
+async def _lane(call: Call) -> LaneInfo:
+    call.check_unbound()
+    return await call.client.lane(call.params["lane"])
+
+
+async def _told(call: Call, what: str, before: LaneInfo, done: LaneAnswer) -> Answer:
+    if done == "too late":
+        raise Problem("too-late", "the lane's head is being delivered right now; look again in a moment")
+    if done != "ok":
+        refused = Problem("conflict", _WHY[done])
+        refused.members = {"answer": done}  # the two are told apart by it: the detail is for people
+        raise refused
+    await call.audit(what, before.lane, of_lane(before), None)
+    return answer(LaneDone(before.lane, "ok"))
+
+
+_WHY: Final = {
+    "no head": "the lane waits for no failed task",
+    "gone": "the lane's head is over; the lane goes on by itself",
+}
+
+
+# -- pauses ----------------------------------------------------------------------------------------------------
+
+
+async def list_pauses(call: Call) -> Answer:
+    found = [one for one in await call.client.pauses() if call.may_reach_all or _within(call, one.scope.name)]
+    return answer(PauseList([Paused.of(one) for one in found]))
+
+
+async def add_pause(call: Call) -> Answer:
+    wanted: NewPause = call.body
+    _check_scope(call, wanted)
+    until_ms = None if wanted.until is None else instant(wanted.until, "until")
+    before = {one.scope.text: one for one in await call.client.pauses()}
+    made = await call.client.pause(
+        target=wanted.target,
+        queue=wanted.queue,
+        lane=wanted.lane,
+        mode=wanted.mode,
+        reason=wanted.reason,
+        who=call.who[:500],
+        until=until_ms,
+        for_=wanted.for_,
+    )
+    await call.audit("pause.add", made.scope.text, *changes(of_pause(before.get(made.scope.text)), of_pause(made)))
+    return answer(Paused.of(made), 201)
+
+
+async def remove_pause(call: Call) -> Answer:
+    query: PauseQuery = call.query
+    _check_scope(call, query)
+    named = {name: value for name in ("target", "queue", "lane") if (value := getattr(query, name)) is not None}
+    scope = "all" if query.all else " ".join(next(iter(named.items())))
+    before = next((one for one in await call.client.pauses() if one.scope.text == scope), None)
+    if not await call.client.resume(**named):
+        raise Problem("not-found", f"nothing is paused as {scope[:200]!r}")
+    await call.audit("pause.remove", scope, of_pause(before) or {"state": "paused"}, {"state": "resumed"})
+    return answer(Resumed(scope, "resumed"))
+
+
+def _check_scope(call: Call, wanted: NewPause | PauseQuery) -> None:
+    names = (wanted.target, wanted.queue, wanted.lane)
+    if sum(name is not None for name in names) + wanted.all != 1:
+        raise Problem("invalid", 'say what: one of "target", "queue", "lane", or "all": true')
+    if not call.may_reach_all and (wanted.target is None or not _within(call, wanted.target)):
+        raise Problem("forbidden", "this key is bound to targets, and may let only those stand still")
+
+
+def _within(call: Call, target: str) -> bool:
+    return any(pattern_fits(pattern, target) for pattern in call.key.targets or ())
+
+
+_LANE: Final = "/v1/lanes/{lane}"
+_BODY: Final = ("too-large", "content-type")
+ROUTES: Final = (
+    Route(
+        "GET", "/v1/lanes", list_lanes, "read", "Lanes that stand still.", query=LaneQuery, answers={200: LaneList}
+    ),
+    Route("GET", _LANE, get_lane, "read", "How one lane stands.", answers={200: LaneInfo}),
+    Route(
+        "POST", f"{_LANE}/retry-head", retry_lane_head, "operate", "Try the failed head of a lane now.",
+        answers={200: LaneDone}, problems=("conflict", "too-late", "out-of-memory"),
+    ),
+    Route(
+        "POST", f"{_LANE}/skip-head", skip_lane_head, "operate", "Give the failed head of a lane up.", body=Skip,
+        answers={200: LaneDone}, problems=("conflict", "too-late", *_BODY),
+    ),
+    Route(
+        "POST", f"{_LANE}/resume", resume_lane, "operate", "Let a parked or paused lane go on.",
+        answers={200: LaneDone}, problems=("conflict", "too-late", "out-of-memory"),
+    ),
+    Route("GET", "/v1/pauses", list_pauses, "read", "What is paused.", answers={200: PauseList}),
+    Route(
+        "POST", "/v1/pauses", add_pause, "operate", "Let everything, a target, a queue or a lane stand still.",
+        body=NewPause, answers={201: Paused}, problems=("out-of-memory", *_BODY),
+    ),
+    Route("DELETE", "/v1/pauses", remove_pause, "operate", "Let it go on.", query=PauseQuery, answers={200: Resumed}),
+)  # fmt: skip

@@ -1,0 +1,226 @@
+"""Where a bench runs: a private server or the user's, the server's clock, and helper processes.
+
+A delivery is early when its due time lies ahead of the server's clock at the moment the sink has it. What is
+known of that clock from here is an interval; judged by its upper end, nothing is called early that was not,
+and lateness is never flattered. What it may overlook is bounded by the interval's width, `doubt_us`:
+
+- a private server runs on this machine and reads the same clock as we do: the interval is a point;
+- of any other server the interval follows from TIME: asked at a, answered at b (by our clock) with s, the
+  server's clock was ahead of ours by at least s - b and at most s - a. The tightest of many samples counts,
+  and every sample loses 200 ppm as it ages, because the two clocks drift.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import hiredis
+
+from ..model.clock import DRIFT
+from ..model.errors import Refused
+from ..store.redis.servers import Link, LinkOptions, Links
+from ..testing.servers import Kind, standalone
+
+_SAMPLE_EVERY_S: Final = 0.05
+_FIRST_SAMPLES: Final = 50
+
+
+class ServerTime:
+    """`ask` returns the server's TIME in microseconds; None where the server shares this machine's clock."""
+
+    def __init__(self, ask: Callable[[], Awaitable[int]] | None = None) -> None:
+        self._ask = ask
+        self._low_us = self._high_us = 0.0
+        self._at_us = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        if self._ask is None:
+            return
+        for _ in range(_FIRST_SAMPLES):
+            await self._sample(self._ask)
+        self._task = asyncio.create_task(self._keep(self._ask))
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def latest_us(self) -> int:
+        """No server clock stands later than this, now."""
+        if self._ask is None:
+            return time.time_ns() // 1000
+        now_us = _local_us()
+        return int(now_us + self._high_us + (now_us - self._at_us) * DRIFT)
+
+    @property
+    def doubt_us(self) -> float:
+        """How much earlier it may stand."""
+        if self._ask is None:
+            return 0.0
+        return self._high_us - self._low_us + 2 * (_local_us() - self._at_us) * DRIFT
+
+    def now_ms(self) -> int:
+        return self.latest_us() // 1000
+
+    async def until(self, when_ms: int) -> None:
+        """Until that time has come whichever end of the interval is right."""
+        while True:
+            left_ms = when_ms - (self.latest_us() - self.doubt_us) / 1000
+            if left_ms <= 0:
+                return
+            await asyncio.sleep(left_ms / 1000)
+
+    async def _keep(self, ask: Callable[[], Awaitable[int]]) -> None:
+        while True:
+            await asyncio.sleep(_SAMPLE_EVERY_S)
+            await self._sample(ask)
+
+    async def _sample(self, ask: Callable[[], Awaitable[int]]) -> None:
+        asked_us = _local_us()
+        server_us = await ask()
+        answered_us = _local_us()
+        low, high = server_us - answered_us, server_us - asked_us
+        if self._at_us:
+            aged = (answered_us - self._at_us) * DRIFT
+            low, high = max(low, self._low_us - aged), min(high, self._high_us + aged)
+        if low > high:  # the server's clock was set: what was known before is worth nothing
+            low, high = server_us - answered_us, server_us - asked_us
+        self._low_us, self._high_us, self._at_us = low, high, answered_us
+
+
+def _local_us() -> float:
+    return time.monotonic_ns() / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which server: `url`, or a private one of this kind, without persistence, over loopback TCP."""
+
+    url: str | None = None
+    server: Kind = "valkey"
+
+
+_PLAIN: Final = {"latency-tracking": "no", "slowlog-log-slower-than": "-1"}
+"""A histogram of 30 KiB for every kind of command, and the log of slow calls, are not what a pending task costs."""
+
+
+class Reading(NamedTuple):
+    """Everything a stretch of work is measured by: read before and after, and subtract."""
+
+    at_s: float
+    client_us: float
+    server_us: float
+    """Of the server's main thread, where it says so: the one that limits what it can do."""
+    server_all_us: float
+    """Of all its threads: also those that free memory in the background."""
+    memory: int
+    commands: int
+
+    def since(self, before: "Reading") -> "Reading":
+        return Reading(*(now - then for now, then in zip(self, before, strict=True)))  # type: ignore[arg-type]
+
+
+class Ground:
+    """A server, a fresh namespace, and connections of the bench's own beside those it measures."""
+
+    def __init__(self, url: str, links: Links, *, private: bool, socket_url: str | None = None) -> None:
+        self.url = url
+        self.nearest_url = socket_url or url
+        """Of a private server its unix socket: the way on which `mainspring serve` reaches the server of its own."""
+        self.namespace = f"bench-{secrets.token_hex(4)}"
+        self.links = links
+        self.private = private
+        self.time = ServerTime(None if private else self._server_us)
+
+    async def read(self) -> Reading:
+        """Costs each server one INFO."""
+        reports = [await _info(link) for link in self.links.all()]
+
+        def total(*names: str) -> float:
+            return sum(float(report.get(name, 0)) for report in reports for name in names)
+
+        whole_us = 1e6 * total("used_cpu_user", "used_cpu_sys")
+        main_us = 1e6 * total("used_cpu_user_main_thread", "used_cpu_sys_main_thread")
+        return Reading(
+            time.perf_counter(),
+            time.process_time() * 1e6,
+            main_us or whole_us,
+            whole_us,
+            # Buffers of connections come and go with the load; they are not what a pending task costs.
+            round(total("used_memory") - total("mem_clients_normal")),
+            round(total("total_commands_processed")),
+        )
+
+    async def clear(self) -> None:
+        await clear_namespace(self.links, self.namespace)
+
+    async def _server_us(self) -> int:
+        [reply] = await self.links.for_slot(0).pipeline([("TIME",)])
+        seconds, micros = _checked(reply)
+        return int(seconds) * 1_000_000 + int(micros)
+
+
+async def clear_namespace(links: Links, namespace: str) -> None:
+    """Remove every key of a namespace."""
+    for link in links.all():
+        cursor = b"0"
+        while True:
+            [page] = await link.pipeline([("SCAN", cursor, "MATCH", f"{{{namespace}*", "COUNT", 5000)])
+            cursor, keys = _checked(page)
+            if keys:
+                # One command a key: in a cluster they belong to many slots.
+                await link.pipeline([("UNLINK", key) for key in keys])
+            if cursor == b"0":
+                break
+
+
+async def _info(link: Link) -> dict[str, str]:
+    [reply] = await link.pipeline([("INFO",)])
+    rows = (line.partition(":") for line in _checked(reply).decode().splitlines())
+    return {name: value for name, colon, value in rows if colon}
+
+
+def _checked(reply: Any) -> Any:
+    if isinstance(reply, hiredis.ReplyError):
+        raise Refused(f"the server refused: {reply}")
+    return reply
+
+
+@contextlib.asynccontextmanager
+async def ground(where: Where) -> AsyncIterator[Ground]:
+    """A place to measure on; nothing of it is left behind."""
+    with contextlib.ExitStack() as stack:
+        url, socket_url = where.url, None
+        if url is None:
+            server = stack.enter_context(standalone(where.server, extra_config=_PLAIN))
+            url, socket_url = server.url, server.unix_url
+        links = await Links.connect(url, LinkOptions(client_name="mainspring-bench"))
+        made = Ground(url, links, private=where.url is None, socket_url=socket_url)
+        try:
+            await made.time.start()
+            yield made
+        finally:
+            await made.time.stop()
+            if not made.private:
+                await made.clear()
+            await links.aclose()
+
+
+@contextlib.asynccontextmanager
+async def counterpart(module: str) -> AsyncIterator[str]:
+    """Its address; the first line it prints is its port."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, stdin=pipe, stdout=pipe)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(await process.stdout.readline())}"
+    finally:
+        process.stdin.close()  # its word to end
+        await process.wait()

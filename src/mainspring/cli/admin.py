@@ -1,0 +1,349 @@
+"""Commands for operators: `mainspring cluster`, `key`, `acl` and `audit`."""
+
+import asyncio
+import contextlib
+import re
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+
+from mainspring.cli.audited_client import user
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, remote
+from mainspring.cli.output import aligned, printable
+from mainspring.model.access import KeyOrder, KeyShown, check_role, make_key, new_token
+from mainspring.model.audit import AuditPage, Change
+from mainspring.model.errors import InvalidInput, NotFound
+from mainspring.model.explain import moment
+from mainspring.store.acl import acl_rules
+
+if TYPE_CHECKING:
+    from mainspring.client.http import Api
+    from mainspring.config.config import Config
+    from mainspring.store.store import Store
+
+
+cluster_app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
+)
+
+EVERY_S: Final = 1.0
+_CLEAR: Final = "\x1b[H\x1b[2J"
+
+
+@cluster_app.callback()
+def _group() -> None:
+    """Look at the nodes of a namespace."""
+
+
+@cluster_app.command()
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Print it anew every second, until Ctrl-C.")] = False,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Show every node: its partitions, what it holds ahead and in flight, and how far it is behind.
+
+    Exit code 1 when a partition has no owner.
+    """
+    owned = asyncio.run(_status(load(redis_url, data_dir, namespace, config), watch=watch, json=json))
+    if not owned:
+        raise typer.Exit(1)
+
+
+async def _status(config: "Config", *, watch: bool, json: bool) -> bool:
+    async with _looking(config) as look:
+        while True:
+            told = await look()
+            if json:
+                print(msgspec.json.encode(told).decode(), flush=True)
+            else:
+                print((_CLEAR if watch and sys.stdout.isatty() else "") + _table(told), flush=True)
+            if not watch:
+                return not told["without_owner"]
+            await asyncio.sleep(EVERY_S)
+
+
+@contextlib.asynccontextmanager
+async def _looking(config: "Config") -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
+    """What reports on the cluster: the server itself, or a node's API."""
+    if config.api_url is not None:
+        with contextlib.closing(remote(config)) as api:
+
+            async def ask() -> dict[str, Any]:
+                return dict(api.get("/v1/cluster"))
+
+            yield ask
+        return
+    from mainspring.cluster import report
+    from mainspring.store import members
+
+    async with opened_store(config) as store:
+
+        async def look() -> dict[str, Any]:
+            return report(*await members.look(store))
+
+        yield look
+
+
+_COLUMNS: Final = ("NODE", "HOST", "PID", "PARTITIONS", "PLANNED", "LOOK-AHEAD", "IN FLIGHT", "LAG MS", "DELIVERED")
+
+
+def _table(told: dict[str, Any]) -> str:
+    rows = [_COLUMNS]
+    for node in told["nodes"]:
+        name = node["id"] + (" (leader)" if node["leader"] else "") + (" (leaving)" if node["leaving"] else "")
+        counts = (len(node["partitions"]), len(node["planned"]), *(node[name] for name in _COUNTS))
+        rows.append((name, node["host"], str(node["pid"]), *map(str, counts)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.append("")
+    lines.append(f"{told['partitions']} partitions, plan {told['plan']}, term {told['term']}")
+    for what, words in (("without_owner", "have no owner"), ("moving", "are not where the plan wants them")):
+        if told[what]:
+            lines.append(f"{len(told[what])} {words}: {_listed(told[what])}")
+    if not told["nodes"]:
+        lines.append("no node is running; start one: mainspring serve")
+    return "\n".join(lines)
+
+
+_COUNTS: Final = ("look_ahead", "in_flight", "lag_ms", "delivered")
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:12])) + (" …" if len(numbers) > 12 else "")
+
+
+key_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+
+
+@key_app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Who or what it is for; shown in lists and in the audit trail.")] = "",
+    role: Annotated[str, typer.Option(help="reader, submit-only, operator or admin.")] = "operator",
+    expires: Annotated[str | None, typer.Option(help="A time, or a delay such as 90d; default never.")] = None,
+    targets: Annotated[list[str] | None, typer.Option("--target", help="Only this; a * at its end is any.")] = None,
+    reaches: Annotated[list[str] | None, typer.Option("--also", help="Another namespace to reach; * is all.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second, at most.")] = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Make a key and print its text, this one time."""
+    loaded = load(redis_url, data_dir, namespace, config)
+    bound = None if targets is None else tuple(targets)
+    order = KeyOrder(check_role(role), name, expires, tuple(reaches or ()), bound, rate)
+    token, made = asyncio.run(_add(loaded, order))
+    if json:
+        print(msgspec.json.encode({"key": token, **made.fields}).decode())
+        return
+    print(token)
+    print(f"key {made.id} ({made.name}, {made.role}); its text is shown only now, keep it safe", file=sys.stderr)
+
+
+@key_app.command("list")
+def list_(
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """List the keys, the oldest first; never their texts."""
+    keys = asyncio.run(_list(load(redis_url, data_dir, namespace, config)))
+    if json:
+        print(msgspec.json.encode(keys).decode())
+        return
+    rows = []
+    for one in keys:
+        bound = [f"until {moment(one.expires_ms)}"] if one.expires_ms is not None else []
+        bound += [f"targets {', '.join(one.targets)}"] if one.targets is not None else []
+        bound += [f"also {', '.join(one.also)}"] if one.also else []
+        bound += [f"{one.rate:g} a second"] if one.rate is not None else []
+        rows.append([one.id, one.role, one.name, "  ".join(bound)])
+    for line in aligned(rows):
+        print(line)
+    if not keys:
+        print("there are no keys; make one: mainspring key add --role admin", file=sys.stderr)
+
+
+@key_app.command()
+def revoke(
+    ids: Annotated[list[str], typer.Argument(help="Ids as `key list` shows them.")],
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Take keys away for good; nodes notice within two seconds. Exit code 1 if one of the ids is unknown."""
+    names = asyncio.run(_revoke(load(redis_url, data_dir, namespace, config), ids))
+    if json:
+        outcomes = [{"id": key_id, "outcome": "unknown" if name is None else "revoked"} for key_id, name in names]
+        print(msgspec.json.encode(outcomes).decode())
+    for key_id, name in names:
+        if name is None:
+            print(f"{key_id}: there is no key with this id", file=sys.stderr)
+        elif not json:
+            print(f"{key_id} ({name}): revoked")
+    if any(name is None for _, name in names):
+        raise typer.Exit(1)
+
+
+@key_app.command()
+def generate() -> None:
+    """Print the text of a key without storing it, for a file that MAINSPRING_API_KEY_FILE names."""
+    print(new_token())
+
+
+# -- inside: over an API, else on the server itself ------------------------------------------------------------
+
+
+async def _add(config: "Config", order: KeyOrder) -> tuple[str, KeyShown]:
+    if config.api_url is not None:
+        with contextlib.closing(remote(config)) as api:
+            told = api.call("POST", "/v1/keys", body=msgspec.to_builtins(order))
+            return told["key"], msgspec.convert(told, KeyShown)
+    from mainspring.store.access import add_key, new_key_id
+
+    token = new_token()
+    async with opened_store(config) as store:
+        made = make_key(order, key_id=new_key_id(), token=token, now_ms=store.clock.now_ms())
+        await add_key(store, made)
+        await _tell(store, config, "key.add", made.id, after=KeyShown.of(made).fields)
+    return token, KeyShown.of(made)
+
+
+async def _list(config: "Config") -> list[KeyShown]:
+    if config.api_url is not None:
+        with contextlib.closing(remote(config)) as api:
+            return msgspec.convert(api.get("/v1/keys")["keys"], list[KeyShown])
+    from mainspring.store.access import list_keys
+
+    async with opened_store(config) as store:
+        return [KeyShown.of(one) for one in await list_keys(store)]
+
+
+async def _revoke(config: "Config", ids: list[str]) -> list[tuple[str, str | None]]:
+    """Each id and the name of its key; None where there is none."""
+    if config.api_url is not None:
+        with contextlib.closing(remote(config)) as api:
+            return [(key_id, _revoke_over(api, key_id)) for key_id in ids]
+    async with opened_store(config) as store:
+        return [(key_id, await _revoke_at(store, config, key_id)) for key_id in ids]
+
+
+def _revoke_over(api: "Api", key_id: str) -> str | None:
+    try:
+        return str(api.delete("/v1/keys", key_id)["name"])
+    except NotFound:
+        return None
+
+
+async def _revoke_at(store: "Store", config: "Config", key_id: str) -> str | None:
+    from mainspring.store.access import revoke_key
+
+    gone = await revoke_key(store, key_id)
+    if gone is None:
+        return None
+    await _tell(store, config, "key.revoke", key_id, before=KeyShown.of(gone).fields)
+    return gone.name
+
+
+async def _tell(store: "Store", config: "Config", what: str, name: str, **changed: dict[str, Any]) -> None:
+    from mainspring.store import access
+
+    who = f"{user()} (command line)"
+    change = Change(who, what, name, socket.gethostname(), "", changed.get("before"), changed.get("after"))
+    await access.record_change(store, change, kept=config.audit_entries)
+
+
+acl_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+_USER = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@acl_app.command()
+def acl(
+    user: Annotated[str, typer.Option(help="Name of the user.")] = "mainspring",
+    namespace: Namespace = None,
+    password_file: Annotated[Path | None, typer.Option(help="File with its password; printed as a hash.")] = None,
+    disk: Annotated[bool, typer.Option("--disk", help="Allow durability=disk; needs Redis 7.2 or Valkey.")] = False,
+    file: Annotated[bool, typer.Option("--file", help="As a line of an ACL file.")] = False,
+    config: Settings = None,
+    json: Json = False,
+) -> None:
+    """Print the ACL line of a user that may do what Mainspring does in one namespace, and nothing else."""
+    if not _USER.fullmatch(user):
+        raise InvalidInput(f"user is {user!r}; use 1 to 64 of A-Z a-z 0-9 . _ -")
+    settings = load(None, None, namespace, config)
+    rules = acl_rules(settings.namespace, secret=_secret(password_file), disk=disk)
+    if json:
+        import msgspec
+
+        print(msgspec.json.encode({"user": user, "rules": rules}).decode())
+        return
+    if file:
+        print("user", user, *(rule for rule in rules if rule != "reset"))
+    else:
+        print("ACL SETUSER", user, *rules)
+    if password_file is None:
+        print("put a password in the place of PASSWORD, or name a file with --password-file", file=sys.stderr)
+
+
+def _secret(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        secret = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"--password-file {file}: {error}") from None
+    if not secret:
+        raise InvalidInput(f"--password-file {file} is empty")
+    return secret
+
+
+audit_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@audit_app.command()
+def audit(
+    limit: Annotated[int, typer.Option(help="Changes of a page, up to 1000.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """List the changes made through the API and by commands, the newest first."""
+    page = asyncio.run(_page(load(redis_url, data_dir, namespace, config), limit, cursor))
+    if json:
+        print(msgspec.json.encode(page).decode())
+        return
+    for one in page.changes:
+        change = one.change
+        where = f" from {change.address}" if change.address else ""
+        line = f"{moment(one.at_ms)}  {change.who}{where}  {change.what}  {change.object}  {_told(change)}"
+        print(printable(line.rstrip()))
+    if page.next is not None:
+        print(f"more: --cursor {page.next}", file=sys.stderr)
+
+
+async def _page(config: "Config", limit: int, cursor: str | None) -> AuditPage:
+    if config.api_url is not None:
+        with contextlib.closing(remote(config)) as api:
+            return msgspec.convert(api.get("/v1/audit", limit=limit, cursor=cursor), AuditPage)
+    from mainspring.store.access import read_audit
+
+    async with opened_store(config) as store:
+        return await read_audit(store, limit=limit, cursor=cursor)
+
+
+def _told(change: Change) -> str:
+    """`due_ms: 1 -> 2`: what was and what is; what says nothing is left out."""
+    before, after = change.before or {}, change.after or {}
+    steps = {name: [side[name] for side in (before, after) if name in side] for name in (*before, *after)}
+    return ", ".join(
+        f"{name}: {' -> '.join(map(_spoken, values))}"
+        for name, values in steps.items()
+        if any(value not in (None, []) for value in values)
+    )
+
+
+def _spoken(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,230 @@
+"""`mainspring lane`, `pause`, `resume` and `pauses`: blocked lanes, and pauses of targets, queues and lanes."""
+
+from typing import Annotated, Final
+
+import typer
+
+from mainspring.cli.audited_client import user
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.output import aligned, printable
+from mainspring.cli.task import print_json, when_of, with_client
+from mainspring.model.errors import InvalidInput
+from mainspring.model.explain import moment
+from mainspring.model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
+
+lane_app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
+)
+
+LaneArgument = Annotated[str, typer.Argument(help="The lane.")]
+
+_ANSWERS: Final[dict[LaneAnswer, str]] = {
+    "ok": "done",
+    "too late": "its head is being delivered right now; look again in a moment",
+    "no head": "it waits for no failed task",
+    "gone": "its head is over; the lane goes on by itself",
+}
+
+
+@lane_app.command("list")
+def list_(
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """List lanes that stand still, those that wait longest first."""
+    found = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.lanes())
+    if json:
+        print_json(found)
+        return
+    rows = []
+    for one in found:
+        behind = "some or none" if one.behind is None else one.behind
+        rows.append((one.lane, one.state, f"{behind} behind", _why(one)))
+    for line in aligned(rows):
+        print(line)
+    if not found:
+        print("no lane stands still")
+
+
+@lane_app.command()
+def show(
+    lane: LaneArgument,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Show how a lane stands."""
+    one = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.lane(lane))
+    if json:
+        print_json(one)
+        return
+    behind = "some or no" if one.behind is None else one.behind
+    print(printable(f"{one.lane}: {one.state}, {behind} tasks behind"))
+    for name, text in _rows(one):
+        print(printable(f"  {name:9} {text}"))
+
+
+@lane_app.command("retry-head")
+def retry_head(
+    lane: LaneArgument,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Try the failed head of a lane now."""
+    loaded = load(redis_url, data_dir, namespace, config)
+    _tell(lane, with_client(loaded, lambda client: client.lane_retry_head(lane)), json)
+
+
+@lane_app.command("skip-head")
+def skip_head(
+    lane: LaneArgument,
+    reason: Annotated[str, typer.Option(help="Kept with the dead letter.")] = "skipped by hand",
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Give the failed head of a lane up: it goes to the dead letters, and the lane goes on."""
+    loaded = load(redis_url, data_dir, namespace, config)
+    _tell(lane, with_client(loaded, lambda client: client.lane_skip_head(lane, reason=reason)), json)
+
+
+@lane_app.command()
+def resume(
+    lane: LaneArgument,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Let a parked or paused lane go on; a parked one with its head."""
+    loaded = load(redis_url, data_dir, namespace, config)
+    _tell(lane, with_client(loaded, lambda client: client.lane_resume(lane)), json)
+
+
+def _tell(lane: str, answer: LaneAnswer, json: bool) -> None:
+    """Exit code 1 when nothing was done."""
+    if json:
+        print_json({"lane": lane, "answer": answer})
+    else:
+        print(f"{lane}: {_ANSWERS[answer]}")
+    if answer != "ok":
+        raise typer.Exit(1)
+
+
+def _why(one: LaneInfo) -> str:
+    if one.head_id is None:
+        return f"{one.cause or one.state}{f': {one.reason}' if one.reason else ''}"
+    error = f": {one.error}" if one.error else ""
+    return f"head {one.head_id}, attempt {one.attempts}{error}"
+
+
+def _rows(one: LaneInfo) -> list[tuple[str, str]]:
+    rows = [
+        ("since", None if one.since_ms is None else moment(one.since_ms)),
+        ("head", one.head_id),
+        ("attempts", None if one.attempts is None else str(one.attempts)),
+        ("error", one.error),
+        ("next", None if one.next_ms is None else moment(one.next_ms)),
+        ("held by", one.cause),
+        ("reason", one.reason),
+        ("who", one.who),
+        ("until", None if one.until_ms is None else moment(one.until_ms)),
+    ]
+    return [(name, text) for name, text in rows if text is not None]
+
+
+pause_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+Target = Annotated[str | None, typer.Option(help="This target; with a * at its end, all that begin so: 'kafka:*'.")]
+Queue = Annotated[str | None, typer.Option(help="This queue.")]
+LaneOption = Annotated[str | None, typer.Option(help="This lane.")]
+All = Annotated[bool, typer.Option("--all", help="Everything.")]
+
+
+@pause_app.command("pause")
+def pause(
+    everything: All = False, target: Target = None, queue: Queue = None, lane: LaneOption = None,
+    reason: Annotated[str, typer.Option(help="Why; shown to whoever asks.")] = "",
+    who: Annotated[str | None, typer.Option(help="Who; default is the user of this machine.")] = None,
+    for_: Annotated[str | None, typer.Option("--for", help="It ends by itself after so long: 30m, 1h.")] = None,
+    until: Annotated[str | None, typer.Option(help="It ends by itself at this time.")] = None,
+    drop: Annotated[bool, typer.Option("--drop", help="What comes due meanwhile goes to the dead letters.")] = False,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Let nothing go out: of everything, a target, a queue or a lane. What waits goes out after `resume`, in order."""
+    check_scope(everything, target, queue, lane)
+    mode: Mode = "drop" if drop else "hold"
+    made = with_client(
+        load(redis_url, data_dir, namespace, config),
+        lambda client: client.pause(
+            target=target, queue=queue, lane=lane, mode=mode, reason=reason,
+            who=user() if who is None else who, until=when_of(until), for_=for_,
+        ),
+    )  # fmt: skip
+    if json:
+        print_json(as_dict(made))
+    else:
+        print(f"paused: {line_of(made)}")
+
+
+def check_scope(everything: bool, target: str | None, queue: str | None, lane: str | None) -> None:
+    given = sum((everything, target is not None, queue is not None, lane is not None))
+    if given != 1:
+        raise InvalidInput("say what: --all, --target, --queue or --lane")
+
+
+def line_of(one: Pause) -> str:
+    until = "" if one.until_ms is None else f", until {moment(one.until_ms)}"
+    by = f" by {one.who}" if one.who else ""
+    why = f": {one.reason}" if one.reason else ""
+    drop = " (what comes due is dropped)" if one.mode == "drop" else ""
+    return f"{one.scope.text}{drop}, since {moment(one.since_ms)}{until}{by}{why}"
+
+
+def as_dict(one: Pause) -> dict[str, object]:
+    return {
+        "scope": one.scope.text,
+        "mode": one.mode,
+        "reason": one.reason,
+        "who": one.who,
+        "since_ms": one.since_ms,
+        "until_ms": one.until_ms,
+    }
+
+
+pauses_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@pauses_app.command("pauses")
+def pauses(
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """List what is paused, by whom, since when and why."""
+    found = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.pauses())
+    if json:
+        print_json([as_dict(one) for one in found])
+        return
+    for one in found:
+        print(printable(line_of(one)))
+    if not found:
+        print("nothing is paused")
+
+
+resume_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@resume_app.command("resume")
+def resume_pause(
+    everything: All = False, target: Target = None, queue: Queue = None, lane: LaneOption = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """End a pause. Exit code 1 when exactly this was not paused."""
+    check_scope(everything, target, queue, lane)
+    loaded = load(redis_url, data_dir, namespace, config)
+    ended = with_client(loaded, lambda client: client.resume(target=target, queue=queue, lane=lane))
+    scope = Scope.of(target, queue, lane).text
+    if json:
+        print_json({"scope": scope, "resumed": ended})
+    else:
+        print(f"resumed: {scope}" if ended else f"{scope} was not paused; see mainspring pauses")
+    if not ended:
+        raise typer.Exit(1)

@@ -1,0 +1,107 @@
+"""Options that all commands share, how a command finds its server, and payloads from the command line."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+
+from mainspring.model.errors import ConfigError, InvalidInput
+
+if TYPE_CHECKING:
+    from mainspring.client.http import Api
+    from mainspring.config.config import Config
+    from mainspring.store.store import Store
+
+
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url", "--url", help="Server, or https://… of a node's API; default the embedded server of the folder."
+    ),
+]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded server.")]
+Namespace = Annotated[str | None, typer.Option(help="Tenant boundary; default main.")]
+Settings = Annotated[Path | None, typer.Option("--config", help="Settings; default ./mainspring.toml.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, file: Path | None) -> "Config":
+    """The settings; `api_url` is set where a node's API is meant, and only there."""
+    from mainspring.config.config import Config  # here: whoever asks for help needs no settings
+    from mainspring.config.settings import read_sources
+
+    flags: dict[str, object] = {"redis_url": redis_url, "data_dir": data_dir, "namespace": namespace, "config": file}
+    if redis_url is not None and redis_url.startswith(("http://", "https://")):
+        flags |= {"redis_url": None, "api_url": redis_url}
+    given = read_sources(flags, os.environ)
+    loaded = Config.of(given)
+    if flags["redis_url"] is not None or (data_dir is not None and "api_url" not in flags):
+        # A server or a folder that was named here is meant, whatever the environment says of an API.
+        return replace(loaded, api_url=None)
+    # A default is not asked for by name: the node may serve another namespace, and another tenant may have that one.
+    return replace(loaded, api_namespace=loaded.namespace if "namespace" in given else None)
+
+
+def remote(config: "Config") -> "Api":
+    """The API that the settings name."""
+    from mainspring.client.http import Api
+
+    assert config.api_url is not None
+    return Api(config.api_url, namespace=config.api_namespace, token=config.api_token)
+
+
+@contextlib.asynccontextmanager
+async def server_url(config: "Config") -> AsyncIterator[str]:
+    """Of the given server, or of the embedded one: that of a running node, else one just for this command."""
+    if config.api_url is not None:
+        raise ConfigError(
+            f"this command looks at the server itself, not at an API ({config.api_url}): give --redis-url"
+        )
+    if config.redis_url is not None:
+        yield config.redis_url
+        return
+    from mainspring.store.embedded import guest
+
+    with contextlib.ExitStack() as stack:
+        server = await asyncio.to_thread(stack.enter_context, guest(config.data_dir))
+        try:
+            yield server.url
+        finally:
+            await asyncio.to_thread(stack.close)
+
+
+@contextlib.asynccontextmanager
+async def opened_store(config: "Config", *, makes: bool = False) -> "AsyncIterator[Store]":
+    """The namespace of the settings. Only what puts something there makes it: its partition count is fixed then, and
+    one that was misspelt must not be made by looking."""
+    from mainspring.store.store import Store
+
+    async with (
+        server_url(config) as url,
+        contextlib.aclosing(
+            await Store.open(
+                url, namespace=config.namespace, partitions=config.partitions, options=config.links, makes=makes
+            )
+        ) as store,
+    ):
+        yield store
+
+
+STANDARD_INPUT: Final = "-"
+
+
+def json_of(text: str, spoken: str) -> bytes:
+    """JSON as it was written: no number changes its spelling."""
+    data = (sys.stdin.buffer.read() if text == STANDARD_INPUT else os.fsencode(text)).strip()
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"{spoken} is not JSON ({error}); a plain text needs quotes: '\"text\"'") from None
+    return data

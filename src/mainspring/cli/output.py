@@ -1,0 +1,107 @@
+"""What commands print: columns, progress bars, and the result of a run."""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final, Self, TextIO
+
+import msgspec
+
+from mainspring.model.delivery import Response
+from mainspring.model.explain import moment
+from mainspring.model.job import Output, Result
+
+
+def printable(text: str) -> str:
+    """Ids, lanes and reasons are written by others: what a terminal would obey is shown as a mark instead."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """One line a row, each cell as wide as the widest of its column; rows may be of different lengths."""
+    clean = [[printable(cell) for cell in row] for row in rows]
+    widths: list[int] = []
+    for row in clean:
+        widths += [0] * (len(row) - len(widths))
+        for at, cell in enumerate(row):
+            widths[at] = max(widths[at], len(cell))
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in clean]
+
+
+WIDTH: Final = 30
+_REDRAW_S: Final = 0.1
+
+
+class Bar:
+    """Drawn in place on standard error, and taken away when the work is over."""
+
+    def __init__(self, what: str, stream: TextIO | None = None, *, shown: bool = True) -> None:
+        self._what = what
+        self._stream = sys.stderr if stream is None else stream
+        self._shown = shown and self._stream.isatty()
+        self._drawn_s = 0.0
+
+    def __call__(self, done: int, total: int | None) -> None:
+        """Without a total, for work of which nobody knows how much there is, it only counts."""
+        now_s = time.monotonic()
+        if not self._shown or (done != total and now_s - self._drawn_s < _REDRAW_S):
+            return
+        self._drawn_s = now_s
+        self._write(f"{done} {self._what}" if total is None else self._line(done, max(done, total)))
+
+    def _line(self, done: int, total: int) -> str:
+        full = WIDTH * done // max(1, total)
+        return f"[{'#' * full}{'.' * (WIDTH - full)}] {done} of {total} {self._what}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._shown:
+            self._write("")
+
+    def _write(self, line: str) -> None:
+        print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)
+
+
+def lines_of(result: Result) -> list[str]:
+    """For people; a value, an answer or an output comes last, as it is."""
+    lines = [f"ending      {result.ending}"]
+    if result.reason:
+        lines.append(f"reason      {result.reason}")
+    lines.append(f"attempt     {result.attempt}")
+    if result.worker:
+        lines.append(f"run by      {result.worker}")
+    if result.ended_ms:
+        took_ms = result.ended_ms - result.started_ms
+        lines.append(f"ended       {result.ended_ms} ({moment(result.ended_ms)}), after {took_ms} ms")
+    lines += [f"log         {line}" for line in result.log]
+    if result.response is not None:
+        lines += answer_lines(result.response)
+    elif result.output is not None:
+        lines += _output_lines(result.output)
+    elif result.value is not None:
+        lines.append(f"value       {msgspec.json.encode(result.json_value).decode()}")
+    return lines
+
+
+def answer_lines(response: Response) -> list[str]:
+    """What the target said to the last attempt."""
+    lines = [f"answer      HTTP {response.status} after {response.duration_ms} ms"]
+    lines += [f"  {printable(name)}: {printable(value)}" for name, value in response.headers]
+    return [*lines, *_indented(response.body)]
+
+
+def _output_lines(output: Output) -> list[str]:
+    lines = [f"exit code   {'none: it never ran' if output.exit_code is None else output.exit_code}"]
+    for name, kept, size in (
+        ("stdout", output.stdout, output.stdout_bytes),
+        ("stderr", output.stderr, output.stderr_bytes),
+    ):
+        cut = f", the last {len(kept)} of them:" if len(kept) < size else ""
+        lines += [f"{name}      {size} bytes{cut}", *_indented(kept)]
+    return lines
+
+
+def _indented(text: bytes) -> list[str]:
+    return [f"  {printable(line)}" for line in text.decode(errors="replace").splitlines()]

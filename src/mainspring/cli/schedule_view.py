@@ -1,0 +1,223 @@
+"""`mainspring schedule list|show|history|lint`, and how schedules are shown as text."""
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.output import aligned, printable
+from mainspring.cli.task import print_json, with_client
+from mainspring.model.errors import NotFound
+from mainspring.model.schedule.chain import Run
+from mainspring.model.schedule.definition import Definition
+from mainspring.model.schedule.view import Finding, ScheduleView, revision_as_dict, span_text, told_changes, written
+from mainspring.model.schedule.zone import zone
+from mainspring.node.schedule_file import read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mainspring.client.client import Client
+    from mainspring.config.config import Config
+
+
+def at(definition: Definition, ms: int) -> str:
+    when = zone(definition.zone).datetime(ms)
+    return f"{when.isoformat(sep=' ')} {when.tzname()}"
+
+
+def row(view: ScheduleView) -> tuple[str, str, str, str]:
+    """One schedule in one line of a list."""
+    following = ", ".join(at(view.definition, ms) for ms in view.next_ms) or view.state
+    return view.name, " | ".join(view.definition.times), view.definition.target, following
+
+
+def lines(view: ScheduleView) -> list[str]:
+    """All there is to say of one."""
+    definition = view.definition
+    shown = [f"{view.name}  ({view.state}, generation {view.generation})"]
+    shown += [f"  {field:<12}{_plain(value)}" for field, value in written(definition).items()]
+    if view.worst_case is not None:
+        shown.append(f"  {'worst case':<12}{view.worst_case.text}")
+    pause = definition.paused
+    if view.state == "paused" and pause is not None:
+        until = "" if pause.until_ms is None else f" until {at(definition, pause.until_ms)}"
+        shown.append(
+            f"  {'paused':<12}since {at(definition, pause.at_ms)}{until} ({pause.mode}) {pause.reason}".rstrip()
+        )
+    if definition.tz_version:
+        shown.append(f"  {'tz data':<12}{definition.tz_version}")
+    shown += [f"  {'next':<12}{at(definition, ms)}" for ms in view.next_ms]
+    shown += [f"  {'ran':<12}{_run(definition, run)}" for run in view.last_runs]
+    if view.running_since_ms is not None:
+        shown.append(f"  {'running':<12}since {at(definition, view.running_since_ms)}")
+    shown.append(f"  {'runs':<12}{view.runs}")
+    if view.not_run:
+        counts = ", ".join(f"{reason} {count}" for reason, count in sorted(view.not_run.items()))
+        shown.append(f"  {'not run':<12}{counts}")
+    for slot in view.recent_not_run:
+        shown.append(f"  {'':<12}{slot.count} {slot.reason} from {at(definition, slot.from_ms)}")
+    return shown
+
+
+def next_lines(definition: Definition, now_ms: int, runs: int = 0) -> list[str]:
+    """The next three runs of a definition that is not stored, or was just now."""
+    if definition.anchor_ms is None:
+        definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)
+    return [f"  {'next':<12}{at(definition, ms)}" for ms in definition.next_runs(now_ms, runs=runs)]
+
+
+def _run(definition: Definition, run: Run) -> str:
+    took = "" if run.ended_ms is None else f" in {span_text(run.ended_ms - run.began_ms)}"
+    return f"{at(definition, run.planned_ms)}  {run.outcome}{took}"
+
+
+def _plain(value: Any) -> str:
+    """Cron lines side by side, payloads as the JSON they are."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) for one in value):
+        return " | ".join(value)
+    return msgspec.json.encode(value).decode()
+
+
+def revision(definition: Definition, former: Definition | None) -> list[str]:
+    """A revision, and what it changed."""
+    by = f" by {definition.by}" if definition.by else ""
+    note = f": {definition.note}" if definition.note else ""
+    head = f"{definition.generation:>4}  {at(definition, definition.at_ms)}{by}{note}"
+    if former is None:
+        return [head, f"      {' | '.join(definition.specs)} in {definition.zone}, {definition.target}"]
+    return [head, *(f"    {line}" for line in _changed(told_changes(former, definition)))]
+
+
+def _changed(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    return [f"  {field}: {_plain(old)} -> {_plain(new)}" for field, (old, new) in changes.items()]
+
+
+def with_outlook(view: ScheduleView, config: "Config") -> ScheduleView:
+    """How it will fare: as a node's API has told, else by the settings of this command."""
+    from mainspring.node.schedule_lint import with_outlook as by_settings
+
+    return by_settings(view, time.time_ns() // 1_000_000, config)
+
+
+def warn(name: str, findings: Iterable[Finding]) -> None:
+    """What is probably not meant, on standard error."""
+    for finding in findings:
+        print(f"warning: {name}: {finding.message} [{finding.code}]", file=sys.stderr)
+
+
+def show_changes(changes: Mapping[str, tuple[Any, Any]], json: bool) -> None:
+    """What an edit would change."""
+    if json:
+        print_json({"changes": changes})
+        return
+    print("\n".join(_changed(changes)) or "nothing would change")
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command("list")
+def list_(
+    limit: Annotated[int, typer.Option(help="At most so many; 0 for all.")] = 100,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """List schedules by name, each with its next three runs."""
+
+    async def work(client: "Client") -> list[ScheduleView]:
+        return sorted([view async for view in client.schedules.all()], key=lambda view: view.name)
+
+    views = with_client(load(redis_url, data_dir, namespace, config), work)
+    chosen = views[:limit] if limit else views
+    if json:
+        print_json({"schedules": [view.as_dict() for view in chosen], "count": len(views)})
+        return
+    for line in aligned([row(view) for view in chosen]):
+        print(line)
+    if len(chosen) < len(views):
+        print(f"{len(views) - len(chosen)} more: --limit 0", file=sys.stderr)
+
+
+@app.command()
+def show(
+    name: str,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Show one schedule: its next runs, its last ones, what did not run; exit code 1 if there is none."""
+    loaded = load(redis_url, data_dir, namespace, config)
+    view = with_client(loaded, lambda client: client.schedules.get(name))
+    if view is None:
+        print(f"{name}: there is no such schedule", file=sys.stderr)
+        raise typer.Exit(1)
+    view = with_outlook(view, loaded)
+    if json:
+        print_json(view.as_dict())
+    else:
+        print("\n".join(map(printable, lines(view))))
+
+
+@app.command()
+def history(
+    name: str,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Show the revisions of a schedule, the present one first, and what each of them changed."""
+    loaded = load(redis_url, data_dir, namespace, config)
+    revisions = with_client(loaded, lambda client: client.schedules.history(name))
+    if json:
+        print_json({"name": name, "revisions": [revision_as_dict(one) for one in revisions]})
+        return
+    for one, former in zip(revisions, [*revisions[1:], None], strict=True):
+        print("\n".join(revision(one, former)))
+
+
+@app.command()
+def lint(
+    names: Annotated[list[str] | None, typer.Argument(help="Schedules; default all.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Those of a file instead; needs no server.")] = None,
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Say what is probably not meant: clock changes, retries longer than the interval, everyone at midnight.
+
+    Exit code 1 if there is anything to say.
+    """
+
+    loaded = load(redis_url, data_dir, namespace, config)
+    found = _of_server(loaded, names) if file is None else _of_file(loaded, names, file)
+    if missing := set(names or ()) - found.keys():
+        raise NotFound(f"there is no schedule {', '.join(map(repr, sorted(missing)))}")
+    if json:
+        print_json({"findings": {name: msgspec.to_builtins(some) for name, some in sorted(found.items()) if some}})
+    else:
+        for name, some in sorted(found.items()):
+            for finding in some:
+                print(f"{name}: {finding.message} [{finding.code}]")
+    raise typer.Exit(1 if any(found.values()) else 0)
+
+
+def _of_server(loaded: "Config", names: list[str] | None) -> "dict[str, Sequence[Finding]]":
+    async def work(client: "Client") -> list[ScheduleView]:
+        # One by one over an API, also when all are meant: its lists leave findings out.
+        wanted = names or [view.name async for view in client.schedules.all()]
+        return list((await client.schedules.get_many(wanted)).values())
+
+    return {view.name: with_outlook(view, loaded).findings for view in with_client(loaded, work)}
+
+
+def _of_file(loaded: "Config", names: list[str] | None, file: Path) -> "dict[str, Sequence[Finding]]":
+    from mainspring.node.schedule_lint import findings_of
+
+    now_ms = time.time_ns() // 1_000_000
+    definitions = read_file(file, timezone=loaded.timezone).schedules
+    return {one.name: findings_of(one, now_ms, loaded) for one in definitions if not names or one.name in names}

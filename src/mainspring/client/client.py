@@ -1,0 +1,831 @@
+"""`Client`: what applications call to put, get, list, cancel and move tasks, to pause work and to wait for results."""
+
+import asyncio
+import math
+from abc import abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Coroutine, Iterable, Sequence
+from functools import cached_property, partial
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
+
+from ..model.clock import Clock
+from ..model.dead_letter import DeadLetter
+from ..model.errors import (
+    Conflict,
+    InvalidInput,
+    MainspringError,
+    NotConfirmed,
+    NotFound,
+    StoreError,
+    TaskFailed,
+    Unavailable,
+)
+from ..model.explain import Explanation
+from ..model.ids import check_name
+from ..model.job import Result
+from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
+from ..model.limits import MAX_PAYLOAD_BYTES
+from ..model.retry import RetryPolicy
+from ..model.task import (
+    CancelOutcome,
+    Count,
+    Handle,
+    ListedState,
+    OnConflict,
+    Page,
+    PutSummary,
+    QueueFilter,
+    QueueState,
+    Task,
+    TaskFilter,
+    TaskInfo,
+    to_json,
+)
+from ..model.text import check_text
+from ..model.times import Delay, When, check_horizon, delay_ms, instant_ms
+from ..store import lanes
+from ..store.codec import HEADER_BYTES
+from ..store.durability import SERVER, Durability, check_durability
+from ..store.records import read_result
+from ..store.redis.servers import LinkOptions
+from ..store.store import Store
+from ..store.tasks import dead_letters, query
+from ..store.tasks.dead_letters import Replayer, cancelled_ms, in_index
+from ..store.tasks.encode import Batch, Intake
+from ..store.tasks.find import Finder, Reference
+from ..store.tasks.put import AddressTexts, Places, Widths, put_rows
+from ..store.tasks.put_ids import NamedPuts, Patience
+from .dead_letters import Letters
+
+if TYPE_CHECKING:
+    from .schedules import Schedules
+
+
+BATCH: Final = 16_384
+"""Tasks that travel together in a bulk put: the more, the more of them share a slice, which costs the server less.
+To make them ready keeps the loop for about 20 ms."""
+
+BATCH_BYTES: Final = 8 * 1024 * 1024
+"""And their payloads take no more than this, about: more would keep the loop and the connection for long."""
+
+_AT_ONCE: Final = 256
+_LOOKED_AT: Final = 32
+"""Of so many tasks that are taken at once one is looked at."""
+
+
+class Tally:
+    """What a bulk put came to so far."""
+
+    def __init__(self, level: Durability, handles: bool) -> None:
+        self.level = level
+        self.handles: list[Handle] | None = [] if handles else None
+        self.accepted = 0
+        self.last: list[Handle | None] = []
+        """Of a batch that was not written whole. Kept here: calls that wait for one connection share its error."""
+        self._counts = {"created": 0, "kept": 0, "replaced": 0}
+
+    def add(self, batch: Batch, places: Places, named: list[Handle]) -> None:
+        self._counts["created"] += batch.rows.size
+        for handle in named:
+            self._counts[handle.outcome] += 1
+        self.accepted += batch.rows.size + len(named)
+        if self.handles is not None:
+            self.handles += cast("list[Handle]", handles_of(batch, places, named, self.level))
+
+    def tell(self, error: MainspringError) -> None:
+        """Say with an error what is stored all the same."""
+        error.stored = self.accepted + sum(handle is not None for handle in self.last)
+        error.handles = [*(self.handles or ()), *self.last]
+
+    def summary(self) -> PutSummary:
+        counts = self._counts
+        return PutSummary(
+            self.accepted,
+            counts["created"],
+            counts["kept"],
+            counts["replaced"],
+            self.level.text,
+            self.handles,
+        )
+
+
+def handles_of(
+    batch: Batch, places: Places, named: Iterable[Handle | None], level: Durability, short: Container[int] = ()
+) -> list[Handle | None]:
+    """One for each task, in the order given; None for those that were not written.
+
+    In the partitions `short` it is as safe as the server is, whatever was asked for.
+    """
+    found: list[Handle | None] = [None] * batch.size
+    for number, handle in zip(batch.named, named, strict=True):
+        found[number] = handle
+    addresses = AddressTexts(places)
+    for partition, place, first, numbers, due_ms in batch.runs:
+        if (partition, place) not in places:
+            continue
+        reached = SERVER if partition in short else level
+        rows = batch.rows.groups[partition][place]
+        for index, number in enumerate(numbers, first):
+            row = rows[index]
+            at_ms = place.start_ms + int.from_bytes(row[:4], "big") if due_ms is None else due_ms
+            task_id = f"{row[5:HEADER_BYTES].hex()}~{addresses.of(partition, place, index)}"
+            found[number] = Handle(task_id, at_ms, "created", at_ms < batch.now_ms, reached.text)
+    return found
+
+
+async def batches(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[list[Task]]:
+    batch: list[Task] = []
+    size = 0
+    async for some in _by_few(tasks):
+        batch += checked(some)
+        size += payload_bytes(some)
+        if len(batch) >= BATCH or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+async def _by_few(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[list[Task]]:
+    if isinstance(tasks, Iterable):
+        rest = iter(tasks)
+        while some := list(islice(rest, _AT_ONCE)):
+            yield some
+        return
+    if not isinstance(tasks, AsyncIterable):
+        raise InvalidInput(f"put_many takes an iterable of Task objects; this is a {type(tasks).__name__}")
+    some = []
+    async for task in tasks:
+        some.append(task)
+        if len(some) == _AT_ONCE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def payload_bytes(tasks: list[Task]) -> int:
+    """What their payloads take, by the look of some."""
+    some = tasks[::_LOOKED_AT]
+    return sum(map(_payload_bytes, some)) * len(tasks) // len(some)
+
+
+def _payload_bytes(task: Task) -> int:
+    payload = task.payload
+    if isinstance(payload, str | bytes | bytearray | memoryview):
+        return len(payload)
+    try:
+        return len(to_json(payload))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return 0  # wrong, which is told where it is encoded
+
+
+def checked(tasks: list[Task]) -> list[Task]:
+    strange = set(map(type, tasks)) - {Task}
+    for kind in strange:
+        if not issubclass(kind, Task):
+            raise InvalidInput(f"put_many takes Task objects; this is a {kind.__name__}")
+    return tasks
+
+
+Progress = Callable[[int], None]
+"""Called with the number of tasks stored so far."""
+
+Parts = tuple[Store, Intake, NamedPuts, Finder]
+"""What an open client works with."""
+
+_CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
+
+
+class Puts:
+    """How Client stores tasks."""
+
+    _wait_s: float
+    _widths: Widths
+
+    @abstractmethod
+    def _ready(self) -> Parts: ...
+
+    async def put_many(
+        self,
+        tasks: Iterable[Task] | AsyncIterable[Task],
+        *,
+        on_conflict: OnConflict = "keep",
+        durability: str = "server",
+        progress: Progress | None = None,
+        handles: bool = False,
+    ) -> PutSummary:
+        """Schedule any number of tasks in bulk. A wrong task stops the call; batches before it are stored.
+
+        An error says how many are `stored` all the same, and has their handles: where `handles` are asked for those of
+        all, else those of the last batch (at most 16,384 tasks), which is the only one that can be stored in part.
+        """
+        if on_conflict not in _CONFLICTS:
+            raise InvalidInput(f"on_conflict {on_conflict!r}: use one of {', '.join(_CONFLICTS)}")
+        if progress is not None and not callable(progress):
+            raise InvalidInput(f"progress is a {type(progress).__name__}; give a function that takes the number stored")
+        level = check_durability(durability)
+        tally = Tally(level, handles)
+        try:
+            await self._put_all(tasks, on_conflict, tally, progress or _silent)
+        except MainspringError as error:
+            tally.tell(error)
+            raise
+        return tally.summary()
+
+    async def _put_all(
+        self, tasks: Iterable[Task] | AsyncIterable[Task], on_conflict: OnConflict, tally: Tally, report: Progress
+    ) -> None:
+        store, _, _, _ = self._ready()
+        if isinstance(tasks, list) and _is_one_batch(tasks):
+            if tasks:
+                await store.fresh_ms()
+                await self._prepare(tasks, on_conflict, tally)()
+            report(tally.accepted)
+            return
+        writing: asyncio.Task[None] | None = None
+        try:
+            async for some in batches(tasks):
+                await store.fresh_ms()
+                # The next batch is made ready while the server works on this one.
+                write = self._prepare(some, on_conflict, tally)
+                if writing is not None:
+                    await writing
+                    report(tally.accepted)
+                writing = asyncio.create_task(write())
+                await asyncio.sleep(0)
+        finally:
+            if writing is not None:
+                await writing
+        report(tally.accepted)
+
+    def _prepare(
+        self, tasks: Sequence[Task], on_conflict: OnConflict, tally: Tally
+    ) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Check and encode a batch; what is returned writes it."""
+        store, intake, _, _ = self._ready()
+        now_ms = store.clock.now_ms()
+        batch = intake.take(tasks, now_ms)
+
+        async def write() -> None:
+            places: Places = {}
+            named: list[Handle | None] = []
+            short: set[int] = set()
+            try:
+                await self._write(batch, on_conflict, now_ms, tally.level, places, named, short)
+            except MainspringError:
+                tally.last = handles_of(batch, places, named, tally.level, short)
+                raise
+            tally.add(batch, places, cast("list[Handle]", named))
+
+        return write
+
+    async def _write(
+        self,
+        batch: Batch,
+        on_conflict: OnConflict,
+        now_ms: int,
+        level: Durability,
+        places: Places,
+        handles: list[Handle | None],
+        short: set[int],
+    ) -> None:
+        store, _, named, _ = self._ready()
+        with_ids = list(batch.named.values())
+        handles += [None] * len(with_ids)
+        shortfall: NotConfirmed | None = None
+        if batch.rows.size:
+            try:
+                await put_rows(
+                    store, batch.rows, self._widths, places, now_ms=now_ms, wait_s=self._wait_s, durability=level,
+                    short=short,
+                )  # fmt: skip
+            except NotConfirmed as error:
+                shortfall, level = error, SERVER  # the others are stored as well, without another wait
+        if with_ids:
+            await named.put(with_ids, handles, on_conflict, now_ms, level, wait_s=self._wait_s)
+        if shortfall is not None:
+            raise shortfall
+
+
+def _is_one_batch(tasks: list[Task]) -> bool:
+    return len(tasks) <= BATCH and (not tasks or payload_bytes(checked(tasks)) <= BATCH_BYTES)
+
+
+def _silent(stored: int) -> None:
+    """Nobody wants to know."""
+
+
+P = TypeVar("P")
+
+_FOREVER_MS: Final = 1 << 45
+
+
+class Listings:
+    """What Client can tell of all tasks together."""
+
+    @property
+    @abstractmethod
+    def store(self) -> Store: ...
+
+    async def list(
+        self,
+        *,
+        after: When | None = None,
+        before: When | None = None,
+        state: ListedState | QueueState = "pending",
+        target: str | None = None,
+        lane: str | None = None,
+        allowed: Sequence[str] | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page:
+        """Tasks in due order, `limit` at a time; pass `page.next` as cursor for the next page.
+
+        `target` and each of `allowed` (of which one must fit) is a whole target, or its beginning and `*`. With these a
+        page looks through 20,000 tasks or a little more: it may be short, and still name a next one. Tasks that are
+        held come before all others, as they were held. Tasks that are queued or running are in no order, and a page of
+        them may hold some more.
+        """
+        if type(limit) is not int or not 1 <= limit <= 1000:
+            raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
+        if allowed is not None and (isinstance(allowed, (str, bytes)) or not isinstance(allowed, Sequence)):
+            raise InvalidInput(
+                f"allowed is a {type(allowed).__name__}; give a list of targets, or their beginnings and *"
+            )
+        for name, text in (("target", target), ("lane", lane), *(("allowed", one) for one in allowed or ())):
+            if text is not None:
+                check_text(text, name)
+        from_ms, to_ms = _range(after, before)
+        if state == "queued" or state == "running":
+            where = QueueFilter(state, TaskFilter("pending", target, lane, allowed), from_ms, to_ms)
+            in_queues = _cursor(query.parse_queue_place, cursor)
+            return await query.queued_page(self.store, where, after=in_queues, limit=limit)
+        if state not in ("pending", "fired"):
+            raise InvalidInput(f"state {state!r} cannot be listed; use pending, fired, queued or running")
+        place = _cursor(query.parse_place, cursor)
+        if place is not None:
+            from_ms = max(from_ms, place[0])
+        chosen = TaskFilter(state, target, lane, allowed)
+        await self.store.fresh_ms()
+        return await query.page(self.store, from_ms=from_ms, to_ms=to_ms, after=place, limit=limit, where=chosen)
+
+    async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
+        """How many tasks are pending, in all or due in a range (there the edges may be estimates)."""
+        if after is None and before is None:
+            return await query.count_all(self.store)
+        chosen = _range(after, before)
+        await self.store.fresh_ms()
+        return await query.count_between(self.store, *chosen)
+
+
+def _cursor(parse: Callable[[str], P], text: str | None) -> P | None:
+    try:
+        return None if text is None else parse(text)
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInput(f"cursor {str(text)[:80]!r} is not one that list returned") from None
+
+
+def _range(after: When | None, before: When | None) -> tuple[int, int]:
+    from_ms = 0 if after is None else instant_ms(after, field="after")
+    to_ms = _FOREVER_MS if before is None else instant_ms(before, field="before")
+    if to_ms <= from_ms:
+        raise InvalidInput("the range is empty: before must be later than after")
+    return from_ms, to_ms
+
+
+FIRST_PAUSE_S: Final = 0.005
+LONGEST_PAUSE_S: Final = 0.25
+LOOK_EVERY: Final = 8
+"""After so many questions for the result, look whether there will ever be one."""
+
+_OVER: Final = frozenset({"done", "finished", "cancelled", "replaced", "dead", "unknown"})
+
+
+_BEFORE_IT_RAN: Final = "cancelled before it ran"
+
+
+class Results:
+    """What Client can do with results."""
+
+    _wait_s: float
+
+    @property
+    @abstractmethod
+    def store(self) -> Store: ...
+
+    @abstractmethod
+    def _reference(self, id: str, lane: str | None) -> Reference: ...
+
+    @abstractmethod
+    async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None: ...
+
+    async def result(
+        self,
+        id: str,
+        *,
+        lane: str | None = None,
+        timeout: float | Delay | None = None,  # noqa: ASYNC109  # as everybody expects of a result
+    ) -> Any:
+        """What the handler returned, the command printed or the webhook was answered, when it is done.
+
+        Waits for it, seconds as a number or a text such as "30s".
+        TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time. A server that is away is
+        waited for until then; without a timeout as long as a put would wait for it.
+        """
+        result = await self.run_result(id, lane=lane, timeout=timeout)
+        if result.ending != "done":
+            raise TaskFailed(id, result)
+        if result.reason:
+            raise MainspringError(f"task {id!r} is done, but {result.reason}")
+        return next((one for one in (result.output, result.response) if one is not None), result.value)
+
+    async def run_result(
+        self,
+        id: str,
+        *,
+        lane: str | None = None,
+        timeout: float | Delay | None = None,  # noqa: ASYNC109
+    ) -> Result:
+        """How the task ended: its value, log lines, a command's output, a webhook's answer.
+
+        Waits like `result`; any ending will do. NotFound where nothing is kept of it.
+        """
+        reference, most_s = self._reference(id, lane), _seconds(timeout)
+        outage = _Outage(self.store, self._wait_s if most_s is None else math.inf)
+        try:
+            async with asyncio.timeout(most_s):
+                return await self._wait(id, lane, reference, outage)
+        except TimeoutError:
+            raise TimeoutError(f"task {id!r} is not over after {timeout}{outage.told}") from None
+
+    async def find_result(self, id: str, *, lane: str | None = None) -> Result | None:
+        """What `run_result` would give, without waiting: None while the task is not over."""
+        return await self._over(id, lane, self._reference(id, lane))
+
+    async def _wait(self, id: str, lane: str | None, reference: Reference, outage: "_Outage") -> Result:
+        pause_s, asked = FIRST_PAUSE_S, 0
+        while True:
+            asked += 1
+            try:
+                look = asked % LOOK_EVERY == 0 or await read_result(self.store, reference) is not None
+                if look and (over := await self._over(id, lane, reference)) is not None:
+                    return over
+            except Unavailable as failure:
+                await outage.goes_on(failure)
+                continue
+            outage.ends()
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+
+    async def _over(self, id: str, lane: str | None, reference: Reference) -> Result | None:
+        """The end of a task; None while it is not over. What is kept of an earlier one of its id does not count."""
+        # Not `get`: what is noted of a cancelled id may be of an earlier task, and a result of a later one.
+        info = await in_index(self.store, id, lane)
+        if info.state not in _OVER:
+            return None
+        # Only now: it may have ended between the two questions.
+        found = await read_result(self.store, reference)
+        letter = None if info.state == "done" else await self.dead_get(id, lane=lane)
+        # The index forgets a cancelled id at once, so that it can be used again.
+        off_ms = await cancelled_ms(self.store, reference) if info.state == "unknown" else None
+        if off_ms is not None and _is_older(found, letter, off_ms):
+            return Result("cancelled", reason=_BEFORE_IT_RAN)
+        if letter is not None and not _tells_more(found, letter):
+            return Result(
+                "dead", reason=letter.reason, attempt=letter.attempts, target=letter.target, due_ms=letter.due_ms,
+                response=letter.response,
+            )  # fmt: skip
+        if info.state == "cancelled" and (found is None or found.ending != "cancelled" or not _is_of(found, info)):
+            return Result("cancelled", reason=_BEFORE_IT_RAN)
+        if found is not None and _is_of(found, info):
+            return found
+        if info.state == "unknown":
+            raise NotFound(f"there is no task {id!r}")
+        raise NotFound(
+            f"task {id!r} is {info.state} and left no result: its handler or target keeps none (set result_ttl), or "
+            "it is past"
+        )
+
+
+class _Outage:
+    """The server is away while somebody waits. Each time that it goes it is waited for anew, for `wait_s`."""
+
+    def __init__(self, store: Store, wait_s: float) -> None:
+        self._store = store
+        self._wait_s = wait_s
+        self._patience: Patience | None = None
+        self._failure: StoreError | None = None
+
+    async def goes_on(self, failure: StoreError) -> None:
+        """Wait before the next question, or raise the failure."""
+        self._failure = failure
+        self._patience = self._patience or Patience(self._store, self._wait_s)
+        await self._patience.after(failure)
+
+    def ends(self) -> None:
+        self._patience = self._failure = None
+
+    @property
+    def told(self) -> str:
+        return "" if self._failure is None else f", and the server is away: {self._failure}"
+
+
+def _is_older(found: Result | None, letter: DeadLetter | None, off_ms: int) -> bool:
+    """Whether all that is kept under an id is of tasks before the one that was cancelled then."""
+    if found is not None and (found.ending == "cancelled" or found.ended_ms > off_ms):
+        return False
+    return letter is None or letter.died_ms <= off_ms
+
+
+def _tells_more(found: Result | None, letter: DeadLetter) -> bool:
+    """Whether it is of the same death, or of a later run."""
+    if found is None:
+        return False
+    return found.ended_ms >= letter.died_ms or (found.ending == "dead" and found.due_ms in (0, letter.due_ms))
+
+
+def _is_of(found: Result, info: TaskInfo) -> bool:
+    """Whether it is the end of this very task, as far as that is known."""
+    return not (found.due_ms and info.due_ms is not None and info.attempt == 1 and found.due_ms != info.due_ms)
+
+
+def _seconds(timeout: float | Delay | None) -> float | None:
+    if timeout is None or (isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout >= 0):
+        return timeout
+    if isinstance(timeout, (bool, int, float)):
+        raise InvalidInput(f"timeout is {timeout!r}; give seconds, a text such as '30s', or None to wait for ever")
+    return delay_ms(timeout, field="timeout") / 1000
+
+
+class Standstills:
+    """What Client can do about pauses and lanes. `target`, `queue` and `lane` say what is paused; none, everything."""
+
+    @property
+    @abstractmethod
+    def store(self) -> Store: ...
+
+    @abstractmethod
+    def _mover(self) -> tuple[Finder, Intake]: ...
+
+    async def pause(
+        self,
+        *,
+        target: str | None = None,
+        queue: str | None = None,
+        lane: str | None = None,
+        mode: Mode = "hold",
+        reason: str = "",
+        who: str = "",
+        until: When | None = None,
+        for_: Delay | None = None,
+    ) -> Pause:
+        """Let nothing go out, until `resume`, `until` a time or `for_` so long.
+
+        With mode "hold" tasks wait and go out afterwards, in order; with "drop" those that come due meanwhile become
+        dead letters. A task that had begun when a node heard of the pause may still go out. Paused again, the new
+        pause stands for the old.
+        """
+        if until is not None and for_ is not None:
+            raise InvalidInput("give either until or for_")
+        now_ms = await self.store.sample_clock()
+        until_ms = now_ms + delay_ms(for_, field="for_") if for_ is not None else None
+        if until is not None:
+            until_ms = instant_ms(until, field="until")
+            check_horizon(until_ms, now_ms, field="until")
+        told = check_text(reason, "reason"), check_text(who, "who")
+        pause = Pause(Scope.of(target, queue, lane), mode, *told, now_ms, until_ms).check()
+        await lanes.write_pause(self.store, pause)
+        return pause
+
+    async def resume(self, *, target: str | None = None, queue: str | None = None, lane: str | None = None) -> bool:
+        """End a pause; False when there was none of exactly this."""
+        return await lanes.remove_pause(self.store, Scope.of(target, queue, lane))
+
+    async def pauses(self) -> list[Pause]:
+        """What is paused, the oldest first."""
+        now_ms = await self.store.sample_clock()
+        found = [one for one in await lanes.read_pauses(self.store) if one.lasts(now_ms)]
+        return sorted(found, key=lambda one: (one.since_ms, one.scope.text))
+
+    async def lanes(self) -> list[LaneInfo]:
+        """Lanes that stand still or are just coming back, those that wait longest first."""
+        return await lanes.read_lanes(self.store)
+
+    async def lane(self, lane: str) -> LaneInfo:
+        """How a lane stands: behind which head, since when, how many wait."""
+        return await lanes.read_lane(self.store, check_name(lane, "lane"))
+
+    async def lane_retry_head(self, lane: str) -> LaneAnswer:
+        """Try the failed head now. If it goes through, its lane goes on; a parked one too. So it does if the head has
+        expired, which is recorded then."""
+        failed = await lanes.failed_head(self.store, check_name(lane, "lane"))
+        if failed is None or failed.address is None or failed.found is None:
+            return "no head"
+        if failed.found.state == "fired":
+            return "too late"
+        finder, intake = self._mover()
+        reference = Reference(None, failed.head.idh, failed.address.partition, False, failed.address)
+        now_ms = await self.store.sample_clock()
+        try:
+            await finder.move(reference, intake, now_ms, now_ms, expired=True)
+        except Conflict:
+            return "too late"
+        return "ok"
+
+    async def lane_skip_head(self, lane: str, *, reason: str = "skipped by hand") -> LaneAnswer:
+        """Give the failed head up: it goes to the dead letters, and its lane goes on."""
+        failed, told = await lanes.failed_head(self.store, check_name(lane, "lane")), check_text(reason, "reason")
+        return "no head" if failed is None else await lanes.skip_head(self.store, failed, told)
+
+    async def lane_resume(self, lane: str) -> LaneAnswer:
+        """Let a parked lane go on with its head, and end a pause of this lane."""
+        resumed = await self.resume(lane=check_name(lane, "lane"))
+        if (await self.lane(lane)).state != "parked":
+            return "ok" if resumed else "no head"
+        return await self.lane_retry_head(lane)
+
+
+CANCEL_BATCH: Final = 1_048_576
+"""Cancels that travel together: the more of them fall into one slice, the less each costs."""
+
+
+class Client(Puts, Listings, Letters, Results, Standstills):
+    """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
+
+    `wait_s` is how long puts, and results without a timeout, wait for a server that is away; 0 means that they fail at
+    once, as other calls do.
+    `timezone` is that of schedules that name none.
+    """
+
+    def __init__(
+        self,
+        url: str = "redis://localhost:6379",
+        *,
+        namespace: str = "main",
+        partitions: int | None = None,
+        wait_s: float = 0.0,
+        dedupe_window: Delay = "1h",
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        clock: Clock | None = None,
+        options: LinkOptions | None = None,
+        timezone: str = "UTC",
+    ) -> None:
+        self._open_store: Callable[[], Coroutine[Any, Any, Store]] = partial(
+            Store.open, url, namespace=namespace, partitions=partitions, clock=clock, options=options
+        )
+        for name, number in (("wait_s", wait_s), ("max_payload_bytes", max_payload_bytes)):
+            if type(number) not in (int, float) or not number >= 0:
+                raise InvalidInput(f"{name} is {number!r}; give a number from 0 on")
+        if options is not None and not isinstance(options, LinkOptions):
+            raise InvalidInput(f"options is a {type(options).__name__}; give LinkOptions")
+        if clock is not None and not callable(getattr(clock, "now_ms", None)):
+            raise InvalidInput(f"clock is a {type(clock).__name__}; give a ManualClock, or leave it out")
+        self._wait_s = wait_s
+        self._dedupe_ms = delay_ms(dedupe_window, field="dedupe_window")
+        self._max_payload_bytes = max_payload_bytes
+        self._widths = Widths()
+        self._timezone = timezone
+        self._owns_store = True
+        self._opening = asyncio.Lock()
+        self._parts: Parts | None = None
+
+    @cached_property
+    def schedules(self) -> "Schedules":
+        """Recurring work: add, edit, pause, trigger, backfill, …"""
+        from .schedules import Schedules  # the language of schedules is much to load for a program that has none
+
+        return Schedules(lambda: self.store, self._timezone)
+
+    @classmethod
+    def over(cls, store: Store, *, dedupe_window: Delay = "1h", wait_s: float = 0.0, timezone: str = "UTC") -> "Client":
+        """A client on a store that is open already (and that stays open when the client closes)."""
+        client = cls(wait_s=wait_s, dedupe_window=dedupe_window, timezone=timezone)
+        client._owns_store = False
+        client._use(store)
+        return client
+
+    async def open(self) -> None:
+        async with self._opening:
+            if self._parts is None:
+                self._use(await self._open_store())
+
+    def _use(self, store: Store) -> None:
+        intake = Intake(store.keys, self._widths, max_payload_bytes=self._max_payload_bytes)
+        named = NamedPuts(store, intake, self._widths, dedupe_ms=self._dedupe_ms)
+        self._parts = (store, intake, named, Finder(store))
+
+    async def aclose(self) -> None:
+        if self._parts is not None and self._owns_store:
+            await self._parts[0].aclose()
+        self._parts = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def store(self) -> Store:
+        if self._parts is None:
+            raise MainspringError("the client is not open; use 'async with Client(…)' or await client.open()")
+        return self._parts[0]
+
+    # -- put ---------------------------------------------------------------------------------------------
+
+    async def put(
+        self,
+        target: str,
+        payload: Any = None,
+        *,
+        at: When | None = None,
+        after: Delay | None = None,
+        id: str | None = None,
+        lane: str | None = None,
+        expires: When | Delay | None = None,
+        retry: RetryPolicy | str | None = None,
+        timeout: Delay | None = None,  # noqa: ASYNC109  # of the attempts, not of this call
+        on_conflict: OnConflict = "keep",
+        durability: str = "server",
+    ) -> Handle:
+        """Schedule one task. With an `id` a repeated call is one task; `on_conflict` says which one wins."""
+        task = Task(target, payload, at, after, id, lane, expires, retry, timeout)
+        try:
+            summary = await self.put_many([task], on_conflict=on_conflict, durability=durability, handles=True)
+        except NotConfirmed as error:
+            error.stored = 0  # it says so in its own words
+            raise
+        assert summary.handles is not None
+        [handle] = summary.handles
+        return handle.bound(lambda timeout: self.result(handle.id, lane=lane, timeout=timeout))
+
+    # -- one task ------------------------------------------------------------------------------------------
+
+    async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
+        """What is known of a task; `state` is "unknown" for an id nobody has heard of."""
+        _, _, _, finder = self._ready()
+        reference = self._reference(id, lane)
+        return await dead_letters.info_of(self.store, id, reference, await finder.find(reference))
+
+    async def explain(self, id: str, *, lane: str | None = None) -> Explanation:
+        """Why a task has not run (yet): one sentence for people, a code and its facts for programs."""
+        from ..store.tasks.explain import explain  # it knows schedules too: much to load for who never asks
+
+        _, _, _, finder = self._ready()
+        return await explain(self.store, finder, id, self._reference(id, lane))
+
+    async def cancel(self, id: str, *, lane: str | None = None) -> CancelOutcome:
+        """Cancel before it fires. After "cancelled" it never fires; "too late" means it has begun."""
+        [outcome] = await self.cancel_many([id], lane=lane)
+        return outcome
+
+    async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[CancelOutcome]:
+        """Cancel in bulk; one answer per id, in order."""
+        _, _, _, finder = self._ready()
+        if isinstance(ids, str):
+            raise InvalidInput("cancel_many takes many ids; this is a single one: use cancel, or [id]")
+        if not isinstance(ids, Iterable):
+            raise InvalidInput(f"cancel_many takes an iterable of ids; this is a {type(ids).__name__}")
+        outcomes: list[CancelOutcome] = []
+        rest = iter(ids)
+        while some := list(islice(rest, CANCEL_BATCH)):
+            outcomes += await finder.cancel(self._reference(id, lane) for id in some)
+        return outcomes
+
+    async def reschedule(
+        self, id: str, *, at: When | None = None, after: Delay | None = None, lane: str | None = None
+    ) -> Handle:
+        """Move a pending task to another time, in one step. Raises if it is not pending any more."""
+        store, intake, _, finder = self._ready()
+        if (at is None) == (after is None):
+            raise InvalidInput("give either at or after")
+        now_ms = await store.fresh_ms()
+        due_ms = instant_ms(at) if at is not None else now_ms + delay_ms(cast("Delay", after))
+        check_horizon(due_ms, now_ms)
+        reference = self._reference(id, lane)
+        address = await finder.move(reference, intake, due_ms, now_ms)
+        moved_id = id if reference.task_id is not None else f"{reference.idh.hex()}~{address.text()}"
+        return Handle(moved_id, due_ms, "replaced", due_ms < now_ms)
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> Parts:
+        if self._parts is None:
+            raise MainspringError("the client is not open; use 'async with Client(…)' or await client.open()")
+        return self._parts
+
+    def _replayer(self) -> Replayer:
+        store, intake, _, _ = self._ready()
+        return Replayer(store, intake, self._widths, wait_s=self._wait_s)
+
+    def _mover(self) -> tuple[Finder, Intake]:
+        _, intake, _, finder = self._ready()
+        return finder, intake
+
+    def _reference(self, id: str, lane: str | None) -> Reference:
+        return Reference.parse(id, lane, len(self.store.keys))

@@ -1,0 +1,262 @@
+"""The calls of a client that deal with dead letters: list, show, replay, drop, export."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from ..model.clock import Clock
+from ..model.dead_letter import DeadFilter, DeadLetter, DeadPage, DropOutcome, Replayed, ReplaySummary
+from ..model.errors import InvalidInput
+from ..model.text import check_text
+from ..model.times import Delay, When, check_horizon, delay_ms, instant_ms
+from ..store.store import Store
+from ..store.tasks import dead_letters
+from ..store.tasks.dead_letters import AT_ONCE, Kept, Replayer
+from ..store.tasks.find import Reference
+
+Sleep = Callable[[float], Awaitable[Any]]
+AHEAD_MS: Final = 1_000
+"""With a rate, letters are put back this long before they come due: a replay that is stopped stops at once."""
+
+FARTHEST_AHEAD_MS: Final = 2 * AHEAD_MS
+"""So far ahead the last letter of a portion comes due."""
+
+_FOREVER_MS: Final = 1 << 45
+
+
+class Letters:
+    """What Client can do with dead letters.
+
+    Every call that takes many letters takes the same filters: `target` (whole, or its beginning and `*`), `lane`,
+    `reason` (part of it), `died_after` (included) and `died_before` (not included). Without any it means all letters.
+    """
+
+    _wait_s: float
+
+    @property
+    @abstractmethod
+    def store(self) -> Store: ...
+
+    @abstractmethod
+    def _replayer(self) -> Replayer: ...
+
+    async def dead_list(
+        self,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        target: str | None = None,
+        lane: str | None = None,
+        reason: str | None = None,
+        died_after: When | None = None,
+        died_before: When | None = None,
+    ) -> DeadPage:
+        """Dead letters, the newest first; pass `page.next` as cursor for the next page.
+
+        A page looks through 10,000 letters at most: with filters it may be short, and still name a next one.
+        """
+        if type(limit) is not int or not 1 <= limit <= 1000:
+            raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
+        where = _filter(target, lane, reason, died_after, died_before)
+        try:
+            after = None if cursor is None else dead_letters.parse_place(cursor)
+        except (ValueError, AttributeError, TypeError):
+            raise InvalidInput(f"cursor {str(cursor)[:80]!r} is not one that dead_list returned") from None
+        return await dead_letters.page(self.store, where, after=after, limit=limit)
+
+    async def dead_count(self, *, died_after: When | None = None, died_before: When | None = None) -> int:
+        """How many dead letters there are, or how many of them died in a range of time. None of them is read."""
+        where = _filter(None, None, None, died_after, died_before)
+        return await dead_letters.count(self.store, where.from_ms, where.to_ms)
+
+    async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
+        """The dead letter of a task; None when there is none."""
+        kept = await self._find(id, lane)
+        return None if kept is None else kept.letter
+
+    async def dead_replay(
+        self,
+        id: str,
+        *,
+        lane: str | None = None,
+        at: When | None = None,
+        after: Delay | None = None,
+        new_key: bool = False,
+        dry_run: bool = False,
+    ) -> Replayed:
+        """Give one letter another life, now or at another time: same id, same lane, attempt 1.
+
+        It keeps the idempotency key of its first life unless `new_key`. A task of the same id that is not over is
+        never overwritten: the answer is then "conflict".
+        """
+        due_ms = await self._due_ms(at, after)
+        kept = await self._find(id, lane)
+        if kept is None:
+            return Replayed(id, "unknown", None, "there is no dead letter with this id")
+        if dry_run:
+            [answer] = await self._replayer().rehearse([kept], [due_ms])
+        else:
+            [answer] = await self._replayer().replay([kept], [due_ms], new_key=new_key)
+        return answer
+
+    async def dead_replay_many(
+        self,
+        *,
+        target: str | None = None,
+        lane: str | None = None,
+        reason: str | None = None,
+        died_after: When | None = None,
+        died_before: When | None = None,
+        at: When | None = None,
+        after: Delay | None = None,
+        rate: float | None = None,
+        new_key: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[ReplaySummary], None] | None = None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> ReplaySummary:
+        """Replay all letters that fit, those first that died first; what dies meanwhile is left for another time.
+
+        With a `rate` they come due at so many a second. Stopped in between, every letter is either back or still there.
+        """
+        where = _filter(target, lane, reason, died_after, died_before)
+        where = await self._so_far(where)
+        start_ms = None if at is None and after is None else await self._due_ms(at, after)
+        pace = _Pace(self.store.clock, start_ms, _checked_rate(rate), sleep)
+        summary = ReplaySummary(dry_run)
+        replayer = self._replayer()
+        async for some in _portions(dead_letters.walk(self.store, where), pace.portion):
+            if dry_run:
+                answers = await replayer.rehearse(some, [pace.due_ms() for _ in some])
+            else:
+                await pace.wait()
+                answers = await replayer.replay(some, [pace.due_ms() for _ in some], new_key=new_key)
+            for answer in answers:
+                summary.add(answer)
+            if progress is not None:
+                progress(summary)
+        return summary
+
+    async def dead_drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
+        """Forget one letter for good."""
+        kept = await self._find(id, lane)
+        if kept is None:
+            return "unknown"
+        [dropped] = await dead_letters.drop(self.store, [kept], wait_s=self._wait_s)
+        return "dropped" if dropped else "unknown"
+
+    async def dead_drop_many(
+        self,
+        *,
+        target: str | None = None,
+        lane: str | None = None,
+        reason: str | None = None,
+        died_after: When | None = None,
+        died_before: When | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Forget all letters that fit for good, and say how many. What dies meanwhile stays."""
+        where = _filter(target, lane, reason, died_after, died_before)
+        where = await self._so_far(where)
+        count = 0
+        async for some in dead_letters.walk(self.store, where):
+            count += len(some) if dry_run else sum(await dead_letters.drop(self.store, some, wait_s=self._wait_s))
+            if progress is not None:
+                progress(count)
+        return count
+
+    async def dead_export(
+        self,
+        write: Callable[[bytes], Any],
+        *,
+        target: str | None = None,
+        lane: str | None = None,
+        reason: str | None = None,
+        died_after: When | None = None,
+        died_before: When | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Write all letters that fit as lines of JSON, the oldest first: `dead_export(file.write)`. Says how many."""
+        where = _filter(target, lane, reason, died_after, died_before)
+        namespace, count = self.store.keys.namespace, 0
+        async for some in dead_letters.walk(self.store, where):
+            write(b"".join(msgspec.json.encode(kept.letter.as_dict(namespace)) + b"\n" for kept in some))
+            count += len(some)
+            if progress is not None:
+                progress(count)
+        return count
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    async def _so_far(self, where: DeadFilter) -> DeadFilter:
+        """Only what has died by now: tasks that die once more while they are replayed would never end."""
+        return msgspec.structs.replace(where, to_ms=min(where.to_ms, await self.store.sample_clock() + 1))
+
+    async def _find(self, id: str, lane: str | None) -> Kept | None:
+        reference = Reference.parse(id, lane, len(self.store.keys))
+        return await dead_letters.find_letter(self.store, reference)
+
+    async def _due_ms(self, at: When | None, after: Delay | None) -> int:
+        if at is not None and after is not None:
+            raise InvalidInput("both at and after are given; say one of them")
+        now_ms = await self.store.fresh_ms()
+        due_ms = instant_ms(at) if at is not None else now_ms + (0 if after is None else delay_ms(after))
+        check_horizon(due_ms, now_ms)
+        return due_ms
+
+
+class _Pace:
+    """When each letter comes due, and when it is put back."""
+
+    def __init__(self, clock: Clock, start_ms: int | None, rate: float | None, sleep: Sleep) -> None:
+        self._clock = clock
+        self._start_ms = start_ms
+        self._gap_ms = 0.0 if rate is None else 1000 / rate
+        self._sleep = sleep
+        self._next_ms = float(clock.now_ms() if start_ms is None else start_ms)
+        self.portion = AT_ONCE if rate is None else max(1, min(AT_ONCE, int(rate * AHEAD_MS / 1000)))
+
+    def due_ms(self) -> int:
+        if self._start_ms is None:
+            # Behind its time it does not catch up: the rate is what the target can bear.
+            self._next_ms = max(self._next_ms, float(self._clock.now_ms()))
+        due_ms = int(self._next_ms)
+        self._next_ms += self._gap_ms
+        return due_ms
+
+    async def wait(self) -> None:
+        """Nothing to wait for where a start was given: the letters come due by themselves, at their rate."""
+        while self._start_ms is None and self._gap_ms:
+            early_ms = self._next_ms - AHEAD_MS - self._clock.now_ms()
+            if early_ms <= 0:
+                return
+            await self._sleep(early_ms / 1000)
+
+
+def _checked_rate(rate: float | None) -> float | None:
+    if rate is not None and (type(rate) not in (int, float) or not 0.001 <= rate <= 1e6):
+        raise InvalidInput(f"rate is {rate!r}; give letters per second, from 0.001 to 1,000,000")
+    return rate
+
+
+def _filter(
+    target: str | None, lane: str | None, reason: str | None, died_after: When | None, died_before: When | None
+) -> DeadFilter:
+    for name, text in (("target", target), ("lane", lane), ("reason", reason)):
+        if text is not None:
+            check_text(text, name)
+    from_ms = 0 if died_after is None else instant_ms(died_after, field="died_after")
+    to_ms = _FOREVER_MS if died_before is None else instant_ms(died_before, field="died_before")
+    if not 0 <= from_ms < to_ms <= _FOREVER_MS:
+        raise InvalidInput("the range is empty: died_before must be later than died_after")
+    return DeadFilter(target, lane, reason, from_ms, to_ms)
+
+
+async def _portions(walked: AsyncIterator[list[Kept]], size: int) -> AsyncIterator[list[Kept]]:
+    async for some in walked:
+        for at in range(0, len(some), size):
+            yield some[at : at + size]

@@ -1,0 +1,723 @@
+"""A client over a node's HTTP API: the calls that commands make of `Client`, by the same names."""
+
+import base64
+import http.client
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from mainspring.model.access import is_token
+from mainspring.model.dead_letter import PROBLEMS_KEPT, DeadLetter, DeadPage, DropOutcome, Replayed, ReplaySummary
+from mainspring.model.delivery import Response
+from mainspring.model.errors import (
+    ConfigError,
+    Conflict,
+    InvalidInput,
+    MainspringError,
+    NotConfirmed,
+    NotFound,
+    OutOfMemory,
+    Refused,
+    Unavailable,
+)
+from mainspring.model.explain import UNKNOWN, Explanation
+from mainspring.model.job import Result
+from mainspring.model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
+from mainspring.model.retry import RetryPolicy, retry_line
+from mainspring.model.targets.url import read_api_url
+from mainspring.model.task import CancelOutcome, Count, Handle, ListedState, OnConflict, Page, QueueState, TaskInfo
+from mainspring.model.times import Delay, When, instant_ms, is_delay
+
+if TYPE_CHECKING:
+    from mainspring.client.schedules import AddOutcome, OnExisting
+    from mainspring.model.retry import WorstCase
+    from mainspring.model.schedule.definition import Definition, PauseMode
+    from mainspring.model.schedule.view import Backfilled, ScheduleView
+
+
+TIMEOUT_S: Final = 90.0
+"""Longer than any request may take: replaying many letters goes on for half a minute."""
+
+
+_AWAY: Final = (502, 503, 504)
+"""What a proxy says of a node behind it that it cannot reach."""
+
+
+class TooLate(Conflict):
+    """The task has begun, or is over."""
+
+
+class NoNamespace(MainspringError):
+    """It is not there, or not for this key. No `NotFound`, which is of what a namespace may hold."""
+
+
+class Answered(Conflict):
+    """Nothing was done; `answer` is the word for why."""
+
+    def __init__(self, detail: str, answer: str) -> None:
+        super().__init__(detail)
+        self.answer = answer
+
+
+_PREFIX: Final = "urn:mainspring:problem:"
+_ERRORS: Final[dict[str, Callable[[str], MainspringError]]] = {
+    "malformed": InvalidInput,
+    "invalid": InvalidInput,
+    "too-large": InvalidInput,
+    "not-found": NotFound,
+    "conflict": Conflict,
+    "too-late": TooLate,
+    "out-of-memory": OutOfMemory,
+    "not-confirmed": NotConfirmed,
+}
+
+
+class Api:
+    """Calls one API. Nothing is sent twice: a request whose answer was lost may have been done."""
+
+    def __init__(self, url: str, *, namespace: str | None = None, token: str | None = None) -> None:
+        try:
+            parts = read_api_url(url)
+        except InvalidInput as error:
+            raise ConfigError(f"api_url: {error}") from None
+        self.where = f"{parts.scheme}://{parts.netloc}"
+        self._path = parts.path.rstrip("/")
+        self._headers = {"accept": "application/json"}
+        if namespace is not None:
+            self._headers["mainspring-namespace"] = namespace
+        if token is not None:
+            if not is_token(token):
+                raise ConfigError("api_token is no API key; they begin with msk_")
+            self._headers["authorization"] = f"Bearer {token}"
+        self._road = _road(parts.scheme, parts.hostname or "", parts.port)
+
+    def close(self) -> None:
+        self._road.close()
+
+    def get(self, *path: str, **query: object) -> Any:
+        return self.call("GET", *path, query=query)
+
+    def post(self, *path: str, query: Mapping[str, object] | None = None, **body: object) -> Any:
+        """Fields that are None are left out."""
+        for name, value in body.items():
+            if isinstance(value, float) and not isfinite(value):
+                # JSON has no word for it but null, which would mean that nothing was said.
+                raise InvalidInput(f"{name} is {value}; give a number")
+        return self.call("POST", *path, query=query, body=_said(body))
+
+    def delete(self, *path: str, **query: object) -> Any:
+        return self.call("DELETE", *path, query=query)
+
+    def call(
+        self,
+        method: str,
+        *path: str,
+        query: Mapping[str, object] | None = None,
+        body: Mapping[str, object] | None = None,
+    ) -> Any:
+        """The answer, decoded; its error when it is a problem. `path` is given segment by segment, not encoded."""
+        headers = self._headers | ({} if body is None else {"content-type": "application/json"})
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            self._road.request(method, self._path + _path(path, query), content, headers)
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(f"{self.where}: cannot connect: {_why(error)}", sent=False) from None
+        try:
+            answer = self._road.getresponse()
+            return self._read(answer.status, answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(f"{self.where}: no answer: {_why(error)}; it may have been done", sent=True) from None
+
+    def _read(self, status: int, body: bytes) -> Any:
+        try:
+            told = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            if status in _AWAY:
+                raise self._away(f"no node answers (status {status})") from None
+            raise Refused(
+                f"{self.where} does not answer as Mainspring's API does (status {status}); is this its address?"
+            ) from None
+        if status < 400:
+            return told
+        problem = told if isinstance(told, dict) else {}
+        kind = str(problem.get("type", "")).removeprefix(_PREFIX)
+        detail = str(problem.get("detail", f"status {status}"))
+        if kind == "unauthenticated":
+            detail += ". Commands send the one in MAINSPRING_API_TOKEN, or in the file MAINSPRING_API_TOKEN_FILE names"
+        if kind == "not-found" and problem.get("missing") == "namespace":
+            raise NoNamespace(detail)
+        if kind == "conflict" and "answer" in problem:
+            raise Answered(detail, str(problem["answer"]))
+        if kind == "unavailable":
+            raise self._away(detail)
+        if kind in _ERRORS:
+            raise _with_handle(_ERRORS[kind](detail), problem)
+        raise Refused(f"{self.where}: {detail}")
+
+    def _away(self, why: str) -> Unavailable:
+        return Unavailable(f"{self.where}: {why}", sent=True)
+
+
+def _with_handle(error: MainspringError, problem: Mapping[str, Any]) -> MainspringError:
+    """A task that is stored, but not confirmed, is named in the problem."""
+    if isinstance(error, NotConfirmed) and "id" in problem:
+        named = {name: problem[name] for name in ("id", "due_ms", "outcome") if name in problem}
+        error.handles = [msgspec.convert(named, Handle)]
+    return error
+
+
+def _road(scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
+    if scheme == "https":
+        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=ssl.create_default_context())
+    return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+
+
+def _path(segments: tuple[str, ...], query: Mapping[str, object] | None) -> str:
+    first, *names = segments
+    if "" in names:  # it would be the path of something else
+        raise InvalidInput("the id, or the name, is empty; give 1 to 256 bytes")
+    path = "/".join([first, *(quote(name, safe="") for name in names)])
+    said = _said(query or {})
+    return f"{path}?{urlencode(said)}" if said else path
+
+
+def moment_of(when: When | None) -> str | int | float | None:
+    """A time as the API reads it."""
+    return when if when is None or isinstance(when, (str, int, float)) else instant_ms(when)
+
+
+def _said(fields: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _why(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+_DEAD: Final = "/v1/dead"
+_LETTERS_A_PAGE: Final = 1_000
+_COUNTED: Final = ("replayed", "conflict", "damaged", "gone")
+
+
+class RemoteLetters:
+    """What commands do with dead letters. Filters are those of `Client`."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+
+    async def dead_list(self, *, limit: int = 50, cursor: str | None = None, **filters: Any) -> DeadPage:
+        told = self._page(limit, cursor, filters)
+        return DeadPage([_letter(one) for one in told["letters"]], told["next"])
+
+    def _page(self, limit: int, cursor: str | None, filters: dict[str, Any]) -> Any:
+        return self.api.get(_DEAD, limit=limit, cursor=cursor, **_chosen(filters))
+
+    async def dead_count(self, *, died_after: When | None = None, died_before: When | None = None) -> None:
+        """The API counts no letters without reading them."""
+
+    async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None:
+        try:
+            return _letter(self.api.get(_DEAD, id, lane=lane))
+        except NotFound:
+            return None
+
+    async def dead_replay(
+        self,
+        id: str,
+        *,
+        lane: str | None = None,
+        at: When | None = None,
+        after: Delay | None = None,
+        new_key: bool = False,
+        dry_run: bool = False,
+    ) -> Replayed:
+        said: dict[str, Any] = {"at": moment_of(at), "after": after, "new_key": new_key, "dry_run": dry_run}
+        try:
+            return msgspec.convert(self.api.post(_DEAD, id, "replay", query={"lane": lane}, **said), Replayed)
+        except NotFound:
+            return Replayed(id, "unknown", None, "there is no dead letter with this id")
+        except Conflict as error:
+            return Replayed(id, "conflict", None, str(error))
+
+    async def dead_replay_many(
+        self,
+        *,
+        at: When | None = None,
+        after: Delay | None = None,
+        rate: float | None = None,
+        new_key: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[ReplaySummary], None] | None = None,
+        **filters: Any,
+    ) -> ReplaySummary:
+        """A request goes on for half a minute at most; more of them follow as long as letters are left."""
+        said: dict[str, Any] = {
+            "at": moment_of(at),
+            "after": after,
+            "rate": rate,
+            "new_key": new_key,
+            "dry_run": dry_run,
+        }
+        summary = ReplaySummary(dry_run)
+        while True:
+            told = self.api.post(f"{_DEAD}:replay", **_chosen_or_all(filters), **said)
+            for name in _COUNTED:
+                # What cannot be replayed is met again each time: the last count is the true one.
+                before = getattr(summary, name) if name == "replayed" else 0
+                setattr(summary, name, before + told[name])
+            summary.problems = msgspec.convert(told["problems"], type=list[Replayed])[:PROBLEMS_KEPT]
+            if progress is not None:
+                progress(summary)
+            if told["complete"] or dry_run or not told["replayed"]:
+                return summary
+            # What has died once more since the first request is left for another time: else this might never end.
+            filters["died_before"] = told.get("died_before", filters.get("died_before"))
+
+    async def dead_drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
+        try:
+            self.api.delete(_DEAD, id, lane=lane)
+        except NotFound:
+            return "unknown"
+        return "dropped"
+
+    async def dead_drop_many(
+        self, *, dry_run: bool = False, progress: Callable[[int], None] | None = None, **filters: Any
+    ) -> int:
+        count = 0
+        while True:
+            told = self.api.post(f"{_DEAD}:drop", **_chosen_or_all(filters), dry_run=dry_run)
+            count += int(told["dropped"])
+            if progress is not None:
+                progress(count)
+            if told["complete"] or dry_run or not told["dropped"]:
+                return count
+
+    async def dead_export(
+        self, write: Callable[[bytes], Any], *, progress: Callable[[int], None] | None = None, **filters: Any
+    ) -> int:
+        """Pages come with the newest first: all of them are fetched before the oldest is written."""
+        letters: list[Any] = []
+        cursor: str | None = None
+        while True:
+            told = self._page(_LETTERS_A_PAGE, cursor, filters)
+            letters += told["letters"]
+            cursor = told["next"]
+            if progress is not None:
+                progress(len(letters))
+            if cursor is None:
+                break
+        for letter in reversed(letters):
+            write(msgspec.json.encode(letter) + b"\n")
+        return len(letters)
+
+
+def _chosen(filters: dict[str, Any]) -> dict[str, Any]:
+    times = {name: moment_of(filters.get(name)) for name in ("died_after", "died_before")}
+    return filters | {name: None if at is None else str(at) for name, at in times.items()}
+
+
+def _chosen_or_all(filters: dict[str, Any]) -> dict[str, Any]:
+    chosen = _chosen(filters)
+    return chosen if any(value is not None for value in chosen.values()) else {"all": True}
+
+
+def _letter(told: dict[str, Any]) -> DeadLetter:
+    """As the API tells it; its key is worked out again from id and time."""
+    fields = {name: told[name] for name in ("id", "reason", "died_ms", "due_ms")}
+    if told["damaged"]:
+        return DeadLetter(**fields, entry=base64.b64decode(told.get("entry_base64", "")))
+    fields |= {name: told.get(name) for name in ("target", "lane", "retry", "timeout_ms")}
+    raw = told.get("payload_base64")
+    payload = base64.b64decode(raw) if raw is not None else msgspec.json.encode(told.get("payload"))
+    letter = DeadLetter(
+        **fields, attempts=told["attempts"], errors=tuple(told["errors"]), raw=raw is not None, payload=payload
+    )
+    return letter.answered(None if told.get("response") is None else Response.from_dict(told["response"]))
+
+
+_SCHEDULES: Final = "/v1/schedules"
+_SCHEDULES_A_PAGE: Final = 500
+
+
+class RemoteSchedules:
+    """What commands ask of schedules. Who changed one is told by the API key."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    async def add(self, name: str, *, on_conflict: "OnExisting" = "reject", **fields: Any) -> "ScheduleView":
+        return _view(self._api.post(_SCHEDULES, name=name, on_conflict=on_conflict, **_fields(fields)))
+
+    async def add_many(
+        self, definitions: "Iterable[Definition]", *, on_conflict: "OnExisting" = "reject"
+    ) -> "list[tuple[ScheduleView, AddOutcome]]":
+        """One by one; those before one that is refused are stored."""
+        outcome: AddOutcome = "created" if on_conflict == "reject" else "replaced"
+        return [(await self.add(one.name, on_conflict=on_conflict, **_fields_of(one)), outcome) for one in definitions]
+
+    async def edit(self, name: str, *, generation: int | None = None, **fields: Any) -> "ScheduleView":
+        body = _fields(fields) | ({} if generation is None else {"generation": generation})
+        return _view(self._api.call("PATCH", _SCHEDULES, name, body=body))
+
+    async def pause(
+        self,
+        name: str,
+        *,
+        reason: str = "",
+        by: str = "",
+        until: "When | Delay | None" = None,
+        mode: "PauseMode" = "drop",
+    ) -> "ScheduleView":
+        del by
+        # The same option takes a time and a delay; the API tells them apart by name.
+        span = until is not None and is_delay(until)
+        when = {"for": until} if span else {"until": moment_of(until)}  # type: ignore[arg-type]
+        return _view(self._api.post(_SCHEDULES, name, "pause", reason=reason, mode=mode, **when))
+
+    async def resume(self, name: str, *, by: str = "") -> "ScheduleView":
+        del by
+        return _view(self._api.post(_SCHEDULES, name, "resume"))
+
+    async def remove(self, name: str) -> bool:
+        try:
+            self._api.delete(_SCHEDULES, name)
+        except NotFound:
+            return False
+        return True
+
+    async def rollback(self, name: str, generation: int | None = None, *, by: str = "") -> "ScheduleView":
+        del by
+        return _view(self._api.post(_SCHEDULES, name, "rollback", generation=generation))
+
+    async def trigger(self, name: str, *, after: "Delay | None" = None) -> "Handle":
+
+        return msgspec.convert(self._api.post(_SCHEDULES, name, "trigger", after=after), Handle)
+
+    async def backfill(
+        self,
+        name: str,
+        *,
+        start: "When",
+        end: "When",
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: "Callable[[int, int], None] | None" = None,
+    ) -> "Backfilled":
+        del progress  # it is one request: nothing is known of it before its answer
+        from mainspring.model.schedule.view import Backfilled
+
+        told = self._api.post(
+            _SCHEDULES, name, "backfill", start=moment_of(start), end=moment_of(end), rate=rate, dry_run=dry_run
+        )
+        return msgspec.convert(told, Backfilled)
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    async def get(self, name: str) -> "ScheduleView | None":
+        try:
+            return _view(self._api.get(_SCHEDULES, name))
+        except NotFound:
+            return None
+
+    async def get_many(self, names: Sequence[str]) -> "dict[str, ScheduleView]":
+        found = [await self.get(name) for name in names]
+        return {view.name: view for view in found if view is not None}
+
+    async def history(self, name: str) -> "list[Definition]":
+        revisions = self._api.get(_SCHEDULES, name, "history")["revisions"]
+        return [_definition({"name": name, "changed": one, **one}, at_ms=one["at_ms"]) for one in revisions]
+
+    async def diff(self, name: str, **fields: Any) -> dict[str, tuple[Any, Any]]:
+        told = self._api.call("POST", _SCHEDULES, name, "diff", body=_fields(fields))
+        return {field: (before, after) for field, (before, after) in told.items()}
+
+    async def all(self) -> "AsyncIterator[ScheduleView]":
+        cursor: str | None = None
+        while True:
+            told = self._api.get(_SCHEDULES, limit=_SCHEDULES_A_PAGE, cursor=cursor)
+            for one in told["schedules"]:
+                yield _view(one)
+            cursor = told["next"]
+            if cursor is None:
+                return
+
+
+# -- from and to what the API says -----------------------------------------------------------------------------
+
+
+def _fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """What a caller says of a schedule; who says it is the API's to tell."""
+    said = {name: value for name, value in fields.items() if name != "by"}
+    for name in ("start", "end"):
+        if said.get(name) is not None:
+            said[name] = moment_of(said[name])
+    return said
+
+
+def _fields_of(definition: "Definition") -> dict[str, Any]:
+    from mainspring.model.schedule.view import written
+
+    if definition.raw:
+        raise InvalidInput(f"schedule {definition.name!r}: a payload of bytes cannot be sent as JSON")
+    said = written(definition)
+    return {"cron": said.pop("specs"), **said, **({"note": definition.note} if definition.note else {})}
+
+
+def _definition(told: dict[str, Any], *, at_ms: int) -> "Definition":
+    from mainspring.model.schedule.input import FIELDS, define
+
+    fields = {name: value for name, value in told.items() if name in FIELDS and name not in ("by", "note")}
+    changed = told["changed"]
+    made = define(told["name"], cron=told["specs"], **fields)
+    return msgspec.structs.replace(
+        made,
+        generation=told["generation"],
+        by=changed["by"],
+        note=changed["note"],
+        at_ms=at_ms,
+        tz_version=told.get("tz_version", ""),
+        paused=_paused(told.get("paused")),
+    )
+
+
+def _paused(told: dict[str, Any] | None) -> Any:
+    from mainspring.model.schedule.definition import Pause
+
+    if told is None:
+        return None
+    return Pause(_ms(told["since"]), told["mode"], _ms_or_none(told["until"]), told["reason"], told["by"])
+
+
+def _view(told: dict[str, Any]) -> "ScheduleView":
+    from mainspring.model.schedule.chain import NotRun, Run
+    from mainspring.model.schedule.view import Finding, ScheduleView
+
+    following = tuple(map(_ms, told["next"]))
+    starts_ms = following[0] if following else None
+    return ScheduleView(
+        name=told["name"],
+        state=told["state"],
+        definition=_definition(told, at_ms=_ms(told["changed"]["at"])),
+        generation=told["generation"],
+        next_ms=following,
+        due_ms=_ms(told["starts"]) if "starts" in told else starts_ms,
+        runs=told["runs"],
+        not_run=told["not_run"],
+        recent_not_run=tuple(
+            NotRun(from_ms=_ms(one["from"]), to_ms=_ms(one["to"]), count=one["count"], reason=one["reason"])
+            for one in told["recent_not_run"]
+        ),
+        last_runs=tuple(
+            Run(
+                planned_ms=_ms(one["planned"]),
+                began_ms=_ms(one["began"]),
+                ended_ms=_ms_or_none(one["ended"]),
+                outcome=one["outcome"],
+            )
+            for one in told["last_runs"]
+        ),
+        running_since_ms=_ms_or_none(told["running_since"]),
+        worst_case=_worst_case(told.get("worst_case")),
+        # Not checked against the codes known here: a newer node may have others.
+        findings=tuple(Finding(one["code"], one["message"]) for one in told.get("findings", ())),
+    )
+
+
+def _worst_case(told: dict[str, Any] | None) -> "WorstCase | None":
+    """None in lists, and from a node of an older version."""
+    from mainspring.model.retry import WorstCase
+
+    return None if told is None else WorstCase(told["ms"], told["sum"])
+
+
+def _ms(text: str) -> int:
+
+    return instant_ms(text)
+
+
+def _ms_or_none(text: str | None) -> int | None:
+    return None if text is None else _ms(text)
+
+
+_TASKS: Final = "/v1/tasks"
+_LANES: Final = "/v1/lanes"
+_PAUSES: Final = "/v1/pauses"
+_REFUSALS: Final[dict[str, LaneAnswer]] = {"no head": "no head", "gone": "gone"}
+
+
+class RemoteClient(RemoteLetters):
+    """Tasks, lanes and pauses over HTTP; who did it is told by the API key, not by the caller."""
+
+    def __init__(self, api: Api) -> None:
+        super().__init__(api)
+        self.schedules = RemoteSchedules(api)
+
+    # -- tasks ---------------------------------------------------------------------------------------------
+
+    async def put(
+        self,
+        target: str,
+        payload: Any = None,
+        *,
+        at: When | None = None,
+        after: Delay | None = None,
+        id: str | None = None,
+        lane: str | None = None,
+        expires: When | Delay | None = None,
+        retry: RetryPolicy | str | None = None,
+        timeout: Delay | None = None,  # noqa: ASYNC109  # of the attempts, not of this call
+        on_conflict: OnConflict = "keep",
+        durability: str = "server",
+    ) -> Handle:
+        told = self.api.post(
+            _TASKS, target=target, payload=payload, at=moment_of(at), after=after, id=id, lane=lane, expires=expires,
+            retry=None if retry is None else retry_line(retry), timeout=timeout, on_conflict=on_conflict,
+            durability=durability,
+        )  # fmt: skip
+        return msgspec.convert(told, Handle)
+
+    async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
+        try:
+            return _task(self.api.get(_TASKS, id, lane=lane))
+        except NotFound:
+            return TaskInfo(id, "unknown")
+
+    async def explain(self, id: str, *, lane: str | None = None) -> Explanation:
+        try:
+            return msgspec.convert(self.api.get(_TASKS, id, "explain", lane=lane), Explanation)
+        except NotFound:
+            now_ms = time.time_ns() // 1_000_000
+            return Explanation(id=id, code="unknown", text=UNKNOWN, state="unknown", now_ms=now_ms)
+
+    async def find_result(self, id: str, *, lane: str | None = None) -> Result | None:
+        told = self.api.get(_TASKS, id, "result", lane=lane)
+        return Result.from_dict(told) if "ending" in told else None
+
+    async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[CancelOutcome]:
+        wanted = list(ids)
+        outcomes = {id: self._cancel(id, lane) for id in dict.fromkeys(wanted)}  # one that is given twice is one
+        return [outcomes[id] for id in wanted]
+
+    def _cancel(self, id: str, lane: str | None) -> CancelOutcome:
+        try:
+            outcome: CancelOutcome = self.api.delete(_TASKS, id, lane=lane)["outcome"]
+        except NotFound:
+            return "unknown"
+        except TooLate:
+            return "too late"
+        return outcome
+
+    async def reschedule(
+        self, id: str, *, at: When | None = None, after: Delay | None = None, lane: str | None = None
+    ) -> Handle:
+        told = self.api.post(_TASKS, id, "reschedule", query={"lane": lane}, at=moment_of(at), after=after)
+        return msgspec.convert(told, Handle)
+
+    async def list(
+        self,
+        *,
+        after: When | None = None,
+        before: When | None = None,
+        state: ListedState | QueueState = "pending",
+        target: str | None = None,
+        lane: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page:
+        told = self.api.get(
+            _TASKS, due_after=moment_of(after), due_before=moment_of(before), state=state, target=target, lane=lane,
+            limit=limit, cursor=cursor,
+        )  # fmt: skip
+        return Page([_task(one) for one in told["tasks"]], told["next"])
+
+    async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
+        told = self.api.get(f"{_TASKS}:count", due_after=moment_of(after), due_before=moment_of(before))
+        return msgspec.convert(told, Count)
+
+    # -- lanes ---------------------------------------------------------------------------------------------
+
+    async def lanes(self) -> Sequence[LaneInfo]:
+        found: list[LaneInfo] = []
+        cursor: str | None = None
+        while True:
+            told = self.api.get(_LANES, limit=1000, cursor=cursor)
+            found += msgspec.convert(told["lanes"], type=list[LaneInfo])
+            cursor = told["next"]
+            if cursor is None:
+                return found
+
+    async def lane(self, lane: str) -> LaneInfo:
+        return msgspec.convert(self.api.get(_LANES, lane), LaneInfo)
+
+    async def lane_retry_head(self, lane: str) -> LaneAnswer:
+        return self._lane(lane, "retry-head")
+
+    async def lane_skip_head(self, lane: str, *, reason: str = "skipped by hand") -> LaneAnswer:
+        return self._lane(lane, "skip-head", reason=reason)
+
+    async def lane_resume(self, lane: str) -> LaneAnswer:
+        return self._lane(lane, "resume")
+
+    def _lane(self, lane: str, what: str, **body: Any) -> LaneAnswer:
+        try:
+            self.api.post(_LANES, lane, what, **body)
+        except TooLate:
+            return "too late"
+        except Answered as refused:
+            if refused.answer not in _REFUSALS:
+                raise
+            return _REFUSALS[refused.answer]
+        return "ok"
+
+    # -- pauses --------------------------------------------------------------------------------------------
+
+    async def pause(
+        self,
+        *,
+        target: str | None = None,
+        queue: str | None = None,
+        lane: str | None = None,
+        mode: Mode = "hold",
+        reason: str = "",
+        who: str = "",
+        until: When | None = None,
+        for_: Delay | None = None,
+    ) -> Pause:
+        del who  # the API knows who calls
+        scope = _scope(target, queue, lane) | {"for": for_}
+        return _pause(self.api.post(_PAUSES, **scope, mode=mode, reason=reason, until=moment_of(until)))
+
+    async def resume(self, *, target: str | None = None, queue: str | None = None, lane: str | None = None) -> bool:
+        scope: dict[str, Any] = {"all": "true"} if target is queue is lane is None else _scope(target, queue, lane)
+        try:
+            self.api.delete(_PAUSES, **scope)
+        except NotFound:
+            return False
+        return True
+
+    async def pauses(self) -> Sequence[Pause]:
+        return [_pause(one) for one in self.api.get(_PAUSES)["pauses"]]
+
+
+def _task(told: dict[str, Any]) -> TaskInfo:
+    """Bytes that are no JSON travel under a name of their own."""
+    if "payload_base64" in told:
+        told = told | {"payload": base64.b64decode(told["payload_base64"])}
+    return msgspec.convert(told, TaskInfo)
+
+
+def _scope(target: str | None, queue: str | None, lane: str | None) -> dict[str, Any]:
+    if target is queue is lane is None:
+        return {"all": True}
+    return {"target": target, "queue": queue, "lane": lane}
+
+
+def _pause(told: dict[str, Any]) -> Pause:
+    return Pause(**(told | {"scope": Scope.parse(told["scope"])}))

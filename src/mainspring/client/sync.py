@@ -1,0 +1,241 @@
+"""`SyncClient`: the calls of `Client` for programs without an event loop."""
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, cast
+
+from ..model.errors import MainspringError
+from ..model.schedule.view import ScheduleView
+from ..model.task import Handle
+from .client import Client
+from .schedules import Schedules
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Wait(Protocol):
+    """Does some work with the client in its own thread, and waits for it."""
+
+    def __call__(self, work: Callable[[Client], Coroutine[Any, Any, T]], /) -> T: ...
+
+
+def _waiting_for_schedules(
+    method: Callable[Concatenate[Schedules, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["SyncSchedules", P], T]:
+    """The blocking form of one of the calls: same arguments, same answer, same documentation."""
+
+    @functools.wraps(method)
+    def call(self: "SyncSchedules", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._wait(lambda client: method(client.schedules, *args, **kwargs))
+
+    return call
+
+
+async def _all(schedules: Schedules) -> list[ScheduleView]:
+    return [view async for view in schedules.all()]
+
+
+class SyncSchedules:
+    """`client.schedules` of a SyncClient."""
+
+    def __init__(self, wait: Wait) -> None:
+        self._wait = wait
+
+    add = _waiting_for_schedules(Schedules.add)
+    add_many = _waiting_for_schedules(Schedules.add_many)
+    edit = _waiting_for_schedules(Schedules.edit)
+    get = _waiting_for_schedules(Schedules.get)
+    get_many = _waiting_for_schedules(Schedules.get_many)
+    pause = _waiting_for_schedules(Schedules.pause)
+    resume = _waiting_for_schedules(Schedules.resume)
+    trigger = _waiting_for_schedules(Schedules.trigger)
+    backfill = _waiting_for_schedules(Schedules.backfill)
+    remove = _waiting_for_schedules(Schedules.remove)
+    history = _waiting_for_schedules(Schedules.history)
+    rollback = _waiting_for_schedules(Schedules.rollback)
+    diff = _waiting_for_schedules(Schedules.diff)
+    all = _waiting_for_schedules(_all)
+    list = _waiting_for_schedules(Schedules.list)
+
+
+CLOSE_S: Final = 2.0
+"""For calls of other threads that are under way when the client is closed."""
+
+
+def _same_arguments(
+    as_of: Callable[P, Client],
+) -> Callable[[Callable[..., None]], Callable[Concatenate["SyncClient", P], None]]:
+    del as_of  # only its type matters
+    return lambda init: init
+
+
+def _waiting(
+    method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["SyncClient", P], T]:
+    """The blocking form of one of Client's methods: same arguments, same answer, same documentation."""
+
+    @functools.wraps(method)
+    def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._wait(lambda client: method(client, *args, **kwargs))
+
+    return call
+
+
+def _answering(
+    put: Callable[Concatenate["SyncClient", P], Handle],
+) -> Callable[Concatenate["SyncClient", P], Handle]:
+    """The handle of a blocking put waits for its result in a blocking way as well."""
+
+    @functools.wraps(put)
+    def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> Handle:
+        handle = put(self, *args, **kwargs)
+        lane = kwargs.get("lane")
+        lane_name = lane if isinstance(lane, str) else None
+        return handle.bound(lambda timeout: self.result(handle.id, lane=lane_name, timeout=timeout))
+
+    return call
+
+
+_Answer = tuple[T | None, BaseException | None]
+
+
+async def _contained(work: Coroutine[Any, Any, T]) -> _Answer[T]:
+    """An iterable of the caller's may want to end the program. Here it would end the loop that all calls need."""
+    try:
+        return await work, None
+    except (SystemExit, KeyboardInterrupt) as ended:
+        return None, ended
+
+
+def _answer_of(call: "Future[_Answer[T]]") -> T:
+    try:
+        answer, ended = call.result()
+    except BaseException:
+        call.cancel()  # Ctrl-C: nobody waits for the answer any more
+        raise
+    if ended is not None:
+        raise ended
+    return cast("T", answer)
+
+
+class SyncClient:
+    """`with SyncClient(url) as client: client.put(…)`; takes what Client takes and connects at once.
+
+    Any number of threads may share one. The work is done in one background thread: there too run the
+    iterable given to put_many and its progress callback, which must not call the client themselves.
+    """
+
+    @_same_arguments(Client)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._client = Client(*args, **kwargs)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="mainspring-client", daemon=True)
+        self._pid = os.getpid()
+        self.schedules = SyncSchedules(self._wait)
+        """Recurring work: add, edit, pause, trigger, backfill, …"""
+        self._closing = threading.Lock()
+        self._under_way: set[Future[Any]] = set()
+        self._quiet = threading.Condition()
+        """Held to begin or to end a call; told when one has ended."""
+        self._closed = False
+        self._thread.start()
+        try:
+            self._wait(Client.open)
+        except BaseException:
+            self.close()
+            raise
+
+    put = _answering(_waiting(Client.put))
+    put_many = _waiting(Client.put_many)
+    get = _waiting(Client.get)
+    explain = _waiting(Client.explain)
+    cancel = _waiting(Client.cancel)
+    cancel_many = _waiting(Client.cancel_many)
+    reschedule = _waiting(Client.reschedule)
+    list = _waiting(Client.list)
+    count = _waiting(Client.count)
+    result = _waiting(Client.result)
+    run_result = _waiting(Client.run_result)
+    find_result = _waiting(Client.find_result)
+    dead_list = _waiting(Client.dead_list)
+    dead_count = _waiting(Client.dead_count)
+    dead_get = _waiting(Client.dead_get)
+    dead_replay = _waiting(Client.dead_replay)
+    dead_replay_many = _waiting(Client.dead_replay_many)
+    dead_drop = _waiting(Client.dead_drop)
+    dead_drop_many = _waiting(Client.dead_drop_many)
+    dead_export = _waiting(Client.dead_export)
+    pause = _waiting(Client.pause)
+    resume = _waiting(Client.resume)
+    pauses = _waiting(Client.pauses)
+    lanes = _waiting(Client.lanes)
+    lane = _waiting(Client.lane)
+    lane_retry_head = _waiting(Client.lane_retry_head)
+    lane_skip_head = _waiting(Client.lane_skip_head)
+    lane_resume = _waiting(Client.lane_resume)
+
+    def close(self) -> None:
+        """Close the connections and end the thread; calls of other threads have a moment to end. May be repeated."""
+        self._check_thread()
+        if os.getpid() != self._pid:  # before the lock: a thread of the parent may have held it at the fork
+            return
+        with self._closing:
+            if self._closed:
+                return
+            with self._quiet:
+                self._closed = True
+                self._quiet.wait_for(lambda: not self._under_way, CLOSE_S)
+                late = list(self._under_way)
+            for call in late:
+                call.cancel()  # before the connections are closed: it would be told as their failure
+            try:
+                _answer_of(self._begin(Client.aclose))
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+        if os.getpid() != self._pid:
+            raise MainspringError("this client was made before a fork; make one in the child process")
+        with self._quiet:
+            self._check()
+            call = self._begin(work)
+            self._under_way.add(call)
+        try:
+            return _answer_of(call)
+        except CancelledError:
+            raise MainspringError("the client was closed during this call, which may be done all the same") from None
+        finally:
+            with self._quiet:
+                self._under_way.discard(call)
+                self._quiet.notify_all()
+
+    def _begin(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> "Future[_Answer[T]]":
+        return asyncio.run_coroutine_threadsafe(_contained(work(self._client)), self._loop)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise MainspringError("the client is closed")
+        self._check_thread()
+
+    def _check_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise MainspringError("a callback of put_many may not call the client: it would wait for itself")
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()

@@ -1,0 +1,322 @@
+"""Many nodes, one namespace: membership, the leader, and the plan of who owns which partition.
+
+The first node to register leads; when it goes, the next oldest. The leader decides which node shall own which
+partition and writes that down by version, so of two who believe to lead only one is heard. The plan is advice: what
+keeps a task from being finished twice is the token of a partition's owner, not the plan. So two leaders do no harm, and
+losing the leader stops nothing; owners go on while they can renew.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+from .model.clock import steady_s
+from .model.errors import ConfigError, StoreError
+from .roles import Loop
+from .store import members
+from .store.members import About, Holding, Identity, Member, Taken, View
+from .store.redis.servers import Subscription
+from .store.store import Store
+
+log = logging.getLogger("mainspring.cluster")
+
+
+# Which node shall own which partition: even by weight, and with few moves when a node comes or goes.
+#
+# Every node has a seat count by its weight. It keeps what it has, up to that count; what is over, and what belonged to
+# nodes that are gone, goes to the node with a free seat that ranks highest for it (rendezvous hashing: each pair of
+# node and partition has a fixed rank, so all who plan from the same state plan the same).
+
+
+def assign(current: Sequence[str], weights: Mapping[str, int]) -> list[str]:
+    """The new owner of each partition. `current` names the present one, or "" where there is none."""
+    if not weights:
+        return list(current)
+    seats = _seats(current, weights)
+    owners = [""] * len(current)
+    for node in sorted(weights):
+        held = [number for number, owner in enumerate(current) if owner == node]
+        for number in sorted(held, key=lambda one: _rank(node, one), reverse=True)[: seats[node]]:
+            owners[number] = node
+            seats[node] -= 1
+    for number, owner in enumerate(owners):
+        if not owner:
+            node = max((one for one in weights if seats[one]), key=lambda one: (_rank(one, number), one))
+            owners[number] = node
+            seats[node] -= 1
+    return owners
+
+
+def _seats(current: Sequence[str], weights: Mapping[str, int]) -> dict[str, int]:
+    """How many partitions each node gets: its share rounded down, and one more for those with the largest rest.
+
+    Where the rests are equal the extra seats go to nodes that would otherwise have to give a partition away.
+    """
+    total = sum(weights.values())
+    seats = {node: len(current) * weight // total for node, weight in weights.items()}
+    rests = {node: len(current) * weight % total for node, weight in weights.items()}
+    over = {node: current.count(node) > seats[node] for node in weights}
+    extra = len(current) - sum(seats.values())
+    for node in sorted(weights, key=lambda one: (-rests[one], not over[one], one))[:extra]:
+        seats[node] += 1
+    return seats
+
+
+def _rank(node: str, partition: int) -> bytes:
+    return blake2b(f"{partition}/{node}".encode(), digest_size=8).digest()
+
+
+BEATS_A_LEASE: Final = 3
+"""One lost beat must not cost the membership."""
+
+MOST_PATIENCE: Final = 1.5
+"""So many leases a node waits for its own configured id to fall free after a crash."""
+
+
+class Membership:
+    """A node's place in the cluster. `follow` is told what the plan gives to it, and what others wait for."""
+
+    def __init__(
+        self,
+        store: Store,
+        node: str,
+        *,
+        lease_s: float,
+        describe: Callable[[], About],
+        follow: Callable[[set[int], set[int]], None],
+    ) -> None:
+        self._store = store
+        # One that does not answer, or not now, is asked again by the next step: a stop must not wait for it, and
+        # a beat that hangs would cost the membership.
+        self._hurried = store.hurried(timeout_s=max(1.0, lease_s / 2))
+        self._who = Identity(node, secrets.token_hex(8), int(lease_s * 1000))
+        self.lease_s = lease_s
+        self._describe = describe
+        self._follow = follow
+        self._leads_until = 0.0
+        self._plans_from = 0.0
+        self._leaving = False
+        self._waiting: tuple[int, ...] = ()
+        self.view: View | None = None
+        self.order = 0
+
+    @property
+    def id(self) -> str:
+        return self._who.id
+
+    @property
+    def leads(self) -> bool:
+        """A leader that is cut off steps down by itself, before its lease is over on the server."""
+        return steady_s() < self._leads_until
+
+    # -- coming ------------------------------------------------------------------------------------------
+
+    async def enter(self) -> None:
+        """Register. A predecessor that crashed is waited for until its lease is over; a live one is an error."""
+        other = await self.join()
+        if other is None:
+            return
+        log.warning("node id %s is taken; waiting for the lease of its last holder to end", self.id)
+        left_ms = other.left_ms
+        deadline = steady_s() + MOST_PATIENCE * max(self.lease_s, left_ms / 1000)
+        while other is not None:
+            if other.left_ms > left_ms or steady_s() > deadline:
+                raise self._refusal(other)
+            left_ms = other.left_ms
+            await asyncio.sleep(min(self.lease_s / 10, left_ms / 1000))
+            other = await self.join()
+
+    async def join(self) -> Taken | None:
+        """Register; the answer says who has the id, if somebody has."""
+        answer = await members.join(self._store, self._who, self._describe())
+        if isinstance(answer, Taken):
+            return answer
+        self.order = answer
+        log.info("node %s joined as number %d", self.id, answer)
+        await members.announce(self._store)
+        return None
+
+    def _refusal(self, other: Taken) -> ConfigError:
+        """Two live nodes must not share an id."""
+        return ConfigError(
+            f"node id {self.id!r} is in use by process {other.about.pid} on {other.about.host}; give this node another"
+            " --node-id, or leave it out and one is generated"
+        )
+
+    # -- living ------------------------------------------------------------------------------------------
+
+    async def step(self) -> float:
+        asked_at, about = steady_s(), self._describe()
+        view = await members.beat(self._hurried, self._who, about, leaving=self._leaving)
+        if view is None:
+            return await self._come_back()
+        if about.waiting and about.waiting != self._waiting:
+            await members.announce(self._hurried)  # whoever holds these shall not learn of it a third of a lease later
+        self._waiting = about.waiting
+        led, leads = self.leads, view.leader == self.id and not self._leaving
+        self._leads_until = asked_at + self.lease_s if leads else 0.0
+        if leads and not led:
+            log.info("node %s leads (term %d)", self.id, view.term)
+        if leads and asked_at >= self._plans_from:
+            planned = await self._plan(view)
+            if planned is None:
+                return 0.0
+            view = planned
+        self._take(view)
+        # Whoever is next must notice at once when a lease ends, not a third of a lease later.
+        others = (one.left_ms / 1000 + 0.005 for one in view.members.values() if one.id != self.id)
+        return min(self.lease_s / BEATS_A_LEASE, *others, self.lease_s)
+
+    async def _plan(self, view: View) -> View | None:
+        """Plan anew if the nodes are not those of the plan; None when another leader was faster."""
+        weights = {one.id: max(1, one.about.concurrency) for one in view.members.values() if not one.leaving}
+        owners = tuple(assign(view.owners, weights))
+        if owners == view.owners:
+            return view
+        if not self.leads or not await members.write_plan(self._hurried, self._who, view, owners):
+            return None
+        moved = sum(old != new for old, new in zip(view.owners, owners, strict=True))
+        log.info("plan %d: %d nodes, %d partitions move", view.version + 1, len(weights), moved)
+        return view._replace(version=view.version + 1, owners=owners)
+
+    def _take(self, view: View) -> None:
+        self.view = view
+        if self._leaving:
+            return
+        mine, asked = set(), set()
+        for number, node in enumerate(view.owners):
+            if node == self.id:
+                mine.add(number)
+            elif (other := view.members.get(node)) is not None and number in other.about.waiting:
+                asked.add(number)
+        self._follow(mine, asked)
+
+    async def _come_back(self) -> float:
+        """This node was away for longer than its lease: it starts at the end of the line."""
+        self._leads_until = 0.0
+        if self._leaving:
+            return self.lease_s
+        log.warning("node %s was away for longer than its lease; joining again", self.id)
+        # The server may have been away, and then so were all: a plan without them would move everything, twice.
+        self._plans_from = steady_s() + self.lease_s / 2
+        if (other := await self.join()) is not None:
+            raise self._refusal(other)
+        return 0.0
+
+    # -- going -------------------------------------------------------------------------------------------
+
+    async def withdraw(self) -> None:
+        """Begin to leave: lead no more, be planned for nothing more."""
+        self._leaving = True
+        self._leads_until = 0.0
+        try:
+            await members.beat(self._hurried, self._who, self._describe(), leaving=True)
+            await members.announce(self._hurried)
+        except StoreError as error:
+            log.warning("the other nodes could not be told of the stop (%s); they notice by the lease", error)
+
+    async def leave(self) -> None:
+        try:
+            await members.leave(self._hurried, self._who)
+        except StoreError as error:
+            log.warning("node %s could not sign off (%s); its lease runs out", self.id, error)
+
+
+class Seat:
+    """Started before the engine, so that it knows what is planned for it; stopped around it."""
+
+    def __init__(self, store: Store, membership: Membership, called: Callable[[], None]) -> None:
+        self._store = store
+        self._called = called
+        self._subscription: Subscription | None = None
+        self.joined = False
+        """Registered, or perhaps so: the reply may have been lost. Then `stop` signs off."""
+        self.membership = membership
+        # After a failure it comes back within the lease: a short outage must not cost the membership.
+        self.loop = Loop("membership", membership.step, max_backoff_s=min(2.0, membership.lease_s / 4))
+
+    @property
+    def view(self) -> View | None:
+        """The cluster as of the last beat."""
+        return self.membership.view
+
+    async def start(self) -> None:
+        """Take a place among the nodes. Raises ConfigError when a live node has the same id."""
+        self.joined = True
+        try:
+            await self.membership.enter()
+        except ConfigError:
+            self.joined = False  # another has the id
+            raise
+        while await self.membership.step() == 0.0:
+            pass
+        self._subscription = await self._store.links.all()[0].subscribe(
+            [self._store.keys.cluster], on_message=lambda _: self._wake(), on_connect=self._wake
+        )
+        self.loop.start()
+
+    async def withdraw(self) -> None:
+        """Tell the others that this node leaves; it stays registered until `stop`."""
+        await self.membership.withdraw()
+
+    async def stop(self) -> None:
+        await self.loop.stop()
+        if self._subscription is not None:
+            await self._subscription.close()
+        await self.membership.leave()
+
+    def _wake(self) -> None:
+        """Something changed: a node came or went, a plan was written, a partition was released."""
+        self.loop.wake()
+        self._called()
+
+
+def holder(holding: Holding) -> str:
+    """The node that holds a partition; empty when none does."""
+    return holding.owner.rpartition("/")[0]
+
+
+def report(view: View, holdings: list[Holding]) -> dict[str, Any]:
+    return {
+        "leader": view.leader,
+        "term": view.term,
+        "plan": view.version,
+        "partitions": len(holdings),
+        "without_owner": [number for number, one in enumerate(holdings) if not one.owner],
+        "moving": [
+            number
+            for number, (planned, one) in enumerate(zip(view.owners, holdings, strict=True))
+            if planned != holder(one)
+        ],
+        "nodes": [node_report(one, view, holdings) for one in oldest_first(view)],
+    }
+
+
+def oldest_first(view: View) -> list[Member]:
+    return sorted(view.members.values(), key=lambda one: one.order)
+
+
+def node_report(member: Member, view: View, holdings: list[Holding]) -> dict[str, Any]:
+    about = member.about
+    return {
+        "id": member.id,
+        "leader": member.id == view.leader,
+        "order": member.order,
+        "host": about.host,
+        "pid": about.pid,
+        "roles": about.roles,
+        "version": about.version,
+        "concurrency": about.concurrency,
+        "started_ms": about.started_ms,
+        "leaving": member.leaving,
+        "lease_left_ms": member.left_ms,
+        "partitions": [number for number, one in enumerate(holdings) if holder(one) == member.id],
+        "planned": [number for number, node in enumerate(view.owners) if node == member.id],
+        "look_ahead": about.look_ahead,
+        "in_flight": about.in_flight,
+        "lag_ms": about.lag_ms,
+        "delivered": about.delivered,
+    }

@@ -1,1 +1,0 @@
-"""Many nodes, one namespace: who is there, who leads, who owns what."""

@@ -1,0 +1,1 @@
+"""Settings: their names and values, and where each value comes from."""

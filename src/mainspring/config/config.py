@@ -1,0 +1,325 @@
+"""One frozen Config. Where a value comes from: flags, then MAINSPRING_*, then mainspring.toml, then the defaults."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from ..model.delivery import ErrorHandler
+from ..model.errors import ConfigError, InvalidInput
+from ..model.flow import BreakerPolicy, Rate
+from ..model.lane import LanePolicy
+from ..model.queue_rules import QueueRules, parse_queues
+from ..model.retry import RetryPolicy
+from ..model.targets.command import Commands
+from ..model.targets.named import Targets
+from ..model.targets.names import check_target, shown_target
+from ..model.targets.url import LOOPBACK, AllowList, HostPort
+from ..model.targets.webhook import MAX_RESULT_TTL_S, TIMEOUT_S
+from ..sinks.kafka_options import Properties, parse_servers
+from ..store.keys import check_namespace
+from ..store.redis.url import CredentialProvider, parse_url, provider_of, safe_url
+from .settings import PREFIX, RETRY_SETTINGS, SETTINGS, Given, read_sources
+
+_NODE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+if TYPE_CHECKING:
+    from ..store.redis.servers import LinkOptions
+
+LogFormat = Literal["auto", "human", "json"]
+Access = Literal["auto", "keys", "open"]
+ROLES: Final = ("scheduler", "api")
+"""What one node may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How one node runs. Every value is checked here, wherever it came from."""
+
+    redis_url: str | None = field(default=None, repr=False)
+    """None means the embedded server."""
+    api_url: str | None = None
+    """A node's HTTP API: commands then call it instead of the server. Nodes do not look at it."""
+    api_token: str | None = field(default=None, repr=False)
+    """The API key that commands send there."""
+    api_namespace: str | None = None
+    """The namespace that commands ask it for: `namespace` where that is given, else None, which means its node's."""
+    credentials: CredentialProvider | str | None = field(default=None, repr=False)
+    """Asked for (user, password) at every connect; `module:function` names one. For tokens of managed servers."""
+    namespace: str = "main"
+    partitions: int | None = None
+    """None takes the count the namespace has, or 32 when it is new."""
+    node_id: str | None = None
+    """None generates one; a second live node with the same id is refused."""
+    processes: int = 1
+    """Node processes of `mainspring serve`; more than one run under a supervisor."""
+    roles: tuple[str, ...] = ROLES
+    """Of `mainspring serve`: `scheduler` owns partitions and fires, `api` takes requests."""
+    concurrency: int = 100_000
+    """Tasks in flight at most; a node's weight among the others."""
+    lease_s: float = 5.0
+    look_ahead: int = 200_000
+    """Tasks held in memory at most."""
+    look_ahead_bytes: int = 256 * 1024 * 1024
+    """What they take at most, about: fewer are held where they are large."""
+    horizon_s: float = 5.0
+    """How long before its due time a task is read."""
+    shutdown_timeout_s: float = 25.0
+    data_dir: Path | None = None
+    """Folder of the embedded server; None is the user's state folder."""
+    timezone: str = "UTC"
+    """Of schedules that name none."""
+    schedules: Path | None = None
+    """A file of schedules that the node applies: at its start, and whenever the file changes."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tick_target: str = ""
+    """Where ticks go; empty is topic `ticks` where there is a Kafka, else the log."""
+    access: Access = "auto"
+    """Who may call the API: `keys` (whoever has one), `open` (everybody), `auto` (open on loopback, else keys)."""
+    api_key_file: Path | None = None
+    """A file with API keys, one a line; each is an administrator's."""
+    api_tls_cert: Path | None = None
+    api_tls_key: Path | None = None
+    api_body_bytes: int = 128 * 1024
+    api_json_depth: int = 64
+    api_batch_lines: int = 100_000
+    """Tasks of one request to /v1/tasks:batch."""
+    api_batch_bytes: int = 64 * 1024 * 1024
+    api_rate: float = 0.0
+    """Requests a second of one client to this node, all its processes together; 0 is no limit."""
+    api_connections: int = 4_096
+    api_timeout_s: float = 20.0
+    """For a request to arrive, and for its answer to be taken: slower clients are cut."""
+    metrics_open: bool = False
+    """Whether /metrics needs no key."""
+    idempotency_window_s: float = 86_400.0
+    """How long the answer to a request with an Idempotency-Key is kept."""
+    audit_entries: int = 10_000
+    """Changes the audit trail keeps."""
+    dedupe_window_s: float = 3600.0
+    http_allow: tuple[str, ...] = ()
+    """Networks, addresses and names that webhooks may reach although they are not public."""
+    http_timeout_s: float = TIMEOUT_S
+    http_concurrency: int = 64
+    """Requests to one host at one time."""
+    http_rate: Rate | None = None
+    """Requests a second of this node to one host, where its target says nothing."""
+    http_result_ttl_s: float = 3600.0
+    """How long the answers to successful webhooks are kept with their runs; 0 keeps none."""
+    kafka_url: str | None = None
+    """Where `kafka:` targets are: kafka://host:9092, several with commas."""
+    kafka: Properties = field(default_factory=Properties)
+    """Further settings of the Kafka library, by its own names: SASL, TLS and the like."""
+    kafka_create_topics: bool = False
+    kafka_topic_partitions: int | None = None
+    """Of topics that are created; None takes the broker's default."""
+    kafka_topic_replication: int | None = None
+    targets: Targets = field(default_factory=Targets)
+    """What `target:<name>` stands for."""
+    commands: Commands = field(default_factory=Commands)
+    """Programs that `command:<name>` may start, and nothing else."""
+    queues: str = ""
+    """What a worker serves, with weights: `mail:3,reports:1`. Empty: the queues of its handlers."""
+    strict_queues: bool = False
+    """The order of the queues is their priority, and weights do not count."""
+    worker_concurrency: int = 64
+    """Jobs that a worker runs at one time."""
+    worker_listen: str | None = None
+    """Where a worker answers /livez, /readyz and /metrics: host:port. None: nowhere."""
+    queue: QueueRules = field(default_factory=QueueRules)
+    """Limits, retries and lane policies of queues, `[queue.<name>]`."""
+    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
+    """Of receivers without one of their own."""
+    catch_up_rate: Rate | None = None
+    """What is overdue goes out no faster, on all nodes together; None lets it out as fast as it goes."""
+    catch_up_after_s: float = 10.0
+    """So late a task is overdue."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    lane_policy: LanePolicy = field(default_factory=LanePolicy)
+    """What becomes of a lane whose head fails, where neither its target nor its queue says anything."""
+    error_handler: ErrorHandler | None = field(default=None, repr=False, compare=False)
+    """Gets every failed delivery; None writes them to the log. Only in code: no flag, variable or file sets it."""
+    log_format: LogFormat = "auto"
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        self._check_kinds()
+        if not self.tick_target:
+            object.__setattr__(self, "tick_target", "log:" if self.kafka_url is None else "kafka:ticks")
+        self._check_forms()
+        self._check_roles()
+        if self.node_id is not None and not _NODE_ID.fullmatch(self.node_id):
+            raise ConfigError(f"node_id is {self.node_id!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{name} is {value}; it must lie between {low} and {high}")
+        if (self.api_tls_cert is None) != (self.api_tls_key is None):
+            raise ConfigError("api_tls_cert and api_tls_key go together; only one of them is set")
+        chosen = {"log_format": self.log_format, "log_level": self.log_level, "access": self.access}
+        for name, word in chosen.items():
+            if word not in _CHOICES[name]:
+                raise ConfigError(f"{name} is {word!r}; use one of {', '.join(_CHOICES[name])}")
+
+    def _check_kinds(self) -> None:
+        """What is given in code may be a text or a table like in a file; whatever is neither is refused."""
+        for setting in SETTINGS.values():
+            name = setting.field
+            value = getattr(self, name, None)
+            if (value is None and name not in _NEVER_NONE) or (name == "credentials" and callable(value)):
+                continue
+            try:
+                object.__setattr__(self, name, setting.check(value))
+            except (InvalidInput, ValueError, TypeError) as error:
+                raise ConfigError(f"{name}: {error}") from None
+        object.__setattr__(self, "retry", _retry(self.retry))
+        handler: object = self.error_handler
+        if handler is not None and not callable(handler):
+            raise ConfigError(f"error_handler is a {type(handler).__name__}; give a function")
+
+    def _check_forms(self) -> None:
+        try:
+            if self.redis_url is not None:
+                parse_url(self.redis_url)
+            check_namespace(self.namespace)
+            check_target(self.tick_target)
+            _check_zone(self.timezone)
+            AllowList.parse(self.http_allow)
+            parse_queues(self.queues or "any")
+            if self.kafka_url is not None:
+                parse_servers(self.kafka_url)
+            if self.worker_listen is not None:
+                HostPort.parse(self.worker_listen)
+        except InvalidInput as error:
+            raise ConfigError(str(error)) from None
+
+    def _check_roles(self) -> None:
+        unknown = [role for role in self.roles if role not in ROLES]
+        if unknown or not self.roles:
+            wrong = f"names {unknown[0]!r}" if unknown else "is empty"
+            raise ConfigError(f"roles {wrong}; give one or both of {', '.join(ROLES)}")
+        object.__setattr__(self, "roles", tuple(role for role in ROLES if role in self.roles))
+
+    @property
+    def links(self) -> "LinkOptions":
+        """How connections to the server are made."""
+        from ..store.redis.servers import LinkOptions  # here: who only reads settings needs no sockets
+
+        # The embedded server has a password of its own.
+        return LinkOptions(credentials=None if self.redis_url is None else provider_of(self.credentials))
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether callers of the API must have a key."""
+        return self.access == "keys" or (self.access == "auto" and not is_loopback(self.host))
+
+    @property
+    def http_reach(self) -> tuple[str, ...]:
+        """What webhooks may reach besides public addresses. On one machine that nobody else can reach, itself."""
+        local = self.redis_url is None and is_loopback(self.host)
+        return (*self.http_allow, *LOOPBACK) if local else self.http_allow
+
+    def __repr__(self) -> str:
+        url = safe_url(self.redis_url) if self.redis_url else None
+        told = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
+        told["tick_target"] = shown_target(self.tick_target)
+        return f"Config(redis_url={url!r}, {', '.join(f'{name}={value!r}' for name, value in told.items())})"
+
+    @classmethod
+    def load(cls, flags: Mapping[str, object], environ: Mapping[str, str]) -> Self:
+        """Merge the sources; a flag that is None was not given. Unknown names are errors, never ignored."""
+        return cls.of(read_sources(flags, environ))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Given]) -> Self:
+        """From what sources say; whatever they leave out has its default."""
+        merged = {SETTINGS[name].field: one.value for name, one in given.items()}
+        retry = {name: merged.pop(f"retry_{name}") for name in RETRY_SETTINGS if f"retry_{name}" in merged}
+        try:
+            if retry:
+                merged["retry"] = RetryPolicy(**retry)
+        except InvalidInput as error:
+            raise ConfigError(f"retry: {error}") from None
+        return cls(**merged)
+
+    def to_environ(self) -> dict[str, str]:
+        """The environment from which `load` makes this config again, whatever file or flags it came from."""
+        values = ((name, setting, self.value_of(setting.field)) for name, setting in SETTINGS.items())
+        told = {PREFIX + name.upper(): setting.write(value) for name, setting, value in values if value is not None}
+        if callable(self.credentials):
+            del told[PREFIX + "CREDENTIALS"]  # a function of this process: no text leads to it
+        # A settings file in the working folder must not mix in, nor one that comes to lie there.
+        return told | {PREFIX + "CONFIG": os.devnull}
+
+    def value_of(self, field: str) -> Any:
+        """By the name of a setting's field: those of the retry policy are `retry_…`."""
+        return getattr(self.retry, field.removeprefix("retry_")) if field.startswith("retry_") else getattr(self, field)
+
+
+def _retry(said: object) -> RetryPolicy:
+    try:
+        if isinstance(said, str):
+            return RetryPolicy.parse(said)
+        if isinstance(said, Mapping):
+            return RetryPolicy.read(said)
+    except InvalidInput as error:
+        raise ConfigError(f"retry: {error}") from None
+    if not isinstance(said, RetryPolicy):
+        raise ConfigError(f"retry is a {type(said).__name__}; give a RetryPolicy, a line like '5 base=1s', or a table")
+    return said
+
+
+def _check_zone(name: str) -> None:
+    if name != "UTC":
+        from ..model.schedule.zone import (
+            zone,  # here: the rules of all zones are worth loading only where they are needed
+        )
+
+        zone(name)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_RANGES: Final[tuple[tuple[str, float, float], ...]] = (
+    ("partitions", 1, 4096),
+    ("processes", 1, 256),
+    ("lease_s", 0.5, 300),
+    ("concurrency", 1, 10_000_000),
+    ("worker_concurrency", 1, 10_000),
+    ("look_ahead", 100, 100_000_000),
+    ("look_ahead_bytes", 1024 * 1024, 2**40),
+    ("horizon_s", 0.1, 300),
+    ("shutdown_timeout_s", 0, 3600),
+    ("port", 0, 65535),
+    ("catch_up_after_s", 1, 86400),
+    ("dedupe_window_s", 0, 366 * 86400),
+    ("kafka_topic_partitions", 1, 100_000),
+    ("kafka_topic_replication", 1, 100),
+    ("http_timeout_s", 0.001, 600),
+    ("http_concurrency", 1, 10_000),
+    ("http_result_ttl_s", 0, MAX_RESULT_TTL_S),
+    ("api_body_bytes", 1024, 64 * 1024 * 1024),
+    ("api_json_depth", 1, 500),
+    ("api_batch_lines", 1, 10_000_000),
+    ("api_batch_bytes", 1024, 16 * 1024 * 1024 * 1024),
+    ("api_rate", 0, 10_000_000),
+    ("api_connections", 1, 1_000_000),
+    ("api_timeout_s", 0.1, 3600),
+    ("idempotency_window_s", 1, 366 * 86400),
+    ("audit_entries", 1, 100_000_000),
+)
+_NEVER_NONE: Final = frozenset(one.name for one in fields(Config) if one.default is not None)
+_CHOICES: Final = {
+    "log_format": ("auto", "human", "json"),
+    "log_level": ("debug", "info", "warning", "error"),
+    "access": ("auto", "keys", "open"),
+}

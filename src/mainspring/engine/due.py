@@ -1,0 +1,260 @@
+"""Selects what of a partition is due now: rows, the heads of lanes, occurrences of schedules."""
+
+from collections.abc import Sequence
+from itertools import repeat
+from math import inf
+from typing import Final, cast
+
+import msgspec
+
+from ..store.codec import HEADER_BYTES, SCHEDULED, TOMB, decode, decode_many, target_of_all, without_headers
+from ..store.keys import Slice
+from ..store.owner.fire import MOST_TOUCHES, Section
+from .flight import Flight
+from .holds import Gates, HeldWork
+from .lanes import Lanes
+from .occurrences import Chains
+from .slice import INDEX_MASK, Due, LiveSlice, is_set
+
+
+class Begun:
+    """A section on its way to the server and the flights that leave when it is answered."""
+
+    __slots__ = ("alike", "flights", "passes", "section", "touched")
+
+    def __init__(
+        self, section: Section, flights: list[Flight], touched: list[LiveSlice], alike: str | None = None
+    ) -> None:
+        self.section, self.flights, self.touched = section, flights, touched
+        self.alike = alike
+        """Where it is known that all have the same target and none expires: that target."""
+        self.passes = [live.passes for live in touched]
+
+    def part(self, x: list[bytes]) -> tuple[list[Flight], list[Flight]]:
+        """Those that leave, and those that were cancelled before: their bits are set in what the server answered."""
+        cancelled: dict[LiveSlice, tuple[int, bytes]] = {}
+        for live, touch, bits in zip(self.touched, self.section.touches, x, strict=True):
+            if bits.strip(b"\0"):
+                cancelled[live] = (max(touch.f_at, 0), bits)
+        if not cancelled:
+            return self.flights, []
+        leaving: list[Flight] = []
+        gone: list[Flight] = []
+        for flight in self.flights:
+            first_byte, bits = cancelled.get(flight.live, (0, b""))
+            (gone if is_set(bits, first_byte, flight.index) else leaving).append(flight)
+        return leaving, gone
+
+
+class Damaged:
+    """An entry whose body cannot be read."""
+
+    __slots__ = ("index", "live", "reason", "row")
+
+    def __init__(self, live: LiveSlice, index: int, row: bytes, reason: str) -> None:
+        self.live, self.index, self.row, self.reason = live, index, row, reason
+
+
+class Boarding:
+    """Decodes many rows at once, and one by one where one of them is damaged."""
+
+    def __init__(self, chains: Chains, lanes: Lanes, held_work: HeldWork) -> None:
+        self._chains = chains
+        self._lanes = lanes
+        self._held_work = held_work
+        self.damaged: list[Damaged] = []
+        """Until they are buried."""
+
+    def flights(self, live: LiveSlice, due: Due, now_ms: int) -> tuple[list[Flight], str | None]:
+        """And their target, if all have the same and none expires."""
+        rows = cast("list[bytes]", due.rows)
+        try:
+            if live.sieve.damaged:
+                return self._one_by_one(live, due.indexes, now_ms), None
+            written = without_headers(rows)
+            bodies, target = decode_many(written), target_of_all(written)
+        except (TypeError, msgspec.DecodeError, UnicodeDecodeError):  # a row is gone, or a body damaged
+            return self._one_by_one(live, due.indexes, now_ms), None
+        flights = list(map(Flight, bodies, rows, due.indexes, repeat(live)))
+        if live.has_schedules:
+            flights = self._chains.cleared(flights, now_ms)
+        if live.has_lanes:
+            flights = [flight for flight in flights if not self.waits_for_turn(flight)]
+        return flights, target
+
+    def _one_by_one(self, live: LiveSlice, indexes: Sequence[int], now_ms: int) -> list[Flight]:
+        """Slowly, because one of these entries is damaged: that one must not hold up the others."""
+        flights = []
+        for index in indexes:
+            row = live.queue.rows[index] or b""
+            try:
+                if len(row) < HEADER_BYTES or row[4] & TOMB or int.from_bytes(row[:4], "big") >= live.slice.width_ms:
+                    raise msgspec.DecodeError("the header is damaged")
+                body = decode(row)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                self.damaged.append(Damaged(live, index, row, str(error)))
+                continue
+            flights.append(Flight(body, row, index, live))
+        if live.has_schedules:
+            flights = self._chains.cleared(flights, now_ms)
+        return [flight for flight in flights if not self.waits_for_turn(flight)]
+
+    def waits_for_turn(self, flight: Flight) -> bool:
+        lane = flight.body.lane
+        if lane is None:
+            return False
+        if not self._held_work.takes(lane, flight):
+            flight.live.held.add(flight.index)
+            self._lanes.offer(lane, flight)
+        return True
+
+
+MOST_SLICES: Final = 200
+"""Slices that one tick touches at most in a partition."""
+
+MOST_LANES: Final = 4_096
+"""Lanes that are asked in one tick who may leave: as many may go on at once as there are."""
+
+LANE_SLICES: Final = MOST_TOUCHES - 2 * MOST_SLICES
+"""Slices out of which tasks of lanes leave in one tick at most: with those that are due and those that are committed no
+more than a call may carry."""
+
+_NOTHING_DUE: Final = Due([], [], 0)
+
+Slices = dict[Slice, LiveSlice]
+
+
+class Leaving:
+    """Flights, and where they come from."""
+
+    __slots__ = ("alike", "flights", "max_due_ms", "places", "room")
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        """So many more may leave."""
+        self.flights: list[Flight] = []
+        self.places: dict[LiveSlice, Sequence[int]] = {}
+        """The places of their rows."""
+        self.max_due_ms = -1
+        """The latest due time among them."""
+        self.alike: str | None = None
+        """Their target, if all have the same and none expires."""
+
+
+class Departures:
+    """Decides who leaves; takes them back if they did not."""
+
+    def __init__(self, chains: Chains, lanes: Lanes, held_work: HeldWork, gates: Gates) -> None:
+        self._chains = chains
+        self._lanes = lanes
+        self._held_work = held_work
+        self._gates = gates
+        self.boarding = Boarding(chains, lanes, held_work)
+
+    def room_of(self, live: LiveSlice, most: int) -> int:
+        """How many of a hold slice may leave now: its hold may let them out little by little."""
+        room = None if live.pace is None else self._gates.room(live.pace)
+        return most if room is None else min(most, room)
+
+    def take(self, slices: Slices, now_ms: int, limit: int, *, whole: bool) -> Leaving:
+        """Everything that may leave, up to the limit. With `whole` no part of a slice that is overdue as a whole."""
+        leaving = self._take_due(slices, now_ms, limit, whole=whole)
+        if self._lanes.early:
+            self._lanes.stir_due(now_ms)
+        # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
+        if (self._chains.ready or self._lanes.stirred) and (leaving.room > 0 or leaving.flights):
+            apart = [*self._occurrences(now_ms), *self._heads(slices, now_ms)]
+            leaving.max_due_ms = max([leaving.max_due_ms, *(flight.place_ms for flight in apart)])
+            leaving.flights += apart
+            leaving.alike = None if apart else leaving.alike
+            for live, places in _places(apart).items():
+                leaving.places[live] = [*leaving.places.get(live, ()), *places]
+        return leaving
+
+    def _take_due(self, slices: Slices, now_ms: int, limit: int, *, whole: bool) -> Leaving:
+        leaving = Leaving(limit)
+        targets: set[str | None] = set()
+        for live in slices.values():
+            room = leaving.room
+            if live.from_ms > now_ms or room <= 0 or len(leaving.places) >= MOST_SLICES:
+                break
+            waiting = len(live.queue)
+            if not waiting or live.blocks_its_lane:
+                continue
+            if waiting > room and (leaving.flights or (whole and live.slice.end_ms <= now_ms)):
+                break  # a slice that leaves whole costs less than one that leaves in two parts
+            most = room if live.pace is None else self.room_of(live, room)
+            due = live.take_due(now_ms, most) if most else _NOTHING_DUE
+            if due.rows:
+                targets.add(self._board(leaving, live, due, now_ms))
+        leaving.alike = targets.pop() if len(targets) == 1 else None
+        return leaving
+
+    def _board(self, leaving: Leaving, live: LiveSlice, due: Due, now_ms: int) -> str | None:
+        """Those that are not held back leave. Returns the target of all."""
+        leaving.room -= len(due.rows)
+        flights, target = self.boarding.flights(live, due, now_ms)
+        if flights and (live.pace is not None or self._gates.closed):
+            flights = self._held_work.sort_out(flights, now_ms)
+        if flights:
+            leaving.max_due_ms = max(leaving.max_due_ms, live.from_ms + due.latest)
+            leaving.flights += flights
+            all_leave = len(flights) == len(due.rows)
+            leaving.places[live] = due.indexes if all_leave else [flight.index for flight in flights]
+        return target
+
+    def _occurrences(self, now_ms: int) -> list[Flight]:
+        """Occurrences of schedules that the planner had to be asked for, or that could not begin the last time."""
+        leaving = []
+        for flight in self._chains.take_ready():
+            flight.live.held.discard(flight.index)
+            if not self.boarding.waits_for_turn(flight):
+                leaving.append(flight)
+        return self._held_work.sort_out(leaving, now_ms) if leaving and self._gates.closed else leaving
+
+    def _heads(self, slices: Slices, now_ms: int) -> list[Flight]:
+        """Of lanes whose turn it is."""
+        may = self._held_work.may_leave if self._gates.closed else None
+        return self._lanes.leaving(_barrier_ms(slices), now_ms, may, most=MOST_LANES, most_slices=LANE_SLICES)
+
+    def take_back(self, begun: Begun) -> None:
+        """None of these has left: everything waits again."""
+        keys: dict[LiveSlice, list[int]] = {}
+        for flight in begun.flights:
+            keys.setdefault(flight.live, []).append(flight.key)
+        for live, passes in zip(begun.touched, begun.passes, strict=True):
+            some = keys.get(live, [])
+            live.unmark_fired([key & INDEX_MASK for key in some])
+            if live.passes != passes and some:
+                live.restart()  # its rows were let go while the call was under way
+            else:
+                # What lanes and schedules hold does not come out of the slice again: its row may be gone.
+                apart = {flight.index for flight in begun.flights if flight.live is live and _is_apart(flight)}
+                live.held |= apart
+                live.put_back([key for key in some if key & INDEX_MASK not in apart])
+        for flight in begun.flights:
+            waits = flight.index in flight.live.held  # else its row is read again, and offered then
+            if flight.body.lane is not None:
+                (self._lanes.take_back if waits else self._lanes.give_up)(flight.body.lane, flight)
+            elif waits and flight.row[4] & SCHEDULED:
+                self._chains.ready.append(flight)
+
+
+def _barrier_ms(slices: Slices) -> float:
+    """No lane's task from here on may leave: earlier ones were let go for want of room, and are not held.
+
+    Hold slices are not meant: each holds tasks of one lane, which knows it, or tasks without lanes.
+    """
+    ends = (live.from_ms + (live.high >> 32) for live in slices.values() if live.deferred and not live.slice.is_hold)
+    return min(ends, default=inf)
+
+
+def _is_apart(flight: Flight) -> bool:
+    return flight.body.lane is not None or flight.row[4] & SCHEDULED != 0
+
+
+def _places(flights: list[Flight]) -> dict[LiveSlice, list[int]]:
+    places: dict[LiveSlice, list[int]] = {}
+    for flight in flights:
+        places.setdefault(flight.live, []).append(flight.index)
+    return places

@@ -1,0 +1,613 @@
+"""Flow control: circuit breakers, rates, concurrency limits and pauses decide which targets may receive tasks now."""
+
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, Protocol
+
+from ..model.audit import Change, of_pause
+from ..model.clock import Clock
+from ..model.delivery import DROPPED
+from ..model.errors import OutOfMemory
+from ..model.explain import moment, span
+from ..model.flow import Breaker, BreakerPolicy, Limit, Rate
+from ..model.lane import BREAKER, CATCH_UP, HoldRecord, Pause, Pauses, Scope
+from ..model.limits import MAX_ERROR_CHARS
+from ..model.targets.named import SCHEME
+from ..model.targets.names import receiver_of
+from ..store import access, limits
+from ..store.lanes import clear_away, read_pauses, write_if_none
+from ..store.limits import Granted
+from ..store.store import Store
+from .holds import Why
+
+log = logging.getLogger("mainspring.targets")
+
+
+SLOW_MS: Final = 5_000
+"""A receiver that would need longer than this for what is under way to it is slow."""
+
+QUICK_MS: Final = 1_000
+"""One that needs less is slow no longer."""
+
+MEASURE_MS: Final = 1_000
+PERMITS_S: Final = 0.1
+"""A node asks for so much of a rate at once."""
+
+SLOW_SHARE: Final = 8
+"""A slow receiver has at most one part in so many of what a node may have in flight."""
+
+
+class Valve:
+    """One receiver: the host of a webhook, a named target, a topic, a queue."""
+
+    def __init__(self, receiver: str, breaker: Breaker | None, limit: Limit, key: str = "") -> None:
+        self.receiver = receiver
+        self.key = key or f"valve:{receiver}"
+        """Of the hold under which its tasks wait."""
+        self.breaker = breaker
+        self.limit = limit
+        self.in_flight = 0
+        self.reserved = 0
+        """Let through since the dispatcher began its tick, and not yet begun."""
+        self.tickets = 0
+        """Lanes that were told to try their luck since then."""
+        self.permits = 0
+        """Of the rate, in hand."""
+        self.slots = 0
+        """That may be in flight here, of those that all nodes share."""
+        self.thirsty = False
+        """Somebody was sent away for want of permits or slots."""
+        self.ask_at_ms = 0
+        self.renewed_ms = 0
+        self.refused = False
+        """Somebody was sent away since the engine was told that there is room."""
+        self.slow_since_ms = 0
+        self._landed = 0
+        self._measured_ms = 0
+        self._per_s = 0.0
+
+    @property
+    def bounded(self) -> bool:
+        """Tasks have to ask before they leave; otherwise they just go."""
+        troubled = self.breaker is not None and self.breaker.state != "closed"
+        return troubled or bool(self.limit) or self.slow_since_ms > 0
+
+    def room(self, now_ms: int, most: int) -> int:
+        """How many may leave now. `most` is what the node may have in flight in all."""
+        room = inf if self.breaker is None else self.breaker.room(now_ms)
+        if room > 0 and self.limit:
+            allowed = self._allowed(self.reserved)
+            self.thirsty = self.thirsty or allowed <= 0
+            room = min(room, allowed)
+        if self.slow_since_ms:
+            room = min(room, max(1, most // SLOW_SHARE, int(self._per_s)) - self.in_flight - self.reserved)
+        self.refused = self.refused or room < 1
+        return int(min(max(0, room), 1 << 30))
+
+    def _allowed(self, reserved: int) -> float:
+        """By permits and slots in hand, of which so many are for those let through and not yet in flight."""
+        by_rate = inf if self.limit.rate is None else self.permits
+        by_slots = inf if self.limit.concurrency is None else self.slots - self.in_flight - reserved
+        return min(by_rate, by_slots)
+
+    def take(self, now_ms: int) -> None:
+        """One leaves."""
+        self.reserved += 1
+        if self.breaker is not None:
+            self.breaker.took(1, now_ms)
+        if self.limit.rate is not None:
+            self.permits -= 1
+
+    def begun(self, count: int) -> None:
+        """So many are on their way, to a sink or to a queue."""
+        self.reserved = max(0, self.reserved - count)
+
+    def tick(self) -> bool:
+        """Who was let through before and has not begun is over (expired, dropped, cancelled), or was taken back: others
+        go instead. True if there was any."""
+        stayed, self.reserved, self.tickets = self.reserved, 0, 0
+        if stayed and self.breaker is not None:
+            self.breaker.stayed(stayed)
+        if stayed and self.limit.rate is not None:
+            self.permits += stayed
+        return stayed > 0
+
+    # -- what the node's deliveries say --------------------------------------------------------------------------
+
+    def landed(self, count: int) -> None:
+        self.in_flight -= count
+        self._landed += count
+
+    def measure(self, now_ms: int) -> None:
+        """Is it slow? Called now and then while it has much of what is in flight."""
+        passed_ms = now_ms - self._measured_ms
+        if passed_ms < MEASURE_MS:
+            return
+        self._per_s = self._landed * 1000 / passed_ms
+        first, self._landed, self._measured_ms = self._measured_ms == 0, 0, now_ms
+        if first:
+            return
+        takes_ms = self.in_flight * 1000 / max(self._per_s, 0.001)
+        if self.slow_since_ms and takes_ms < QUICK_MS:
+            self.slow_since_ms = 0
+        elif not self.slow_since_ms and takes_ms > SLOW_MS:
+            self.slow_since_ms = now_ms
+
+    # -- what all nodes share --------------------------------------------------------------------------------------
+
+    def want(self) -> int:
+        """How many to begin at once. The server takes off the permits in hand: those wait for slots only."""
+        rate, slots = self.limit.rate, self.limit.concurrency
+        by_rate = inf if rate is None else max(1, int(rate.per_s * PERMITS_S))
+        by_slots = inf if slots is None else slots - self.in_flight
+        return int(max(0, min(by_rate, by_slots))) if self.thirsty else 0
+
+    def granted(self, asked: int, granted: Granted, now_ms: int) -> bool:
+        """What the server says. True when somebody may leave now."""
+        self.slots = granted.slots if self.limit.concurrency is not None else 0
+        if self.limit.rate is not None:
+            self.permits += granted.permits
+        self.thirsty = self.thirsty and asked > 0 and self._allowed(0) <= 0
+        self.ask_at_ms = now_ms + granted.wait_ms
+        self.renewed_ms = now_ms
+        return self._allowed(self.reserved) > 0
+
+    # -- for people ------------------------------------------------------------------------------------------------
+
+    def why(self) -> tuple[str, str, int | None]:
+        """Why its tasks wait, for programs and for people; of an open breaker, when the next probe goes out."""
+        breaker, limit = self.breaker, self.limit
+        if breaker is not None and breaker.state in ("open", "half-open"):
+            since = f"the circuit breaker of {self.receiver} is open since {moment(breaker.opened_ms)}"
+            if breaker.state == "half-open":
+                return BREAKER, f"{since}, and probes are under way", None
+            return BREAKER, f"{since}, and probed until it answers", breaker.next_ms
+        if breaker is not None and breaker.state == "ramp":
+            return BREAKER, f"the backlog of {self.receiver} goes out at a growing rate after it failed", None
+        if self.key == CATCH_UP:
+            return "catch-up", f"overdue tasks go out at {limit.rate}", None
+        if limit.rate is not None and self.permits <= 0:
+            return "rate-limited", f"{self.receiver} is rate-limited to {limit.rate}", None
+        if limit.concurrency is not None:
+            most = f"{limit.concurrency} on all nodes"
+            return "rate-limited", f"{self.receiver} has as many under way as it may ({most})", None
+        if self.slow_since_ms:
+            return "slow", f"{self.receiver} is slow since {moment(self.slow_since_ms)}: others go first", None
+        return "rate-limited", f"{self.receiver} is rate-limited to {limit.rate}", None
+
+
+RESERVE: Final = 4
+"""One part in so many of what may be in flight is kept free until it is known who is slow; then others get it."""
+
+SHARED_FROM: Final = 64
+"""A node with less room than this does not divide it."""
+
+_PREFIX: Final = "valve:"
+_FEW: Final = 1_024
+"""Receivers that are known before idle ones are forgotten: URLs can name any number of hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowOptions:
+    """What bounds the flow to receivers."""
+
+    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
+    breakers: Mapping[str, BreakerPolicy] = field(default_factory=dict)
+    """Of receivers with one of their own."""
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    """By receiver: `target:<name>`, `queue:<name>`."""
+    catch_up: Rate | None = None
+    """What is overdue goes out no faster, on all nodes together."""
+    catch_up_after_ms: int = 10_000
+    """So late a task is overdue."""
+
+
+class Surroundings(Protocol):
+    """What valves ask of the engine they are in, and tell it."""
+
+    @property
+    def most(self) -> int:
+        """How many may be in flight, in all."""
+
+    @property
+    def lag_ms(self) -> int:
+        """How long the earliest task that waits is overdue."""
+
+    def permits_wanted(self) -> None: ...
+
+    def flow(self) -> None:
+        """Something may leave that could not before."""
+
+
+class Valves:
+    """A gate: every receiver that is in trouble, limited or slow holds up its own tasks, and nobody else's."""
+
+    def __init__(
+        self, options: FlowOptions, clock: Clock, around: Surroundings, commands: Mapping[str, str] | None = None
+    ) -> None:
+        self._options = options
+        self._commands = commands or {}
+        """Those that have another queue than `commands`."""
+        self._clock = clock
+        self._around = around
+        self._valves: dict[str, Valve] = {}
+        self._bounded: dict[str, Valve] = {}
+        self._sweep_at = _FEW
+        for receiver in options.limits:
+            self._look_at(self.of(receiver))
+        self.catch_up: Valve | None = None
+        if options.catch_up is not None:
+            self.catch_up = Valve(CATCH_UP, None, Limit(options.catch_up), CATCH_UP)
+        self._overdue = False
+        """Tasks wait here that are overdue."""
+
+    def of(self, receiver: str) -> Valve:
+        valve = self._valves.get(receiver)
+        if valve is None:
+            self._sweep()
+            policy = self._options.breakers.get(receiver, self._options.breaker)
+            # What goes to a queue is handed over, not delivered: whether that works says nothing of its handlers.
+            without = policy.off or receiver.startswith("queue:")
+            limit = self._options.limits.get(receiver, Limit())
+            valve = self._valves[receiver] = Valve(receiver, None if without else Breaker(policy), limit)
+        return valve
+
+    def _sweep(self) -> None:
+        if len(self._valves) >= self._sweep_at:
+            self._valves = {name: one for name, one in self._valves.items() if one.bounded or one.in_flight}
+            self._sweep_at = max(_FEW, 2 * len(self._valves))
+
+    def _look_at(self, valve: Valve) -> None:
+        if valve.bounded:
+            self._bounded[valve.receiver] = valve
+        elif self._bounded.pop(valve.receiver, None) is not None:
+            self._around.flow()
+
+    @property
+    def bounded(self) -> list[Valve]:
+        """All that have to be asked."""
+        return [*self._bounded.values(), *([] if self.catch_up is None else [self.catch_up])]
+
+    # -- what deliveries tell --------------------------------------------------------------------------------------
+
+    def begun(self, target: str, count: int) -> None:
+        """So many of those that were let through are not held up any more."""
+        if self._bounded and (valve := self._bounded.get(receiver_of(target, self._commands))) is not None:
+            valve.begun(count)
+
+    def has_slots(self, target: str) -> bool:
+        """Only so many may be under way to it: each has a slot until it ends."""
+        valve = self._bounded.get(receiver_of(target, self._commands)) if self._bounded else None
+        return valve is not None and valve.limit.concurrency is not None
+
+    def left(self, target: str, count: int) -> None:
+        self.of(receiver_of(target, self._commands)).in_flight += count
+
+    def landed(self, target: str, count: int, done: int, failed: int, refused: int = 0) -> None:
+        """So many are over: some well, some not, some refused for good; the others were not even sent."""
+        valve = self.of(receiver_of(target, self._commands))
+        valve.landed(count)
+        breaker = valve.breaker
+        if breaker is not None and (done or failed or refused):
+            before = breaker.state
+            now_ms = self._clock.now_ms()
+            if breaker.record(done, failed, now_ms, refused=refused) != before:
+                self._tell(valve, before, now_ms)
+        if valve.bounded or valve.receiver in self._bounded:
+            self._look_at(valve)
+            if valve.refused and (valve.limit.concurrency is not None or valve.slow_since_ms or refused):
+                self._around.flow()
+
+    def _tell(self, valve: Valve, before: str, now_ms: int) -> None:
+        breaker = valve.breaker
+        assert breaker is not None
+        if breaker.state == "open":
+            log.warning(
+                "%s fails: its circuit breaker is open, its tasks are held; next probe at %s",
+                valve.receiver,
+                moment(breaker.next_ms),
+            )
+        elif before == "half-open":
+            took = span(now_ms - breaker.opened_ms)
+            log.info("%s answers again after %s; what was held goes out at a growing rate", valve.receiver, took)
+            self._around.flow()
+
+    # -- as a gate -------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """The dispatcher begins anew: what it let through before is in flight now, or was refused."""
+        stayed = [valve for valve in self._bounded.values() if valve.tick()]
+        if any(valve.refused for valve in stayed):
+            self._around.flow()
+        if self.catch_up is not None:
+            self.catch_up.tickets = 0
+            self._overdue = self._around.lag_ms > self._options.catch_up_after_ms
+
+    def free(self, in_flight: int) -> int:
+        """How many may begin now, of all receivers together.
+
+        A receiver is only known to be slow after a while. Until then it must not fill all the room: what is kept free
+        is what the others go on with.
+        """
+        most = self._around.most
+        if most < SHARED_FROM:
+            return most - in_flight
+        slow = sum(valve.in_flight for valve in self._bounded.values() if valve.slow_since_ms)
+        return (most - slow) * (RESERVE - 1) // RESERVE - (in_flight - slow)
+
+    @property
+    def closed(self) -> bool:
+        # Of lanes any may have an overdue one whose turn has come: each is asked then.
+        return self.catch_up is not None or bool(self._bounded)
+
+    def governs(self, target: str) -> bool:
+        return self._overdue or receiver_of(target, self._commands) in self._bounded
+
+    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
+        """A task that may leave counts as one that has left."""
+        del lane
+        now_ms = self._clock.now_ms()
+        asked = []
+        if self.catch_up is not None and due_ms < now_ms - self._options.catch_up_after_ms:
+            asked.append(self.catch_up)
+        if (valve := self._bounded.get(receiver_of(target, self._commands))) is not None:
+            asked.append(valve)
+        for one in asked:
+            if self._room_of(one, now_ms) < 1:
+                return one.key
+        for one in asked:
+            one.take(now_ms)
+        return None
+
+    def _room_of(self, valve: Valve, now_ms: int) -> int:
+        room = valve.room(now_ms, self._around.most)
+        if room < 1 and valve.thirsty:
+            self._around.permits_wanted()
+        return room
+
+    def _named(self, key: str) -> Valve | None:
+        if key == CATCH_UP:
+            return self.catch_up
+        return self._bounded.get(key.removeprefix(_PREFIX)) if key.startswith(_PREFIX) else None
+
+    def is_closed(self, key: str) -> bool:
+        room = self.room(key)
+        return room is not None and room < 1
+
+    def room(self, key: str) -> int | None:
+        """How many of those that wait under this key may leave now; None when nothing bounds them (any more)."""
+        valve = self._named(key)
+        return None if valve is None else self._room_of(valve, self._clock.now_ms())
+
+    def may_open(self, key: str) -> bool:
+        """No more lanes at once than there is room: those in vain would be read and held again."""
+        valve = self._named(key)
+        if valve is None:
+            return True
+        if self._room_of(valve, self._clock.now_ms()) <= valve.tickets:
+            return False
+        valve.tickets += 1
+        return True
+
+    def inherited(self, record: HoldRecord) -> None:
+        """Breakers are each node's own. What was held by one is not let go at once because another knows nothing."""
+        if record.code != BREAKER or not record.cause.startswith(_PREFIX):
+            return
+        valve = self.of(record.cause.removeprefix(_PREFIX))
+        if valve.breaker is None or valve.breaker.state != "closed":
+            return
+        valve.breaker.suspect(record.since_ms, self._clock.now_ms())
+        self._look_at(valve)
+        log.info("%s failed when its tasks were taken over: they go out with care at first", valve.receiver)
+
+    def why(self, key: str) -> Why:
+        valve = self._named(key)
+        if valve is None:
+            return Why()
+        code, reason, until_ms = valve.why()
+        return Why(reason, "", until_ms, code=code)
+
+    # -- as time goes by -------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Breakers come to their next state with time, the slow become quick, and the quick slow."""
+        now_ms, most = self._clock.now_ms(), self._around.most
+        busy = [valve for valve in self._valves.values() if valve.in_flight > 0 or valve.slow_since_ms]
+        much = max(16, most // (4 * max(1, len(busy))))
+        for valve in busy if most >= SHARED_FROM else ():
+            if valve.slow_since_ms or valve.in_flight > much:
+                valve.measure(now_ms)
+                if valve.slow_since_ms and valve.receiver not in self._bounded:
+                    log.warning("%s is slow: %d tasks are under way to it; others go first", valve.receiver,
+                                valve.in_flight)  # fmt: skip
+                self._look_at(valve)
+        for valve in self.bounded:
+            valve.tickets = 0
+            if valve.refused and valve.room(now_ms, most) > 0:
+                valve.refused = False
+                self._around.flow()
+            if valve is not self.catch_up:
+                self._look_at(valve)
+
+
+IDLE_S: Final = 1.0
+SOON_S: Final = 0.02
+"""While something waits, valves are looked at this often."""
+
+_PROBED: Final = ("open", "half-open")
+
+
+class Permits:
+    """The role that keeps valves supplied."""
+
+    def __init__(self, store: Store, valves: Valves, *, node: str, lease_s: float, changed: Callable[[], None]) -> None:
+        self._store = store
+        self._valves = valves
+        self._node = node
+        self._lease_ms = int(lease_s * 1000)
+        self._changed = changed
+        self.supplied = 0
+        """Rounds in which something was granted."""
+
+    async def step(self) -> float:
+        """One round; returns the seconds until the next is needed."""
+        self._valves.look()
+        now_ms = self._store.clock.now_ms()
+        wanting = [one for one in self._valves.bounded if one.limit and self._is_due(one, now_ms)]
+        if wanting:
+            asks = [limits.Ask(one.receiver, one.limit, one.in_flight, one.want(), one.permits) for one in wanting]
+            answers = await limits.ask(self._store, self._node, asks, self._lease_ms)
+            now_ms = self._store.clock.now_ms()
+            supplied = [
+                one.granted(ask.want, answer, now_ms) for one, ask, answer in zip(wanting, asks, answers, strict=True)
+            ]
+            if any(supplied):
+                self.supplied += 1
+                self._changed()
+        return self._wait_s(now_ms)
+
+    def _is_due(self, valve: Valve, now_ms: int) -> bool:
+        if valve.thirsty:
+            return now_ms >= valve.ask_at_ms or valve.ask_at_ms > now_ms + self._lease_ms
+        # Slots are leased: those in use are renewed, those that nobody needs are given back.
+        renew = valve.limit.concurrency is not None and (valve.slots > 0 or valve.in_flight > 0)
+        return renew and now_ms >= valve.renewed_ms + self._lease_ms // 3
+
+    def _wait_s(self, now_ms: int) -> float:
+        waits = [IDLE_S]
+        for valve in self._valves.bounded:
+            if valve.thirsty:
+                waits.append((valve.ask_at_ms - now_ms) / 1000)
+            elif (breaker := valve.breaker) is not None and breaker.next_ms > now_ms and breaker.state in _PROBED:
+                waits.append((breaker.next_ms - now_ms) / 1000)  # once that is past, it waits for tasks
+            elif valve.refused or valve.slow_since_ms:
+                waits.append(SOON_S)
+        return max(SOON_S / 4, min(waits))
+
+
+POLL_S: Final = 2.0
+_KEY: Final = "pause:"
+_NAMED: Final = f"{SCHEME}:"
+
+
+class PauseWatch:
+    """A gate for the engine. What was begun before it heard of a pause may still go out."""
+
+    def __init__(
+        self,
+        store: Store,
+        changed: Callable[[], None],
+        commands: Mapping[str, str],
+        node: str,
+        soon: Callable[[], None],
+        audited: int = access.AUDIT_KEPT,
+    ) -> None:
+        """`audited` changes stay in the audit trail."""
+        self._store = store
+        self._commands = commands
+        self._changed = changed
+        self._node = node
+        self._soon = soon
+        self._audited = audited
+        self._disabled: dict[str, Pause] = {}
+        """Of targets that want nothing more: to be written."""
+        self.pauses = Pauses()
+        """Those that hold tasks back."""
+        self.drops = Pauses()
+        """Those under which tasks are not delivered at all."""
+
+    async def step(self) -> float:
+        await self.flush()
+        read = await read_pauses(self._store)
+        now_ms = self._store.clock.now_ms()
+        before = self.pauses.by_scope, self.drops.by_scope
+        self.pauses = Pauses((one for one in read if one.mode != "drop"), now_ms, self._commands)
+        # And those that were disabled since this step began.
+        drops = (*(one for one in read if one.mode == "drop"), *self._disabled.values())
+        self.drops = Pauses(drops, now_ms, self._commands)
+        if (self.pauses.by_scope, self.drops.by_scope) != before:
+            self._changed()
+        for one in read:
+            if not one.lasts(now_ms):
+                await clear_away(self._store, one)
+        lasting = (*self.pauses.by_scope.values(), *self.drops.by_scope.values())
+        ends = [one.until_ms for one in lasting if one.until_ms is not None]
+        return min(POLL_S, max(0.001, (min(ends) - now_ms) / 1000)) if ends else POLL_S
+
+    # -- targets that want nothing more -----------------------------------------------------------------------
+
+    def disable(self, target: str, reason: str) -> None:
+        """A named target said so. Here nothing more is delivered to it from now on, elsewhere once that is written."""
+        scope = Scope("target", target)
+        known = scope.text in self.drops.by_scope or scope.text in self.pauses.by_scope
+        if known or not target.startswith(_NAMED):  # an address may be that of many, and end in a *
+            return
+        now_ms = self._store.clock.now_ms()
+        pause = Pause(scope, "drop", reason[:MAX_ERROR_CHARS], self._node, now_ms)
+        self.drops = Pauses((*self.drops.by_scope.values(), pause), now_ms)
+        self._disabled[scope.text] = pause
+        log.warning(
+            "%s is disabled on all nodes: %s. Its tasks go to the dead letters until mainspring resume --target %s",
+            target, reason, target,
+        )  # fmt: skip
+        self._soon()
+
+    async def flush(self) -> None:
+        """Write what was disabled. Where somebody has paused it meanwhile, that pause stands."""
+        for name, pause in list(self._disabled.items()):
+            if await write_if_none(self._store, pause):
+                await self._tell(pause)
+            self._disabled.pop(name, None)
+
+    async def _tell(self, pause: Pause) -> None:
+        """As a pause by a person is told. After a lost reply it is told again: twice is better than never."""
+        change = Change(self._node, "pause.add", pause.scope.text, socket.gethostname(), after=of_pause(pause))
+        try:
+            await access.record_change(self._store, change, kept=self._audited)
+        except OutOfMemory as error:  # done is done, and a full server must not keep the other pauses from being read
+            log.error("the pause of %s could not be written into the audit trail: %s", pause.scope.text, error)
+
+    # -- as a gate -------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.pauses.by_scope)
+
+    def governs(self, target: str) -> bool:
+        del target  # a lane may be paused, whatever its targets
+        return True
+
+    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
+        del due_ms
+        pause = self.pauses.of_task(target, lane)
+        return None if pause is None else _KEY + pause.scope.text
+
+    def is_closed(self, key: str) -> bool:
+        return key.startswith(_KEY) and key[len(_KEY) :] in self.pauses.by_scope
+
+    def room(self, key: str) -> int | None:
+        del key  # what is not paused any more goes as fast as it can
+        return None
+
+    def may_open(self, key: str) -> bool:
+        return not self.is_closed(key)
+
+    def inherited(self, record: HoldRecord) -> None:
+        """Pauses are on the server: nothing is to be learnt of them here."""
+
+    def why(self, key: str) -> Why:
+        pause = self.pauses.by_scope[key[len(_KEY) :]]
+        return Why(pause.reason, pause.who, pause.until_ms)
+
+    # -- what is not delivered -------------------------------------------------------------------------------
+
+    def dropped(self, target: str, lane: str | None) -> str | None:
+        """Why a task that has begun is not delivered; None when it is."""
+        pause = self.drops.of_task(target, lane)
+        if pause is None:
+            return None
+        said = f"{DROPPED}{f' by {pause.who}' if pause.who else ''}{f': {pause.reason}' if pause.reason else ''}"
+        return said[:MAX_ERROR_CHARS]

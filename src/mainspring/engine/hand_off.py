@@ -1,0 +1,314 @@
+"""Hands due tasks off to the queues of workers, and settles those of lanes when their workers have answered.
+
+A task without a lane is over for the timeline with its hand-off: its done bit and its place in a stream are one step of
+the server. One of a lane stays fired until the worker's word, which stands among the acks of its partition: only then
+may the next of its lane begin. A new owner hands it off again; the server knows whether it is still there.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from ..model.delivery import Dead
+from ..model.errors import InvalidInput, StoreError
+from ..model.targets.names import queue_of
+from ..store.job_queue import decode_ack
+from ..store.keys import address_prefix, r_of
+from ..store.owner import fire
+from ..store.owner.fire import forget_acks, read_acks
+from ..store.store import Store
+from .deliveries import Deliveries
+from .flight import Flight
+from .outcomes import Commits
+from .partition import HandingOff, Partition
+from .slice import LiveSlice
+
+POLL_S: Final = 0.5
+"""How often acks are looked for that no message announced, and tasks tried again whose id is in a queue already."""
+
+IDLE_S: Final = 1.0
+FORGOTTEN_AT_ONCE: Final = 1_000
+
+
+class RunEnds:
+    """The partitions in which something ends by the word of others."""
+
+    def __init__(self, store: Store, owned: dict[int, Partition], deliveries: Deliveries) -> None:
+        self._store = store
+        self._owned = owned
+        self._deliveries = deliveries
+        self._watched: dict[Partition, None] = {}
+        self._heard: set[int] = set()
+        """Partitions of which a message came since they were looked at. Also of those that wait for nothing yet: a
+        worker may be done before the owner has the answer to its hand-off."""
+        self._poll_at = 0.0
+
+    def watch(self, partition: Partition) -> None:
+        if partition not in self._watched:
+            if not self._watched:
+                self._poll_at = time.monotonic() + POLL_S
+            self._watched[partition] = None
+
+    def woken(self, partitions: Iterable[int]) -> bool:
+        """Somebody said that something has changed there, or may have said so unheard. True when that matters here."""
+        self._heard.update(partitions)
+        return self._called
+
+    @property
+    def _called(self) -> bool:
+        return bool(self._heard) and any(one.number in self._heard for one in self._watched)
+
+    @property
+    def wait_s(self) -> float:
+        if self._called:
+            return 0.0
+        return max(0.0, self._poll_at - time.monotonic()) if self._watched else IDLE_S
+
+    def __bool__(self) -> bool:
+        return bool(self._watched)
+
+    async def look(self) -> tuple[list[Flight], StoreError | None]:
+        """All that is watched from time to time, and at once what called. Returns what may be handed off now."""
+        for partition in list(self._watched):
+            if not partition.handed.is_watched or self._owned.get(partition.number) is not partition:
+                del self._watched[partition]
+        if time.monotonic() >= self._poll_at:
+            called = list(self._watched)
+            self._poll_at = time.monotonic() + POLL_S
+        else:
+            called = [one for one in self._watched if one.number in self._heard]
+        if not called:
+            return [], None
+        self._heard.difference_update(one.number for one in called)
+        again: list[Flight] = []
+        for partition in called:
+            again += partition.handed.put_off
+            partition.handed.put_off = []
+        failures = [await self._forget_acks(called), await self._read_acks(called)]
+        return again, next((failure for failure in failures if failure is not None), None)
+
+    async def _read_acks(self, called: list[Partition]) -> StoreError | None:
+        failure = None
+        waiting = [partition for partition in called if partition.handed.awaited]
+        answers = await read_acks(self._store, {one.number: one.handed.cursor for one in waiting})
+        for partition, answer in zip(waiting, answers, strict=True):
+            if isinstance(answer, StoreError):
+                failure = answer
+            elif self._owned.get(partition.number) is partition:
+                for address, (idh, ack) in answer.acks.items():
+                    flight = partition.handed.awaited.get(address)
+                    if flight is not None and flight.idh == idh:
+                        self.ended(partition, address, ack)
+                partition.handed.cursor = answer.cursor
+                if answer.cursor:
+                    self._heard.add(partition.number)
+        return failure
+
+    def ended(self, partition: Partition, address: bytes, ack: bytes) -> None:
+        """A worker has ended this task of a lane: settle it, and let the lane go on."""
+        flight = partition.handed.awaited.pop(address)
+        if flight.live.forgotten:
+            return  # it is read anew, handed off again, and answered by the same ack
+        self._deliveries.settle_ended(flight, decode_ack(ack))
+        partition.handed.answered[address] = flight.live
+        self._deliveries.delivered += 1
+
+    async def _forget_acks(self, called: list[Partition]) -> StoreError | None:
+        """Acks of tasks whose end the server knows are of no use any more."""
+        known: dict[Partition, list[bytes]] = {}
+        for partition in called:
+            if partition.handed.answered and partition.unanswered is None and not partition.unwritten.must_commit:
+                answered = partition.handed.answered.items()
+                over = [address for address, live in answered if live not in partition.unwritten.dirty][
+                    :FORGOTTEN_AT_ONCE
+                ]
+                if over:
+                    known[partition] = over
+        if not known:
+            return None
+        failure = await forget_acks(self._store, {one.number: over for one, over in known.items()})
+        if failure is None:
+            for partition, over in known.items():
+                for address in over:
+                    partition.handed.answered.pop(address, None)
+        return failure
+
+
+_LIVE: Final = attrgetter("live")
+
+
+class HandOffs:
+    """What goes to workers, for all partitions of a node."""
+
+    def __init__(
+        self,
+        store: Store,
+        owned: dict[int, Partition],
+        deliveries: Deliveries,
+        commits: Commits,
+        *,
+        lost: Callable[[Partition, str], None],
+        read_again: Callable[[], None],
+        commands: Mapping[str, str],
+    ) -> None:
+        self._store = store
+        self._owned = owned
+        self._deliveries = deliveries
+        self._commits = commits
+        self._lost = lost
+        self._read_again = read_again
+        self._commands = commands
+        self.ready: dict[Partition, None] = {}
+        """Partitions with tasks to hand off."""
+        self.ends = RunEnds(store, owned, deliveries)
+
+    def add(self, flights: list[Flight]) -> None:
+        """These have begun; they go with the next call."""
+        for flight in flights:
+            partition = self._owned.get(flight.live.partition)
+            # Now, not when they are sent: what dies of it has to be committed before the others of its slice go.
+            if partition is None or not self._has_queue(flight):
+                self._deliveries.in_flight -= 1
+                continue
+            partition.handed.ready.append(flight)
+            self.ready[partition] = None
+
+    def _has_queue(self, flight: Flight) -> bool:
+        try:
+            queue_of(flight.body.target, self._commands)
+        except InvalidInput as error:
+            self._deliveries.settle_ended(flight, Dead(str(error)))
+            return False
+        return True
+
+    @property
+    def wait_s(self) -> float:
+        return 0.0 if self.ready else self.ends.wait_s
+
+    async def step(self) -> StoreError | None:
+        failure = await self.flush() if self.ready else None
+        if self.ends:
+            again, missed = await self.ends.look()
+            self._deliveries.in_flight += len(again)
+            self.add(again)
+            failure = (await self.flush() if self.ready else None) or missed or failure
+        return failure
+
+    # -- handing off -----------------------------------------------------------------------------------------
+
+    async def flush(self) -> StoreError | None:
+        """Hand off all that is ready, as far as servers answer."""
+        # A slice's done bits go whole: those of rows that are retried must not go before the retries.
+        failure = await self._commits.all(0.0) if any(one.unwritten.must_commit for one in self.ready) else None
+        while True:
+            sent = []
+            for partition in list(self.ready):
+                if self._owned.get(partition.number) is not partition:
+                    self._deliveries.in_flight -= len(partition.handed.ready)
+                    del self.ready[partition]
+                elif partition.unanswered is None and not partition.unwritten.must_commit:
+                    work = self._load(partition)
+                    if work.flights:
+                        sent.append((partition, work))
+            if not sent:
+                return failure
+            failure = await self.send(sent) or failure
+
+    async def send(self, sent: Sequence[tuple[Partition, HandingOff]]) -> StoreError | None:
+        """Also what was sent before and never answered: the server knows by its number if it was done."""
+        for partition, work in sent:
+            partition.unanswered = work
+        failure = None
+        results = await fire.hand_off(self._store, [work.work for _, work in sent])
+        for (partition, work), result in zip(sent, results, strict=True):
+            if isinstance(result, StoreError):
+                failure = result
+            else:
+                partition.unanswered = None
+                self._take_answer(partition, work, result)
+        return failure
+
+    def _load(self, partition: Partition) -> HandingOff:
+        """As much as one call takes."""
+        queues: dict[str, list[tuple[bytes, Flight]]] = {}
+        heads: dict[LiveSlice, bytes] = {}
+        size = taken = 0
+        for flight in partition.handed.ready:
+            if taken == fire.MOST_TASKS or size > fire.MOST_BYTES:
+                break
+            taken += 1
+            live = flight.live
+            if live.forgotten:
+                continue
+            queue = queue_of(flight.body.target, self._commands)
+            head = heads.get(live) or heads.setdefault(live, _head_of(live))
+            record = b"%b%b%b" % (head, flight.index.to_bytes(4, "big"), flight.row)
+            size += len(record)
+            queues.setdefault(queue, []).append((record, flight))
+        del partition.handed.ready[:taken]
+        self._deliveries.in_flight -= taken
+        if not partition.handed.ready:
+            del self.ready[partition]
+        flights = [flight for rows in queues.values() for _, flight in rows]
+        records = {queue: [record for record, _ in rows] for queue, rows in queues.items()}
+        return _handing_off(partition, flights, records)
+
+    def _take_answer(self, partition: Partition, work: HandingOff, handed: fire.Handed) -> None:
+        match handed.status:
+            case "ok":
+                partition.seq = work.work.seq
+                for live, touch in zip(work.touched, work.work.touches, strict=True):
+                    live.proven = max(live.proven, touch.m)
+                self._settle(partition, work, handed.answers)
+            case "stale":
+                for live in {flight.live for flight in work.flights}:
+                    partition.forget(live)
+                self._read_again()
+            case status:
+                self._lost(partition, status)
+
+    def _settle(self, partition: Partition, work: HandingOff, answers: dict[int, bytes]) -> None:
+        plain = len(work.flights)
+        if work.has_lanes or answers:
+            plain = 0
+            for position, flight in enumerate(work.flights):
+                answer = answers.get(position)
+                if answer == fire.BUSY:
+                    _put_off(partition, flight)
+                elif flight.body.lane is None:
+                    plain += 1
+                else:
+                    address = flight.address
+                    partition.handed.awaited[address] = flight
+                    if answer is not None:
+                        self.ends.ended(partition, address, answer)
+            if partition.handed.is_watched:
+                self.ends.watch(partition)
+        self._deliveries.delivered += plain
+
+
+def _head_of(live: LiveSlice) -> bytes:
+    """All of an address but the index."""
+    return address_prefix(live.slice) + r_of(live.g).to_bytes(3, "big")
+
+
+def _handing_off(partition: Partition, flights: list[Flight], queues: dict[str, list[bytes]]) -> HandingOff:
+    """The call that hands these off, with the done bits of those that are over with it."""
+    over = [flight for flight in flights if flight.body.lane is None]
+    touched: dict[LiveSlice, None] = {}
+    for live, run in groupby(over, _LIVE):
+        indexes = [flight.index for flight in run]
+        live.land(len(indexes), indexes)
+        touched[live] = None
+    done = partition.unwritten.take_done(touched)
+    work = fire.HandOff(partition.number, partition.token, partition.seq + 1, done.finished, done.touches, queues)
+    return HandingOff(work, flights, done.lives, len(over) < len(flights))
+
+
+def _put_off(partition: Partition, flight: Flight) -> None:
+    """It has to wait: it stays fired, also on the server, and is not done."""
+    if flight.body.lane is None:
+        flight.live.reopen(flight.index)
+    partition.handed.put_off.append(flight)

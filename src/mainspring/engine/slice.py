@@ -1,0 +1,695 @@
+"""A slice as its owner holds it: how far its list is read, which rows wait, and the fired and done bits."""
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Final, NamedTuple, cast
+
+from ..store.codec import FORWARD, HEADER_BYTES, INDEXED, LANE, RESENT, SCHEDULED, TOMB, TOMB_BYTES, header, is_tomb
+from ..store.keys import HOUR_MS, PartitionKeys, Slice
+from ..store.owner.fire import WHOLE, Touch
+
+_MASK: Final = tuple(0x80 >> bit for bit in range(8))
+_END: Final = 1 << 63
+_SMALL_BYTES: Final = 1024
+"""Bitmaps up to this size are written whole, many of them in one command."""
+
+
+class Bitmaps:
+    """One bit for each row, by its place in the list; what goes to the server are ranges of bytes."""
+
+    __slots__ = ("dirty_high", "dirty_low", "done", "fired", "redo")
+
+    def __init__(self) -> None:
+        self.fired = bytearray()
+        self.done = bytearray()
+        self.redo = bytearray()
+        """Fired by a former owner and not done: to be delivered again."""
+        self.dirty_low, self.dirty_high = _END, -1
+        """Rows settled since the last commit lie between these."""
+
+    def load(self, fired: bytes, done: bytes) -> None:
+        """Take over from a former owner: what was fired and is not done goes out again."""
+        self.fired, self.done = bytearray(fired), bytearray(done)
+        kept = int.from_bytes(fired, "little") & ~int.from_bytes(done.ljust(len(fired), b"\0"), "little")
+        self.redo = bytearray(kept.to_bytes(max(len(fired), len(done)), "little"))
+
+    def grow(self, rows: int) -> None:
+        missing = (rows + 7 >> 3) - len(self.fired)
+        if missing > 0:
+            self.fired += bytes(missing)
+        missing = (rows + 7 >> 3) - len(self.done)
+        if missing > 0:
+            self.done += bytes(missing)
+
+    # -- fired ---------------------------------------------------------------------------------------
+
+    def had_its_turn(self, index: int) -> bool:
+        """Done, or fired by this owner."""
+        if is_set(self.done, 0, index):
+            return True
+        return is_set(self.fired, 0, index) and not is_set(self.redo, 0, index)
+
+    def to_redo(self, index: int) -> bool:
+        return is_set(self.redo, 0, index)
+
+    def fire(self, indexes: Sequence[int]) -> tuple[int, bytes]:
+        """Set the fired bits; return the byte range that changed."""
+        fired = self.fired
+        if isinstance(indexes, range):
+            _set_range(fired, indexes.start, indexes.stop)
+        else:
+            for i in indexes:
+                fired[i >> 3] |= _MASK[i & 7]
+        if len(fired) <= _SMALL_BYTES:
+            return WHOLE, bytes(fired)
+        low, high = min(indexes) >> 3, max(indexes) >> 3
+        return low, bytes(fired[low : high + 1])
+
+    def unfire(self, indexes: list[int]) -> None:
+        """They did not leave. What a former owner has fired stays fired: it may have been delivered."""
+        for i in indexes:
+            if not is_set(self.redo, 0, i):
+                self.fired[i >> 3] &= ~_MASK[i & 7] & 0xFF
+
+    # -- done ----------------------------------------------------------------------------------------
+
+    def settle(self, indexes: list[int]) -> None:
+        done = self.done
+        for i in indexes:
+            done[i >> 3] |= _MASK[i & 7]
+        if len(done) <= _SMALL_BYTES:  # written whole: where in it does not matter
+            self.dirty_low, self.dirty_high = 0, max(self.dirty_high, len(done) * 8 - 1)
+        else:
+            self.dirty_low = min(self.dirty_low, min(indexes))
+            self.dirty_high = max(self.dirty_high, max(indexes))
+
+    def settle_all_fired(self, last: int) -> None:
+        """All that were fired are done, with those that never had to fire; `last` is the last row there is."""
+        union = int.from_bytes(self.done, "little") | int.from_bytes(self.fired, "little")
+        self.done = bytearray(union.to_bytes(max(len(self.done), len(self.fired)), "little"))
+        self.dirty_low, self.dirty_high = 0, max(last, self.dirty_high)
+
+    def unsettle(self, index: int) -> None:
+        self.done[index >> 3] &= ~_MASK[index & 7] & 0xFF
+
+    @property
+    def done_rows(self) -> int:
+        return int.from_bytes(self.done, "big").bit_count()
+
+    @property
+    def done_from_start(self) -> int:
+        """So many rows from the start on are done, in whole bytes."""
+        return (len(self.done) - len(self.done.lstrip(b"\xff"))) * 8
+
+    # -- what has to be committed --------------------------------------------------------------------
+
+    @property
+    def dirty(self) -> bool:
+        return self.dirty_high >= 0
+
+    def take_dirty(self) -> tuple[int, bytes]:
+        """The range of done bytes to commit."""
+        if self.dirty_high < 0:
+            return 0, b""
+        low, high = self.dirty_low >> 3, self.dirty_high >> 3
+        self.dirty_low, self.dirty_high = _END, -1
+        return (WHOLE, bytes(self.done)) if len(self.done) <= _SMALL_BYTES else (low, bytes(self.done[low : high + 1]))
+
+    def untake_dirty(self, d_at: int, d: bytes) -> None:
+        """The range was not written: it has to be committed again."""
+        if d:
+            first = max(d_at, 0)
+            self.dirty_low = min(self.dirty_low, first * 8)
+            self.dirty_high = max(self.dirty_high, (first + len(d)) * 8 - 1)
+
+
+def _set_range(bits: bytearray, first: int, end: int) -> None:
+    """Set the bits from `first` up to `end`."""
+    low, high = first >> 3, end + 7 >> 3
+    ones = (1 << end - first) - 1 << (high * 8 - end)
+    bits[low:high] = (int.from_bytes(bits[low:high], "big") | ones).to_bytes(high - low, "big")
+
+
+def is_set(bits: bytes | bytearray, first_byte: int, index: int) -> bool:
+    """A bit of a byte range that starts at `first_byte`; bytes beyond its end count as zero."""
+    at = (index >> 3) - first_byte
+    return 0 <= at < len(bits) and bits[at] & _MASK[index & 7] != 0
+
+
+INDEX_MASK: Final = 0xFFFFFFFF
+END: Final = 1 << 63
+"""A key behind all others."""
+FEW: Final = 256
+"""So many rows are kept in order at once; of more the order is found when it is needed."""
+_NONE: Final = range(0)
+_OFFSET: Final = itemgetter(slice(4))
+
+
+class Due(NamedTuple):
+    """Rows that leave: their places in the list, in the same order the rows themselves, and the latest offset."""
+
+    indexes: Sequence[int]
+    rows: list[bytes | None]
+    latest: int
+
+
+class Waiting:
+    """The rows of one pass over the list; those that have left, or were left out, are gone from it.
+
+    A row's key is `offset << 32 | index`: sorting keys sorts by millisecond, then by arrival.
+    """
+
+    __slots__ = ("at", "due", "first", "fresh", "latest", "loose", "rows")
+
+    def __init__(self, passed: int) -> None:
+        self.rows: list[bytes | None] = [None] * passed
+        """All that were read, by their places in the list."""
+        self._nothing_waits()
+
+    def _nothing_waits(self) -> None:
+        self.due: list[int] = []
+        """Keys of rows that wait, from `at` on."""
+        self.at = 0
+        self.loose = False
+        """`due` is not in order yet: sorting waits until the order matters."""
+        self.fresh = _NONE
+        """Rows that wait as well, neighbours in the list: their keys are made when the order matters."""
+        self.first, self.latest = END, 0
+        """The smallest and the largest offset of what is loose or fresh."""
+
+    def __len__(self) -> int:
+        return len(self.due) - self.at + len(self.fresh)
+
+    # -- coming --------------------------------------------------------------------------------------
+
+    def keeps_order(self, count: int) -> bool:
+        """So few more are put among those that are in order."""
+        return count <= FEW and self.at < len(self.due) and not self.loose
+
+    def add_fresh(self, first: int, least: int, latest: int) -> None:
+        """Rows from `first` on to the last that was read; their offsets lie between these."""
+        if self.fresh and self.fresh.stop != first:
+            apart, self.fresh = self.fresh, _NONE
+            self.add(self.keys(apart))
+        self.fresh = range(self.fresh.start if self.fresh else first, len(self.rows))
+        self.first, self.latest = min(self.first, least), max(self.latest, latest)
+
+    def add(self, keys: list[int]) -> None:
+        if self.at:
+            del self.due[: self.at]
+            self.at = 0
+        if self.keeps_order(len(keys)):
+            for key in keys:
+                insort(self.due, key)
+        elif keys:
+            self.first, self.latest = min(self.first, min(keys) >> 32), max(self.latest, max(keys) >> 32)
+            if self.due and not self.loose:
+                self.first, self.latest = min(self.first, self.due[0] >> 32), max(self.latest, self.due[-1] >> 32)
+            self.due += keys
+            self.loose = True
+
+    def keys(self, places: range) -> list[int]:
+        rows = cast("list[bytes]", self.rows[places.start : places.stop])
+        return [(offset << 32) | i for i, offset in enumerate(offsets(map(_OFFSET, rows)), places.start)]
+
+    def put_in_order(self) -> None:
+        if self.loose or self.fresh:
+            due = sorted(self.due[self.at :] + self.keys(self.fresh))
+            self._nothing_waits()
+            self.due = due
+
+    # -- who is next ---------------------------------------------------------------------------------
+
+    @property
+    def first_offset(self) -> int:
+        """Of the earliest that waits."""
+        first = self.first if self.loose or self.fresh else END
+        if not self.loose and self.at < len(self.due):
+            first = min(first, self.due[self.at] >> 32)
+        return first
+
+    @property
+    def first_key(self) -> int:
+        """Of the earliest that waits."""
+        self.put_in_order()
+        return self.due[self.at] if self.at < len(self.due) else END
+
+    def count_before(self, bound: int) -> int:
+        """So many have smaller keys."""
+        self.put_in_order()
+        return bisect_left(self.due, bound, self.at) - self.at
+
+    # -- going ---------------------------------------------------------------------------------------
+
+    def take(self, bound: int, limit: int) -> Due:
+        """Those with smaller keys, in order, up to the limit."""
+        self.put_in_order()
+        end = bisect_left(self.due, bound, self.at, min(len(self.due), self.at + limit))
+        taken = self.due[self.at : end]
+        self.at = end
+        indexes = _indexes(taken)
+        return Due(indexes, list(map(self.rows.__getitem__, indexes)), taken[-1] >> 32 if taken else 0)
+
+    def take_all(self) -> Due:
+        """As they came."""
+        keys, fresh, latest = self.due[self.at :], self.fresh, self.latest
+        if keys and not self.loose:
+            latest = max(latest, keys[-1] >> 32)
+        self._nothing_waits()
+        rows = self.rows[fresh.start : fresh.stop]
+        if not keys:
+            return Due(fresh, rows, latest)
+        indexes = _indexes(keys)
+        return Due([*indexes, *fresh], [*map(self.rows.__getitem__, indexes), *rows], latest)
+
+    def cut(self, keep: int) -> list[int]:
+        """Let go of all but the earliest; returns the keys of those that went."""
+        self.put_in_order()
+        gone = self.due[self.at + keep :]
+        del self.due[self.at + keep :]
+        self.drop_rows(gone)
+        return gone
+
+    def drop_rows(self, keys: Iterable[int]) -> None:
+        rows = self.rows
+        for key in keys:
+            rows[key & INDEX_MASK] = None
+
+    def drop_all_rows(self) -> None:
+        self.rows = [None] * len(self.rows)
+
+
+def offsets(heads: Iterable[bytes]) -> "array[int]":
+    """Of rows whose first four bytes these are."""
+    numbers = array("I", b"".join(heads))
+    numbers.byteswap()
+    return numbers
+
+
+def _indexes(keys: list[int]) -> list[int]:
+    return [key & INDEX_MASK for key in keys]
+
+
+class Sieve:
+    """Looks at each row: it may have left, be cancelled, a repeat of another, or damaged."""
+
+    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "lost", "stubs", "tombs")
+
+    def __init__(self, width_ms: int, bits: Bitmaps, held: set[int]) -> None:
+        self._width_ms = width_ms
+        self._bits = bits
+        self._held = held
+        self.dedupe = False
+        """Some put was sent twice: all copies of one task are one task."""
+        self.lost = 0
+        """Repeats of one put that were dropped since the last commit."""
+        self.damaged = False
+        """Some row's header cannot be true: look at each row before it leaves."""
+        self.tombs: list[bytes] = []
+        """The first bytes of the ids of cancelled rows that were met, until somebody takes note."""
+        self.start_pass()
+
+    def start_pass(self) -> None:
+        self._first_of: dict[bytes, int] = {}
+        self.stubs: dict[int, bytes] = {}
+        """Rows of four bytes that were met: cancelled if the server has marked them so, else damaged."""
+
+    def sift(self, rows: list[bytes | None], first: int, seen: int, low: int) -> list[int]:
+        """Keys of the rows from `first` on that still have to fire; the rest is let go, and marked done where it needs
+        no delivery. Before `seen` an earlier window had all keys below `low`."""
+        some = [row or b"" for row in rows[first:]]
+        heads = offsets(row[:4].ljust(4, b"\0") for row in some)
+        keys = []
+        for i, row in enumerate(some, first):
+            whole = len(row) >= HEADER_BYTES
+            # Every copy is registered, also one that has left already.
+            repeated = self.dedupe and whole and self._is_repeat(row, i)
+            if i in self._held or self._bits.had_its_turn(i):
+                rows[i] = None
+            elif repeated:
+                self.lost += 1
+                self._bits.settle([i])
+                rows[i] = None
+            elif len(row) == TOMB_BYTES:
+                self.stubs[i] = row
+                rows[i] = None
+            elif whole and row[4] & TOMB and is_tomb(row):
+                if not row[4] & FORWARD:
+                    self.tombs.append(row[5:HEADER_BYTES])
+                self._bits.settle([i])
+                rows[i] = None
+            else:
+                # A damaged entry has no time of its own; it goes out at once, to the dead letters.
+                damaged = len(row) <= HEADER_BYTES or heads[i - first] >= self._width_ms or row[4] & TOMB != 0
+                self.damaged = self.damaged or damaged
+                key = i if damaged else (heads[i - first] << 32) | i
+                if i < seen and key < low:
+                    rows[i] = None  # left in an earlier window
+                else:
+                    keys.append(key)
+        return keys
+
+    def judge_stubs(self, first_byte: int, cancelled: bytes) -> list[tuple[int, bytes]]:
+        """By the bits of the server, from this byte on: those that are marked need no delivery. Returns the others."""
+        marked = [i for i in self.stubs if is_set(cancelled, first_byte, i)]
+        if marked:
+            self.tombs += map(self.stubs.pop, marked)
+            self._bits.settle(marked)
+        damaged, self.stubs = list(self.stubs.items()), {}
+        self.damaged = self.damaged or bool(damaged)
+        return damaged
+
+    def _is_repeat(self, row: bytes, index: int) -> bool:
+        # Only plain puts are sent twice. A retry or a moved task has its original's idh and is a task of its own.
+        if row[4] & INDEXED:
+            return False
+        return self._first_of.setdefault(row[5:HEADER_BYTES], index) != index
+
+
+_FLAGS: Final = itemgetter(4)
+_PLAIN: Final = frozenset(
+    indexed | lane | scheduled for indexed in (0, INDEXED) for lane in (0, LANE) for scheduled in (0, SCHEDULED)
+)
+"""Flags of entries that nothing was done to."""
+
+
+class LiveSlice:
+    """Rows are kept only while they wait; a slice too large to hold is read in windows of its earliest rows."""
+
+    __slots__ = (
+        "bits", "cursor", "deferred", "finished", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules",
+        "held", "high", "inherited", "kept", "keys", "low", "name", "namespace", "occurrences", "out", "pace",
+        "partition", "passes", "proven", "queue", "read_bytes", "read_rows", "seen", "sieve", "sift", "slice",
+        "suspended", "tail", "tail_index", "unread",
+    )  # fmt: skip
+
+    def __init__(self, keys: PartitionKeys, place: Slice, g: float) -> None:
+        self.namespace = keys.namespace
+        self.partition = keys.number
+        self.name = place.name
+        self.keys = keys.slice_keys(self.name)
+        self.g_text = repr(g)
+        self.inherited = True
+        """A former owner may have fired some of it: its bitmaps have to be read first."""
+        self.slice = place
+        self.from_ms = place.from_ms
+        """Offsets count from here."""
+        self.suspended = False
+        """A hold slice whose hold lasts: nothing of it is read."""
+        self.pace: str | None = None
+        """Of tasks without lanes, held or overdue: the key of the hold that may let them out little by little."""
+        self.g = g
+        self.forgotten = False
+        self.has_lanes = False
+        self.has_schedules = False
+        self.occurrences: list[bytes] = []
+        """Rows of schedules that were read, until somebody takes note."""
+        self.held: set[int] = set()
+        """Rows that lanes hold or that are on their way: another pass over the list must not take them again."""
+        self.passes = 0
+        self.unread = True
+        """There may be rows on the server that were not read."""
+        self.read_rows = self.read_bytes = 0
+        """Of all passes together, without what is left of cancelled tasks: that takes next to nothing."""
+        self.out = 0
+        """Rows that were fired and are not settled."""
+        self.finished = 0
+        """Tasks delivered since the last commit, for the counter."""
+        self.bits = Bitmaps()
+        self.sieve = Sieve(place.width_ms, self.bits, self.held)
+        self.sift = False
+        """Some rows were fired before this pass over the list: look at each."""
+        self.tail, self.tail_index = b"", -1
+        """The last row ever read: as long as it stands there, everything before it is what was read."""
+        self.proven = -1
+        """The last row that the server has confirmed in an answered call."""
+        self.low, self.high = 0, END
+        self._start_pass(0)
+
+    def _start_pass(self, seen: int) -> None:
+        self.passes += 1
+        self.kept = END
+        self.seen = seen
+        # A hold slice is read many times over, a window at a time, and mostly finished from its start on.
+        self.cursor = self._finished_rows() if self.slice.is_hold and not self.sieve.dedupe else 0
+        self.deferred = 0
+        self.queue = Waiting(self.cursor)
+        """The rows that were read in this pass, and which of them wait."""
+        self.sieve.start_pass()
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def load_bitmaps(self, fired: bytes, done: bytes) -> None:
+        """Take over from a former owner: what was fired and is not done goes out again."""
+        self.bits.load(fired, done)
+        self.sift = bool(fired or done)
+        self.inherited = False
+
+    def absorb(self, rows: list[bytes]) -> int:
+        """Take in the next rows of the list; return how many now wait to fire."""
+        first, waiting = self.cursor, self.waiting
+        self.cursor += len(rows)
+        if rows and self.cursor > self.tail_index:
+            self.tail, self.tail_index = header(rows[-1]), self.cursor - 1
+        self.bits.grow(self.cursor)
+        sizes = list(map(len, rows))
+        whole = sizes if not sizes or min(sizes) > HEADER_BYTES else [size for size in sizes if size > HEADER_BYTES]
+        self.read_rows += len(whole)
+        self.read_bytes += sum(whole)
+        try:
+            flags = set(map(_FLAGS, rows))
+        except IndexError:  # an entry shorter than its flags: cancelled, or damaged
+            flags = {TOMB, *(row[4] for row in rows if len(row) > 4)}
+        if not self.sieve.dedupe and any(flag & RESENT for flag in flags):
+            self.restart(dedupe=True)
+            return -waiting
+        self.has_lanes = self.has_lanes or any(flag & LANE for flag in flags)
+        if self.has_lanes:
+            self.pace = None  # those of lanes must not be left waiting here while later ones of theirs leave
+        queue = self.queue
+        plain = bool(rows) and not self.sift and not self.sieve.dedupe and flags <= _PLAIN
+        # Offsets come first in an entry: the largest entry has the largest.
+        least, latest = (_offset(min(rows)), _offset(max(rows))) if plain else (0, 0)
+        queue.rows += rows
+        if plain and latest < self.slice.width_ms and len(whole) == len(rows):
+            if self.high == END and not any(flag & SCHEDULED for flag in flags) and not queue.keeps_order(len(rows)):
+                queue.add_fresh(first, least, latest)
+                return len(rows)
+            keys = queue.keys(range(first, self.cursor))
+        else:
+            keys = self.sieve.sift(queue.rows, first, self.seen, self.low)
+        if self.high != END:
+            keys = self._within_window(keys)
+        if any(flag & SCHEDULED for flag in flags):
+            self.has_schedules = True
+            held = map(queue.rows.__getitem__, map(INDEX_MASK.__and__, keys))
+            self.occurrences += [row for row in held if row is not None and len(row) > 4 and row[4] & SCHEDULED]
+        queue.add(keys)
+        return self.waiting - waiting
+
+    def judge_stubs(self, first_byte: int, cancelled: bytes) -> None:
+        """Rows of four bytes that are not marked as cancelled go out at once, to the dead letters."""
+        self.step_back(self.sieve.judge_stubs(first_byte, cancelled))
+
+    def _within_window(self, keys: list[int]) -> list[int]:
+        kept = [key for key in keys if key < self.high]
+        if len(kept) < len(keys):
+            self.deferred += len(keys) - len(kept)
+            self.queue.drop_rows(key for key in keys if key >= self.high)
+        return kept
+
+    def trim(self, keep: int) -> int:
+        """Hold only the earliest rows; the others are read again in a later pass. Returns how many were let go."""
+        gone = self.queue.cut(keep)
+        if gone:
+            self.high, self.kept = gone[0], keep
+            self.deferred += len(gone)
+        return len(gone)
+
+    def trim_after(self, until_ms: int) -> None:
+        """Hold only what is due before a time."""
+        if self.slice.end_ms <= until_ms:
+            return
+        bound = max(0, until_ms - self.from_ms) << 32
+        keep = self.queue.count_before(bound)
+        if keep < self.waiting:
+            self.trim(keep)
+            self.high, self.kept = bound, END
+
+    def open_window(self, until_ms: int) -> None:
+        """Of a wide slice hold only what is due before a time."""
+        if self.slice.width_ms >= HOUR_MS and self.high == END:
+            self.high = max(0, until_ms - self.from_ms) << 32
+
+    def needs_next_window(self, now_ms: int, ahead_ms: int) -> bool:
+        """True when rows were left out, their time comes near, and most of those held have left."""
+        if not self.deferred or self.unread:
+            return False
+        near = self.from_ms + (self.high >> 32) <= now_ms + ahead_ms
+        return near and self.waiting <= self.kept // 4
+
+    def next_window(self, until_ms: int) -> int:
+        """Start another pass over the list for the rows from the last window's end on. Returns rows let go."""
+        let_go = self.waiting
+        # Rows that were put back may stand behind the end of the window, and others before them that were let go.
+        self.low = min(self.queue.first_key, self.high)
+        seen = self.cursor
+        self._start_pass(seen)
+        self.sift = True
+        self.high = END
+        self.open_window(until_ms)
+        self.unread = True
+        return let_go
+
+    def restart(self, *, dedupe: bool = False) -> None:
+        """Read the list again from its start; what this owner fired is skipped."""
+        self.sieve.dedupe = self.sieve.dedupe or dedupe
+        self.low, self.high = 0, END
+        self.sift = True
+        self._start_pass(0)
+        self.unread = True
+
+    # -- holding back --------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Let go of all that waits; nothing is read until it goes on."""
+        self.restart()
+        self.suspended = True
+
+    def resume(self) -> None:
+        self.restart()
+        self.suspended = False
+
+    @property
+    def blocks_its_lane(self) -> bool:
+        """A hold slice of a lane: as long as it is not read to its end, nobody knows who comes next."""
+        return self.unread and self.slice.is_hold and (self.has_lanes or not self.cursor)
+
+    def move_out(self, indexes: list[int]) -> tuple[int, bytes]:
+        """Rows leave for another slice without having been begun: fired and done in one step. Returns the range of
+        fired bytes that changed."""
+        changed = self.bits.fire(indexes)
+        self.settle_many(indexes)
+        self.held.difference_update(indexes)
+        return changed
+
+    def _finished_rows(self) -> int:
+        """So many rows from the start on are done."""
+        return min(self.bits.done_from_start, self.tail_index + 1)
+
+    # -- firing ------------------------------------------------------------------------------------
+
+    @property
+    def row_bytes(self) -> float:
+        """What a row takes, as far as is known; 0 before the first is read."""
+        return self.read_bytes / self.read_rows if self.read_rows else 0.0
+
+    @property
+    def waiting(self) -> int:
+        return len(self.queue)
+
+    def next_due_ms(self) -> int | None:
+        queue = self.queue
+        return self.from_ms + queue.first_offset if queue else None
+
+    def take_due(self, now_ms: int, limit: int) -> Due:
+        """Rows due by now, in due order; they no longer wait.
+
+        A large slice that is wholly overdue leaves as it came: its rows are late by more than their order says, and
+        nothing has to be sorted. Lanes choose their order for themselves.
+        """
+        queue = self.queue
+        if self.slice.end_ms <= now_ms and FEW < len(queue) <= limit and self.high == END:
+            return queue.take_all()
+        return queue.take((now_ms - self.from_ms + 1) << 32, limit)
+
+    def put_back(self, keys: list[int]) -> None:
+        self.queue.add(keys)
+
+    def step_back(self, rows: Iterable[tuple[int, bytes]]) -> None:
+        """Rows that were held back, with their keys, wait again.
+
+        Another pass over the list may have begun since. It has let go of those it has passed already; to the others it
+        comes, and must not take them for rows that left in an earlier window.
+        """
+        keys = []
+        for key, row in rows:
+            index = key & INDEX_MASK
+            self.held.discard(index)
+            if index < self.cursor:
+                self.queue.rows[index] = row
+                keys.append(key)
+            else:
+                self.low = min(self.low, key)
+        self.queue.add(keys)
+
+    def mark_fired(self, indexes: Sequence[int]) -> tuple[int, bytes]:
+        """Set the fired bits; return the byte range that changed."""
+        self.out += len(indexes)
+        if self.bits.redo:
+            self.held.update(indexes)
+        return self.bits.fire(indexes)
+
+    def to_redo(self, index: int) -> bool:
+        """A former owner has fired this row and not finished it."""
+        return self.bits.to_redo(index)
+
+    def unmark_fired(self, indexes: list[int]) -> None:
+        """They did not leave. What a former owner has fired stays fired: it may have been delivered."""
+        self.out -= len(indexes)
+        self.held.difference_update(indexes)
+        self.bits.unfire(indexes)
+
+    def land(self, count: int, indexes: Iterable[int]) -> None:
+        """So many rows that were fired are settled; which ones is asked only if others are still out."""
+        self.out -= count
+        if self.out or self.bits.redo:
+            self.settle_many(list(indexes))
+            return
+        self.bits.settle_all_fired(self.tail_index)
+        if not self.queue:
+            self.let_rows_go()
+
+    def reopen(self, index: int) -> None:
+        """A row that was settled is under way after all: it is fired, and not done."""
+        self.out += 1
+        self.bits.unsettle(index)
+        self.held.add(index)
+
+    def let_rows_go(self) -> None:
+        """Nothing waits: the rows are needed no more. One that has to wait again is read again."""
+        if not self.held:
+            self.queue.drop_all_rows()
+            self.passes += 1
+
+    def settle_many(self, indexes: list[int]) -> None:
+        """Nothing is left to do for these rows."""
+        self.bits.settle(indexes)
+        rows = self.queue.rows
+        known = len(rows)
+        for i in indexes:
+            if i < known:
+                rows[i] = None
+
+    def touch(self, begun: Sequence[int], *, commit: bool) -> Touch:
+        """Mark rows as fired and hand over what has to be written: those bits, and the done bits since last time.
+
+        Rows that an answered call has proven need no proof again: had the server lost them since, it would have
+        lost that call too, and the sequence number would show it.
+        """
+        f_at, f = self.mark_fired(begun) if begun else (0, b"")
+        d_at, d = self.bits.take_dirty() if commit else (0, b"")
+        m = self.tail_index if self.tail_index > self.proven else -1
+        return Touch(self.name, self.keys, self.g_text, m, self.tail if m >= 0 else b"", f_at, f, d_at, d)
+
+    @property
+    def all_done(self) -> bool:
+        if self.unread or self.bits.dirty or self.deferred or self.waiting:
+            return False
+        return self.bits.done_rows >= self.cursor
+
+
+def _offset(row: bytes) -> int:
+    return int.from_bytes(row[:4], "big")

@@ -1,0 +1,351 @@
+"""The chain of a schedule: one planned occurrence at a time, and how it moves on. Pure: the instant is given.
+
+Whoever begins an occurrence puts the following one in the same step. What the step writes is decided here."""
+
+from struct import Struct
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from ..ids import IDH_BYTES, idh_of, occurrence_id
+from .definition import Definition, Pause
+from .zone import tz_version
+
+NOT_RUN_KEPT: Final = 10
+RUNS_KEPT: Final = 5
+CUTS_KEPT: Final = 100
+_HEAD: Final = Struct(f">IQ{IDH_BYTES}s")
+_CLAIM: Final = Struct(">IQ")
+NOBODY: Final = bytes(IDH_BYTES)
+
+
+class NotRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Planned times in a row that did not run, and why: missed, overlap, paused, cancelled, lost."""
+
+    from_ms: int
+    to_ms: int
+    count: int
+    reason: str
+    runs: int = 0
+    """Runs made before: what follows for the same reason without a run between belongs to it."""
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A run that is over."""
+
+    planned_ms: int
+    began_ms: int
+    ended_ms: int | None
+    outcome: str
+
+
+class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
+    "last": "l", "last_ms": "p", "began_ms": "b", "runs": "n", "not_run": "m", "recent": "r", "history": "h",
+    "cuts": "c", "rested_ms": "e", "behind_ms": "u",
+}):  # fmt: skip
+    """What the chain remembers of itself."""
+
+    last: bytes = b""
+    """Hash of the id of the last run; empty: it never ran."""
+    last_ms: int = 0
+    began_ms: int = 0
+    runs: int = 0
+    not_run: dict[str, int] = {}
+    recent: tuple[NotRun, ...] = ()
+    history: tuple[Run, ...] = ()
+    cuts: tuple[tuple[int, int], ...] = ()
+    """(after, until] of planned times that are counted, and left out when their turn comes: they found the buffer
+    full, or somebody has cancelled them ahead of their time."""
+    rested_ms: int = 0
+    """End of the last pause that ended by itself and whose planned times are counted."""
+    behind_ms: int = 0
+    """Planned times up to here were due before the run before them began: they wait for their turn, whatever the rule
+    for overlaps is, for nothing ran when they were due."""
+
+    @property
+    def last_is_over(self) -> bool:
+        return not self.last or (bool(self.history) and self.history[-1].planned_ms == self.last_ms)
+
+    def is_behind(self, planned_ms: int) -> bool:
+        return planned_ms <= self.behind_ms
+
+    def with_run(self, run: Run) -> "State":
+        """Note how the last run ended; said twice it is the same."""
+        if self.history and self.history[-1].planned_ms >= run.planned_ms:
+            return self
+        return replace(self, history=(*self.history, run)[-RUNS_KEPT:])
+
+    def called_off(self, planned_ms: int, reason: str) -> "State":
+        """Note one planned time that does not run, and that no edit or pause brings back."""
+        state = self.without(NotRun(planned_ms, planned_ms, 1, reason))
+        return replace(state, cuts=(*state.cuts, (planned_ms - 1, planned_ms))[-CUTS_KEPT:])
+
+    def passing_by(self, after_ms: int, until_ms: int) -> "State":
+        """Leave out planned times that somebody else has put, uncounted: they run."""
+        kept = (cut for cut in self.cuts if not after_ms <= cut[0] <= cut[1] <= until_ms)
+        return replace(self, cuts=(*kept, (after_ms, until_ms))[-CUTS_KEPT:])
+
+    def cut_over(self, planned_ms: int) -> tuple[int, int] | None:
+        return next((cut for cut in self.cuts if cut[0] < planned_ms <= cut[1]), None)
+
+    def with_cuts_from(self, from_ms: int) -> "State":
+        """Without those that nothing will come to any more."""
+        if not self.cuts:
+            return self  # nearly always
+        kept = tuple(cut for cut in self.cuts if cut[1] >= from_ms)
+        return self if len(kept) == len(self.cuts) else replace(self, cuts=kept)
+
+    def without(self, slot: NotRun) -> "State":
+        """Note planned times that do not run."""
+        if slot.count < 1:
+            return self
+        counts = {**self.not_run, slot.reason: self.not_run.get(slot.reason, 0) + slot.count}
+        recent = list(self.recent)
+        if recent and recent[-1].reason == slot.reason and recent[-1].runs == self.runs:
+            before = recent.pop()
+            slot = NotRun(before.from_ms, slot.to_ms, before.count + slot.count, slot.reason)
+        recent.append(replace(slot, runs=self.runs))
+        return replace(self, not_run=counts, recent=tuple(recent[-NOT_RUN_KEPT:]))
+
+
+class Link(msgspec.Struct, frozen=True, gc=False):
+    """Where a chain stands: the one planned occurrence (`planned_ms` 0: none), and its memory."""
+
+    generation: int
+    planned_ms: int
+    idh: bytes
+    state: State
+
+    @property
+    def claim(self) -> bytes:
+        """What an occurrence must still find to move the chain: 12 bytes, compared by scripts."""
+        return _CLAIM.pack(self.generation, self.planned_ms)
+
+    def pack(self) -> bytes:
+        return _HEAD.pack(self.generation, self.planned_ms, self.idh) + _encode(self.state)
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Link":
+        generation, planned_ms, idh = _HEAD.unpack(raw[: _HEAD.size])
+        return cls(generation, planned_ms, idh, _decode(raw[_HEAD.size :]))
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(State).decode
+
+
+def link_to(definition: Definition, planned_ms: int | None, state: State) -> Link:
+    """The chain with this occurrence planned; None: with none any more."""
+    if planned_ms is None:
+        return Link(definition.generation, 0, NOBODY, state)
+    return Link(definition.generation, planned_ms, idh_of(occurrence_id(definition.name, planned_ms)), state)
+
+
+# -- the chain moves on ---------------------------------------------------------------------------------------------
+
+
+def after_begin(definition: Definition, link: Link, now_ms: int, *, waited: bool = False) -> tuple[int | None, State]:
+    """The occurrence runs: what is planned next. `waited`: it was kept back until the run before it was over."""
+    state = _after_rest(definition, link)
+    state = replace(state, last=link.idh, last_ms=link.planned_ms, began_ms=now_ms, runs=state.runs + 1)
+    state = state.with_cuts_from(link.planned_ms)
+    next_ms = _uncut(definition, state, link.planned_ms)
+    if waited and next_ms is not None and next_ms <= now_ms:
+        next_ms, state = _after_wait(definition, state, next_ms, now_ms)
+    elif not state.is_behind(link.planned_ms):  # once: what comes due from here on may find a run that goes on
+        is_late = next_ms is not None and next_ms <= now_ms and definition.due_ms(next_ms) <= now_ms
+        if is_late or state.behind_ms:
+            state = replace(state, behind_ms=now_ms if is_late else 0)
+    if definition.max_runs is not None and state.runs >= definition.max_runs:
+        next_ms = None
+    return next_ms, state
+
+
+def _uncut(definition: Definition, state: State, after_ms: int) -> int | None:
+    """The first planned time that is not left out."""
+    next_ms = definition.slots.after(after_ms)
+    while state.cuts and next_ms is not None and (cut := state.cut_over(next_ms)) is not None:
+        next_ms = definition.slots.after(cut[1])
+    return next_ms
+
+
+def _count(definition: Definition, state: State, from_ms: int, to_ms: int) -> int:
+    """Planned times in [from_ms, to_ms] that are not counted yet."""
+    count = definition.slots.count(from_ms, to_ms) if from_ms <= to_ms else 0
+    for low_ms, high_ms in state.cuts:
+        first_ms, last_ms = max(from_ms, low_ms + 1), min(to_ms, high_ms)
+        count -= definition.slots.count(first_ms, last_ms) if first_ms <= last_ms else 0
+    return max(0, count)
+
+
+def _after_wait(definition: Definition, state: State, next_ms: int, now_ms: int) -> tuple[int | None, State]:
+    """Other planned times have passed meanwhile: as many as the rule allows wait in turn, the rest is left out."""
+    rule = definition.overlap_rule
+    kept = rule.most - 1 if rule.word == "buffer_all" else 0
+    last_ms, at_ms = None, _uncut(definition, state, next_ms - 1)
+    while kept and at_ms is not None and at_ms <= now_ms:
+        last_ms, at_ms, kept = at_ms, _uncut(definition, state, at_ms), kept - 1
+    if at_ms is None or at_ms > now_ms:
+        return next_ms, state
+    left_out = NotRun(at_ms, now_ms, _count(definition, state, at_ms, now_ms), "overlap")
+    state = state.without(left_out)
+    if last_ms is None:
+        return _uncut(definition, state, now_ms), state.with_cuts_from(now_ms + 1)
+    cuts = tuple(cut for cut in state.cuts if cut[1] > next_ms)
+    return next_ms, replace(state, cuts=(*cuts, (last_ms, now_ms)))
+
+
+def after_overlap(definition: Definition, link: Link) -> tuple[int | None, State]:
+    """The run before is not over: this one is left out."""
+    state = _after_rest(definition, link).without(NotRun(link.planned_ms, link.planned_ms, 1, "overlap"))
+    return _uncut(definition, state, link.planned_ms), state
+
+
+def after_misfire(definition: Definition, link: Link, now_ms: int) -> tuple[int | None, State] | None:
+    """Nobody was up when it was due. None: it runs all the same; else what is planned instead."""
+    rule, planned_ms, state = definition.misfire_rule, link.planned_ms, link.state
+    if definition.slots.one_by_one:
+        if rule.word != "skip":
+            return None  # no other was planned
+        missed = NotRun(planned_ms, planned_ms, 1, "missed")
+        return _uncut(definition, state, now_ms), _after_rest(definition, link).without(missed)
+    if rule.word == "skip":
+        next_ms = _uncut(definition, state, max(planned_ms, now_ms - definition.grace_ms) - 1)
+        if next_ms == planned_ms:
+            return None  # it is not late
+        until_ms = now_ms if next_ms is None else min(now_ms, next_ms - 1)
+    else:
+        next_ms = _kept_of_missed(definition, state, planned_ms, now_ms, 1 if rule.word == "coalesce" else rule.most)
+        if next_ms is None or next_ms <= planned_ms:
+            return None
+        until_ms = next_ms - 1
+    missed = NotRun(planned_ms, until_ms, max(1, _count(definition, state, planned_ms, until_ms)), "missed")
+    return next_ms, _after_rest(definition, link).without(missed)
+
+
+def _kept_of_missed(definition: Definition, state: State, planned_ms: int, now_ms: int, kept: int) -> int | None:
+    """The first of the newest so many that were missed and are not left out."""
+    if kept > 1:
+        next_ms = definition.slots.last(kept, planned_ms, now_ms)
+        return None if next_ms is None else _uncut(definition, state, next_ms - 1)
+    next_ms = definition.slots.newest(planned_ms, now_ms)
+    while next_ms is not None and (cut := state.cut_over(next_ms)) is not None:
+        next_ms = definition.slots.newest(planned_ms, cut[0])
+    return next_ms
+
+
+def after_loss(definition: Definition, link: Link, now_ms: int, reason: str) -> tuple[int | None, State]:
+    """The planned occurrence is not there (any more): the chain goes on behind it."""
+    state = link.state if definition.paused_at(now_ms) else _after_rest(definition, link)
+    state = state.called_off(link.planned_ms, reason)
+    return from_here(definition, link.planned_ms, now_ms, state)
+
+
+def _after_rest(definition: Definition, link: Link) -> State:
+    """A pause has ended by itself before this occurrence: what fell into it is counted, once."""
+    pause, state = definition.paused, link.state
+    if pause is None or pause.until_ms is None or pause.until_ms <= state.rested_ms:
+        return state
+    from_ms, to_ms = max(pause.first_ms, state.last_ms + 1), min(pause.until_ms, link.planned_ms) - 1
+    count = _count(definition, state, from_ms, to_ms)
+    state = state.without(NotRun(from_ms, to_ms, count, "paused" if pause.mode == "drop" else "missed"))
+    return replace(state, rested_ms=pause.until_ms)
+
+
+def from_here(definition: Definition, after_ms: int, now_ms: int, state: State) -> tuple[int | None, State]:
+    """Where a chain goes on that stopped after a time: what has passed since is missed, by the rule for that."""
+    next_ms = _uncut(definition, state, after_ms)
+    if next_ms is None or next_ms > now_ms:
+        return next_ms, state
+    link = link_to(definition, next_ms, state)
+    return after_misfire(definition, link, now_ms) or (next_ms, state)
+
+
+def moved_by_rules(definition: Definition, link: Link) -> tuple[int | None, State] | None:
+    """The clocks of its zone go by other rules than when it was planned: what is planned instead. None: it runs.
+
+    Run at its old time it would run once more at the new one, if that is later. If that has passed, it is high time."""
+    slots, state, planned_ms = definition.slots, link.state, link.planned_ms
+    if definition.tz_version == tz_version() or definition.zone == "UTC" or slots.recurrence.waits_for_end:
+        return None
+    if slots.after(planned_ms - 1) == planned_ms:
+        return None
+    settled_ms = max(state.last_ms, state.recent[-1].to_ms if state.recent else 0, definition.at_ms)
+    if slots.newest(settled_ms + 1, planned_ms - 1) is not None:
+        return None
+    return _uncut(definition, state, planned_ms), state
+
+
+def moved_by_end(definition: Definition, link: Link) -> int | None:
+    """With a delay counted from the end of the last run: where this occurrence really belongs, if later."""
+    state = link.state
+    recurrence = definition.slots.recurrence
+    if not recurrence.waits_for_end or not state.last_is_over or not state.history:
+        return None
+    ended_ms = state.history[-1].ended_ms
+    if ended_ms is None:
+        return None
+    true_ms = recurrence.next_after(state.last_ms, ended_ms=ended_ms)
+    return true_ms if true_ms is not None and true_ms > link.planned_ms else None
+
+
+def first_of(
+    definition: Definition, old: Definition | None, link: Link | None, now_ms: int
+) -> tuple[int | None, State]:
+    """The first occurrence of a new generation, and what it remembers of the one before."""
+    state = State() if link is None else link.state
+    if old is not None and link is not None and link.planned_ms and not old.paused_at(now_ms):
+        state = _after_rest(old, link)
+    same_times = old is not None and old.slots is definition.slots
+    state = state.with_cuts_from(_not_behind(old, link, now_ms)) if same_times else replace(state, cuts=())
+    if definition.max_runs is not None and state.runs >= definition.max_runs:
+        return None, state
+    if definition.paused is not None and definition.paused_at(now_ms):
+        return _first_after_pause(definition, definition.paused, state), state
+    if old is not None and old.paused is not None and definition.paused is None and old.paused_at(now_ms):
+        return _resumed(definition, old.paused, now_ms, state)
+    if old is not None and link is not None and 0 < link.planned_ms <= now_ms:  # overdue: nobody was up
+        if same_times:
+            return from_here(definition, link.planned_ms - 1, now_ms, state)
+        missed = _count(old, link.state, link.planned_ms, now_ms)
+        state = state.without(NotRun(link.planned_ms, now_ms, missed, "missed"))
+    if definition.slots.recurrence.waits_for_end and link is not None:
+        return _still_counting(definition, link if same_times else None, state, now_ms), state
+    return _uncut(definition, state, now_ms), state
+
+
+def _still_counting(definition: Definition, link: Link | None, state: State, now_ms: int) -> int | None:
+    """With a delay: an edit does not begin to count anew. `link` is the chain where its times are still the same."""
+    if link is not None and link.planned_ms > now_ms:
+        is_cut = state.cut_over(link.planned_ms) is not None
+        return _uncut(definition, state, link.planned_ms) if is_cut else link.planned_ms
+    ended_ms = state.history[-1].ended_ms if state.history and state.last_is_over else None
+    return definition.slots.recurrence.next_after(now_ms, ended_ms=ended_ms)
+
+
+def _not_behind(old: Definition | None, link: Link | None, now_ms: int) -> int:
+    """Planned times from here on may still be counted or planned."""
+    places_ms = [now_ms + 1]
+    if link is not None and link.planned_ms:
+        places_ms.append(link.planned_ms)
+    if old is not None and old.paused is not None:
+        places_ms.append(old.paused.first_ms)
+    return min(places_ms)
+
+
+def _first_after_pause(definition: Definition, pause: Pause, state: State) -> int | None:
+    """The misfire rule says which of those that were held back run at its end."""
+    if pause.until_ms is None:
+        return None
+    if pause.mode == "hold":
+        return from_here(definition, pause.first_ms - 1, pause.until_ms, State(cuts=state.cuts))[0]
+    return _uncut(definition, state, pause.until_ms - 1)
+
+
+def _resumed(definition: Definition, pause: Pause, now_ms: int, state: State) -> tuple[int | None, State]:
+    until_ms = now_ms if pause.until_ms is None else min(now_ms, pause.until_ms)
+    if pause.mode == "hold":
+        return from_here(definition, pause.first_ms - 1, now_ms, state)
+    rested = NotRun(pause.first_ms, until_ms, _count(definition, state, pause.first_ms, until_ms), "paused")
+    return _uncut(definition, state, now_ms), state.without(rested)

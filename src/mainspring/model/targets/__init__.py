@@ -1,0 +1,1 @@
+"""Where tasks go: the names of targets, webhooks, commands and URLs."""

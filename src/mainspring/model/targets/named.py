@@ -1,0 +1,173 @@
+"""Named targets: `target:<name>` stands for an address with its credentials and rules, kept by the nodes.
+
+A task that names its target carries no secrets, and the address can change while the task waits.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from ..errors import InvalidInput
+from ..flow import BreakerPolicy, Limit, Rate
+from ..lane import LanePolicy, read_lane_policy
+from ..retry import RetryPolicy, policy_table, read_retry
+from ..text import check_known
+from .names import HANDED_OFF, check_target
+from .webhook import WEBHOOK_SETTINGS, Webhook, read_webhook, webhook_table
+
+SCHEME: Final = "target"
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Another name for an address, for kinds of targets that need nothing more."""
+
+    address: str
+    retry: RetryPolicy | None = None
+    rate: Rate | None = None
+    concurrency: int | None = None
+    breaker: BreakerPolicy | None = None
+    lane_policy: LanePolicy | None = None
+
+    @property
+    def limit(self) -> Limit:
+        """On all nodes together."""
+        return Limit(self.rate, self.concurrency)
+
+    def __post_init__(self) -> None:
+        Limit(self.rate, self.concurrency)
+        scheme = check_target(self.address)
+        if scheme == SCHEME:
+            raise InvalidInput(f"address {self.address!r} is a named target again; give what it stands for")
+        if scheme in HANDED_OFF:
+            # A worker finds what to run by the target that the task itself carries; the name would mean nothing to it.
+            raise InvalidInput(
+                f"address {self.address!r} is run by workers, and names are known to nodes only; put tasks to that"
+                " target itself, and its rules under [queue.<name>] or [commands.<name>]"
+            )
+
+
+Spec = Webhook | Plain
+
+
+class Targets(Mapping[str, Spec]):
+    """What each name stands for. Never changes once made."""
+
+    def __init__(self, specs: Mapping[str, Spec] | None = None) -> None:
+        self._specs = dict(specs or {})
+        for name in self._specs:
+            if not _NAME.fullmatch(name):
+                raise InvalidInput(f"the name of a target is {name!r}; use 1 to 128 of A-Z a-z 0-9 . _ -")
+
+    @classmethod
+    def read(cls, tables: Mapping[str, object]) -> "Targets":
+        """From one table a target, as in `[targets.<name>]`."""
+        specs = {}
+        for name, table in tables.items():
+            try:
+                specs[name] = _read_spec(table)
+            except InvalidInput as error:
+                raise InvalidInput(f"{name}: {error}") from None
+        return cls(specs)
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """What `read` makes these targets of again; secrets included."""
+        return {name: _kind_of(spec).write(spec) | _shared_table(spec) for name, spec in self._specs.items()}
+
+    def retries(self) -> dict[str, RetryPolicy]:
+        """The policies of those that have one, by the target that tasks name."""
+        return {f"{SCHEME}:{name}": spec.retry for name, spec in self._specs.items() if spec.retry is not None}
+
+    def limits(self) -> dict[str, Limit]:
+        """What all nodes together may send to those that have a limit."""
+        limits = {f"{SCHEME}:{name}": spec.limit for name, spec in self._specs.items()}
+        return {target: limit for target, limit in limits.items() if limit}
+
+    def lane_policies(self) -> dict[str, LanePolicy]:
+        policies = {f"{SCHEME}:{name}": spec.lane_policy for name, spec in self._specs.items()}
+        return {target: policy for target, policy in policies.items() if policy is not None}
+
+    def breakers(self) -> dict[str, BreakerPolicy]:
+        return {f"{SCHEME}:{name}": spec.breaker for name, spec in self._specs.items() if spec.breaker is not None}
+
+    def __getitem__(self, name: str) -> Spec:
+        return self._specs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._specs.items()))
+
+    def __repr__(self) -> str:
+        return f"Targets({', '.join(self._specs)})"
+
+
+class _Kind(NamedTuple):
+    what: str
+    settings: tuple[str, ...]
+    spec: type
+    read: Callable[[Mapping[str, object]], Spec]
+    write: Callable[[Any], dict[str, Any]]
+
+
+def _read_plain(table: Mapping[str, object]) -> Plain:
+    address, concurrency = table["address"], table.get("concurrency")
+    if not isinstance(address, str):
+        raise InvalidInput(f"address: expected a text, not {type(address).__name__}")
+    if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int)):
+        raise InvalidInput(f"concurrency: expected a whole number, not {concurrency!r}")
+    return Plain(address, rate=Rate.read(table["rate"]) if "rate" in table else None, concurrency=concurrency)
+
+
+def _plain_table(spec: Plain) -> dict[str, Any]:
+    table: dict[str, Any] = {"address": spec.address}
+    if spec.rate is not None:
+        table["rate"] = str(spec.rate)
+    return table | ({} if spec.concurrency is None else {"concurrency": spec.concurrency})
+
+
+_KINDS: Final = {
+    "url": _Kind("a webhook", WEBHOOK_SETTINGS, Webhook, read_webhook, webhook_table),
+    "address": _Kind("a target with an address", ("address", "rate", "concurrency"), Plain, _read_plain, _plain_table),
+}
+"""By the setting that every target of the kind has."""
+
+_SHARED: Final = ("retry", "breaker", "lane_policy")
+"""Settings that every kind of target may have."""
+
+
+def _read_spec(table: object) -> Spec:
+    if not isinstance(table, Mapping):
+        raise InvalidInput("expected a table; write [targets.<name>] and its settings below")
+    found = [kind for name, kind in _KINDS.items() if name in table]
+    if not found:
+        every = dict.fromkeys(name for kind in _KINDS.values() for name in kind.settings)
+        check_known(table, (*every, *_SHARED), "a target")  # its url may be there, misspelt
+    if len(found) != 1:
+        raise InvalidInput(f"give one of {', '.join(_KINDS)}, to say what it is")
+    check_known(table, (*found[0].settings, *_SHARED), found[0].what)
+    spec = found[0].read({name: value for name, value in table.items() if name not in _SHARED})
+    try:
+        if "retry" in table:
+            spec = replace(spec, retry=read_retry(table["retry"]))
+        if "breaker" in table:
+            spec = replace(spec, breaker=BreakerPolicy.read(table["breaker"]))
+    except InvalidInput as error:
+        raise InvalidInput(f"{'retry' if spec.retry is None and 'retry' in table else 'breaker'}: {error}") from None
+    return replace(spec, lane_policy=read_lane_policy(table))
+
+
+def _shared_table(spec: Spec) -> dict[str, Any]:
+    shared: dict[str, Any] = {} if spec.retry is None else {"retry": policy_table(spec.retry)}
+    shared |= {} if spec.lane_policy is None else {"lane_policy": str(spec.lane_policy)}
+    return shared | ({} if spec.breaker is None else {"breaker": str(spec.breaker)})
+
+
+def _kind_of(spec: Spec) -> _Kind:
+    return next(kind for kind in _KINDS.values() if isinstance(spec, kind.spec))

@@ -1,0 +1,283 @@
+"""A webhook: where, how and with which credentials; as an object and as a table of settings."""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Final
+
+from ..errors import InvalidInput
+from ..flow import BreakerPolicy, Limit, Rate
+from ..lane import LanePolicy
+from ..retry import RetryPolicy
+from ..text import check_known
+from ..times import delay_ms
+from .url import WebUrl, parse_web_url
+
+METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "GET", "HEAD")
+BODILESS: Final = frozenset({"GET", "HEAD"})
+SECRET_PREFIX: Final = "whsec_"
+RESPONSE_BYTES: Final = 4 * 1024
+MAX_RESPONSE_BYTES: Final = 64 * 1024
+MAX_RESULT_TTL_S: Final = 366 * 86_400
+TIMEOUT_S: Final = 15.0
+"""For an answer, where neither a task nor a target nor the settings say how long."""
+MAX_TIMEOUT_S: Final = 600.0
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
+_OURS: Final = frozenset(
+    {
+        "connection", "content-length", "expect", "host", "idempotency-key", "keep-alive", "te", "trailer",
+        "transfer-encoding", "upgrade", "webhook-id", "webhook-signature", "webhook-timestamp",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Basic:
+    """User and password."""
+
+    user: str
+    password: str
+
+    def __post_init__(self) -> None:
+        if not self.user or ":" in self.user:
+            raise InvalidInput("auth: the user is empty or holds a colon, which HTTP cannot carry")
+
+    @property
+    def header(self) -> str:
+        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+    def __repr__(self) -> str:
+        return f"Basic(user={self.user!r}, password='***')"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Bearer:
+    """A token."""
+
+    token: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\x21-\x7e]+", self.token):
+            raise InvalidInput("auth: the bearer token is empty or holds spaces or characters beyond ASCII")
+
+    @property
+    def header(self) -> str:
+        return f"Bearer {self.token}"
+
+    def __repr__(self) -> str:
+        return "Bearer('***')"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Webhook:
+    """What a delivery over HTTP needs to know. None leaves a choice to the node's settings."""
+
+    url: str
+    method: str = "POST"
+    headers: tuple[tuple[str, str], ...] = ()
+    timeout_s: float | None = None
+    auth: Basic | Bearer | None = None
+    ca_file: str | None = None
+    """The authority that signed the server's certificate; None means those that the system trusts."""
+    secrets: tuple[str, ...] = ()
+    """Each signs; give the new one beside the old one while receivers change over."""
+    response_bytes: int = RESPONSE_BYTES
+    """How much of an answer's body is kept."""
+    result_ttl_s: float | None = None
+    """How long the answer to a successful call is kept with the run."""
+    gone_disables: bool = False
+    """410 Gone: nothing more is sent there, by any node, until somebody resumes the target."""
+    concurrency: int | None = None
+    """Requests at one time. The limits of its host, which all targets on it share, hold besides."""
+    rate: Rate | float | str | None = None
+    """Requests a second, or as settings have it: `100/s burst 50`. Kept as a `Rate`."""
+    retry: RetryPolicy | None = None
+    breaker: BreakerPolicy | None = None
+    lane_policy: LanePolicy | None = None
+
+    def __post_init__(self) -> None:
+        parsed = parse_web_url(self.url)
+        if self.method not in METHODS:
+            raise InvalidInput(f"method is {self.method!r}; use one of {', '.join(METHODS)}")
+        _check_headers(self.headers, with_auth=self.auth is not None)
+        if self.ca_file is not None and (parsed.scheme != "https" or not PurePath(self.ca_file).name):
+            raise InvalidInput(f"ca_file is {self.ca_file!r}; it names a file, and only an https:// address has a use")
+        for secret in self.secrets:
+            secret_key(secret)
+        for name, value, low, high in (
+            ("timeout", self.timeout_s, 0.001, MAX_TIMEOUT_S),
+            ("response_bytes", self.response_bytes, 0, MAX_RESPONSE_BYTES),
+            ("result_ttl", self.result_ttl_s, 0, MAX_RESULT_TTL_S),
+            ("concurrency", self.concurrency, 1, 10_000),
+        ):
+            if value is not None and not low <= value <= high:
+                raise InvalidInput(f"{name} is {value}; it must lie between {low} and {high}")
+        if self.rate is not None:
+            object.__setattr__(self, "rate", Rate.read(self.rate))
+
+    @property
+    def limit(self) -> Limit:
+        """Its own, on all nodes together."""
+        return Limit(None if self.rate is None else Rate.read(self.rate), self.concurrency)
+
+    @property
+    def address(self) -> str:
+        """The target that this stands for."""
+        return self.url
+
+    @property
+    def parsed(self) -> WebUrl:
+        return parse_web_url(self.url)
+
+    def __repr__(self) -> str:
+        names = ", ".join(name for name, _ in self.headers)
+        return (
+            f"Webhook({self.method} {self.parsed.shown}, headers=[{names}], auth={self.auth!r}, "
+            f"secrets={len(self.secrets)}, timeout_s={self.timeout_s}, ca_file={self.ca_file!r})"
+        )
+
+
+def is_web(target: str) -> bool:
+    return target.startswith(("http:", "https:"))
+
+
+def secret_key(secret: str) -> bytes:
+    """The bytes that sign; the secret itself never stands in an error."""
+    if not secret.startswith(SECRET_PREFIX):
+        raise InvalidInput(f"a signing secret must start with '{SECRET_PREFIX}', followed by base64")
+    try:
+        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput(f"a signing secret is not base64 after '{SECRET_PREFIX}'") from None
+    if not 24 <= len(key) <= 64:
+        raise InvalidInput(f"a signing secret has {len(key)} bytes; the specification wants 24 to 64")
+    return key
+
+
+def _check_headers(headers: tuple[tuple[str, str], ...], *, with_auth: bool) -> None:
+    seen: set[str] = set()
+    for name, value in headers:
+        low = name.lower()
+        if not _TOKEN.fullmatch(name):
+            raise InvalidInput(f"headers: {name!r} is no name of a header")
+        if low in _OURS or low.startswith("mainspring-"):
+            raise InvalidInput(f"headers: {name} is set by Mainspring itself; leave it out")
+        if low == "authorization" and with_auth:
+            raise InvalidInput("headers: Authorization is given, and auth too; keep one")
+        if low in seen:
+            raise InvalidInput(f"headers: {name} is given twice")
+        if not _VALUE.fullmatch(value):
+            raise InvalidInput(f"headers: the value of {name} must be printable ASCII, without spaces at its ends")
+        seen.add(low)
+
+
+def read_webhook(table: Mapping[str, object]) -> Webhook:
+    """The webhook a table describes; what is wrong or unknown is named."""
+    check_known(table, _FIELDS, "a webhook")
+    fields = {}
+    for name, value in table.items():
+        field, read = _FIELDS[name]
+        fields[field] = read(name, value)
+    return Webhook(**fields)
+
+
+def webhook_table(hook: Webhook) -> dict[str, Any]:
+    """The table from which `read_webhook` makes this webhook again."""
+    table: dict[str, Any] = {"url": hook.url, "method": hook.method, "gone_disables": hook.gone_disables}
+    if hook.headers:
+        table["headers"] = dict(hook.headers)
+    if hook.timeout_s is not None:
+        table["timeout"] = f"{round(hook.timeout_s * 1000)}ms"
+    if isinstance(hook.auth, Basic):
+        table["auth"] = {"user": hook.auth.user, "password": hook.auth.password}
+    elif hook.auth is not None:
+        table["auth"] = {"bearer": hook.auth.token}
+    if hook.secrets:
+        table["secrets"] = list(hook.secrets)
+    if hook.response_bytes != RESPONSE_BYTES:
+        table["response_bytes"] = hook.response_bytes
+    if hook.result_ttl_s is not None:
+        table["result_ttl"] = f"{round(hook.result_ttl_s * 1000)}ms"
+    rest = {
+        "ca_file": hook.ca_file,
+        "concurrency": hook.concurrency,
+        "rate": None if hook.rate is None else str(hook.rate),
+    }
+    return table | {name: value for name, value in rest.items() if value is not None}
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(f"{name}: expected a text, not {type(value).__name__}")
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{name}: expected true or false, not {value!r}")
+    return value
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInput(f"{name}: expected a whole number, not {value!r}")
+    return value
+
+
+def _rate(name: str, value: object) -> Rate:
+    del name  # what is no rate says so itself
+    return Rate.read(value)
+
+
+def _seconds(name: str, value: object) -> float:
+    if not isinstance(value, str):
+        raise InvalidInput(f"{name}: expected a duration with its unit such as '5s', not {value!r}")
+    return delay_ms(value, field=name) / 1000
+
+
+def _headers(name: str, value: object) -> tuple[tuple[str, str], ...]:
+    return tuple((key, _text(f"{name}.{key}", text)) for key, text in _table(name, value).items())
+
+
+def _secrets(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (list, tuple)):
+        raise InvalidInput(f"{name}: expected a list of texts")
+    return tuple(_text(name, one) for one in value)
+
+
+def _auth(name: str, value: object) -> Basic | Bearer:
+    table = _table(name, value)
+    if set(table) == {"user", "password"}:
+        return Basic(_text(f"{name}.user", table["user"]), _text(f"{name}.password", table["password"]))
+    if set(table) == {"bearer"}:
+        return Bearer(_text(f"{name}.bearer", table["bearer"]))
+    raise InvalidInput(f"{name}: give user and password, or bearer; not {', '.join(sorted(table)) or 'nothing'}")
+
+
+def _table(name: str, value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"{name}: expected a table, not {type(value).__name__}")
+    return value
+
+
+_FIELDS: Final[dict[str, Any]] = {
+    "url": ("url", _text),
+    "method": ("method", _text),
+    "headers": ("headers", _headers),
+    "timeout": ("timeout_s", _seconds),
+    "auth": ("auth", _auth),
+    "ca_file": ("ca_file", _text),
+    "secrets": ("secrets", _secrets),
+    "response_bytes": ("response_bytes", _whole),
+    "result_ttl": ("result_ttl_s", _seconds),
+    "gone_disables": ("gone_disables", _flag),
+    "concurrency": ("concurrency", _whole),
+    "rate": ("rate", _rate),
+}
+WEBHOOK_SETTINGS: Final = tuple(_FIELDS)

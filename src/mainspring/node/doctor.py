@@ -1,0 +1,197 @@
+"""What `mainspring doctor` looks at: servers, rights, speed, data, nodes, Kafka, this machine."""
+
+import asyncio
+import contextlib
+import logging
+import resource
+import statistics
+import time
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple
+
+from ..cluster import report
+from ..config.config import Config
+from ..model.errors import MainspringError, Refused, StoreError
+from ..store import members
+from ..store.keys import Keyspace, meta_key, slot_of
+from ..store.redis.servers import Link, Links, info_fields
+from ..store.redis.url import safe_url
+from ..store.rights import denied
+from ..store.server_checks import Check, check_server
+from ..store.store import Store
+from ..store.verify.keys import check_keys, check_types
+from ..store.verify.report import Finding
+
+PINGS: Final = 25
+SLOW_S: Final = 0.005
+"""A tick waits for one round trip: with 5 ms each, tasks are that much later, and a node does less."""
+FULL: Final = 0.8
+library_log = logging.getLogger("mainspring.kafka.library")
+"""Its own words are not shown: what it answers says enough."""
+
+ORPHANS_SHOWN: Final = 3
+KAFKA_S: Final = 5.0
+
+
+class Found(NamedTuple):
+    """Where, and what."""
+
+    where: str
+    check: Check
+
+
+async def checkup(config: Config, url: str, *, here: str = "this machine") -> list[Found]:
+    """All checks; one that cannot be made is an answer as well."""
+    found: list[Found] = []
+    try:
+        async with contextlib.aclosing(await Links.connect(url, config.links)) as links:
+            for link in links.all():
+                found += [Found(link.address, one) for one in await _server(config, links, link)]
+            found += [Found(f"namespace {config.namespace}", one) for one in await _namespace(config, links, url)]
+    except Refused as error:
+        found.append(Found(safe_url(url), Check("answers", "error", str(error))))
+    except StoreError as error:
+        advice = (
+            "Is it running, is the URL right, does a firewall stand between? Set --redis-url or MAINSPRING_REDIS_URL"
+        )
+        found.append(Found(safe_url(url), Check("reach", "error", f"{error}. {advice}")))
+    if config.kafka_url is not None:
+        found.append(Found(safe_kafka(config.kafka_url), await asyncio.to_thread(_kafka, config)))
+    return [*found, Found(here, _files(config))]
+
+
+# -- servers -------------------------------------------------------------------------------------------------
+
+
+async def _server(config: Config, links: Links, link: Link) -> list[Check]:
+    return [*await check_server(link), await _latency(link), await _memory(link), await _rights(config, links, link)]
+
+
+async def _latency(link: Link) -> Check:
+    took = []
+    for _ in range(PINGS):
+        began = time.perf_counter()
+        await link.pipeline([("PING",)])
+        took.append(time.perf_counter() - began)
+    middle, worst = statistics.median(took), max(took)
+    spoken = f"a round trip takes {middle * 1000:.1f} ms, the slowest of {PINGS} {worst * 1000:.1f} ms"
+    if middle < SLOW_S:
+        return Check("latency", "ok", spoken)
+    return Check("latency", "warning", f"{spoken}. Run nodes in the same network zone as the server")
+
+
+async def _memory(link: Link) -> Check:
+    [reply] = await link.pipeline([("INFO", "memory")])
+    if not isinstance(reply, bytes):
+        return Check("memory", "unknown", f"the server refuses INFO ({reply})")
+    fields = info_fields(reply)
+    used, most = int(fields.get("used_memory", 0)), int(fields.get("maxmemory", 0))
+    if not most:
+        return Check("memory", "ok", f"{_mb(used)} in use, no maxmemory is set")
+    spoken = f"{_mb(used)} of maxmemory {_mb(most)} are in use"
+    if used < FULL * most:
+        return Check("memory", "ok", spoken)
+    return Check("memory", "warning", f"{spoken}: at the limit new tasks are refused. Raise maxmemory")
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"
+
+
+async def _rights(config: Config, links: Links, link: Link) -> Check:
+    key = _key_of(Keyspace(config.namespace, config.partitions or 32), links, link)
+    if key is None:
+        return Check("rights", "unknown", "this server holds no partition of the namespace")
+    lacking = await denied(link, key)
+    if not lacking:
+        return Check("rights", "ok", "the user may do all that is needed")
+    some = ", ".join(lacking[:8]) + (f" and {len(lacking) - 8} more" if len(lacking) > 8 else "")
+    message = f"the user may not use {some} on keys of this namespace. `mainspring acl` prints the line that allows it"
+    return Check("rights", "error", message)
+
+
+def _key_of(keyspace: Keyspace, links: Links, link: Link) -> str | None:
+    """A key that belongs to this server: only there its rights can be asked for."""
+    for keys in keyspace.partitions:
+        with contextlib.suppress(StoreError):
+            if links.for_slot(keys.slot) is link:
+                return keys.n
+    return None
+
+
+# -- data ----------------------------------------------------------------------------------------------------
+
+
+async def _namespace(config: Config, links: Links, url: str) -> list[Check]:
+    link = links.for_slot(slot_of(config.namespace))
+    [known] = await link.pipeline([("HGET", meta_key(config.namespace), "partitions")])
+    if known is None:
+        return [Check("data", "ok", "nothing is there yet; the first node or client opens the namespace")]
+    try:
+        store = await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
+    except MainspringError as error:
+        return [Check("data", "error", str(error))]
+    async with contextlib.aclosing(store):
+        return [Check("data", "ok", f"{len(store.keys)} partitions"), await _orphans(store), await _nodes(store)]
+
+
+async def _orphans(store: Store) -> Check:
+    told = [await _described(check_types(store)), await _described(check_keys(store, set()))]
+    found = [one for some in told for one in some]
+    if not found:
+        return Check("orphans", "ok", "every key belongs to something")
+    some = "; ".join(found[:ORPHANS_SHOWN]) + ("; …" if len(found) > ORPHANS_SHOWN else "")
+    message = f"{len(found)} keys belong to nothing or hold the wrong thing: {some}. Run `mainspring verify`"
+    return Check("orphans", "warning", message)
+
+
+async def _described(findings: AsyncIterator[Finding]) -> list[str]:
+    return [f"{one.where} ({one.problem})" async for one in findings]
+
+
+async def _nodes(store: Store) -> Check:
+    told = report(*await members.look(store))
+    nodes, alone = told["nodes"], told["without_owner"]
+    if not nodes:
+        return Check("nodes", "warning", "no node runs: nothing fires. Start one with `mainspring serve`")
+    if alone:
+        message = f"{len(alone)} partitions have no owner: their tasks wait. `mainspring cluster status` says more"
+        return Check("nodes", "warning", message)
+    return Check("nodes", "ok", f"{len(nodes)} run, {told['leader']} leads, every partition has an owner")
+
+
+# -- Kafka, and here ---------------------------------------------------------------------------------------------
+
+
+def safe_kafka(url: str) -> str:
+    return url.rpartition("@")[2] if "@" in url else url
+
+
+def _kafka(config: Config) -> Check:
+    try:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+    except ImportError:
+        return Check("kafka", "error", "the library is missing: pip install 'mainspring[kafka]'")
+    from .node import kafka_options
+
+    options = kafka_options(config)
+    assert options is not None
+    try:
+        told = AdminClient({**options.for_admin()}, logger=library_log).list_topics(timeout=KAFKA_S)
+    except KafkaException as error:
+        advice = "Is the broker up, is kafka_url right, are the settings under [kafka] (SASL, TLS)?"
+        return Check("kafka", "error", f"no broker answers: {error.args[0].str()}. {advice}")
+    topic = config.tick_target.removeprefix("kafka:")
+    if config.tick_target.startswith("kafka:") and topic not in told.topics and not config.kafka_create_topics:
+        return Check("kafka", "warning", f"the topic {topic} does not exist; create it, or set kafka_create_topics")
+    return Check("kafka", "ok", f"{len(told.brokers)} brokers, {len(told.topics)} topics")
+
+
+def _files(config: Config) -> Check:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    needed = config.api_connections + config.http_concurrency + 128
+    if limit >= needed:
+        return Check("open files", "ok", f"{limit} may be open")
+    message = f"only {limit} files may be open; {needed} may be needed at once. Raise it: ulimit -n, LimitNOFILE="
+    return Check("open files", "warning", message)

@@ -1,0 +1,175 @@
+"""What `/metrics` says: gathered when it is asked for, from what the node knows and what the server's books say."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from math import inf
+from typing import Final
+
+from .. import __version__
+from ..engine.engine import Engine
+from ..model.errors import StoreError
+from ..model.metrics import Family, Sample, family, histogram, single
+from ..store.queue_state import Depth, depths
+from ..store.store import Store
+from .node import Node
+from .process import process_figures, store_calls
+
+PATIENCE_S: Final = 2.0
+"""A scrape does not wait longer for the server: what the node itself knows is worth having without it."""
+
+_STORE_UP: Final = ("mainspring_store_up", "gauge", "1 when the server answered the questions of this scrape.")
+_BOOKS: Final = {
+    "accepted": "Tasks that were put, replayed ones and occurrences of schedules included.",
+    "done": "Tasks that were delivered, by a sink or by a worker.",
+    "cancelled": "Tasks that were cancelled, and runs of schedules that were skipped.",
+    "replaced": "Tasks that another with the same id took the place of, moved ones included.",
+    "retried": "Failed attempts after which another was planned, those of workers included.",
+    "dead": "Tasks that became dead letters, those of workers and expired ones included.",
+}
+_SETTLED: Final = ("done", "cancelled", "replaced", "dead", "queued")
+
+
+async def everything(node: Node) -> list[Family]:
+    """Of this process; of all that share its port, where there are several."""
+    return await collect(node) if node.siblings is None else await node.siblings.everybody()
+
+
+async def collect(node: Node) -> list[Family]:
+    """Everything; what the server does not tell in time is left out, and `mainspring_store_up` is 0."""
+    client = node.client if node.ready else None
+    found = [single("mainspring_ready", "gauge", "1 when the node is started and not stopping.", client is not None)]
+    if client is not None and node.engine is not None:
+        found += _engine(node, node.engine)
+        found += await _told_by_server(node.engine)
+    elif client is not None:
+        found += [_healthy(node), store_calls(client.store), single(*_STORE_UP, await node.reachable())]
+    return [*found, *process_figures()]
+
+
+# -- what the node knows -----------------------------------------------------------------------------------
+
+
+def _engine(node: Node, engine: Engine) -> Iterator[Family]:
+    yield from _tasks(engine)
+    yield from _ownership(node, engine)
+    yield from _partitions(engine)
+    yield _healthy(node)
+    yield store_calls(engine.store)
+
+
+def _healthy(node: Node) -> Family:
+    return single("mainspring_healthy", "gauge", "1 while the last step of every role went well.", node.healthy)
+
+
+def _tasks(engine: Engine) -> Iterator[Family]:
+    meters = engine.deliveries.meters
+    counted = {
+        "fired": ("Tasks that were begun and handed to a sink or a queue.", meters.fired),
+        "delivered": ("Tasks that a sink has delivered.", meters.delivered),
+        "failed": ("Deliveries by this node that failed and are tried again.", meters.retried),
+        "buried": ("Tasks that this node gave up: dead letters.", meters.dead),
+        "expired": ("Tasks that were not delivered by the time they expire.", meters.expired),
+    }
+    for name, (text, counts) in counted.items():
+        yield family(f"mainspring_{name}_total", "counter", text, "kind", counts)
+    skipped: Counter[str] = Counter({"overlap": 0, "missed": 0, "paused": 0})
+    skipped.update(engine.planner.not_run)
+    skipped.update(meters.skipped)
+    yield family("mainspring_skipped_total", "counter", "Runs and tasks left out, by reason.", "reason", skipped)
+    timed = {
+        "lateness": ("From the due time (or the put, if that was later) to begin.", meters.lateness),
+        "delivery": ("From begin to done, of each task.", meters.delivery),
+        "sink": ("Of each call of a sink, which may be for many tasks.", meters.sink),
+    }
+    for name, (text, histograms) in timed.items():
+        yield histogram(f"mainspring_{name}_seconds", text, "kind", histograms)
+
+
+def _ownership(node: Node, engine: Engine) -> Iterator[Family]:
+    keeper = engine.keeper
+    labels = (("namespace", engine.store.keys.namespace), ("node", engine.options.node), ("version", __version__))
+    yield Family("mainspring_node_info", "gauge", "Which node this is.", (Sample(labels, 1),))
+    leads = node.seat is not None and node.seat.membership.leads
+    breakers = sum(one.breaker is not None and one.breaker.state != "closed" for one in engine.valves.bounded)
+    now = {
+        "leader": ("1 on the node that plans who owns what.", leads),
+        "partitions": ("How many the namespace has.", len(engine.store.keys)),
+        "partitions_owned": ("How many this node owns.", len(engine.owned)),
+        "partitions_waited_for": ("Planned for this node, but another still has them.", len(keeper.waiting)),
+        "in_flight": ("Tasks handed to sinks and not answered.", engine.deliveries.in_flight),
+        "look_ahead": ("Tasks held in memory until they are due.", engine.lookahead.held),
+        "look_ahead_limit": ("The most that look-ahead may hold.", engine.lookahead.room.tasks),
+        "breakers_open": ("Receivers that are not sent to, because they kept failing.", breakers),
+    }
+    for name, (text, value) in now.items():
+        yield single(f"mainspring_{name}", "gauge", text, value)
+    yield single("mainspring_takeovers_total", "counter", "Partitions that were acquired.", keeper.takeovers)
+    fenced = "Writes refused by the server because another node owns the partition."
+    yield single("mainspring_fenced_total", "counter", fenced, keeper.fenced)
+
+
+def _partitions(engine: Engine) -> Iterator[Family]:
+    now_ms = engine.store.clock.now_ms()
+    held, out, overdue = {}, {}, {}
+    for number, one in engine.owned.items():
+        held[str(number)] = sum(live.waiting for live in one.slices.values())
+        out[str(number)] = sum(live.out for live in one.slices.values())
+        soonest = one.soonest_ms
+        overdue[str(number)] = max(0.0, now_ms - soonest) / 1000 if soonest < inf else 0.0
+    text = "How long the earliest task that waits is overdue; what is held up by a pause or a breaker does not count."
+    yield family("mainspring_partition_overdue_seconds", "gauge", text, "partition", overdue)
+    yield family("mainspring_partition_look_ahead", "gauge", "Tasks held in memory.", "partition", held)
+    yield family("mainspring_partition_in_flight", "gauge", "Fired and not settled.", "partition", out)
+
+
+# -- what the server knows ---------------------------------------------------------------------------------
+
+
+async def _told_by_server(engine: Engine) -> list[Family]:
+    owned = sorted(engine.owned)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            books = await _books(engine.store, owned)
+            queues = await depths(engine.store, owned)
+    except (StoreError, TimeoutError):
+        return [single(*_STORE_UP, 0)]
+    return [single(*_STORE_UP, 1), *_from_books(engine, books), *_queues(engine, queues)]
+
+
+async def _books(store: Store, owned: list[int]) -> dict[int, dict[str, int]]:
+    """The counters of these partitions."""
+    names = dict.fromkeys([*_BOOKS, *_SETTLED])
+    keys = [store.keys.partitions[number] for number in owned]
+    found = {}
+    results = await store.run([(one.slot, [("HMGET", one.n, *names)]) for one in keys])
+    for number, result in zip(owned, results, strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        found[number] = dict(zip(names, (int(value or 0) for value in result[0]), strict=True))
+    return found
+
+
+def _from_books(engine: Engine, books: dict[int, dict[str, int]]) -> Iterator[Family]:
+    for name, text in _BOOKS.items():
+        counts = {str(number): counters[name] for number, counters in books.items()}
+        yield family(f"mainspring_{name}_total", "counter", text, "partition", counts)
+    pending = {}
+    for number, counters in books.items():
+        partition = engine.owned.get(number)
+        out = sum(live.out for live in partition.slices.values()) if partition is not None else 0
+        # Asked a moment after the books: a task that was begun between the two must not make it negative.
+        pending[str(number)] = max(0, counters["accepted"] - sum(counters[name] for name in _SETTLED) - out)
+    yield family("mainspring_partition_pending", "gauge", "Tasks that wait for their time.", "partition", pending)
+
+
+def _queues(engine: Engine, found: dict[str, Depth]) -> Iterator[Family]:
+    now_ms = engine.store.clock.now_ms()
+    ready = {name: one.ready for name, one in found.items()}
+    running = {name: one.running for name, one in found.items()}
+    oldest = {name: max(0, now_ms - (one.oldest_ms or now_ms)) / 1000 for name, one in found.items()}
+    text = "Tasks that wait for a worker, in the partitions of this node."
+    yield family("mainspring_queue_ready", "gauge", text, "queue", ready)
+    yield family("mainspring_queue_running", "gauge", "Tasks that workers have in hand.", "queue", running)
+    text = "How long the oldest task of a queue waits for a worker."
+    yield family("mainspring_queue_oldest_seconds", "gauge", text, "queue", oldest)

@@ -1,0 +1,458 @@
+"""One process of Mainspring: server, store, engine, sinks, client and a file of schedules, run as one."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from .. import __version__
+from ..client.client import Client
+from ..client.schedules import AddOutcome, OnExisting, Schedules
+from ..cluster import Membership, Seat
+from ..config.config import Config
+from ..engine.engine import Engine, EngineOptions
+from ..engine.flow import FlowOptions
+from ..engine.lookahead import Reach
+from ..model.audit import Change, View, changes, of_schedule
+from ..model.errors import ConfigError, Conflict, InvalidInput, StoreError, Unavailable
+from ..model.schedule.definition import Definition
+from ..model.schedule.view import ScheduleView
+from ..roles import Loop
+from ..sinks.base import NamedSink, Sink, plugin_sinks, prepare
+from ..sinks.http import HttpOptions, HttpSink
+from ..sinks.kafka import kafka_sink
+from ..sinks.kafka_options import KafkaOptions
+from ..sinks.log import LogSink, NullSink
+from ..store import access
+from ..store.members import About
+from ..store.redis.servers import LinkOptions, Links
+from ..store.redis.url import safe_url
+from ..store.server_checks import check_server
+from ..store.store import Store
+from .process import Face, run_until_signal
+from .schedule_file import carry_out, plan, read_file
+from .schedule_lint import findings_of
+from .supervisor import Embedding, Siblings
+
+schedules_log = logging.getLogger("mainspring.schedules")
+
+log = logging.getLogger("mainspring.node")
+
+
+def all_sinks(config: Config) -> Mapping[str, Sink]:
+    """Ours and those of installed plug-ins, which may stand behind named targets too."""
+    return builtin_sinks(config, plugin_sinks(config))
+
+
+def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> Mapping[str, Sink]:
+    """Every kind of target we have. What a sink needs, it opens at its first delivery."""
+    http = HttpSink(
+        HttpOptions(
+            config.http_timeout_s,
+            config.http_concurrency,
+            config.http_reach,
+            room=config.concurrency,
+            result_ttl_s=config.http_result_ttl_s,
+            rate=config.http_rate,
+        )
+    )
+    sinks: dict[str, Sink] = {**(others or {}), "log": LogSink(), "null": NullSink(), "http": http, "https": http}
+    sinks["kafka"] = kafka_sink(kafka_options(config))
+    return sinks | {"target": NamedSink(config.targets, sinks)}
+
+
+def kafka_options(config: Config) -> KafkaOptions | None:
+    if config.kafka_url is None:
+        return None
+    return KafkaOptions(
+        config.kafka_url,
+        config.kafka,
+        create_topics=config.kafka_create_topics,
+        partitions=config.kafka_topic_partitions,
+        replication=config.kafka_topic_replication,
+    )
+
+
+def engine_options(config: Config, name: str) -> EngineOptions:
+    return EngineOptions(
+        node=name,
+        lease_s=config.lease_s,
+        concurrency=config.concurrency,
+        reach=Reach(config.look_ahead, config.look_ahead_bytes, int(config.horizon_s * 1000)),
+        retry=config.retry,
+        target_retries=config.targets.retries(),
+        lane_policy=config.lane_policy,
+        target_lanes=config.targets.lane_policies(),
+        queue_lanes=config.queue.lane_policies(),
+        error_handler=config.error_handler,
+        flow=FlowOptions(
+            config.breaker,
+            config.targets.breakers(),
+            {**config.targets.limits(), **config.queue.rates()},
+            config.catch_up_rate,
+            int(config.catch_up_after_s * 1000),
+        ),
+        command_queues={name: command.queue for name, command in config.commands.items()},
+        dedupe_window_s=config.dedupe_window_s,
+        audit_entries=config.audit_entries,
+        shutdown_timeout_s=config.shutdown_timeout_s,
+    )
+
+
+class FiledSchedules(Schedules):
+    """Schedules as the watch of a file writes them: each change goes into the trail, with the file as who made it."""
+
+    def __init__(self, store: Store, timezone: str, file: Path, *, kept: int) -> None:
+        super().__init__(lambda: store, timezone)
+        self._told_to = store
+        self._who = f"{file.name} (serve --schedules)"
+        self._kept = kept
+
+    async def add_many(
+        self, definitions: Iterable[Definition], *, on_conflict: OnExisting = "reject"
+    ) -> list[tuple[ScheduleView, AddOutcome]]:
+        wanted = list(definitions)
+        before = await self.get_many([one.name for one in wanted])
+        added = await super().add_many(wanted, on_conflict=on_conflict)
+        for view, outcome in added:
+            if outcome != "kept":  # by another node with the same file, for example
+                what = "schedule.add" if outcome == "created" else "schedule.edit"
+                await self._tell(what, view.name, of_schedule(before.get(view.name)), of_schedule(view))
+        return added
+
+    async def remove(self, name: str) -> bool:
+        before = await self.get(name)
+        removed = await super().remove(name)
+        if removed:
+            await self._tell("schedule.remove", name, of_schedule(before), None)
+        return removed
+
+    async def _tell(self, what: str, name: str, before: View, after: View) -> None:
+        change = Change(self._who, what, name, socket.gethostname(), "", *changes(before, after))
+        try:
+            await access.record_change(self._told_to, change, kept=self._kept)
+        except StoreError as error:  # done is done, and the other schedules of the file are still to come
+            schedules_log.error("%s: %s could not be written into the audit trail: %s", name, what, error)
+
+
+FILE_LOOK_S: Final = 2.0
+REST_S: Final = 0.2
+"""A file that has changed is read when it has been at rest for so long."""
+_MOST_RESTS: Final = 50
+
+Stamp = tuple[int, int, int]
+"""What is another one when the file has changed."""
+
+
+class ScheduleWatch:
+    """One role of a node; several nodes may watch the same file."""
+
+    def __init__(self, schedules: Schedules, path: Path, config: Config) -> None:
+        self._schedules = schedules
+        self._path = path
+        self._config = config
+        self._seen: Stamp | None = None
+
+    def again(self) -> None:
+        """Apply it with the next step, whether or not it has changed."""
+        self._seen = None
+
+    async def step(self) -> float:
+        seen = self._stamp()
+        if seen != self._seen:
+            if self._seen is not None:
+                seen = await self._at_rest(seen)
+            if await self._apply():
+                self._seen = seen  # only now: a server that was away is asked again
+        return FILE_LOOK_S
+
+    async def _at_rest(self, seen: Stamp) -> Stamp:
+        """Who writes it may be in the middle: the half that is there would remove the schedules of the other."""
+        for _ in range(_MOST_RESTS):
+            await asyncio.sleep(REST_S)
+            now = self._stamp()
+            if now == seen:
+                break
+            seen = now
+        return seen
+
+    def _stamp(self) -> Stamp:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return (0, 0, 0)
+        # Of a link that leads elsewhere now time and size may be the same: some systems give all files one time.
+        return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+    async def _apply(self) -> bool:
+        """False: it has to be tried again."""
+        try:
+            source, wanted = read_file(self._path, timezone=self._schedules.timezone)
+            steps = await plan(self._schedules, wanted, source, prune=True)
+            await carry_out(self._schedules, steps)
+        except InvalidInput as error:
+            # What runs goes on as it is: a typing error in the file must not stop it.
+            schedules_log.error("schedules are not applied: %s", error)
+            return True
+        except Conflict as error:  # somebody else writes the same schedules, again and again
+            schedules_log.warning("schedules are not applied yet: %s", error)
+            return False
+        changed = [step for step in steps if step.action not in ("same", "over")]
+        for step in steps:
+            if step.action == "over":
+                schedules_log.warning("%s: %s", self._path, step.lines()[0].removeprefix("! "))
+        schedules_log.info("%s: %d schedules, %d changed", self._path, len(wanted), len(changed))
+        for step in changed:
+            schedules_log.info("%s", "; ".join(line.strip() for line in step.lines(public=True)))
+            if step.definition is not None:
+                await self._warn(step.definition)
+        return True
+
+    async def _warn(self, definition: Definition) -> None:
+        """In a thread: some times are hard to find, and the node must go on firing."""
+        now_ms = time.time_ns() // 1_000_000
+        for finding in await asyncio.to_thread(findings_of, definition, now_ms, self._config):
+            schedules_log.warning("schedule %r: %s [%s]", definition.name, finding.message, finding.code)
+
+
+WATCH_S: Final = 0.25
+LOOK_S: Final = 1.0
+"""How often a node without an engine asks for the server's time."""
+
+
+class Node:
+    """Composes one process from its roles."""
+
+    def __init__(self, config: Config, sinks: Mapping[str, Sink] | None = None) -> None:
+        self.config = config
+        self.roles: tuple[str, ...] = tuple(role for role in config.roles if role == "scheduler")
+        self.embedding = Embedding(config.data_dir) if config.redis_url is None else None
+        self._sinks = all_sinks(config) if sinks is None else sinks
+        self._store: Store | None = None
+        self._client: Client | None = None
+        self.engine: Engine | None = None
+        self.seat: Seat | None = None
+        self._lookout: Loop | None = None
+        self._watcher: asyncio.Task[BaseException] | None = None
+        self.ended = asyncio.Event()
+        """Somebody asked it to end, or a part of it is broken."""
+        self._schedules: tuple[ScheduleWatch, Loop] | None = None
+        self.reloads_on_hangup = False
+        """SIGHUP applies the file of schedules again, and does not stop the node."""
+        self.failure: BaseException | None = None
+        self.siblings: Siblings | None = None
+        """The other processes of one `serve --processes N`."""
+        self.checks: list[Callable[[Store], Awaitable[None]]] = []
+        """Asked once the store is open; one that raises ConfigError ends the start."""
+
+    # -- what others may ask -----------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Started, and not stopping."""
+        return self._client is not None and self.failure is None
+
+    @property
+    def healthy(self) -> bool:
+        """Ready, and every role's last step went well."""
+        return self.ready and self._roles_are_well
+
+    @property
+    def _roles_are_well(self) -> bool:
+        if self._lookout is not None:
+            return not self._lookout.failures
+        well = self.engine is not None and self.engine.healthy
+        return well and self.seat is not None and not self.seat.loop.failures
+
+    @property
+    def client(self) -> Client | None:
+        """A client on the node's own connections; None while the node is not ready."""
+        return self._client
+
+    @property
+    def where(self) -> str:
+        """The place of the data, in words and without secrets."""
+        if self.embedding is not None:
+            return self.embedding.where
+        return safe_url(self.config.redis_url or "")
+
+    @property
+    def server_url(self) -> str | None:
+        """Of the server, with its secrets; None while an embedded one is not there."""
+        if self.embedding is None:
+            return self.config.redis_url
+        return None if self.embedding.server is None else self.embedding.server.url
+
+    async def reachable(self) -> bool:
+        """True when the server answers now."""
+        return self._store is not None and await self._store.reachable()
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        config = self.config
+        url = config.redis_url if self.embedding is None else await self.embedding.start()
+        assert url is not None
+        # Before anything is written: a replica would refuse it in words of its own.
+        await _check_servers(url, config.links)
+        store = await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
+        self._store = store
+        for check in self.checks:
+            await check(store)
+        if "scheduler" in config.roles:
+            await self._start_engine(store)
+        else:
+            self._lookout = Loop("server", self._look)
+            self._lookout.start()
+        window = f"{config.dedupe_window_s}s"
+        self._client = Client.over(store, dedupe_window=window, timezone=config.timezone)
+        if config.schedules is not None:
+            filed = FiledSchedules(store, config.timezone, config.schedules, kept=config.audit_entries)
+            watch = ScheduleWatch(filed, config.schedules, config)
+            self._schedules = (watch, Loop("schedules", watch.step))
+            self._schedules[1].start()
+        self._watcher = asyncio.create_task(self._watch(), name="mainspring-watch")
+        self._watcher.add_done_callback(self._watch_ended)
+
+    async def _start_engine(self, store: Store) -> None:
+        name = self.config.node_id or f"{socket.gethostname()}-{secrets.token_hex(3)}"
+        self.engine = engine = Engine(store, self._sinks, engine_options(self.config, name))
+        self.seat = seat = Seat(store, self._membership(store, engine, name), engine.called)
+        await seat.start()
+        for sink in self._sinks.values():
+            prepare(sink)
+        engine.ownership_changed = seat.loop.wake
+        await engine.start()
+
+    async def _look(self) -> float:
+        """Without an engine nobody calls the server all the time: its clock would drift, its absence go unseen."""
+        if not await self.reachable():
+            if self._store is not None:
+                await self._store.recover()  # another may be primary by now
+            raise Unavailable("the server does not answer", sent=False)
+        return LOOK_S
+
+    def _membership(self, store: Store, engine: Engine, name: str) -> Membership:
+        started_ms = store.clock.now_ms()
+
+        def describe() -> About:
+            return About(
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                roles=self.roles,
+                version=__version__,
+                concurrency=self.config.concurrency,
+                started_ms=started_ms,
+                owned=tuple(sorted(engine.owned)),
+                waiting=tuple(sorted(engine.keeper.waiting)),
+                look_ahead=engine.lookahead.held,
+                in_flight=engine.deliveries.in_flight,
+                lag_ms=engine.lag_ms,
+                delivered=engine.deliveries.delivered,
+                catch_up="" if self.config.catch_up_rate is None else f"{self.config.catch_up_rate.per_s:g}/s",
+                catch_up_after_ms=round(self.config.catch_up_after_s * 1000),
+            )
+
+        return Membership(store, name, lease_s=self.config.lease_s, describe=describe, follow=engine.follow)
+
+    def apply_schedules(self) -> None:
+        """Apply the file of schedules again, soon."""
+        if self._schedules is not None:
+            watch, loop = self._schedules
+            watch.again()
+            loop.wake()
+
+    async def stop(self) -> None:
+        """Finish what is in flight, hand over, close. The embedded server ends last: all others need it.
+
+        All of it is closed even if a part fails, or if who waited gives up: a program that ends in the middle of it.
+        """
+        async with contextlib.AsyncExitStack() as ends:
+            if self.embedding is not None:
+                ends.push_async_callback(self.embedding.stop)
+            if self._store is not None:
+                ends.push_async_callback(self._store.aclose)
+            for sink in self._sinks.values():
+                ends.push_async_callback(sink.aclose)
+            await self._stop_roles()
+        self._store = None
+
+    async def _stop_roles(self) -> None:
+        schedules, self._schedules = self._schedules, None
+        if schedules is not None:
+            await schedules[1].stop()
+        self._client = None
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
+            await asyncio.wait([watcher])
+        lookout, self._lookout = self._lookout, None
+        if lookout is not None:
+            await lookout.stop()
+        seat, self.seat = self.seat, None
+        if seat is not None and seat.joined:
+            await seat.withdraw()
+        if self.engine is not None:
+            await self.engine.stop()
+            self.engine = None
+        if seat is not None and seat.joined:
+            await seat.stop()
+
+    async def _watch(self) -> BaseException:
+        """Bring a dead embedded server back; return the error that broke a role."""
+        while (crash := self._crashed) is None:
+            if self.embedding is not None:
+                await self.embedding.heal(self._roles_are_well)
+            await asyncio.sleep(WATCH_S)
+        return crash
+
+    @property
+    def _crashed(self) -> BaseException | None:
+        loops = (
+            self.seat.loop if self.seat is not None else None,
+            self._lookout,
+            self._schedules[1] if self._schedules is not None else None,
+        )
+        found = (loop.crashed for loop in loops if loop is not None)
+        broken = self.engine.crashed if self.engine is not None else None
+        return broken or next((error for error in found if error is not None), None)
+
+    def _watch_ended(self, watcher: asyncio.Task[BaseException]) -> None:
+        if not watcher.cancelled():  # a watch that is broken itself is no better than a broken engine
+            self.fail(watcher.exception() or watcher.result())
+
+    def fail(self, error: BaseException) -> None:
+        """End the node with exit code 1: a part of it is broken, and it must not pretend to be well."""
+        self.failure = error
+        self.ended.set()
+
+    async def run_until_signal(self, face: Face | None = None, started: Callable[[], None] = lambda: None) -> int:
+        """Start, run until SIGTERM, SIGINT or SIGHUP, stop; return the exit code. A second signal ends at once."""
+        return await run_until_signal(self, face, started)
+
+
+async def _check_servers(url: str, options: LinkOptions) -> None:
+    """Say what is not as it should be; refuse what cannot work."""
+    wrong = []
+    async with contextlib.aclosing(await Links.connect(url, options)) as links:
+        for link in links.all():
+            for check in await check_server(link):
+                if check.status == "error":
+                    wrong.append(f"{check.name}: {check.message}")
+                elif check.status != "ok":
+                    log.warning("server %s, %s: %s", link.address, check.name, check.message)
+    if wrong:
+        raise ConfigError("this server cannot be used: " + "; ".join(wrong))

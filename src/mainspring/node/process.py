@@ -1,0 +1,321 @@
+"""Processes and threads: signals, exit codes, event loops in threads, and the figures of every process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from ..model.errors import ConfigError, MainspringError
+from ..model.metrics import Family, histogram, single
+from ..worker.command import kill_all
+
+if TYPE_CHECKING:
+    from ..store.store import Store
+    from .node import Node
+
+log = logging.getLogger("mainspring.node")
+
+package_log = logging.getLogger("mainspring")
+
+
+ECHO_S: Final = 0.3
+"""A signal to a process group arrives twice where a parent (make, a shell) passes it on: that is still one."""
+
+GRACE_S: Final = 3.0
+"""What a whole stop may take beyond `shutdown_timeout`: ending requests under way, handing back, closing."""
+
+HELD_UP_S: Final = 0.05
+"""An alarm that comes so late tells that this process stood still, and had no time to do what it was given time for."""
+
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def exit_now(number: int) -> None:
+    """At once: leases run out by themselves and the embedded server ends with this process."""
+    os._exit(128 + number)
+
+
+@contextlib.contextmanager
+def stop_signals(
+    ask: Callable[[], None],
+    insist: Callable[[int], None] = exit_now,
+    numbers: Sequence[signal.Signals] = STOPPING,
+) -> Iterator[None]:
+    """Within the block, call `ask` at the first of these signals and `insist` at the next."""
+    loop = asyncio.get_running_loop()
+    first_at = math.inf
+
+    def receive(number: int) -> None:
+        nonlocal first_at
+        if loop.time() > first_at + ECHO_S:
+            insist(number)
+        first_at = min(first_at, loop.time())
+        ask()
+
+    # What is ignored stays so: nohup asks for that.
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in heard:
+        loop.add_signal_handler(number, receive, number)
+    try:
+        yield
+    finally:
+        for number in heard:
+            loop.remove_signal_handler(number)
+
+
+class Alarm:
+    """Calls after so many seconds; where the process stood still meanwhile (a paused machine), `again_s` after that."""
+
+    def __init__(self, after_s: float, again_s: float, call: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._again_s: float | None = again_s
+        self._call = call
+        self._set(after_s)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _set(self, after_s: float) -> None:
+        due_s = self._loop.time() + after_s
+        self._timer = self._loop.call_at(due_s, self._ring, due_s)
+
+    def _ring(self, due_s: float) -> None:
+        again_s, self._again_s = self._again_s, None
+        if again_s is not None and self._loop.time() > due_s + HELD_UP_S:
+            self._set(again_s)
+        else:
+            self._call()
+
+
+@contextlib.contextmanager
+def stop_in_time(shutdown_timeout_s: float) -> Iterator[None]:
+    """The block is a stop. One that hangs (a server that does not answer) ends with the process, exit code 1."""
+
+    def give_up() -> None:
+        log.error(
+            "the stop hangs (shutdown_timeout is %g s): ending now; leases run out by themselves", shutdown_timeout_s
+        )
+        os._exit(1)
+
+    alarm = Alarm(shutdown_timeout_s + GRACE_S, GRACE_S, give_up)
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+class Face(Protocol):
+    """What a process shows besides the node: the HTTP API. It stops first, so that nothing new comes in."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+async def run_until_signal(node: Node, face: Face | None, started: Callable[[], None]) -> int:
+    """Start, run until SIGTERM, SIGINT or SIGHUP, stop; return the exit code. A second signal ends at once."""
+    with contextlib.ExitStack() as heard:
+        stopping: Sequence[signal.Signals] = STOPPING
+        if node.reloads_on_hangup:
+            stopping = tuple(number for number in STOPPING if number is not signal.SIGHUP)
+            heard.enter_context(_heard(signal.SIGHUP, node.apply_schedules))
+        heard.enter_context(stop_signals(node.ended.set, numbers=stopping))
+        try:
+            if face is not None:
+                node.roles = (*node.roles, *(role for role in node.config.roles if role == "api"))
+                await face.start()
+            if await _started_unless_ended(node):
+                started()
+                await node.ended.wait()
+        finally:
+            log.info("stopping")
+            with stop_in_time(node.config.shutdown_timeout_s):
+                await _one_after_the_other(face.stop if face is not None else None, node.stop)
+    if isinstance(node.failure, ConfigError):  # it hung for longer than its lease, and another has its id now
+        log.error("the node cannot go on: %s", node.failure)
+        return 2
+    if node.failure is not None:
+        log.error(
+            "a part of the node broke down, which is a bug: %r. The tasks are safe on the server", node.failure,
+            exc_info=node.failure,
+        )  # fmt: skip
+        return 1
+    return 0
+
+
+async def _started_unless_ended(node: Node) -> bool:
+    """A signal during a long start (a big AOF is loaded) ends it."""
+    start = asyncio.create_task(node.start())
+    ended = asyncio.create_task(node.ended.wait())
+    await asyncio.wait([start, ended], return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    if not start.done():
+        start.cancel()
+        await asyncio.wait([start])
+        return False
+    await start
+    return not node.ended.is_set()
+
+
+@contextlib.contextmanager
+def _heard(number: signal.Signals, call: Callable[[], None]) -> Iterator[None]:
+    """Within the block the signal calls this, and does nothing else."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)
+
+
+async def _one_after_the_other(*steps: Callable[[], Awaitable[None]] | None) -> None:
+    """Every step runs, also after one that failed."""
+    async with contextlib.AsyncExitStack() as stack:
+        for step in reversed(steps):
+            if step is not None:
+                stack.push_async_callback(step)
+
+
+_STARTED_S: Final = time.time()
+
+
+def store_calls(store: Store) -> Family:
+    latencies = {link.address: link.latency for link in store.links.all()}
+    return histogram("mainspring_store_seconds", "From a call of the server to its last reply.", "server", latencies)
+
+
+def process_figures() -> Iterator[Family]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    text = "User and system CPU time."
+    yield single("process_cpu_seconds_total", "counter", text, used.ru_utime + used.ru_stime)
+    yield single("process_start_time_seconds", "gauge", "When the process started, in Unix time.", _STARTED_S)
+    yield single("process_max_fds", "gauge", "Files it may open.", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    with contextlib.suppress(OSError):  # not on every system
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        yield single("process_resident_memory_bytes", "gauge", "Memory in use.", pages * os.sysconf("SC_PAGE_SIZE"))
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with contextlib.suppress(OSError):
+            yield single("process_open_fds", "gauge", "Files that are open.", len(os.listdir(folder)))  # noqa: PTH208
+            break
+
+
+T = TypeVar("T")
+
+END_S: Final = 3.0
+"""For what was cancelled to end. Not less: a machine that stands still for a second is no coroutine that goes on."""
+
+
+class Background:
+    """Starts at once; coroutines are handed to it from any thread. It does not keep the process from ending."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = _loop_factory()()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def inside(self) -> bool:
+        """Whether the caller runs in this very thread, where waiting for it would never end."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Done there, awaited here."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Done there, waited for here."""
+        if self.inside:
+            work.close()
+            raise MainspringError("this call waits for the thread that it was made in; use the form that is awaited")
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C: nobody waits for the answer any more
+            raise
+
+    def end(self) -> None:
+        """What still runs is cancelled. Not from within."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(end_all())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            self._loop.close()
+
+
+async def end_all() -> int:
+    """Cancel all other tasks of this loop; says how many do not heed that. asyncio itself waits for these for ever."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    stay = (await asyncio.wait(left, timeout=END_S))[1] if left else set()
+    if stay:
+        package_log.warning("%d coroutines go on although they were cancelled; they are left behind", len(stay))
+    return len(stay)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this system: asyncio's own loop does the same, slower
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+LOOK_S: Final = 0.1
+
+
+def run_until_asked(
+    start: Callable[[], None], over: Callable[[], bool], stop: Callable[[], None], shutdown_timeout_s: float
+) -> None:
+    """Returns when it has stopped. A second signal ends the process at once, and so does a stop that hangs."""
+    if threading.current_thread() is not threading.main_thread():
+        start()
+        while not over():  # signals come to the main thread only
+            time.sleep(LOOK_S)
+        stop()
+        return
+    asyncio.run(_until_asked(start, over, stop, shutdown_timeout_s))
+
+
+async def _until_asked(
+    start: Callable[[], None], over: Callable[[], bool], stop: Callable[[], None], shutdown_timeout_s: float
+) -> None:
+    asked = asyncio.Event()
+    # A signal that comes during the start counts too: it stops what has just begun, in good order.
+    with stop_signals(asked.set, _end_now):
+        await asyncio.to_thread(start)
+        while not asked.is_set() and not over():
+            try:
+                await asyncio.wait_for(asked.wait(), LOOK_S)
+            except TimeoutError:
+                continue
+        with stop_in_time(shutdown_timeout_s):
+            await asyncio.to_thread(stop)
+
+
+def _end_now(number: int) -> None:
+    kill_all()
+    exit_now(number)

@@ -1,0 +1,484 @@
+"""`mainspring serve --processes N`: a parent that keeps N node processes and the embedded server running.
+
+The parent owns what they share: the listening socket of the API, so that a child that is started again loses no
+connection, and the embedded server. The children are nodes like all others: they divide the partitions among
+themselves, and what one drops the others take over. They get their settings by environment, since the URL of
+the server may hold a password.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ..config.config import Config
+from ..config.settings import PREFIX
+from ..model.errors import EmbeddedError
+from ..model.metrics import Family, labelled, merged, single
+from ..store import embedded
+from ..store.embedded import folder
+from ..store.redis.url import safe_url
+from .process import GRACE_S, STOPPING, Alarm, exit_now, stop_signals
+
+node_log = logging.getLogger("mainspring.node")
+
+metrics_log = logging.getLogger("mainspring.metrics")
+
+log = logging.getLogger("mainspring.supervisor")
+
+
+# The tie between a supervisor and one of its processes. The kernel cuts it, however either of them ends.
+#
+# A pair of connected sockets. The child says one word, that it is ready; the parent says none, and when the child
+# reads its end of file, the parent is gone. A signal at the parent's death (PR_SET_PDEATHSIG) would do the same on
+# Linux only, and would not know the time that a clean stop may take.
+
+_READY: Final = b"r"
+
+
+def tie() -> tuple[socket.socket, socket.socket]:
+    """The parent's end and the child's."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    return ours, theirs
+
+
+class Lifeline:
+    """The child's end: stops this process when the parent is gone."""
+
+    def __init__(self, fd: int, *, shutdown_timeout_s: float) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._patience_s = shutdown_timeout_s + GRACE_S
+        # A thread, because the event loop may be the very thing that hangs.
+        threading.Thread(target=self._watch, name="mainspring-lifeline", daemon=True).start()
+
+    def ready(self) -> None:
+        """Tell the parent that this process works."""
+        try:
+            self._socket.sendall(_READY)
+        except OSError as error:  # the watch has seen it as well
+            node_log.debug("the parent did not hear that this process is ready: %s", error)
+
+    def _watch(self) -> None:
+        try:
+            self._socket.recv(1)
+        except OSError as error:
+            node_log.debug("the tie to the parent broke: %s", error)
+        node_log.warning("the parent process is gone: stopping")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(self._patience_s)
+        os._exit(1)
+
+
+# The processes of one `serve --processes N` know each other's figures: whoever is scraped answers for all.
+#
+# They share one port, so a scrape reaches any of them. Each listens on a socket in a folder of the parent's, on which
+# it tells its own figures; the one that is asked by Prometheus asks the others, and marks each with its number.
+
+Collect = Callable[[], Awaitable[list[Family]]]
+
+WAIT_S: Final = 4.0
+"""For another process: one that hangs must not keep the figures of the others from anybody."""
+_SUFFIX: Final = ".metrics"
+
+
+class Siblings:
+    """One process among the others; `place` is its own socket, `<folder>/<number>.metrics`."""
+
+    def __init__(self, place: Path, collect: Collect) -> None:
+        self._place = place
+        self._collect = collect
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._place.unlink(missing_ok=True)  # of one that was killed
+        self._server = await asyncio.start_unix_server(self._tell, self._place)
+        self._place.chmod(0o600)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._place.unlink(missing_ok=True)
+
+    async def _tell(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            writer.write(msgspec.msgpack.encode(await self._collect()))
+            await writer.drain()
+        writer.close()
+
+    async def everybody(self) -> list[Family]:
+        """The figures of all processes that answer, each sample with the number of its process."""
+        places = sorted(self._place.parent.glob(f"*{_SUFFIX}"), key=lambda one: (len(one.name), one.name))
+        told = await asyncio.gather(*(self._ask(place) for place in places))
+        heard = [labelled(one, "process", place.stem) for place, one in zip(places, told, strict=True) if one]
+        return merged([*heard, _count(len(heard))])
+
+    async def _ask(self, place: Path) -> Sequence[Family]:
+        if place == self._place:
+            return await self._collect()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                reader, writer = await asyncio.open_unix_connection(place)
+                try:
+                    return msgspec.msgpack.decode(await reader.read(), type=list[Family])
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError, msgspec.DecodeError) as error:
+            metrics_log.warning(
+                "process %s does not tell its figures: %s", place.stem, str(error) or type(error).__name__
+            )
+            return ()
+
+
+def _count(processes: int) -> list[Family]:
+    return [single("mainspring_processes", "gauge", "Processes whose figures these are.", processes)]
+
+
+LOOK_AGAIN_S: Final = 5.0
+
+
+class Embedding:
+    """One data folder's server. Its address stays the same over restarts, so connections find it again."""
+
+    def __init__(self, data_dir: Path | None) -> None:
+        self._data_dir = data_dir
+        self._server: embedded.EmbeddedServer | None = None
+        self._looked_at = 0.0
+
+    @property
+    def where(self) -> str:
+        return str((self._data_dir or folder.default_data_dir()).expanduser().absolute())
+
+    @property
+    def server(self) -> embedded.EmbeddedServer | None:
+        return self._server
+
+    async def start(self) -> str:
+        """Start the server or share the one that runs; return its URL."""
+        self._server = await self._in_thread()
+        if not self._server.owned:
+            node_log.info("sharing the server that another process runs on %s", self.where)
+        return self._server.url
+
+    async def heal(self, well: bool) -> None:
+        """Bring the server back if it is gone; also one that belonged to another process, which then is ours."""
+        server = self._server
+        if server is None or not self._suspicious(server, well):
+            return
+        try:
+            found = await self._in_thread()
+        except EmbeddedError as error:
+            node_log.error("the embedded server cannot be brought back: %s", error)
+            return
+        if found.pid == server.pid:
+            return  # it lives; what ails the engine is something else
+        node_log.warning("the embedded server was gone (process %d); it runs again (%d)", server.pid, found.pid)
+        self._server = found
+        await asyncio.to_thread(server.stop)  # collects its watcher
+
+    async def stop(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await asyncio.to_thread(server.stop)
+
+    def _suspicious(self, server: embedded.EmbeddedServer, well: bool) -> bool:
+        if not _runs(server.pid):
+            return True
+        # A process id says little (it may be a zombie, or a stranger's by now): an ailing engine is a reason
+        # to look closer, though not all the time.
+        if well or time.monotonic() < self._looked_at + LOOK_AGAIN_S:
+            return False
+        self._looked_at = time.monotonic()
+        return True
+
+    async def _in_thread(self) -> embedded.EmbeddedServer:
+        """In a thread, because it blocks while data is loaded. When we are cancelled, so is its result."""
+        start = asyncio.create_task(asyncio.to_thread(embedded.start, self._data_dir))
+        try:
+            return await asyncio.shield(start)
+        except asyncio.CancelledError:
+            with contextlib.suppress(EmbeddedError):
+                await asyncio.to_thread((await start).stop)
+            raise
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+FIRST_DELAY_S: Final = 0.25
+LONGEST_DELAY_S: Final = 30.0
+RAN_WELL_S: Final = 10.0
+HEAL_S: Final = 0.25
+REFUSED: Final = 2
+"""Exit code of a process that does not accept its settings: it would not accept them the next time either."""
+
+
+class Backoff:
+    """How long to wait before a process is started again: ever longer, until one has run well for a while."""
+
+    def __init__(self) -> None:
+        self._delay_s = 0.0
+
+    def after(self, ready_s: float) -> float:
+        """The wait after a life that was ready for so long: a start that takes its time and fails is none that ran."""
+        if ready_s >= max(RAN_WELL_S, self._delay_s):
+            self._delay_s = 0.0
+        self._delay_s = min(self._delay_s * 2, LONGEST_DELAY_S) or FIRST_DELAY_S
+        return self._delay_s
+
+
+@dataclass(slots=True)
+class Child:
+    """One of the N places, and the process that fills it now."""
+
+    number: int
+    process: asyncio.subprocess.Process | None = None
+    sent_away: bool = False
+    """It ends because it was told to, and starts again at once."""
+    ready_since_s: float | None = None
+
+    @property
+    def ready_s(self) -> float:
+        return 0.0 if self.ready_since_s is None else time.monotonic() - self.ready_since_s
+
+    def send(self, signal_number: int) -> None:
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):  # it went in this moment
+                self.process.send_signal(signal_number)
+
+    def __str__(self) -> str:
+        return f"process {self.number} ({self.process.pid})" if self.process else f"process {self.number}"
+
+
+class Supervisor:
+    """Starts `command` N times over one listening socket, and again when one ends."""
+
+    def __init__(self, config: Config, command: Sequence[str], listener: socket.socket) -> None:
+        self._config = config
+        self._command = command
+        self._listener = listener
+        self._embedding = Embedding(config.data_dir) if config.redis_url is None else None
+        self._children = [Child(number) for number in range(1, config.processes + 1)]
+        self._patience_s = config.shutdown_timeout_s + GRACE_S + 1.0  # a child ends by itself within the first two
+        self._stopping = asyncio.Event()
+        self._started: Callable[[], None] | None = None
+        self._code = 0
+        self._folder = Path()
+        """Where the children find each other's figures; nobody else may look."""
+
+    @property
+    def where(self) -> str:
+        """The place of the data, in words and without secrets."""
+        return safe_url(self._config.redis_url or "") if self._embedding is None else self._embedding.where
+
+    async def run(self, started: Callable[[], None]) -> int:
+        """Run until a signal, or until a child refuses its settings; return the exit code.
+
+        `started` is called when the first child is ready.
+        """
+        self._started = started
+        with self._signals(), tempfile.TemporaryDirectory(prefix="mainspring-") as folder:
+            self._folder = Path(folder)
+            try:
+                url = await self._server_url()
+                if url is not None:
+                    # With a URL the children would not know that all of this is on one machine.
+                    reach = self._config.http_reach
+                    await self._supervise(_environ(replace(self._config, redis_url=url, http_allow=reach)))
+            finally:
+                self._listener.close()
+                if self._embedding is not None:
+                    await self._embedding.stop()
+        return self._code
+
+    async def _server_url(self) -> str | None:
+        """The server's URL; None when a signal ended a long start (a big AOF is loaded)."""
+        if self._embedding is None:
+            return self._config.redis_url
+        start = asyncio.create_task(self._embedding.start())
+        ended = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([start, ended], return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not start.done():
+            start.cancel()
+            await asyncio.wait([start])
+            return None
+        return await start
+
+    async def _supervise(self, environ: dict[str, str]) -> None:
+        async with asyncio.TaskGroup() as parts:
+            healing = parts.create_task(self._heal())
+            async with asyncio.TaskGroup() as keepers:
+                for child in self._children:
+                    keepers.create_task(self._keep(child, environ))
+            healing.cancel()  # not before: the children need the server to hand over
+
+    async def _heal(self) -> None:
+        while self._embedding is not None:
+            # Never "well": without an engine to tell, the server itself is asked from time to time.
+            await self._embedding.heal(well=False)
+            await asyncio.sleep(HEAL_S)
+
+    # -- one child --------------------------------------------------------------------------------------------
+
+    async def _keep(self, child: Child, environ: dict[str, str]) -> None:
+        """Fill one place until the end."""
+        if self._config.node_id is not None:
+            environ = environ | {PREFIX + "NODE_ID": f"{self._config.node_id}-{child.number}"}
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            self._judge(child, await self._live(child, environ))
+            delay_s = 0.0 if child.sent_away else backoff.after(child.ready_s)
+            child.process, child.sent_away, child.ready_since_s = None, False, None
+            if not self._stopping.is_set():
+                log.info("%s starts again in %.2f s", child, delay_s)
+                await self._pause(delay_s)
+
+    async def _live(self, child: Child, environ: dict[str, str]) -> int | OSError:
+        """One life of a child: its exit code, or why it could not be started."""
+        ours, theirs = tie()
+        with ours:
+            with theirs:
+                fds = (self._listener.fileno(), theirs.fileno())
+                try:
+                    child.process = await asyncio.create_subprocess_exec(
+                        *self._command, "--listen-fd", str(fds[0]), "--parent-fd", str(fds[1]),
+                        "--metrics-socket", str(self._folder / f"{child.number}.metrics"),
+                        pass_fds=fds,
+                        env=environ,
+                        stdin=asyncio.subprocess.DEVNULL,
+                        start_new_session=True,  # Ctrl-C reaches the parent, which tells each child once
+                    )  # fmt: skip
+                except OSError as error:
+                    return error
+            log.info("%s started", child)
+            if self._stopping.is_set():  # the signal came while it was being started
+                child.send(signal.SIGTERM)
+            async with asyncio.TaskGroup() as ears:
+                hearing = ears.create_task(self._hear(child, ours))
+                code = await child.process.wait()
+                hearing.cancel()
+            return code
+
+    async def _hear(self, child: Child, line: socket.socket) -> None:
+        """Wait for the word that the child is ready."""
+        with contextlib.suppress(ConnectionError):
+            if await asyncio.get_running_loop().sock_recv(line, 1):
+                log.info("%s is ready", child)
+                child.ready_since_s = time.monotonic()
+                started, self._started = self._started, None
+                if started is not None:
+                    started()
+
+    def _judge(self, child: Child, code: int | OSError) -> None:
+        if isinstance(code, OSError):
+            log.error("%s cannot be started: %s", child, code)
+        elif self._stopping.is_set():
+            log.info("%s ended with %s", child, _spoken(code))
+            if not _in_order(child, code):
+                self._code = self._code or 1
+        elif code == REFUSED:
+            log.error("%s refuses its settings (its message stands above): ending all", child)
+            self._code = REFUSED
+            self._stop()
+        else:
+            log.log(logging.INFO if child.sent_away else logging.ERROR, "%s ended with %s", child, _spoken(code))
+
+    async def _pause(self, delay_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
+
+    # -- stopping -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT stop; SIGHUP renews the children, unless it says that the terminal was closed."""
+        loop = asyncio.get_running_loop()
+        renews = not os.isatty(0) and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        with stop_signals(self._stop, self._end_now, STOPPING[:2] if renews else STOPPING):
+            if renews:
+                loop.add_signal_handler(signal.SIGHUP, self._renew)
+            try:
+                yield
+            finally:
+                if renews:
+                    loop.remove_signal_handler(signal.SIGHUP)
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            return
+        log.info("stopping")
+        self._stopping.set()
+        self._listener.close()  # what knocks from now on is refused; it would wait for nobody
+        self._send_all(signal.SIGTERM)
+        Alarm(self._patience_s, GRACE_S + 1.0, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        for child in self._children:
+            if child.process is not None and child.process.returncode is None:
+                log.error(
+                    "%s did not stop within shutdown_timeout (%g s): killed", child, self._config.shutdown_timeout_s
+                )
+        self._send_all(signal.SIGKILL)
+
+    def _end_now(self, number: int) -> None:
+        log.warning("a second signal: ending all processes at once")
+        self._send_all(signal.SIGKILL)
+        exit_now(number)
+
+    def _renew(self) -> None:
+        log.info("SIGHUP: every process stops and starts again")
+        for child in self._children:
+            child.sent_away = child.process is not None
+        self._send_all(signal.SIGHUP)
+
+    def _send_all(self, number: int) -> None:
+        for child in self._children:
+            child.send(number)
+
+
+def child_command() -> list[str]:
+    """`mainspring serve` in this interpreter; -P, so that files in the working folder are not taken for modules."""
+    return [sys.executable, "-P", "-m", "mainspring", "serve"]
+
+
+def _environ(config: Config) -> dict[str, str]:
+    """Our environment with the settings as they are now, and without those that made them."""
+    rest = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name != "REDIS_URL"}
+    return rest | config.to_environ()
+
+
+def _in_order(child: Child, code: int) -> bool:
+    """True for an end of which a stop need not tell: nothing was cut short by it."""
+    if code == 1 and child.ready_since_s is None:
+        return True  # one that never came up gave up in this very moment, as it would have without the stop
+    return code in (0, -signal.SIGTERM)  # the signal itself ends one that is not up yet
+
+
+def _spoken(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,313 @@
+"""Background roles: one loop that owns waiting, errors and stop, and one place that reports failed deliveries."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from .model.delivery import ErrorHandler, Failure
+from .model.errors import StoreError
+from .model.explain import moment
+from .model.targets.names import receiver_of, shown_target
+from .model.text import wordless
+
+loop_log = logging.getLogger("mainspring.engine")
+
+log = logging.getLogger("mainspring.failures")
+
+
+class Loop:
+    """Runs `step` again and again. A step returns the seconds until the next; `wake` cuts the wait short."""
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], Awaitable[float]],
+        *,
+        min_backoff_s: float = 0.05,
+        max_backoff_s: float = 2.0,
+    ) -> None:
+        self._name = name
+        self._step = step
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._min_backoff_s = min_backoff_s
+        self._max_backoff_s = max_backoff_s
+        self._last = False
+        self.failures = 0
+        """Failed steps in a row; 0 when the last one went well."""
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"mainspring-{self._name}")
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def finish(self, within_s: float) -> None:
+        """Stop after the step that runs now: what it brings is not thrown away. One that takes longer is cut short."""
+        self._last = True
+        self.wake()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=within_s)
+        await self.stop()
+
+    @property
+    def crashed(self) -> BaseException | None:
+        """The error that ended the loop; such an error is a bug, and the node must not pretend to be well."""
+        if self._task is None or not self._task.done() or self._task.cancelled():
+            return None
+        return self._task.exception()
+
+    async def _run(self) -> None:
+        while not self._last:
+            self._wake.clear()
+            try:
+                wait_s = await self._step()
+                if self.failures:
+                    loop_log.info("%s: going on after %d failed attempts", self._name, self.failures)
+                self.failures = 0
+            except StoreError as error:
+                self.failures += 1
+                wait_s = min(self._max_backoff_s, self._min_backoff_s * 2 ** min(self.failures, 6))
+                if self.failures in (1, 10, 100):
+                    loop_log.warning("%s: %s; trying again", self._name, error)
+            if wait_s > 0 and not self._last:
+                await self._pause(wait_s)
+            else:
+                await asyncio.sleep(0)
+
+    async def _pause(self, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+
+# What the log says of failed deliveries when nobody else looks after them.
+#
+# A failure that is tried again is a warning; a dead task, and one that parks its lane, an error. A target that fails
+# over and over gets a line at first and then one that sums up every few seconds, however many tasks it fails. What
+# receivers and handlers wrote stays with the task: it may hold what they were sent.
+
+QUIET_S: Final = 10.0
+"""So long a receiver's further failures are only counted."""
+
+FIRST_DEAD: Final = 5
+"""Dead tasks that are told one by one before they are summed up: each is one that somebody waits for."""
+
+_MOST_RECEIVERS: Final = 1_000
+_MANY: Final[dict[str, str]] = {"retry": "failed attempts", "dead": "tasks died", "parked": "lanes were parked"}
+
+
+class FailureLog:
+    """One line for the first, one for the sum of the others."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], _Tally] = {}
+
+    def take(self, failure: Failure) -> None:
+        key = (receiver_of(failure.target), failure.outcome)
+        tally = self._open.get(key)
+        if tally is None:
+            if len(self._open) >= _MOST_RECEIVERS:
+                key = ("other targets", failure.outcome)
+            tally = self._open.setdefault(key, _Tally())
+            if tally.timer is None:
+                tally.timer = asyncio.get_running_loop().call_later(QUIET_S, self._sum_up, key)
+        tally.seen += 1
+        if tally.seen <= (1 if failure.outcome == "retry" else FIRST_DEAD):
+            _tell(failure)
+        else:
+            tally.untold += 1
+            tally.last = failure
+
+    def flush(self) -> None:
+        """Tell what was only counted so far."""
+        for key in list(self._open):
+            self._sum_up(key, again=False)
+
+    def _sum_up(self, key: tuple[str, str], *, again: bool = True) -> None:
+        tally = self._open.pop(key)
+        if tally.timer is not None:
+            tally.timer.cancel()
+        if tally.last is None:
+            return
+        receiver, outcome = key
+        level = logging.WARNING if outcome == "retry" else logging.ERROR
+        log.log(level, "%s: %d more %s; the last: task %s, %s", receiver, tally.untold, _MANY[outcome], tally.last.id,
+                _why(tally.last), extra={"task": tally.last.id, "target": receiver})  # fmt: skip
+        if again:
+            # It went on failing: the next sum comes after another pause, without a first line in between.
+            fresh = self._open[key] = _Tally()
+            fresh.seen = FIRST_DEAD
+            fresh.timer = asyncio.get_running_loop().call_later(QUIET_S, self._sum_up, key)
+
+
+class _Tally:
+    __slots__ = ("last", "seen", "timer", "untold")
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.untold = 0
+        self.last: Failure | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
+def _why(failure: Failure) -> str:
+    return failure.brief or failure.error
+
+
+def _tell(failure: Failure) -> None:
+    target = shown_target(failure.target)
+    about = {"task": failure.id, "target": target}
+    # A sink that knows what went wrong leaves no trace; of a bug it is worth the lines.
+    error = failure.exception
+    trace = wordless(error) if error is not None and error.__traceback__ is not None else None
+    if failure.outcome == "dead":
+        log.error(
+            "task %s to %s is dead after %d attempts: %s", failure.id, target, failure.attempts, _why(failure),
+            exc_info=trace, extra=about,
+        )  # fmt: skip
+    elif failure.outcome == "parked":
+        log.error(
+            "task %s to %s failed, and its lane %s is parked until somebody acts: %s", failure.id, target, failure.lane,
+            _why(failure), exc_info=trace, extra=about,
+        )  # fmt: skip
+    else:
+        at = "" if failure.next_at_ms is None else f"; again at {moment(failure.next_at_ms)}"
+        log.warning(
+            "task %s to %s: attempt %d failed: %s%s", failure.id, target, failure.attempt, _why(failure), at,
+            exc_info=trace, extra=about,
+        )  # fmt: skip
+
+
+ROOM: Final = 10_000
+"""Failures that wait for a slow handler at most; further ones are counted and not shown to it."""
+
+BITE: Final = 500
+"""Failures handed to the thread of a plain function at once."""
+
+SAY_EVERY_S: Final = 10.0
+
+
+class Failures:
+    """Shows failures to the handler one after the other; deliveries never wait for it."""
+
+    def __init__(self, handler: ErrorHandler | None = None, *, room: int = ROOM) -> None:
+        self._handler = handler
+        self._log = FailureLog()
+        self._room = room
+        self._queue: deque[Failure] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self.retries = 0
+        self.deaths = 0
+        self.dropped = 0
+        """Failures that the handler was too slow to see."""
+        self._said_s = -SAY_EVERY_S
+
+    def report(self, failure: Failure) -> None:
+        """Note a failure; returns at once."""
+        if failure.outcome == "dead":
+            self.deaths += 1
+        else:
+            self.retries += 1
+        if self._handler is None:
+            self._log.take(failure)
+        elif len(self._queue) >= self._room:
+            self._drop()
+        else:
+            self._queue.append(failure)
+            if self._worker is None or self._worker.done():
+                self._worker = asyncio.get_running_loop().create_task(self._work(), name="mainspring-failures")
+
+    async def seen(self) -> None:
+        """Wait until the handler has seen everything reported so far."""
+        while self._worker is not None and not self._worker.done():
+            await asyncio.wait([self._worker])
+
+    async def aclose(self, timeout_s: float = 5.0) -> None:
+        """Give the handler a little time for what waits; then say how much it did not see."""
+        self._log.flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.seen()
+        if self._worker is not None and not self._worker.done():
+            log.warning("the error handler did not see %d failures before the stop", len(self._queue))
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        now_s = time.monotonic()
+        if now_s - self._said_s >= SAY_EVERY_S:
+            self._said_s = now_s
+            log.error(
+                "the error handler is too slow: %d failures wait, %d were not shown to it", self._room, self.dropped
+            )
+
+    async def _work(self) -> None:
+        assert self._handler is not None
+        on_loop = _is_async(self._handler)
+        while self._queue:
+            some = [self._queue.popleft() for _ in range(min(BITE, len(self._queue)))]
+            if on_loop:
+                await _await_all([_called(self._handler, failure) for failure in some])
+            else:
+                await _await_all(await _in_thread(self._handler, some))
+
+
+def _is_async(handler: ErrorHandler) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def _called(handler: ErrorHandler, failure: Failure) -> Awaitable[None] | None:
+    try:
+        return handler(failure)
+    except BaseException:  # also one that wants to end the program: the node has other work
+        log.exception("the error handler failed on task %s", failure.id, extra={"task": failure.id})
+        return None
+
+
+async def _await_all(answers: Sequence[Awaitable[None] | None]) -> None:
+    for answer in answers:
+        if inspect.isawaitable(answer):
+            try:
+                await answer
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                log.exception("the error handler failed")
+            except BaseException:
+                log.exception("the error handler failed")
+
+
+async def _in_thread(handler: ErrorHandler, failures: list[Failure]) -> list[Awaitable[None] | None]:
+    """A thread of its own, which does not keep the process from ending: a handler may hang for good."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[list[Awaitable[None] | None]] = loop.create_future()
+
+    def run() -> None:
+        answers = [_called(handler, failure) for failure in failures]
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_answer, done, answers)
+
+    threading.Thread(target=run, name="mainspring-error-handler", daemon=True).start()
+    return await done
+
+
+def _answer(done: "asyncio.Future[list[Awaitable[None] | None]]", answers: list[Awaitable[None] | None]) -> None:
+    if not done.done():
+        done.set_result(answers)

@@ -1,0 +1,1 @@
+"""`Scheduler`: handlers, commands and schedules that a program declares, and what runs them."""

@@ -1,0 +1,463 @@
+"""What a program declares before it starts: handlers, commands, schedules, and the clients their tasks go through."""
+
+import asyncio
+import functools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, overload
+
+import msgspec
+
+from ..config.config import Config
+from ..model.errors import InvalidInput
+from ..model.retry import RetryPolicy, check_against
+from ..model.schedule.definition import Definition, check_definition, shortest_interval_ms
+from ..model.schedule.input import SOURCE, Timetable, define
+from ..model.targets.command import Command, read_command
+from ..model.targets.names import shown_target
+from ..model.task import Handle, OnConflict
+from ..model.times import Delay, When, instant_ms
+from ..node.schedule_lint import Performer, Terms, terms_of
+from ..worker.command import CommandWork
+from ..worker.handler import Codec, Handler, Registry
+
+if TYPE_CHECKING:
+    from ..client.client import Client
+    from ..client.sync import SyncClient
+    from ..store.embedded import EmbeddedServer
+    from ..store.redis.servers import LinkOptions
+
+log = logging.getLogger("mainspring.scheduler")
+
+
+class _Options(TypedDict):
+    namespace: str
+    partitions: int | None
+    dedupe_window: str
+    options: "LinkOptions"
+    timezone: str
+
+
+def _options(config: Config) -> _Options:
+    """What the settings say to every client."""
+    return {
+        "namespace": config.namespace,
+        "partitions": config.partitions,
+        "dedupe_window": f"{config.dedupe_window_s}s",
+        "options": config.links,
+        "timezone": config.timezone,
+    }
+
+
+_ALL: "weakref.WeakSet[Connections]" = weakref.WeakSet()
+
+
+class Connections:
+    """One client for all threads, and one for each event loop."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        _ALL.add(self)
+        self._opening = threading.Lock()
+        self._sync: tuple[int, SyncClient] | None = None
+        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = weakref.WeakKeyDictionary()
+        self._lent: weakref.WeakSet[Client] = weakref.WeakSet()
+        self._embedded: EmbeddedServer | None = None
+        self._url_of_node: str | None = None
+
+    def renew_locks(self) -> None:
+        """In the child of a fork: a thread of the parent that held one is not there to give it back."""
+        self._opening = threading.Lock()
+
+    def sync_client(self) -> "SyncClient":
+        """One for all threads of this process."""
+        from ..client.sync import SyncClient
+
+        with self._opening:
+            if self._sync is None or self._sync[0] != os.getpid():
+                self._sync = (os.getpid(), SyncClient(self._url(), **_options(self.config)))
+            return self._sync[1]
+
+    async def client(self) -> "Client":
+        """One for each event loop; within a worker it is the worker's own."""
+        from ..client.client import Client
+
+        loop = asyncio.get_running_loop()
+        with self._opening:
+            known = self._async.get(loop)
+        if known is None:
+            url = await asyncio.to_thread(self._locked_url)
+            made = Client(url, **_options(self.config))
+            with self._opening:
+                known = self._async.setdefault(loop, made)
+        await known.open()
+        return known
+
+    def lend(self, client: "Client") -> None:
+        """Use this client in the running event loop; whoever lends it closes it."""
+        with self._opening:
+            self._async[asyncio.get_running_loop()] = client
+            self._lent.add(client)
+
+    def _locked_url(self) -> str:
+        with self._opening:
+            return self._url()
+
+    def _url(self) -> str:
+        url = self.config.redis_url or self._url_of_node
+        if url is not None:
+            return url
+        from ..store import embedded
+
+        if self._embedded is None:
+            self._embedded = embedded.start(self.config.data_dir)
+        return self._embedded.url
+
+    def close(self) -> None:
+        """Close what `put` has opened."""
+        with self._opening:
+            known, self._sync = self._sync, None
+            embedded, self._embedded = self._embedded, None
+        if known is not None and known[0] == os.getpid():
+            known[1].close()
+        if embedded is not None:
+            embedded.stop()
+
+    async def aclose(self) -> None:
+        """Close what `aput` has opened in this event loop, and everything else."""
+        with self._opening:
+            client = self._async.pop(asyncio.get_running_loop(), None)
+        if client is not None and client not in self._lent:
+            await client.aclose()
+        await asyncio.to_thread(self.close)
+
+
+def _renew_locks_in_a_forked_child() -> None:
+    for one in list(_ALL):
+        one.renew_locks()
+
+
+os.register_at_fork(after_in_child=_renew_locks_in_a_forked_child)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Clients(Protocol):
+    """Where the tasks of a handler are put."""
+
+    def sync_client(self) -> "SyncClient": ...
+
+    async def client(self) -> "Client": ...
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """When and how a task is put; `put` and `aput` take the handler's arguments."""
+
+    handler: Handler
+    clients: Clients
+    at: When | None
+    after: Delay | None
+    id: str | None = None
+    lane: str | None = None
+    expires: When | Delay | None = None
+    retry: RetryPolicy | str | None = None
+    timeout: Delay | None = None
+    on_conflict: OnConflict = "keep"
+    durability: str = "server"
+
+    def put(self, *args: Any, **kwargs: Any) -> Handle:
+        """Check the arguments, put the task, return its handle. For programs without an event loop."""
+        return self.clients.sync_client().put(self.handler.target, self._payload(args, kwargs), **self._rest())
+
+    async def aput(self, *args: Any, **kwargs: Any) -> Handle:
+        """The same within an event loop; the result of its handle is awaited."""
+        payload = self._payload(args, kwargs)
+        client = await self.clients.client()
+        return await client.put(self.handler.target, payload, **self._rest())
+
+    def _payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.handler.arguments.write(args, kwargs, self.handler.codec)
+
+    def _rest(self) -> dict[str, Any]:
+        names = ("at", "after", "id", "lane", "expires", "retry", "timeout", "on_conflict", "durability")
+        return {name: getattr(self, name) for name in names}
+
+
+class Function(Generic[P, R]):
+    """Called, it is the function itself. `now`, `after` and `at` put a task that runs it on a worker."""
+
+    def __init__(self, function: Callable[P, R], handler: Handler, clients: Clients) -> None:
+        self.handler = handler
+        self._function = function
+        self._clients = clients
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<handler {self.handler.target}>"
+
+    def now(self, **how: Any) -> Order:
+        """As soon as a worker is free."""
+        return Order(self.handler, self._clients, None, None, **how)
+
+    def after(self, delay: Delay, **how: Any) -> Order:
+        """So long from now: `after("30m", id="order-42").put(order_id=42)`."""
+        return Order(self.handler, self._clients, None, delay, **how)
+
+    def at(self, when: When, **how: Any) -> Order:
+        """At a time: an aware datetime, ISO 8601 text, or epoch milliseconds."""
+        return Order(self.handler, self._clients, when, None, **how)
+
+
+Target = Function[..., Any] | Callable[..., Any] | str
+"""A handler, a function that becomes one, or a target such as `https://…`."""
+
+
+def _warn_of_long_runs(definition: Definition, terms: Terms, now_ms: int) -> None:
+    """Retries may make a run last until after the next one is due, which would be left out then."""
+    interval_ms = shortest_interval_ms(definition, now_ms)
+    if interval_ms is None or definition.slots.recurrence.waits_for_end:
+        return
+    try:
+        check_against(terms.policy, interval_ms, terms.timeout_ms)
+    except InvalidInput as error:
+        log.warning("schedule %r of %s: %s", definition.name, shown_target(definition.target), error)
+
+
+class Declarations(Connections):
+    """Handlers and schedules by name. Any number of threads may declare and look at the same time."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._lock = threading.RLock()
+        self.registry = Registry(CommandWork(name, one) for name, one in config.commands.items())
+        self.timetable = Timetable()
+
+    def renew_locks(self) -> None:
+        super().renew_locks()
+        self._lock = threading.RLock()
+
+    def _check_stopped(self) -> None:
+        """Raises SchedulerRunning when it is too late to declare something."""
+        raise NotImplementedError
+
+    # -- handlers and commands ---------------------------------------------------------------------------
+
+    def handler(
+        self,
+        *,
+        queue: str = "default",
+        name: str | None = None,
+        retries: int | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: Delay | None = None,
+        result_ttl: Delay = "0s",
+        codec: Codec = "json",
+    ) -> Callable[[Callable[P, R]], Function[P, R]]:
+        """Make a function a handler: `@scheduler.handler(queue="mail", retries=5, timeout="30s")`."""
+
+        def declare(function: Callable[P, R]) -> Function[P, R]:
+            handler = Handler(
+                function,
+                queue=queue,
+                name=name,
+                retries=retries,
+                retry=retry,
+                timeout=timeout,
+                result_ttl=result_ttl,
+                codec=codec,
+            )
+            with self._lock:
+                self._check_stopped()
+                self.registry.add(handler)
+            return Function(function, handler, self)
+
+        return declare
+
+    def command(self, name: str, argv: Sequence[str], **settings: Any) -> Command:
+        """Name a program that workers may start, with the settings of a `[commands.<name>]` table."""
+        command = read_command({"argv": argv if isinstance(argv, str) else list(argv), **settings})
+        with self._lock:
+            self._check_stopped()
+            self.registry.add(CommandWork(name, command))
+        return command
+
+    @property
+    def commands(self) -> Mapping[str, Command]:
+        with self._lock:
+            return {work.name: work.command for work in self.registry if isinstance(work, CommandWork)}
+
+    # -- schedules -------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        name: str | None,
+        target: Target,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> Definition:
+        """Declare a schedule with the fields of `client.schedules.add`: cron, every, timezone, overlap, misfire, …
+
+        A handler is called with `args` and `kwargs`, other targets get the `payload`.
+        """
+        with self._lock:
+            self._check_stopped()
+            if isinstance(target, str):
+                if args or kwargs or name is None:
+                    raise InvalidInput(f"a schedule for {target!r} needs a name, and has a payload, no arguments")
+                return self._declare(define(name, **self._with_zone({**fields, "target": target})))
+            return self._register_handler(name, target, args, kwargs or {}, fields)
+
+    def _register_handler(
+        self,
+        name: str | None,
+        target: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        fields: Mapping[str, Any],
+    ) -> Definition:
+        known = self._handler_of(target)
+        is_new = self.registry.find(known.target) is not known
+        if "payload" in fields or "target" in fields:
+            raise InvalidInput(f"schedule {name or known.name!r}: a handler gets args and kwargs, not a payload")
+        payload = known.arguments.write(tuple(args), kwargs, known.codec)
+        target_fields = {**fields, "target": known.target, "payload": payload}
+        definition = define(name or known.name, **self._with_zone(target_fields))
+        if is_new and not isinstance(target, Function):
+            self.registry.add(known)  # a plain function: it becomes a handler by this
+        try:
+            return self._declare(definition)
+        except InvalidInput:
+            if is_new and not isinstance(target, Function):
+                self.registry.remove(known)
+            raise
+
+    def _handler_of(self, target: object) -> Handler:
+        """The handler that this is; of a plain function the one it became, or would become."""
+        if isinstance(target, Function):
+            return target.handler
+        if not callable(target):
+            raise InvalidInput(f"the target {target!r} is neither a handler nor a function nor a text such as 'log:'")
+        made = Handler(target)
+        there = self.registry.find(made.target)
+        return there if isinstance(there, Handler) and there.function == target else made
+
+    def _with_zone(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"timezone": self.config.timezone, **fields}
+
+    def _declare(self, definition: Definition) -> Definition:
+        definition = msgspec.structs.replace(definition, source=definition.source or SOURCE)
+        now_ms = time.time_ns() // 1_000_000
+        # A mistake is told here and not at the start. One that is over is none: a program may outlive its schedules.
+        if definition.end_ms is None or definition.end_ms > now_ms:
+            check_definition(definition, now_ms)
+        self.timetable.add(definition)
+        if definition.overlap == "skip":
+            _warn_of_long_runs(definition, self._terms_of(definition), now_ms)
+        return definition
+
+    def policy_of(self, definition: Definition) -> RetryPolicy:
+        """By which its runs are retried: its own policy, else that of its handler, queue, target, the settings."""
+        return self._terms_of(definition).policy
+
+    def _terms_of(self, definition: Definition) -> Terms:
+        with self._lock:
+            work = self.registry.find(definition.target)
+        if work is None:
+            return terms_of(definition, self.config)
+        timeout_ms = None if work.timeout_s is None else round(work.timeout_s * 1000)
+        return terms_of(definition, self.config, Performer(work.queue, work.retry, timeout_ms))
+
+    def unregister(self, name: str | Callable[..., Any]) -> None:
+        """Take a schedule out of what is declared, or a handler with all of its schedules.
+
+        What the store holds stays: `client.schedules.remove(name)` ends a schedule for everybody.
+        """
+        with self._lock:
+            self._check_stopped()
+            if isinstance(name, str):
+                self.timetable.remove(name)
+                return
+            handler = self._handler_of(name)
+            self.registry.remove(handler)
+            for definition in list(self.timetable):
+                if definition.target == handler.target:
+                    self.timetable.remove(definition.name)
+
+    # -- the same with fewer words -----------------------------------------------------------------------------
+
+    @overload
+    def cron(
+        self, spec: str | Sequence[str], target: Callable[P, R], *, name: str | None = None, **rest: Any
+    ) -> Function[P, R]: ...
+
+    @overload
+    def cron(self, spec: str | Sequence[str], target: str, *, name: str, **rest: Any) -> str: ...
+
+    @overload
+    def cron(
+        self, spec: str | Sequence[str], *, name: str | None = None, **rest: Any
+    ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+
+    def cron(
+        self, spec: str | Sequence[str], target: Target | None = None, *, name: str | None = None, **rest: Any
+    ) -> Any:
+        """Run at the times of a cron line: `cron("0 9 * * MON-FRI", expire_order, name="morning")`, or as a decorator.
+
+        Without a name it has the handler's. `rest` is what `register` takes: kwargs, timezone, overlap, misfire, …
+        """
+        return self._timed(target, name, {**rest, "cron": spec})
+
+    @overload
+    def every(self, span: Delay, target: Callable[P, R], *, name: str | None = None, **rest: Any) -> Function[P, R]: ...
+
+    @overload
+    def every(self, span: Delay, target: str, *, name: str, **rest: Any) -> str: ...
+
+    @overload
+    def every(
+        self, span: Delay, *, name: str | None = None, **rest: Any
+    ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+
+    def every(self, span: Delay, target: Target | None = None, *, name: str | None = None, **rest: Any) -> Any:
+        """Run at a fixed rate: `every("30s", poll)`, or as a decorator. `start` says what it counts from."""
+        return self._timed(target, name, {**rest, "every": span})
+
+    @overload
+    def once(self, at: When, target: Callable[P, R], *, name: str | None = None, **rest: Any) -> Function[P, R]: ...
+
+    @overload
+    def once(self, at: When, target: str, *, name: str, **rest: Any) -> str: ...
+
+    @overload
+    def once(self, at: When, *, name: str | None = None, **rest: Any) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+
+    def once(self, at: When, target: Target | None = None, *, name: str | None = None, **rest: Any) -> Any:
+        """Run at one time and never again, however many programs declare it and however often they start."""
+        at_ms = instant_ms(at, field="at")
+        # No max_runs: the count outlives a new declaration, and one for another time would never run.
+        return self._timed(target, name, {**rest, "every": "1d", "start": at_ms, "end": at_ms})
+
+    def _timed(self, target: Target | None, name: str | None, said: dict[str, Any]) -> Any:
+        def declare(function: Target) -> Any:
+            with self._lock:
+                definition = self.register(name, function, **said)
+                if isinstance(function, (Function, str)):
+                    return function
+                handler = self.registry.find(definition.target)
+                assert isinstance(handler, Handler)
+                return Function(function, handler, self)
+
+        return declare if target is None else declare(target)

@@ -1,0 +1,194 @@
+"""A scheduler at work: a node in a thread of its own, and a worker in the event loop where handlers run.
+
+They are apart so that a handler that blocks its loop cannot cost the node its leases.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from ..client.client import Client
+from ..config.config import Config
+from ..model.errors import MainspringError
+from ..model.schedule.view import ScheduleView
+from ..model.targets.command import Commands
+from ..node.node import Node
+from ..node.process import Background
+from ..node.supervisor import Embedding
+from .publishing import publish
+from .worker_process import Workplace
+
+if TYPE_CHECKING:
+    from ..store.embedded import EmbeddedServer
+    from ..worker.executor import Hands
+    from .scheduler import Scheduler
+
+log = logging.getLogger("mainspring.scheduler")
+
+WATCH_S: Final = 0.25
+
+
+class Running:
+    """Everything one process needs, from start to stop. Used once, from the loop that handlers run in."""
+
+    def __init__(self, scheduler: "Scheduler", config: Config) -> None:
+        self._scheduler = scheduler
+        # The node must know the queues of commands that are declared in code, too.
+        # And what is declared must be fired here, whatever role `mainspring serve` has by the same settings.
+        self._config = replace(config, commands=Commands(scheduler.commands), roles=("scheduler",))
+        self._place: Workplace | None = None
+        self._hands: Hands | None = None
+        self._node: Node | None = None
+        self._thread: Background | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._embedding: Embedding | None = None
+        self._server: EmbeddedServer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.failure: BaseException | None = None
+
+    @property
+    def healthy(self) -> bool:
+        node, place = self._node, self._place
+        well = self.failure is None and node is not None and node.healthy
+        return well and (place is None or (place.worker is not None and place.worker.healthy))
+
+    @property
+    def inside(self) -> bool:
+        """Whether the caller is one of its handlers, for which a stop has to wait."""
+        return self._hands is not None and self._hands.inside
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the caller is in the event loop in which it was started."""
+        return self._loop is asyncio.get_running_loop()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether that event loop is closed: nothing can be awaited there any more."""
+        return self._loop is not None and self._loop.is_closed()
+
+    def views(self, names: Sequence[str]) -> "Future[dict[str, ScheduleView]]":
+        """What the store knows of these schedules; asked from any thread."""
+        assert self._thread is not None
+        return self._thread.submit(self._views(names))
+
+    async def _views(self, names: Sequence[str]) -> dict[str, ScheduleView]:
+        return await self._client().schedules.get_many(names)
+
+    def _client(self) -> Client:
+        client = self._node.client if self._node is not None else None
+        if client is None:
+            raise MainspringError("the scheduler is stopping")
+        return client
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        self._thread = thread = Background("mainspring-node")
+        url = await thread.do(self._start_node())
+        # Started for a put before the scheduler was: from here on it ends with the node, which needs it.
+        self._server = self._scheduler.node_started(url)
+        if len(self._scheduler.registry):
+            credentials = self._config.credentials if self._config.redis_url is not None else None
+            config = replace(self._config, redis_url=url, credentials=credentials)
+            self._place = place = Workplace(self._scheduler, config)
+            await place.start()
+            assert place.worker is not None
+            self._hands = place.worker.hands
+        else:
+            await thread.do(self._publish())
+        self._watcher = asyncio.create_task(self._watch(), name="mainspring-watch")
+
+    async def _start_node(self) -> str:
+        self._node = node = Node(self._config)
+        node.roles = ("scheduler", "worker") if len(self._scheduler.registry) else ("scheduler",)
+        await node.start()
+        server = node.embedding.server if node.embedding is not None else None
+        url = server.url if server is not None else self._config.redis_url
+        assert url is not None
+        return url
+
+    async def _publish(self) -> None:
+        client = self._client()
+        await publish(client.schedules, self._scheduler.declared(), client.store.clock.now_ms())
+
+    async def stop(self) -> None:
+        """Finish what runs within `shutdown_timeout`, break off the rest, hand over, close."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
+            await asyncio.wait([watcher])
+        # Both at once: the time for it is one and the same. The embedded server ends last, whatever went wrong before.
+        try:
+            ends = await asyncio.gather(self._stop_place(), self._stop_node(), return_exceptions=True)
+        finally:
+            await self._end()  # whoever waited may have given up: Ctrl-C
+        for error in ends:
+            if error is not None:
+                raise error
+
+    def lay_down(self) -> None:
+        """Stop what goes on without the event loop in which it was started. What ran there others get after a lease."""
+        helper = Background("mainspring-stop")
+        try:
+            helper.wait(self._lay_down())
+        finally:
+            helper.end()
+
+    async def _lay_down(self) -> None:
+        try:
+            await self._stop_node()
+        finally:
+            await self._end()
+
+    async def _stop_place(self) -> None:
+        if self._place is not None:
+            await self._place.stop()
+        else:
+            await self._scheduler.aclose()
+
+    async def _stop_node(self) -> None:
+        thread, node = self._thread, self._node
+        if thread is not None and node is not None:
+            self._embedding, node.embedding = node.embedding, None
+            await thread.do(node.stop())
+
+    async def _end(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            if self._embedding is not None:
+                await thread.do(self._embedding.stop())
+            if self._server is not None:
+                await asyncio.to_thread(self._server.stop)
+        finally:
+            await asyncio.to_thread(thread.end)
+
+    async def _watch(self) -> None:
+        """Tell of a part that broke down: the rest goes on, and whoever runs this decides."""
+        try:
+            while self.failure is None:
+                await asyncio.sleep(WATCH_S)
+                parts = (self._node, self._place)
+                self.failure = next((one.failure for one in parts if one is not None and one.failure is not None), None)
+        except asyncio.CancelledError:
+            # Not by `stop`: all that runs in the caller's event loop is cancelled, as at the end of asyncio.run.
+            if self._watcher is not None and self._scheduler.is_guest:
+                self._watcher = None
+                log.warning("the event loop ends, and nobody has awaited astop(): the scheduler is stopped now")
+                await self._scheduler.astop()
+            raise
+        log.error("a part of the scheduler broke down, which is a bug: %r", self.failure, exc_info=self.failure)
+        self._scheduler.broke_down(self.failure)

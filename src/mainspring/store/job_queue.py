@@ -1,0 +1,501 @@
+"""Queues as workers see them: take work, keep it, end it, put it back. See docs/queues.md.
+
+jobs = await queue.take(store, worker, {partition: {"mail": 10}})
+answers = await queue.finish(store, [End(job, DONE) for job in jobs])
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from ..model.dead_letter import DeadLetter
+from ..model.delivery import DONE, EXPIRED, Body, Dead, Done, Retry, was_sent
+from ..model.errors import StoreError
+from ..model.ids import idh_of
+from ..model.job import Cancelled, End, Ending, Job, Result, decode_result
+from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
+from ..model.schedule.chain import Link, Run
+from .codec import HEADER_BYTES, INDEXED, SCHEDULED, decode, decode_many, entry, without_headers
+from .keys import ADDRESS_BYTES, SECOND_MS, Address, PartitionKeys, Slice, address_prefix
+from .redis.connection import Command
+from .redis.sender import Group
+from .store import Store
+from .tasks.cancel import note
+from .tasks.put import WAKE_MS, fresh_score
+
+if TYPE_CHECKING:
+    from .schedules import Seen
+
+
+# When runs of schedules ended on workers. The worker writes it with the end itself, under the name of the schedule:
+# one small value for each schedule, however often it runs.
+#
+
+KEPT_MS: Final = 32 * 86_400_000
+"""Longer than most schedules wait for their next run."""
+
+
+def end_key(keys: PartitionKeys, name: str) -> str:
+    # No schedule has an "@" in its name, and no occurrence nothing behind it.
+    return keys.result(idh_of(f"{name}@"))
+
+
+def pack_end(job: Job, ending: Ending, ended_ms: int) -> bytes | None:
+    """What is kept of the end of a run; None for a task that belongs to no schedule."""
+    if job.body.occurrence is None:
+        return None
+    return Result(ending, job.body.occurrence[1], ended_ms=ended_ms).encode()
+
+
+def schedule_of(job: Job) -> str:
+    return job.id.partition("@")[0]
+
+
+async def run_ends(store: Store, wanted: Sequence[tuple[int, str, Link]]) -> list[Run | None]:
+    """How the last run of each chain (partition, name, link) ended; None where no worker said so."""
+    groups: list[Group] = []
+    for partition, name, _ in wanted:
+        keys = store.keys.partitions[partition]
+        groups.append((keys.slot, [("GET", end_key(keys, name))]))
+    found: list[Run | None] = []
+    for (_, _, link), answer in zip(wanted, await store.run(groups) if groups else (), strict=True):
+        if isinstance(answer, StoreError):
+            raise answer
+        end = None if answer[0] is None else decode_result(answer[0])
+        state = link.state
+        ours = end is not None and end.value == state.last_ms
+        found.append(Run(state.last_ms, state.began_ms, end.ended_ms, end.ending) if end is not None and ours else None)
+    return found
+
+
+async def with_ends(store: Store, seen: "Sequence[Seen]") -> "list[Seen]":
+    """The same with the ends of runs that the chain has not heard of yet: it asks when the next run begins."""
+    answered = list(seen)
+    open_ends = [
+        (i, one.partition, one.definition.name, one.link)
+        for i, one in enumerate(answered)
+        if one.definition is not None and one.link is not None and not one.link.state.last_is_over
+    ]
+    ends = await run_ends(store, [one[1:] for one in open_ends])
+    for (i, _, _, link), run in zip(open_ends, ends, strict=True):
+        if run is not None:
+            told = msgspec.structs.replace(link, state=link.state.with_run(run))
+            answered[i] = answered[i]._replace(link=told)
+    return answered
+
+
+MOST_ENDS: Final = 1_000
+"""Jobs that a call ends at most: Lua can spread some thousand values at once."""
+
+Answer = Literal["ok", "lost"] | StoreError
+
+
+class By(NamedTuple):
+    """Jobs of one partition, queue by queue."""
+
+    partition: int
+    queues: dict[str, int]
+    """How many of each."""
+    jobs: list[Job]
+    numbers: list[int]
+    """Their places among all that were given."""
+
+
+def by_partition(jobs: Sequence[Job], most: int = MOST_ENDS) -> list[By]:
+    """What belongs together in one call."""
+    sorted_: dict[int, dict[str, list[int]]] = {}
+    for number, job in enumerate(jobs):
+        sorted_.setdefault(job.partition, {}).setdefault(job.queue, []).append(number)
+    every = []
+    for partition, queues in sorted_.items():
+        left = [(queue, number) for queue, numbers in queues.items() for number in numbers]
+        for first in range(0, len(left), most):
+            some = left[first : first + most]
+            counts: dict[str, int] = {}
+            for queue, _ in some:
+                counts[queue] = counts.get(queue, 0) + 1
+            numbers = [number for _, number in some]
+            every.append(By(partition, counts, [jobs[number] for number in numbers], numbers))
+    return every
+
+
+async def finish(store: Store, ends: Sequence[End]) -> list[Answer]:
+    """End jobs; one answer each, in order. "lost": the claim is not valid any more, and nothing was written.
+
+    Sent again after a lost reply it answers "lost" for what was ended, and changes nothing.
+    """
+    answers: list[Answer] = ["ok"] * len(ends)
+    once: dict[tuple[int, bytes], int] = {}
+    for number, end in enumerate(ends):
+        if once.setdefault(end.job.key, number) != number:
+            answers[number] = "lost"  # named twice: the first one ends it
+    numbers = list(once.values())
+    every = by_partition([ends[number].job for number in numbers])
+    now_ms = store.clock.now_ms()
+    groups = [_group(store, by, [ends[numbers[i]] for i in by.numbers], now_ms) for by in every]
+    for by, result in zip(every, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            for i in by.numbers:
+                answers[numbers[i]] = result
+            continue
+        for position in result[0]:
+            answers[numbers[by.numbers[position - 1]]] = "lost"
+    await note(store, _cancelled(ends, answers))
+    return answers
+
+
+def _cancelled(ends: Sequence[End], answers: Sequence[Answer]) -> list[tuple[int, bytes]]:
+    """Callers' ids whose runs were stopped: the index forgets them."""
+    return [
+        (end.job.partition, end.job.idh)
+        for end, answer in zip(ends, answers, strict=True)
+        if isinstance(end.outcome, Cancelled) and answer == "ok" and end.job.body.id is not None
+    ]
+
+
+class _Args:
+    """The parts of a call, in the order in which the script wants them."""
+
+    def __init__(self) -> None:
+        self.places: list[Slice] = []
+        self.retries: list[Any] = []
+        self.deaths: list[Any] = []
+        self.lanes: list[Any] = []
+        self.cancels: list[Any] = []
+        self.results: list[Any] = []
+        self.x_retries: list[str] = []
+        self.s_retries: list[str] = []
+        self.x_lanes: list[str] = []
+        self.x_cancels: list[str] = []
+        self.result_keys: list[str] = []
+        self.wakes = False
+
+
+def _group(store: Store, by: By, ends: Sequence[End], now_ms: int) -> Group:
+    names = store.keys.partitions[by.partition]
+    parts = _Args()
+    for position, end in enumerate(ends, 1):
+        if end.result is not None:
+            parts.result_keys.append(names.result(end.job.idh))
+            parts.results += (position, max(1, end.result_ttl_ms), end.result)
+        if end.run_end is not None:
+            parts.result_keys.append(end_key(names, schedule_of(end.job)))
+            parts.results += (position, KEPT_MS, end.run_end)
+        if end.job.body.lane is not None:
+            parts.lanes += (position, encode_ack(end.outcome))
+            parts.x_lanes.append(_keys_of(names, end.job)[3])
+            parts.wakes = True
+        elif end.outcome is not DONE:
+            _add(parts, names, position, end, now_ms)
+    keys = [names.n, names.slices, names.ids, names.queued, names.acks, names.dead, names.dead_times]
+    keys += map(names.queue, by.queues)
+    keys += [names.entries(place.name) for place in parts.places]
+    keys += (*parts.x_retries, *parts.x_lanes, *parts.x_cancels, *parts.result_keys, *parts.s_retries)
+    jobs = by.jobs
+    args: list[Any] = [
+        len(by.queues), len(parts.places), len(ends), len(parts.x_retries), len(parts.deaths) // 3,
+        len(parts.x_lanes), len(parts.x_cancels), len(parts.result_keys), *by.queues.values(),
+        *[job.idh for job in jobs], *[job.claim for job in jobs], *[job.entry for job in jobs],
+    ]  # fmt: skip
+    for place in parts.places:
+        args += (place.name, fresh_score(place))
+    args += (*parts.retries, *parts.deaths, *parts.lanes, *parts.cancels, *parts.results)
+    commands: list[Command] = [store.scripts.call("queue_finish", keys, args)]
+    if parts.wakes:
+        commands.append(("SPUBLISH", names.wake, "1"))
+    return names.slot, commands
+
+
+def _add(parts: _Args, names: PartitionKeys, position: int, end: End, now_ms: int) -> None:
+    job = end.job
+    match end.outcome:
+        case Retry() as outcome:
+            due_ms = now_ms + (outcome.after_ms or 0)
+            place, row = _next_attempt(job, outcome, due_ms)
+            if place not in parts.places:
+                parts.places.append(place)
+            known_by_place = int(job.body.id is None)
+            parts.retries += (position, parts.places.index(place) + 1, address_prefix(place), row, known_by_place)
+            s, _, _, x = _keys_of(names, job)
+            parts.x_retries.append(x)
+            parts.s_retries.append(s)
+            parts.wakes = parts.wakes or due_ms < now_ms + WAKE_MS
+        case Dead() as outcome:
+            parts.deaths += (position, _letter(job, outcome.reason, now_ms).encode(), now_ms)
+        case Cancelled():
+            parts.cancels.append(position)
+            parts.x_cancels.append(_keys_of(names, job)[3])
+
+
+def _keys_of(names: PartitionKeys, job: Job) -> tuple[str, str, str, str]:
+    """Entries, fired, done and cancelled of the slice it came from."""
+    return names.slice_keys(Address.unpack(job.partition, job.claim).slice.name)
+
+
+def _next_attempt(job: Job, outcome: Retry, due_ms: int) -> tuple[Slice, bytes]:
+    place = Slice.at(due_ms, SECOND_MS)
+    body = msgspec.structs.replace(job.body, due_ms=None, original_due_ms=job.original_due_ms)
+    if not outcome.untried:
+        errors = (*body.errors, outcome.reason[:MAX_ERROR_CHARS])[-MAX_ERRORS_KEPT:]
+        body = msgspec.structs.replace(body, attempt=body.attempt + 1, errors=errors)
+    # Of a schedule's run the next attempt is marked as well: its end is the end of the run.
+    flags = INDEXED | (SCHEDULED if body.occurrence is not None else 0)
+    return place, entry(due_ms - place.start_ms, flags, job.idh, body)
+
+
+def _letter(job: Job, reason: str, now_ms: int) -> DeadLetter:
+    reason = reason[:MAX_ERROR_CHARS]
+    if not job.body.target:  # it could not be read: its bytes are kept, so that a person can
+        return DeadLetter(job.id, reason, now_ms, job.original_due_ms, entry=job.body.payload)
+    place = job.claim[:ADDRESS_BYTES]
+    # A worker that died with it may have begun it.
+    sent = was_sent(reason) or job.deliveries > 1
+    return DeadLetter.of(job.body, job.id, reason, now_ms, job.original_due_ms, place, sent=sent)
+
+
+# -- the word to the owner of a lane ---------------------------------------------------------------------------
+
+
+class _Failure(msgspec.Struct, array_like=True, frozen=True):
+    reason: str
+    after_ms: int | None = None
+    untried: bool = False
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_Failure).decode
+
+
+def encode_ack(outcome: Done | Retry | Dead | Cancelled) -> bytes:
+    """How a run ended, as `acks` keeps it until the owner of the partition has settled the task."""
+    match outcome:
+        case Done():
+            return b"d"
+        case Retry():
+            return b"r" + _encode(_Failure(outcome.reason[:MAX_ERROR_CHARS], outcome.after_ms, outcome.untried))
+        case Dead():
+            return b"x" + _encode(_Failure(outcome.reason[:MAX_ERROR_CHARS]))
+        case Cancelled():
+            return b"c"
+
+
+def decode_ack(raw: bytes) -> Done | Retry | Dead | Cancelled:
+    match raw[:1]:
+        case b"d":
+            return DONE
+        case b"c":
+            return Cancelled()
+        case b"r":
+            failure = _decode(raw[1:])
+            return Retry(failure.reason, failure.after_ms, failure.untried)
+        case b"x":
+            return Dead(_decode(raw[1:]).reason)
+        case _:
+            return Dead(f"the worker's answer cannot be read: {raw[:40]!r}")
+
+
+_ROW: Final = slice(ADDRESS_BYTES, None)
+
+Asks = Mapping[int, Mapping[str, int]]
+"""Partition -> queue -> how many at most."""
+
+
+class Beaten(NamedTuple):
+    """What a worker learns about its jobs when it says that it lives."""
+
+    lost: list[Job]
+    """Others have them by now."""
+    cancelled: list[Job]
+    """To be stopped, and ended as `Cancelled`."""
+
+
+class _Taken(NamedTuple):
+    partition: int
+    queue: str
+    entry: bytes
+    record: bytes
+    deliveries: int = 1
+    called_off: bool = False
+
+
+Died = Callable[[Job, Dead], None]
+"""Hears of jobs that nobody shall run any more: what has expired, or cannot be read."""
+
+
+def _nobody_hears(_job: Job, _why: Dead) -> None: ...
+
+
+async def take(store: Store, worker: str, asks: Asks, died: Died = _nobody_hears) -> list[Job]:
+    """Work for this worker, at most so much of each queue; one call a partition. Expired tasks are ended here.
+
+    A partition whose server does not answer is left out; when none answered, its failure is raised. What a server gave
+    in an answer that was lost comes back when the lease is over.
+    """
+    claim = f"{worker}/{secrets.token_hex(4)}"
+    groups = {p: _call(store, "queue_take", p, [claim], queues) for p, queues in asks.items()}
+    jobs: list[Job] = []
+    for p, (now_us, flat) in (await _answers(store, groups)).items():
+        store.clock.sample(now_us)
+        if flat:
+            names = list(asks[p])
+            taken = [_Taken(p, names[flat[i] - 1], flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)]
+            jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}", died)
+    return jobs
+
+
+async def left_behind(store: Store, queues: Sequence[str], *, lease_ms: int, most: int) -> dict[int, dict[str, int]]:
+    """By partition and queue: how much work lies there whose worker has not said for a lease that it lives; of each at
+    most so much is counted. A partition whose server does not answer is left out, as in `take`."""
+    groups: dict[int, Group] = {}
+    for keys in store.keys.partitions:
+        call = store.scripts.call("queue_left", list(map(keys.queue, queues)), [lease_ms, most])
+        groups[keys.number] = (keys.slot, [call])
+    found: dict[int, dict[str, int]] = {}
+    for p, counts in (await _answers(store, groups)).items():
+        if some := {queue: count for queue, count in zip(queues, counts, strict=True) if count}:
+            found[p] = some
+    return found
+
+
+async def reclaim(store: Store, worker: str, asks: Asks, died: Died = _nobody_hears, *, lease_ms: int) -> list[Job]:
+    """Work whose worker has not said for a lease that it lives. What was to be cancelled is ended here."""
+    claim = f"{worker}/{secrets.token_hex(4)}"
+    groups = {p: _call(store, "queue_reclaim", p, [claim, lease_ms], queues) for p, queues in asks.items()}
+    jobs: list[Job] = []
+    for p, (now_us, flat) in (await _answers(store, groups)).items():
+        store.clock.sample(now_us)
+        names = list(asks[p])
+        taken = [
+            _Taken(p, names[flat[i] - 1], flat[i + 1], flat[i + 2], flat[i + 3], flat[i + 4] == 1)
+            for i in range(0, len(flat), 5)
+        ]
+        jobs += await _to_run(store, taken, f"{claim}/{now_us // 1000}", died)
+    return jobs
+
+
+async def _answers(store: Store, groups: Mapping[int, Group]) -> dict[int, Any]:
+    """By partition what its script said. Those whose server does not answer are left out, unless none does."""
+    answers: dict[int, Any] = {}
+    failure: StoreError | None = None
+    for p, result in zip(groups, await store.run(list(groups.values())), strict=True):
+        if isinstance(result, StoreError):
+            failure = failure or result
+        else:
+            answers[p] = result[0]
+    if failure is not None and not answers:
+        raise failure
+    return answers
+
+
+def _call(store: Store, script: str, partition: int, args: list[Any], queues: Mapping[str, int]) -> Group:
+    keys = store.keys.partitions[partition]
+    for name, most in queues.items():
+        args += (name, most)
+    return keys.slot, [store.scripts.call(script, [keys.queued, *map(keys.queue, queues)], args)]
+
+
+async def _to_run(store: Store, taken: list[_Taken], claim: str, died: Died) -> list[Job]:
+    """The jobs, less those that nobody shall run any more: these are ended."""
+    now_ms = store.clock.now_ms()
+    jobs: list[Job] = []
+    ends: list[End] = []
+    for one, body in zip(taken, _bodies(taken), strict=True):
+        job = _job(one, body if isinstance(body, Body) else Body("", one.record[_ROW]), claim)
+        if isinstance(body, str):
+            ends.append(End(job, Dead(f"the entry cannot be read: {body}")))
+        elif one.called_off:
+            ends.append(End(job, Cancelled()))
+        elif body.expires_ms is not None and body.expires_ms < now_ms:
+            ends.append(End(job, Dead(EXPIRED)))
+        else:
+            jobs.append(job)
+    for end, answer in zip(ends, await finish(store, ends) if ends else (), strict=True):
+        # What the server has not heard of comes back with its lease, and is told then.
+        if answer == "ok" and isinstance(end.outcome, Dead):
+            died(end.job, end.outcome)
+    return jobs
+
+
+def _bodies(taken: list[_Taken]) -> list[Body | str]:
+    """The bodies, or of a damaged one why it cannot be read."""
+    rows = [one.record[_ROW] for one in taken]
+    try:
+        return [*decode_many(without_headers(rows))]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return [_body(row) for row in rows]
+
+
+def _body(row: bytes) -> Body | str:
+    try:
+        return decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return str(error)
+
+
+def _job(one: _Taken, body: Body, claim: str) -> Job:
+    record = one.record
+    due_ms = body.due_ms
+    if due_ms is None:
+        place = Address.unpack(one.partition, record).slice
+        due_ms = place.from_ms + int.from_bytes(record[ADDRESS_BYTES : ADDRESS_BYTES + 4], "big")
+    return Job(
+        one.partition,
+        one.queue,
+        one.entry,
+        record[ADDRESS_BYTES + 5 : ADDRESS_BYTES + HEADER_BYTES],
+        body,
+        due_ms,
+        due_ms if body.original_due_ms is None else body.original_due_ms,
+        one.deliveries,
+        b"%b%b %b %b" % (record[:ADDRESS_BYTES], one.entry, one.queue.encode(), claim.encode()),
+    )
+
+
+async def beat(store: Store, jobs: Sequence[Job]) -> Beaten:
+    """Keep these jobs for another lease. Where a server does not answer nothing is said of its jobs."""
+    beaten = Beaten([], [])
+    every = by_partition(jobs)
+    groups = [_told(store, "queue_beat", by, [(job.idh, job.entry, job.claim) for job in by.jobs]) for by in every]
+    failures = _sort_out(every, await store.run(groups), beaten)
+    if failures and len(failures) == len(every):
+        raise failures[0]
+    return beaten
+
+
+async def give_back(store: Store, jobs: Sequence[Job]) -> None:
+    """Put back what was taken and not begun: it does not count as taken. Others get it at once; what workers have died
+    with before, when they next look for work of the dead."""
+    every = by_partition(jobs)
+    groups: list[Group] = []
+    for by in every:
+        rows = [(job.idh, job.entry, job.claim, job.queue) for job in by.jobs]
+        slot, commands = _told(store, "queue_back", by, rows)
+        groups.append((slot, [*commands, ("SPUBLISH", store.keys.partitions[by.partition].work, "1")]))
+    beaten = Beaten([], [])
+    failures = _sort_out(every, await store.run(groups), beaten)
+    if beaten.cancelled:
+        await finish(store, [End(job, Cancelled()) for job in beaten.cancelled])
+    if failures:
+        raise failures[0]
+
+
+def _told(store: Store, script: str, by: By, rows: Sequence[tuple[Any, ...]]) -> Group:
+    keys = store.keys.partitions[by.partition]
+    args: list[Any] = [*by.queues.values()]
+    for row in rows:
+        args += row
+    return keys.slot, [store.scripts.call(script, [keys.queued, *map(keys.queue, by.queues)], args)]
+
+
+def _sort_out(every: Sequence[By], results: Sequence[Any], beaten: Beaten) -> list[StoreError]:
+    failures = []
+    for by, result in zip(every, results, strict=True):
+        if isinstance(result, StoreError):
+            failures.append(result)
+            continue
+        flat = result[0]
+        for position, word in zip(flat[::2], flat[1::2], strict=True):
+            (beaten.cancelled if word == b"cancel" else beaten.lost).append(by.jobs[position - 1])
+    return failures

@@ -1,0 +1,1 @@
+"""What only the owner of a partition does on the server; every write carries its token."""

@@ -1,0 +1,466 @@
+"""What an owner writes: begin, commit, hand off, drop. Every call carries the owner's token. See PROTOCOL."""
+
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import Any, Final, Literal, NamedTuple, cast
+
+import msgspec
+
+from ...model.errors import StoreError
+from ...model.ids import IDH_BYTES
+from ..keys import Address, PartitionKeys, Slice, address_prefix
+from ..redis.connection import Command
+from ..redis.sender import Group
+from ..store import Store
+from ..tasks.put import fresh_score
+
+Status = Literal["ok", "fenced", "rolledback", "early", "stale", "more", "refused"]
+
+
+COUNTS: Final = Struct(">HHHHHIH")
+"""Of a section of a tick: small, large, commits, proofs, known, finished, plants."""
+_COUNTS: Final = COUNTS.pack
+_WHERE: Final = Struct(">HHI").pack
+PLANT_ARGS: Final = 5
+"""Values that tell the server of one plant."""
+WHOLE: Final = -1
+"""Instead of an offset: the bytes are the whole bitmap, and replace what is there."""
+
+
+class Touch(NamedTuple):
+    """The bytes of the fired and done bitmaps of one slice that change, and the proof that it is that slice."""
+
+    name: str
+    keys: tuple[str, str, str, str]
+    g: str
+    m: int
+    """Index of the row whose header is the proof; -1 when all rows were proven by an earlier call."""
+    header: bytes
+    f_at: int
+    """First byte of `f`; WHOLE when it is all of the bitmap."""
+    f: bytes
+    d_at: int
+    d: bytes
+
+
+MOST_TOUCHES: Final = 1_000
+"""Slices and sections that a call carries at most: Lua can unpack some thousand values at once."""
+
+
+UNREAD: Final = -1
+"""Instead of a cursor: this is no slice, and nobody reads it."""
+
+
+class Known(NamedTuple):
+    """A slice as far as it was read; lets the server see that nothing stands unread before a lane's task."""
+
+    name: str | bytes
+    entries: str
+    g: str
+    cursor: int
+
+
+class Plant(msgspec.Struct, frozen=True, gc=False):
+    """What becomes of a schedule when an occurrence of it begins, or is skipped."""
+
+    name: str
+    claim: bytes
+    """Only a chain that still starts with this is moved on: it was not edited, and this was not done before."""
+    value: bytes
+    """What the chain is then."""
+    slice: Slice | None
+    """Where the following occurrence is put; None: there is none any more."""
+    row: bytes
+    skipped: tuple[str, int, bytes] | None
+    """The key of x, the index and the hash of the id of an occurrence that does not run."""
+
+
+class Section(NamedTuple):
+    """What one partition commits and begins in a tick."""
+
+    partition: int
+    token: bytes
+    seq: int
+    max_due_ms: int | None
+    finished: int
+    touches: list[Touch]
+    known: list[Known]
+    plants: Sequence[Plant] = ()
+
+
+class Answer(NamedTuple):
+    status: Status
+    x: list[bytes]
+    """Cancelled bits, per touched slice, of the byte range whose fired bits were set."""
+
+
+async def tick(store: Store, sections: Sequence[Section]) -> list[Answer | StoreError]:
+    """Commit and begin for many partitions: one call a server, in a cluster one a partition."""
+    chunks = [[i] for i in range(len(sections))] if store.links.cluster else _chunks(sections)
+    groups = [_tick_group(store, [sections[i] for i in chunk]) for chunk in chunks]
+    answers: list[Answer | StoreError] = []
+    newest_us = 0
+    for chunk, result in zip(chunks, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            answers += [result] * len(chunk)
+            continue
+        [reply] = result
+        newest_us = max(newest_us, reply[0])
+        for i, row in zip(chunk, reply[1:], strict=True):
+            status = cast("Status", row[0].decode())
+            answers.append(Answer(status, _x_by_touch(sections[i], row[1:]) if status == "ok" else []))
+    if newest_us:
+        # All answers wait for the slowest server. The time in an early one is old by now: taken last, it would set
+        # the clock back behind begins of this very call, and what expired before them would go out.
+        store.clock.sample(newest_us)
+    return answers
+
+
+def _chunks(sections: Sequence[Section]) -> list[list[int]]:
+    chunks: list[list[int]] = []
+    touches = MOST_TOUCHES
+    for i, section in enumerate(sections):
+        if touches + len(section.touches) > MOST_TOUCHES:
+            chunks.append([])
+            touches = 0
+        chunks[-1].append(i)
+        touches += len(section.touches) + 1
+    return chunks
+
+
+def _tick_group(store: Store, sections: list[Section]) -> Group:
+    fences: list[str] = []
+    small_x: list[str] = []
+    small_f: list[str] = []
+    keys: list[str] = []
+    latest = max((one.max_due_ms for one in sections if one.max_due_ms is not None), default="")
+    args: list[Any] = [len(sections), 0, latest]
+    for section in sections:
+        names = store.keys.partitions[section.partition]
+        fences.append(names.fence)
+        args += (b"%b:%d" % (section.token, section.seq - 1), b"%b:%d" % (section.token, section.seq))
+        touches = section.touches
+        if (
+            len(touches) == 1
+            and touches[0].f_at == WHOLE
+            and touches[0].m < 0
+            and not touches[0].d
+            and not section.known
+            and not section.plants
+        ):
+            # The common section, without ado.
+            [touch] = touches
+            small_x.append(touch.keys[3])
+            small_f.append(touch.keys[1])
+            args += ("", touch.f)
+        else:
+            _lay_out(names, section, small_x, small_f, keys, args)
+    args[1] = len(small_x)
+    slot = store.keys.partitions[sections[0].partition].slot
+    return slot, [store.scripts.call("tick", [*fences, *small_x, *small_f, *keys], args)]
+
+
+def _lay_out(
+    names: PartitionKeys,
+    section: Section,
+    small_x: list[str],
+    small_f: list[str],
+    keys: list[str],
+    args: list[Any],
+) -> None:
+    """Add a section to the lists as tick.lua wants them: by what is done to a slice, not slice by slice."""
+    touches, known = section.touches, section.known
+    small = [touch for touch in touches if touch.f and touch.f_at == WHOLE]
+    large = [touch for touch in touches if touch.f and touch.f_at != WHOLE]
+    commits = [touch for touch in touches if touch.d]
+    proofs = [touch for touch in touches if touch.m >= 0]
+    plants = section.plants
+    args.append(_COUNTS(len(small), len(large), len(commits), len(proofs), len(known), section.finished, len(plants)))
+    for touch in small:
+        small_x.append(touch.keys[3])
+        small_f.append(touch.keys[1])
+        args.append(touch.f)
+    for touch in large:
+        keys += (touch.keys[1], touch.keys[3])
+        args += (touch.f_at, touch.f)
+    for touch in commits:
+        keys.append(touch.keys[2])
+        args += (touch.d_at, touch.d)
+    if section.finished:
+        keys.append(names.n)
+    if proofs or known:
+        keys.append(names.slices)
+    for touch in proofs:
+        keys.append(touch.keys[0])
+        args += (touch.name, touch.g, touch.m, touch.header)
+    if known:
+        args.append(section.max_due_ms or 0)
+    for name, entries, g, cursor in known:
+        keys.append(entries)
+        args += (name, g, cursor)
+    if plants:
+        _lay_out_plants(names, plants, keys, args)
+
+
+def _lay_out_plants(names: PartitionKeys, plants: Sequence[Plant], keys: list[str], args: list[Any]) -> None:
+    wanted = (plant.slice for plant in plants if plant.slice is not None)
+    places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
+    skips: dict[str, int] = {}
+    rows: list[Any] = []
+    for one in plants:
+        place, skipped = one.slice, one.skipped
+        number = 0 if place is None else places[place]
+        if skipped is None:
+            where = _WHERE(number, 0, 0)
+        else:
+            x, index, idh = skipped
+            where = _WHERE(number, skips.setdefault(x, len(skips) + 1), index) + idh
+        rows += (one.name, one.claim, one.value, one.row, where)
+    keys += (names.next, names.ids, names.n, names.slices)
+    keys += (names.entries(place.name) for place in places)
+    keys += skips
+    args += (len(places), len(skips))
+    for place in places:
+        args += (place.name, fresh_score(place), address_prefix(place))
+    args += rows
+
+
+def _x_by_touch(section: Section, x: list[bytes]) -> list[bytes]:
+    """The answer lists small slices first; put it back into the order of the touches."""
+    if len(section.touches) == 1:
+        return x or [b""]
+    small = iter(x)
+    by_touch = {id(touch): next(small) for touch in section.touches if touch.f and touch.f_at == WHOLE}
+    by_touch |= {id(touch): next(small) for touch in section.touches if touch.f and touch.f_at != WHOLE}
+    return [by_touch.get(id(touch), b"") for touch in section.touches]
+
+
+class NewPlace(NamedTuple):
+    """A retry: the entry to append, the slice it belongs to, and the (packed) address of the attempt that failed."""
+
+    idh: bytes
+    slice: Slice
+    row: bytes
+    old: bytes
+    left: str = ""
+    """Name of the slice it leaves a mark in; none for a task that nobody knows by its place."""
+    mark: bytes = b""
+
+
+class Moves(NamedTuple):
+    """Tasks of one slice that may not go out now and were not begun, and the hold slice in which they are to wait."""
+
+    keys: tuple[str, str, str, str]
+    head: bytes
+    """What the packed addresses of all entries of that slice begin with."""
+    f_at: int
+    f: bytes
+    """The fired bits of the slice, theirs among them; f_at is WHOLE when it is all of the bitmap."""
+    slice: Slice
+    rows: list[bytes | int]
+    """Index there, mark that stays there (or nothing) and entry for the hold slice, in turn."""
+
+
+class Death(NamedTuple):
+    idh: bytes
+    record: bytes
+    at_ms: int
+
+
+class Commit(NamedTuple):
+    """Outcomes of one partition that are more than plain success."""
+
+    partition: int
+    token: bytes
+    seq: int
+    finished: int
+    replaced: int
+    touches: list[Touch]
+    retries: list[NewPlace]
+    deaths: list[Death]
+    holds: list[tuple[str, bytes]]
+    """(lane, idh of the head whose retry it waits for and, packed, since when); an empty text frees the lane."""
+    moves: Sequence[Moves] = ()
+    records: Sequence[tuple[str, bytes]] = ()
+    """(name of a hold slice, record of its hold); an empty record forgets it."""
+
+
+async def commit(store: Store, work: Commit) -> Status:
+    names = store.keys.partitions[work.partition]
+    wanted = [retry.slice for retry in work.retries] + [moves.slice for moves in work.moves]
+    places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
+    keys = [names.fence, names.n, names.slices, names.dead, names.dead_times, names.held, names.ids, names.holds]
+    args: list[Any] = [
+        work.token, work.seq, work.finished, work.replaced, len(work.touches), len(places),
+        len(work.retries), len(work.deaths), len(work.holds), len(work.moves), len(work.records),
+    ]  # fmt: skip
+    for touch in work.touches:
+        s, _, d, _ = touch.keys
+        keys += (s, d)
+        args += (touch.name, touch.g, touch.m, touch.header, touch.d_at, touch.d)
+    for place in places:
+        keys.append(names.entries(place.name))
+        args += (place.name, fresh_score(place))
+    touched = {touch.name: number for number, touch in enumerate(work.touches, 1)}
+    for idh, place, row, old, left, mark in work.retries:
+        args += (places[place], idh, address_prefix(place), row, old, touched.get(left, 0) if mark else 0, mark)
+    for death in work.deaths:
+        args += death
+    for hold in work.holds:
+        args += hold
+    _lay_out_moves(work.moves, places, keys, args)
+    for record in work.records:
+        args += record
+    reply = await store.call(work.partition, "commit", keys, args)
+    store.clock.sample(reply[0])
+    return cast("Status", reply[1].decode())
+
+
+def _lay_out_moves(all_moves: Sequence[Moves], places: dict[Slice, int], keys: list[str], args: list[Any]) -> None:
+    for (s, f, _, x), head, f_at, bits, place, rows in all_moves:
+        keys += (s, f, x)
+        args += (places[place], address_prefix(place), head, f_at, bits, len(rows) // 3, *rows)
+
+
+class Finished(NamedTuple):
+    """A slice that its owner believes to be done."""
+
+    partition: int
+    token: bytes
+    slice: Slice
+    g: float
+    record: bytes = b""
+    """Of a hold slice: what is kept of its hold, as long as ids of its tasks are."""
+
+
+async def drop(store: Store, slices: Sequence[Finished]) -> list[Status | StoreError]:
+    groups: list[Group] = []
+    for part, token, place, g, record in slices:
+        names = store.keys.partitions[part]
+        keys = [names.own, names.slices, *names.slice_keys(place.name), names.holds]
+        call: Command = store.scripts.call("drop", keys, [token, place.name, repr(g), place.over_ms, record])
+        groups.append((names.slot, [call]))
+    return [
+        result if isinstance(result, StoreError) else cast("Status", result[0][1].decode())
+        for result in await store.run(groups)
+    ]
+
+
+MOST_TASKS: Final = 1_000
+"""Tasks that a call hands off at most: Lua can spread some thousand values at once."""
+
+MOST_BYTES: Final = 4 << 20
+"""Bytes that a call carries at most, give or take one task: a server that reads for long answers nobody else."""
+
+BUSY: Final = b""
+"""The answer for a task that has to wait: another one of its id is in a queue."""
+
+
+class HandOff(NamedTuple):
+    """What one partition hands off in a call."""
+
+    partition: int
+    token: bytes
+    seq: int
+    finished: int
+    touches: list[Touch]
+    queues: dict[str, list[bytes]]
+    """Queue -> records: the packed address a task comes from, then its entry."""
+
+
+class Handed(NamedTuple):
+    status: Status
+    answers: dict[int, bytes]
+    """Of some tasks, by their place among all records: BUSY, or how a run of it had ended before."""
+
+
+async def hand_off(store: Store, works: Sequence[HandOff]) -> list[Handed | StoreError]:
+    """One call a partition, all in one trip a server."""
+    handed: list[Handed | StoreError] = []
+    for result in await store.run([_group(store, work) for work in works]):
+        if isinstance(result, StoreError):
+            handed.append(result)
+            continue
+        now_us, status, flat = result[0]
+        store.clock.sample(now_us)
+        answers = {position - 1: answer for position, answer in zip(flat[::2], flat[1::2], strict=True)}
+        handed.append(Handed(cast("Status", status.decode()), answers))
+    return handed
+
+
+def _group(store: Store, work: HandOff) -> Group:
+    names = store.keys.partitions[work.partition]
+    keys = [names.fence, names.n, names.slices, names.queued, names.acks, names.queues]
+    keys += map(names.queue, work.queues)
+    tasks = sum(map(len, work.queues.values()))
+    args: list[Any] = [work.token, work.seq, work.finished, len(work.touches), len(work.queues), tasks]
+    for touch in work.touches:
+        s, _, d, _ = touch.keys
+        keys += (s, d)
+        args += (touch.name, touch.g, touch.m, touch.header, touch.d_at, touch.d)
+    for queue, records in work.queues.items():
+        args += (queue, len(records))
+    for records in work.queues.values():
+        args += records
+    # Not within the script: see `put`, whose wake-up follows its transaction for the same reason.
+    return names.slot, [store.scripts.call("hand_off", keys, args), ("SPUBLISH", names.work, "1")]
+
+
+AT_ONCE: Final = 1_000
+
+
+class Acks(NamedTuple):
+    acks: dict[bytes, tuple[bytes, bytes]]
+    """Packed address -> idh, how it ended (see `queue_end.decode_ack`)."""
+    cursor: int
+    """Where to go on; 0 when there are no others."""
+
+
+async def read_acks(store: Store, cursors: Mapping[int, int]) -> list[Acks | StoreError]:
+    """Some of each partition, from where its cursor stands: those that nobody awaits must not hide the others."""
+    groups: list[Group] = []
+    for p, cursor in cursors.items():
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("HSCAN", keys.acks, cursor, "COUNT", AT_ONCE)]))
+    answers: list[Acks | StoreError] = []
+    for result in await store.run(groups):
+        if isinstance(result, StoreError):
+            answers.append(result)
+            continue
+        cursor, flat = result[0]
+        found = {
+            address: (value[:IDH_BYTES], value[IDH_BYTES:])
+            for address, value in zip(flat[::2], flat[1::2], strict=True)
+        }
+        answers.append(Acks(found, int(cursor)))
+    return answers
+
+
+async def forget_acks(store: Store, known: Mapping[int, Sequence[bytes]]) -> StoreError | None:
+    """Remove acks whose tasks are settled. One that is left over does no harm: no other task has its address."""
+    groups: list[Group] = []
+    for p, addresses in known.items():
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("HDEL", keys.acks, *addresses)]))
+    return next((one for one in await store.run(groups) if isinstance(one, StoreError)), None)
+
+
+async def sweep_acks(store: Store, partition: int) -> None:
+    """Remove some of those whose slices are gone: a former owner had settled their tasks, and was over before it could
+    forget them."""
+    [answer] = await read_acks(store, {partition: 0})
+    if isinstance(answer, StoreError):
+        raise answer
+    if not answer.acks:
+        return
+    keys = store.keys.partitions[partition]
+    places = {raw: Address.unpack(partition, raw) for raw in answer.acks}
+    asked: list[Command] = [("ZSCORE", keys.slices, place.slice.name) for place in places.values()]
+    scores = await store.run_one(keys.slot, asked)
+    # No slice has the incarnation of one that ever was: what is gone now stays so.
+    gone = [
+        raw for (raw, place), score in zip(places.items(), scores, strict=True)
+        if score is None or float(score) != place.score
+    ]  # fmt: skip
+    if gone and (failure := await forget_acks(store, {partition: gone})) is not None:
+        raise failure

@@ -1,0 +1,144 @@
+"""What a new owner learns of held work: lanes that wait for their head, and hold slices. See docs/lanes.md."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ...model.errors import StoreError
+from ...model.lane import HoldRecord
+from ..keys import HOLDS_FROM_S, Address, Slice
+from ..redis.sender import Group
+from ..store import Store
+from ..tasks.index import look_up
+from ..tasks.query import Found, look_at
+from .read import slice_named
+
+
+class Head(NamedTuple):
+    """The failed task a lane waits for."""
+
+    idh: bytes
+    since_ms: int
+    """When it failed for the first time; 0 where nobody wrote it down."""
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Head":
+        return cls(raw[:16], int.from_bytes(raw[16:24], "big"))
+
+    def pack(self) -> bytes:
+        return self.idh + self.since_ms.to_bytes(8, "big")
+
+
+class Inherited(NamedTuple):
+    heads: dict[str, Head]
+    slices: dict[Slice, HoldRecord | None]
+    """Hold slices with tasks in them; None where the record is lost."""
+    ended: dict[str, int]
+    """Names of hold slices that are gone, and since when."""
+    heads_inside: set[str]
+    """Lanes whose failed head stands in a hold slice too."""
+
+
+async def inherit(store: Store, partition: int) -> Inherited:
+    """All of it, the latest holds first."""
+    keys = store.keys.partitions[partition]
+    held, records, names = await store.run_one(
+        keys.slot,
+        [
+            ("HGETALL", keys.held),
+            ("HGETALL", keys.holds),
+            ("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE"),
+        ],
+    )
+    heads = {held[i].decode(): Head.unpack(held[i + 1]) for i in range(0, len(held), 2)}
+    known = {records[i].decode(errors="replace"): HoldRecord.decode(records[i + 1]) for i in range(0, len(records), 2)}
+    places = [_hold_slice(name.decode(errors="replace")) for name in reversed(names)]
+    slices = {place: known.pop(place.name, None) for place in places if place is not None}
+    ended = {name: record.ended_ms if record else 0 for name, record in known.items() if _hold_slice(name)}
+    waiting = [record.lane for record in slices.values() if record is not None and record.lane in heads]
+    found = await look_up(store, [(partition, heads[lane].idh) for lane in waiting if lane is not None])
+    inside = {lane for lane, at in zip(waiting, found, strict=True) if lane and at is not None and at.slice.is_hold}
+    return Inherited(heads, slices, ended, inside)
+
+
+async def record_of(store: Store, partition: int, place: Slice) -> HoldRecord | None:
+    """What is known of the hold to which a slice belongs."""
+    keys = store.keys.partitions[partition]
+    [raw] = await store.run_one(keys.slot, [("HGET", keys.holds, place.name)])
+    return None if raw is None else HoldRecord.decode(raw)
+
+
+def _hold_slice(name: str) -> Slice | None:
+    """None for what is no hold slice's name: `mainspring verify` tells of it."""
+    place = slice_named(name.encode())
+    return place if place is not None and place.is_hold else None
+
+
+async def scores(store: Store, wanted: Mapping[int, Sequence[Slice]]) -> dict[int, list[float | None] | StoreError]:
+    """The incarnations of hold slices, by partition; None for one that does not exist (any more)."""
+    groups: list[Group] = []
+    for p, places in wanted.items():
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("ZMSCORE", keys.slices, *(place.name for place in places))]))
+    return {
+        p: result if isinstance(result, StoreError) else [None if one is None else float(one) for one in result[0]]
+        for p, result in zip(wanted, await store.run(groups), strict=True)
+    }
+
+
+async def forget_records(
+    store: Store, partition: int, ended: Sequence[tuple[str, int]], *, window_ms: int
+) -> Sequence[tuple[str, int]]:
+    """Of hold slices that are gone, with the times when they went, those whose records are forgotten now."""
+    oldest = sorted(ended, key=lambda one: one[1])
+    args = [value for one in oldest for value in one]
+    keys = store.keys.partitions[partition]
+    return oldest[: await store.call(partition, "forget_holds", [keys.holds], [window_ms, *args])]
+
+
+class Standing(NamedTuple):
+    """The failed head of a lane, and where the index has it."""
+
+    partition: int
+    lane: str
+    idh: bytes
+    place: bytes
+
+
+def waits_for(lane: str, found: Found) -> bool:
+    """Whether the lane has to wait for what stands in the place of its failed head. Its id may have been given to
+    another task since, of this lane or another; one that cannot be read is left to the owner, who meets it."""
+    body = found.body
+    return found.state in ("pending", "fired") and (body is None or (body.lane == lane and body.is_retry))
+
+
+async def head_places(
+    store: Store, wanted: Mapping[int, Sequence[bytes]]
+) -> dict[int, Sequence[bytes | None] | StoreError]:
+    """Of each partition the places of these heads; None without one: every retry registers its place, and a cancel
+    removes it."""
+    groups: list[Group] = []
+    for p, idhs in wanted.items():
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("HMGET", keys.ids, *idhs)]))
+    return {
+        p: result if isinstance(result, StoreError) else result[0]
+        for p, result in zip(wanted, await store.run(groups), strict=True)
+    }
+
+
+async def replaced_heads(store: Store, heads: Sequence[Standing]) -> set[Standing]:
+    """Those in whose place nothing stands any more that their lanes would have to wait for."""
+    found = await look_at(store, [(Address.unpack(one.partition, one.place), one.idh) for one in heads])
+    over = [one for one, what in zip(heads, found, strict=True) if not waits_for(one.lane, what)]
+    # Asked after the look: a head that was tried and failed meanwhile stands elsewhere, and its old place says nothing.
+    by_partition: dict[int, list[Standing]] = {}
+    for one in over:
+        by_partition.setdefault(one.partition, []).append(one)
+    answers = await head_places(store, {p: [one.idh for one in some] for p, some in by_partition.items()})
+    still: set[Standing] = set()
+    for p, some in by_partition.items():
+        now = answers[p]
+        if isinstance(now, StoreError):
+            raise now
+        still.update(one for one, place in zip(some, now, strict=True) if place == one.place)
+    return still

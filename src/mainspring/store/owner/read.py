@@ -1,0 +1,177 @@
+"""What an owner reads: counters, the list of slices, entries. See PROTOCOL "Read"."""
+
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from math import inf, isfinite
+from typing import NamedTuple
+
+from ...model.errors import StoreError
+from ..keys import PartitionKeys, Slice
+from ..redis.connection import Command
+from ..redis.sender import Group
+from ..store import Store
+
+log = logging.getLogger("mainspring.store")
+
+
+# What stands in the sorted set of live slices, as far as it can be slices.
+#
+# A strange member, written by hand or by another program, is passed over and told of once. `mainspring verify` finds
+# it as well, and removes it on request.
+
+
+class Listed(NamedTuple):
+    """A slice as the sorted set shows it."""
+
+    slice: Slice
+    g: float
+
+
+class Stranger(NamedTuple):
+    """A member that is no slice."""
+
+    name: bytes
+    score: float
+
+
+def slice_named(name: bytes) -> Slice | None:
+    """The slice of that name; None for what no slice is called."""
+    try:
+        place = Slice.parse(name)
+    except ValueError:
+        return None
+    return place if place.name.encode() == name and place.is_well_formed else None
+
+
+def slices_in(keys: PartitionKeys, reply: list[bytes]) -> list[Listed]:
+    """Of members with their scores those that are slices."""
+    return sorted_out(keys, reply)[0]
+
+
+def sorted_out(keys: PartitionKeys, reply: list[bytes]) -> tuple[list[Listed], list[Stranger]]:
+    """Slices, and what is none."""
+    slices: list[Listed] = []
+    strangers: list[Stranger] = []
+    for i in range(0, len(reply), 2):
+        name, score = reply[i], float(reply[i + 1])
+        place = slice_named(name)
+        if place is not None and isfinite(score):
+            slices.append(Listed(place, score))
+        else:
+            _tell(keys.slices, name)
+            strangers.append(Stranger(name, score))
+    return slices, strangers
+
+
+@lru_cache(maxsize=1024)
+def _tell(key: str, name: bytes) -> None:
+    """Once each: this is met with every listing."""
+    shown = name[:64].decode("utf-8", "backslashreplace")
+    log.error("%s holds '%s', which is no slice and is passed over; `mainspring verify` can remove it", key, shown)
+
+
+class Listing(NamedTuple):
+    """The slices of a partition that start before a time, earliest first."""
+
+    slices: list[Listed]
+    strangers: list[Stranger]
+    """Members among them that are no slices."""
+    next_ms: int | None
+    """When the first one after them starts."""
+
+    @property
+    def members(self) -> int:
+        return len(self.slices) + len(self.strangers)
+
+
+class Chunk(NamedTuple):
+    """Which rows of a slice to read, and whether its bitmaps are wanted too."""
+
+    partition: int
+    slice: Slice
+    first: int
+    rows: int
+    bitmaps: bool
+    overlap: int = 0
+    """Rows to read once more before the first: they show that the list is still the one that was read."""
+
+
+class Rows(NamedTuple):
+    rows: list[bytes]
+    fired: bytes
+    done: bytes
+    before: list[bytes]
+    """The rows of the overlap; fewer when the list has become shorter."""
+
+
+async def accepted_counts(store: Store, partitions: Sequence[int]) -> list[int | StoreError]:
+    """The cheapest sign that something came."""
+    groups: list[Group] = []
+    for p in partitions:
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("HMGET", keys.n, "accepted", "retried")]))
+    return [
+        result if isinstance(result, StoreError) else sum(int(value or 0) for value in result[0])
+        for result in await store.run(groups)
+    ]
+
+
+async def list_slices(
+    store: Store, partitions: Sequence[int], *, before_ms: int, limits: Sequence[int]
+) -> list[Listing | StoreError]:
+    """Per partition: slices that start before a time, and when the first one after them starts."""
+    limit_s = f"({-(-before_ms // 1000)}"
+    groups: list[Group] = []
+    for p, limit in zip(partitions, limits, strict=True):
+        keys = store.keys.partitions[p]
+        now: Command = (
+            "ZRANGE", keys.slices, "-inf", limit_s, "BYSCORE", "LIMIT", 0, limit, "WITHSCORES",
+        )  # fmt: skip
+        later: Command = (
+            "ZRANGE", keys.slices, limit_s[1:], "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES",
+        )  # fmt: skip
+        groups.append((keys.slot, [now, later]))
+    return [
+        result if isinstance(result, StoreError) else _listing(store.keys.partitions[p], *result)
+        for p, result in zip(partitions, await store.run(groups), strict=True)
+    ]
+
+
+def _listing(keys: PartitionKeys, now: list[bytes], later: list[bytes]) -> Listing:
+    slices, strangers = sorted_out(keys, now)
+    # By its score: it may be a stranger too, and slices may follow it.
+    next_s = float(later[1]) if later else inf
+    return Listing(slices, strangers, int(next_s) * 1000 if isfinite(next_s) else None)
+
+
+async def read_chunks(store: Store, chunks: Sequence[Chunk]) -> list[Rows | StoreError]:
+    groups: list[Group] = []
+    for chunk in chunks:
+        keys = store.keys.partitions[chunk.partition]
+        s, f, d, _ = keys.slice_keys(chunk.slice.name)
+        commands: list[Command] = [("LRANGE", s, chunk.first - chunk.overlap, chunk.first + chunk.rows - 1)]
+        if chunk.bitmaps:
+            commands += [("GET", f), ("GET", d)]
+        groups.append((keys.slot, commands))
+    answers: list[Rows | StoreError] = []
+    for chunk, result in zip(chunks, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            answers.append(result)
+            continue
+        rows = result[0]
+        before = rows[: chunk.overlap] if chunk.overlap else []
+        if before:
+            del rows[: chunk.overlap]
+        fired, done = (result[1] or b"", result[2] or b"") if chunk.bitmaps else (b"", b"")
+        answers.append(Rows(rows, fired, done, before))
+    return answers
+
+
+async def cancelled_bits(store: Store, wanted: Sequence[tuple[int, Slice, int, int]]) -> list[bytes | StoreError]:
+    """Of each slice (its partition, its name) a range of bytes: which entries are cancelled or replaced."""
+    groups: list[Group] = []
+    for p, place, first, last in wanted:
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("GETRANGE", keys.slice_keys(place.name)[3], first, last)]))
+    return [result if isinstance(result, StoreError) else result[0] for result in await store.run(groups)]

@@ -1,0 +1,120 @@
+"""Records that expire: results of runs, answers to idempotent requests, marks of handlers that run once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ..model.job import Job, Result, decode_result
+from .keys import partition_of
+
+if TYPE_CHECKING:
+    from .redis.sender import Group
+    from .store import Store
+    from .tasks.find import Reference
+
+
+class KeptResult(NamedTuple):
+    """An encoded result, and for how long it is kept."""
+
+    partition: int
+    idh: bytes
+    data: bytes
+    ttl_ms: int
+
+
+async def keep_results(store: Store, results: Sequence[KeptResult]) -> None:
+    """Write them; the first refusal is raised when all were sent."""
+    by_partition: dict[int, list[KeptResult]] = {}
+    for one in results:
+        by_partition.setdefault(one.partition, []).append(one)
+    groups: list[Group] = []
+    for partition, some in by_partition.items():
+        keys = store.keys.partitions[partition]
+        groups.append((keys.slot, [("SET", keys.result(one.idh), one.data, "PX", one.ttl_ms) for one in some]))
+    for answer in await store.run(groups):
+        if isinstance(answer, Exception):
+            raise answer
+
+
+async def read_result(store: Store, reference: Reference) -> Result | None:
+    """The kept result of a task; with an id alone, every partition is asked."""
+    every = range(len(store.keys)) if reference.elsewhere else (reference.home,)
+    groups: list[Group] = []
+    for partition in every:
+        keys = store.keys.partitions[partition]
+        groups.append((keys.slot, [("GET", keys.result(reference.idh))]))
+    found = None
+    for answer in await store.run(groups):
+        if isinstance(answer, Exception):
+            raise answer
+        if answer[0] is not None:
+            found = decode_result(answer[0])
+    return found
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a request. Without an answer it is under way, or whoever worked on it is gone."""
+
+    fingerprint: bytes
+    status: int = 0
+    body: bytes = b""
+    location: bytes = b""
+
+    @property
+    def answered(self) -> bool:
+        return self.status > 0
+
+
+class Claim(NamedTuple):
+    """The place of one Idempotency-Key."""
+
+    hashed: str
+    partition: int
+
+    @classmethod
+    def of(cls, store: Store, caller: str, key: str) -> Claim:
+        """Keys of two callers never meet."""
+        hashed = hashlib.sha256(f"{caller}\0{key}".encode()).hexdigest()
+        return cls(hashed, partition_of(hashed, len(store.keys)))
+
+
+async def claim_request(store: Store, place: Claim, fingerprint: bytes, *, window_ms: int) -> Kept | None:
+    """Take the key for this request; None when it was free, else what is known of it."""
+    keys = store.keys.partitions[place.partition]
+    fresh = msgspec.msgpack.encode(Kept(fingerprint))
+    [known] = await store.run_one(keys.slot, [("SET", keys.answer(place.hashed), fresh, "NX", "GET", "PX", window_ms)])
+    return None if known is None else msgspec.msgpack.decode(known, type=Kept)
+
+
+async def keep_answer(store: Store, place: Claim, kept: Kept, *, window_ms: int) -> None:
+    keys = store.keys.partitions[place.partition]
+    await store.run_one(keys.slot, [("SET", keys.answer(place.hashed), msgspec.msgpack.encode(kept), "PX", window_ms)])
+
+
+async def release_request(store: Store, place: Claim) -> None:
+    """The request was refused and changed nothing: another may use its key."""
+    keys = store.keys.partitions[place.partition]
+    await store.run_one(keys.slot, [("UNLINK", keys.answer(place.hashed))])
+
+
+async def begin_once(store: Store, job: Job, mark: bytes, keep_ms: int) -> bytes | None:
+    """Leave a mark, unless there is a record: then that is returned."""
+    keys = store.keys.partitions[job.partition]
+    command = ("SET", keys.once(job.idh, job.original_due_ms), mark, "NX", "GET", "PX", keep_ms)
+    [found] = await store.run_one(keys.slot, [command])
+    return found if found is None else bytes(found)
+
+
+async def end_once(store: Store, job: Job, record: bytes, keep_ms: int) -> None:
+    keys = store.keys.partitions[job.partition]
+    await store.run_one(keys.slot, [("SET", keys.once(job.idh, job.original_due_ms), record, "PX", keep_ms)])
+
+
+async def forget_once(store: Store, job: Job, mark: bytes) -> None:
+    """Take back the mark of this run; what another has left there since stays."""
+    keys = store.keys.partitions[job.partition]
+    await store.call(job.partition, "once_forget", [keys.once(job.idh, job.original_due_ms)], [mark])

@@ -1,0 +1,286 @@
+"""Sends groups of commands to the servers that hold their slots, and repeats what was refused unexecuted.
+
+A server refuses in words that say what to do, and a refused command was not executed:
+
+    MOVED, READONLY, CLUSTERDOWN …   the slot is elsewhere, or its server is not up to it: learn who has it, repeat
+    ASK                              the slot is on its way, and the keys of this call have left: ask there, once
+    TRYAGAIN                         the slot is on its way, and the keys of this call are split: wait, repeat
+
+While a slot moves key by key, both servers answer TRYAGAIN to every call on several keys of which one does not exist:
+only the end of the move helps. Calls on one key go on all the time.
+
+A unit of execution is a single command, or a transaction from MULTI to EXEC. Of a group only the units that were
+refused are sent again: its other commands have been executed, and must not be a second time.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import hiredis
+
+from ...model.errors import NotConfirmed, StoreError, Unavailable
+from ..durability import SERVER, Durability, Pipeline, confirm
+from ..scripts import Scripts
+from .connection import Command, Connection
+from .servers import Link, Links, Node, read_redirect, redirect_of
+
+Group = tuple[int, list[Command]]
+"""Commands for one slot, sent together."""
+Replies = list[Any]
+Results = list[Replies | StoreError]
+
+_RETRY_S: Final = 0.05
+_NOT_EXECUTED: Final = frozenset({"moved", "ask", "tryagain", "clusterdown", "readonly", "loading", "masterdown"})
+_ELSEWHERE: Final = frozenset({"moved", "readonly"})
+
+
+class Part(NamedTuple):
+    """Commands of one group, from `first` on, that are sent together."""
+
+    group: int
+    first: int
+    commands: list[Command]
+    error: hiredis.ReplyError | None = None
+    """How it was refused."""
+
+    @property
+    def refusal(self) -> str | None:
+        return None if self.error is None else redirect_of(self.error)
+
+
+class Sender:
+    """One pipeline a server for all groups of a call.
+
+    With `patience_s` a call waits that long for a slot that moves or a server that is not up to it; the others of the
+    same call wait with it. Without, it comes back at once, for a caller who has work for other slots as well.
+    """
+
+    def __init__(self, links: Links, scripts: Scripts, *, patience_s: float, timeout_s: float | None = None) -> None:
+        self._links = links
+        self._scripts = scripts
+        self._patience_s = patience_s
+        self._timeout_s = timeout_s
+        self._waiting: dict[Link, Connection] = {}
+
+    async def run(self, groups: Sequence[Group], durability: Durability = SERVER) -> Results:
+        """Replies of each group, or why it failed. A reply that was lost is never repeated here."""
+        results: Results = [Unavailable("not sent", sent=False)] * len(groups)
+        await self._send(groups, [Part(i, 0, group[1]) for i, group in enumerate(groups)], results, durability)
+        refused = _refused(groups, results)
+        if refused:
+            await self._repeat(groups, refused, results, durability)
+        return results
+
+    async def refresh(self) -> None:
+        """Learn again who is primary, if anybody answers."""
+        try:
+            await self._links.refresh()
+        except StoreError:
+            return  # still unreachable: the next attempt finds out
+
+    # -- what was refused ------------------------------------------------------------------------------
+
+    async def _repeat(
+        self, groups: Sequence[Group], refused: list[Part], results: Results, durability: Durability
+    ) -> None:
+        deadline = asyncio.get_running_loop().time() + self._patience_s
+        pause_s = 0.0
+        while refused:
+            asked = [part for part in refused if part.refusal == "ask"]
+            if asked:
+                await self._ask(groups, asked, results, durability)
+                refused = _refused(groups, results, {part.group for part in refused})
+            again = refused if self._patience_s else [part for part in refused if part.refusal in _ELSEWHERE]
+            if not again or (pause_s and asyncio.get_running_loop().time() > deadline):
+                break
+            await self._learn(groups, again, pause_s)
+            pause_s = _RETRY_S
+            await self._send(groups, again, results, durability)
+            refused = _refused(groups, results, {part.group for part in refused})
+        for part in refused:
+            results[part.group] = _keeps_refusing(part, groups[part.group][0], results[part.group])
+
+    async def _learn(self, groups: Sequence[Group], refused: list[Part], pause_s: float) -> None:
+        """Find out where the refused ones belong now. A slot on its way (TRYAGAIN) needs nothing but time."""
+        moves = [self._named(part, groups[part.group][0]) for part in refused if part.refusal == "moved"]
+        if pause_s or not any(part.refusal in _ELSEWHERE for part in refused):
+            await asyncio.sleep(_RETRY_S)
+        if any(part.refusal != "tryagain" for part in refused):
+            await self.refresh()
+        for slot, node in moves:
+            # After the refresh: of all servers this one knows best, and the others may not have heard of it yet.
+            self._links.learn(slot, node)
+
+    def _named(self, part: Part, slot: int) -> tuple[int, Node]:
+        """The slot and the server that a redirect names."""
+        assert part.error is not None
+        try:
+            answered = self._links.for_slot(slot)
+        except StoreError:
+            answered = self._links.all()[0]
+        return read_redirect(part.error, (answered.endpoint.host, answered.endpoint.port))
+
+    async def _ask(self, groups: Sequence[Group], asked: list[Part], results: Results, durability: Durability) -> None:
+        by_link: dict[Link, list[Part]] = {}
+        for part in asked:
+            _, node = self._named(part, groups[part.group][0])
+            by_link.setdefault(self._links.at(node), []).append(part)
+        await asyncio.gather(
+            *(self._send_to(link, groups, some, results, durability, asking=True) for link, some in by_link.items())
+        )
+
+    # -- sending -----------------------------------------------------------------------------------------
+
+    async def _send(
+        self, groups: Sequence[Group], parts: Sequence[Part], results: Results, durability: Durability
+    ) -> None:
+        by_link: dict[Link, list[Part]] = {}
+        for part in parts:
+            try:
+                link = self._links.for_slot(groups[part.group][0])
+            except StoreError as error:
+                results[part.group] = error
+                self._links.suspect()
+                continue
+            by_link.setdefault(link, []).append(part)
+        if len(by_link) == 1:
+            [(link, some)] = by_link.items()
+            await self._send_to(link, groups, some, results, durability)
+            return
+        await asyncio.gather(
+            *(self._send_to(link, groups, some, results, durability) for link, some in by_link.items())
+        )
+
+    async def _send_to(
+        self,
+        link: Link,
+        groups: Sequence[Group],
+        parts: list[Part],
+        results: Results,
+        durability: Durability,
+        *,
+        asking: bool = False,
+    ) -> None:
+        commands = [command for part in parts for command in part.commands]
+        timeout_s = link.timeout_s if self._timeout_s is None else self._timeout_s
+        shortfall = None
+        try:
+            pipeline = link.pipeline if durability.confirm is None else await self._confirmed(link)
+            replies = await self._exchange(pipeline, commands, timeout_s, asking=asking)
+            # What was refused was not stored: there is nothing to wait for, and nothing to say of how safe it is.
+            if durability.confirm is not None and _executed(commands, replies):
+                shortfall = await confirm(pipeline, durability)
+        except StoreError as error:
+            for part in parts:
+                results[part.group] = error
+            if isinstance(error, Unavailable):
+                self._links.suspect()
+            return
+        at = 0
+        for part in parts:
+            size = len(part.commands)
+            _put_in(results, part, len(groups[part.group][1]), replies[at : at + size], shortfall)
+            at += size
+
+    async def _exchange(
+        self, pipeline: Pipeline, commands: list[Command], timeout_s: float, *, asking: bool
+    ) -> Replies:
+        """Replies to all commands; scripts that the server does not know are sent in full."""
+        replies = await _pipelined(pipeline, commands, timeout_s, asking=asking)
+        unknown = [j for j, reply in enumerate(replies) if isinstance(reply, hiredis.ReplyError) and _is_unknown(reply)]
+        if unknown:
+            again = [(j, self._scripts.in_full(commands[j])) for j in unknown]
+            # Whoever was woken by the message behind a script came before it had run, and found nothing.
+            again += [(j, one) for j, one in enumerate(commands) if one[0] == "SPUBLISH" and j > unknown[0]]
+            answers = await _pipelined(pipeline, [command for _, command in again], timeout_s, asking=asking)
+            for (j, _), reply in zip(again, answers, strict=True):
+                replies[j] = reply
+        return replies
+
+    async def _confirmed(self, link: Link) -> Pipeline:
+        """A connection of its own: one that waits for disks or replicas would hold up everybody else."""
+        connection = self._waiting.get(link)
+        if connection is None or connection.closed:
+            self._waiting = {link: one for link, one in self._waiting.items() if not one.closed}
+            connection = self._waiting[link] = await link.dedicated()
+        return connection.pipeline
+
+
+async def _pipelined(pipeline: Pipeline, commands: list[Command], timeout_s: float, *, asking: bool) -> Replies:
+    if not asking:
+        return await pipeline(commands, timeout_s=timeout_s)
+    # ASKING counts for the next command, and before MULTI for the whole transaction.
+    sent: list[Command] = []
+    wanted: list[int] = []
+    for unit in _units(commands):
+        sent.append(("ASKING",))
+        wanted += range(len(sent), len(sent) + len(unit))
+        sent += commands[unit.start : unit.stop]
+    replies = await pipeline(sent, timeout_s=timeout_s)
+    return [replies[at] for at in wanted]
+
+
+def _units(commands: Sequence[Command]) -> Iterable[range]:
+    """Single commands, and transactions from MULTI to EXEC."""
+    start = 0
+    while start < len(commands):
+        stop = start + 1
+        if commands[start][0] == "MULTI":
+            while commands[stop - 1][0] != "EXEC":
+                stop += 1
+        yield range(start, stop)
+        start = stop
+
+
+def _put_in(results: Results, part: Part, size: int, replies: Replies, shortfall: NotConfirmed | None) -> None:
+    """Put the replies of a part where they belong in its group's."""
+    if shortfall is not None and _executed(part.commands, replies):
+        # Each group its own: what was written, and where, stands in its replies.
+        results[part.group] = short = NotConfirmed(*shortfall.args)
+        short.replies = replies if len(replies) == size else None
+    elif len(replies) == size:
+        results[part.group] = replies
+    else:
+        known = results[part.group]
+        if not isinstance(known, StoreError):
+            known[part.first : part.first + len(replies)] = replies
+
+
+def _refused(groups: Sequence[Group], results: Results, among: Iterable[int] | None = None) -> list[Part]:
+    """The units that were refused without being executed."""
+    parts: list[Part] = []
+    for i in range(len(groups)) if among is None else sorted(among):
+        replies = results[i]
+        if isinstance(replies, StoreError) or not any(map(_was_refused, replies)):
+            continue
+        commands = groups[i][1]
+        for unit in _units(commands):
+            errors = [replies[j] for j in unit if _was_refused(replies[j])]
+            if errors:
+                parts.append(Part(i, unit.start, commands[unit.start : unit.stop], errors[0]))
+    return parts
+
+
+def _was_refused(reply: Any) -> bool:
+    return isinstance(reply, hiredis.ReplyError) and redirect_of(reply) in _NOT_EXECUTED
+
+
+def _is_unknown(error: hiredis.ReplyError) -> bool:
+    return redirect_of(error) == "noscript"
+
+
+def _executed(commands: Sequence[Command], replies: Replies) -> bool:
+    """Was any unit executed? Of a transaction the answer to EXEC tells."""
+    return any(not isinstance(replies[unit.stop - 1], hiredis.ReplyError) for unit in _units(commands))
+
+
+def _keeps_refusing(part: Part, slot: int, result: Replies | StoreError) -> StoreError:
+    if isinstance(result, StoreError):
+        return result
+    # Where other commands of the group were executed, a repeat of the whole must be one that expects it.
+    executed = len(result) > len(part.commands) and any(not isinstance(one, hiredis.ReplyError) for one in result)
+    if part.refusal in ("ask", "tryagain"):
+        reason = f"slot {slot} is on its way to another server and takes no such call until it has arrived"
+        return Unavailable(f"{reason} ({part.error})", sent=executed)
+    return Unavailable(f"the server keeps refusing: {part.error}", sent=executed)

@@ -1,0 +1,677 @@
+"""The servers: who is primary, one connection per primary, which primary holds what, and sharded pub/sub.
+
+Nothing here repeats a command. On "moved", "clusterdown" or "readonly" the caller calls `refresh()` and repeats what
+is safe to repeat; on Unavailable it calls `suspect()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from binascii import crc_hqx
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+
+import hiredis
+
+from mainspring.model.errors import InvalidInput, Refused, StoreError, Unavailable
+from mainspring.model.metrics import Histogram
+from mainspring.store.redis.connection import Command, Connection
+from mainspring.store.redis.url import (
+    AnyEndpoint,
+    ClusterEndpoint,
+    CredentialProvider,
+    Endpoint,
+    SentinelEndpoint,
+    Tls,
+    parse_url,
+    signed,
+)
+
+SLOTS = 16384
+# After the first answer the others get this long: long enough to hear a fresher view,
+# short enough that a dead node does not hold up a failover.
+_GRACE_S = 0.25
+
+Node = tuple[str, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """One node's view of the cluster; a higher epoch is a fresher view."""
+
+    healthy: bool
+    epoch: int
+    ranges: tuple[tuple[int, int, Node], ...]
+    nodes: tuple[Node, ...] = ()
+    """Primaries and replicas: all that can be asked who is primary."""
+
+    @property
+    def freshness(self) -> tuple[bool, int]:
+        return (self.healthy, self.epoch)
+
+
+def key_slot(key: bytes) -> int:
+    """The cluster slot of a key or channel: crc16 of its hash tag, if it has one, else of all of it."""
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key, 0) % SLOTS
+
+
+def read_slot_map(info: Any, slots: Any, asked: Node) -> SlotMap:
+    """Reads the replies of CLUSTER INFO and CLUSTER SLOTS. INFO may be denied; SLOTS is needed."""
+    if isinstance(slots, hiredis.ReplyError):
+        raise Refused(f"CLUSTER SLOTS was refused: {slots}")
+    fields = {} if isinstance(info, hiredis.ReplyError) else info_fields(info)
+    ranges = tuple((row[0], row[1], _node(row[2], asked)) for row in slots)
+    nodes = tuple(dict.fromkeys(_node(node, asked) for row in slots for node in row[2:]))
+    healthy = fields.get("cluster_state", "ok") == "ok"
+    return SlotMap(healthy, int(fields.get("cluster_current_epoch", "0")), ranges, nodes)
+
+
+def read_redirect(error: hiredis.ReplyError, asked: Node) -> tuple[int, Node]:
+    """Reads "MOVED 15891 host:port" and "ASK …": the slot and who is to be asked for it."""
+    _, slot, address = str(error).split(" ")[:3]
+    host, _, port = address.rpartition(":")
+    # A server that does not know its own host name leaves it out: it means the one we asked.
+    return int(slot), (asked[0] if host in ("", "?") else host, int(port))
+
+
+def _node(row: Sequence[Any], asked: Node) -> Node:
+    # A node that does not know its own host name says nothing or "?": it means the one we asked.
+    host = (row[0] or b"").decode()
+    return (asked[0] if host in ("", "?") else host, int(row[1]))
+
+
+def read_sentinel_master(reply: Any) -> tuple[int, Node]:
+    """Reads SENTINEL MASTER: (config epoch, address). A higher epoch is a later failover."""
+    if isinstance(reply, hiredis.ReplyError):
+        raise Refused(f"the sentinel answered: {reply}")
+    fields = {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
+    return int(fields.get("config-epoch", "0")), (fields["ip"], int(fields["port"]))
+
+
+def info_fields(reply: bytes) -> dict[str, str]:
+    """Reads an INFO-like reply: lines of name:value."""
+    rows = (line.partition(":") for line in reply.decode().splitlines() if line[:1] != "#")
+    return {name: value for name, colon, value in rows if colon}
+
+
+async def answers(questions: Sequence[Awaitable[T]]) -> tuple[list[T], list[StoreError]]:
+    """Asks all at once; returns the answers that came by a short grace after the first, and the errors."""
+    waiting = {asyncio.ensure_future(question) for question in questions}
+    good: list[T] = []
+    bad: list[StoreError] = []
+    try:
+        while waiting:
+            timeout = _GRACE_S if good else None
+            done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    good.append(task.result())
+                elif isinstance(error, StoreError):
+                    bad.append(error)
+                else:
+                    raise error
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return good, bad
+
+
+# Sharded pub/sub that heals itself: lost connections, moved slots and failovers lead to a new subscription.
+#
+# Messages are hints, never data: whatever was published while the connection was away is gone, which is why
+# `on_connect` is called after every subscription, so that the caller can look for itself.
+
+_FIRST_DELAY_S = 0.05
+_LONGEST_DELAY_S = 2.0
+# A silent peer is found out after two of these: a lost cable closes no connection.
+_PING_S = 5.0
+
+
+class Subscription:
+    """Keeps `channels` subscribed until closed."""
+
+    def __init__(
+        self,
+        channels: Sequence[str],
+        on_message: Callable[[str], None],
+        on_connect: Callable[[], None],
+        *,
+        route: Callable[[str], Link],
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._channels = tuple(channels)
+        self._on_message = on_message
+        self._on_connect = on_connect
+        self._route = route
+        self._refresh = refresh
+        self._listeners: dict[Link, _Listener] = {}
+        self._task = asyncio.create_task(self._run(), name="mainspring-subscription")
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        delay_s = _FIRST_DELAY_S
+        try:
+            while True:
+                if await self._listen():
+                    delay_s = _FIRST_DELAY_S
+                    await _first_end(self._listeners.values())
+                # Spread, so that a server that comes back is not met by all nodes in one instant.
+                await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))
+                delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
+                with contextlib.suppress(StoreError):
+                    await self._refresh()
+        finally:
+            for listener in self._listeners.values():
+                listener.close()
+
+    async def _listen(self) -> bool:
+        """Subscribe to what is not heard now, each server by itself; False while one of them is away."""
+        wanted, whole = self._by_link()
+        for link, listener in list(self._listeners.items()):
+            if listener.over or set(wanted.get(link, ())) != listener.channels:
+                del self._listeners[link]
+                listener.close()
+        missing = [link for link in wanted if link not in self._listeners]
+        answers = await asyncio.gather(*(self._join(link, wanted[link]) for link in missing))
+        if any(answers):
+            self._on_connect()
+        return whole and all(answers)
+
+    async def _join(self, link: Link, channels: Sequence[str]) -> bool:
+        try:
+            listener = _Listener(await link.dedicated(), channels, self._on_message)
+        except StoreError:
+            return False  # the server is away; the caller polls meanwhile
+        try:
+            await listener.subscribed()
+        except StoreError:
+            listener.close()
+            return False
+        except BaseException:
+            listener.close()
+            raise
+        self._listeners[link] = listener
+        return True
+
+    def _by_link(self) -> tuple[dict[Link, list[str]], bool]:
+        """Channels by server, and whether every channel has one."""
+        groups: dict[Link, list[str]] = defaultdict(list)
+        whole = True
+        for channel in self._channels:
+            try:
+                groups[self._route(channel)].append(channel)
+            except StoreError:
+                whole = False
+        return groups, whole
+
+
+async def _first_end(listeners: Iterable[_Listener]) -> None:
+    tasks = [asyncio.ensure_future(listener.ended()) for listener in listeners]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Listener:
+    """The channels that live on one server, on one connection."""
+
+    def __init__(self, connection: Connection, channels: Sequence[str], on_message: Callable[[str], None]) -> None:
+        self._connection = connection
+        self._on_message = on_message
+        self.channels = frozenset(channels)
+        self._missing = set(channels)
+        self._ready = asyncio.Event()
+        self._over = asyncio.Event()
+        self._heard = False
+        connection.listen(self._take, self._over.set)
+        connection.send(_commands(channels))
+
+    async def subscribed(self) -> None:
+        """Returns when the server confirmed every channel; Unavailable if it did not."""
+        over = asyncio.ensure_future(self._over.wait())
+        ready = asyncio.ensure_future(self._ready.wait())
+        try:
+            await asyncio.wait({over, ready}, timeout=_PING_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+            ready.cancel()
+            await asyncio.gather(over, ready, return_exceptions=True)
+        if self._over.is_set() or not self._ready.is_set():
+            raise Unavailable(f"{self._connection.address}: subscription was not confirmed", sent=True)
+
+    async def ended(self) -> None:
+        """Returns when the connection broke, fell silent, or a channel left this server."""
+        while not self._over.is_set():
+            self._heard = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PING_S):
+                    await self._over.wait()
+                    return
+            if not self._heard:
+                self._connection.send([("PING",)])
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PING_S):
+                        await self._over.wait()
+                        return
+                if not self._heard:
+                    self._over.set()
+                    return
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _take(self, reply: Any) -> None:
+        self._heard = True
+        if isinstance(reply, hiredis.ReplyError):  # MOVED, NOPERM, ...
+            self._over.set()
+            return
+        match reply:
+            case [b"smessage", channel, _]:
+                self._on_message(channel.decode())
+            case [b"ssubscribe", channel, _]:
+                self._missing.discard(channel.decode())
+                if not self._missing:
+                    self._ready.set()
+            case [b"sunsubscribe", *_]:  # the slot moved away
+                self._over.set()
+
+
+def _commands(channels: Sequence[str]) -> list[Command]:
+    # One command per slot: a cluster refuses channels of several slots in one.
+    slots: dict[int, list[str]] = defaultdict(list)
+    for channel in channels:
+        slots[key_slot(channel.encode())].append(channel)
+    return [("SSUBSCRIBE", *group) for group in slots.values()]
+
+
+Redirect = Literal["moved", "ask", "tryagain", "clusterdown", "readonly", "loading", "masterdown", "noscript", "oom"]
+_REDIRECTS = frozenset(
+    {"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY", "LOADING", "MASTERDOWN", "NOSCRIPT", "OOM"}
+)
+
+# How long a call waits for a server that could not be reached before. The attempt itself goes on for longer, beside
+# it: a server that hangs must not hold up, call after call, those who have work for other servers too.
+_AWAY_WAIT_S = 0.25
+
+
+def redirect_of(error: hiredis.ReplyError) -> Redirect | None:
+    """What an error reply asks for, by its first word; None for every other error."""
+    word = str(error).partition(" ")[0]
+    return cast("Redirect", word.lower()) if word in _REDIRECTS else None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    connect_timeout_s: float = 3.0
+    timeout_s: float = 10.0
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    client_name: str = "mainspring"
+    credentials: CredentialProvider | None = field(default=None, repr=False)
+    """Asked for user and password at every connect, in place of those in the URL."""
+
+
+class Shared(Generic[T]):
+    """Work that runs once for all who ask for it while it runs."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    async def __call__(self) -> T:
+        task = self._task
+        if task is None:
+            task = self._task = asyncio.create_task(self._work())
+            task.add_done_callback(self._finished)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # ended by cancel() below, not because our caller was cancelled
+                raise Unavailable("the connection was closed", sent=False) from None
+            raise
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _finished(self, task: asyncio.Task[T]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.exception()  # seen, even when every caller was cancelled meanwhile
+
+
+class Topology(Protocol):
+    """What a link must know of its surroundings: where channels live, and how to learn that anew."""
+
+    def for_channel(self, channel: str) -> Link: ...
+
+    async def refresh(self) -> None: ...
+
+    def keep(self, subscription: Subscription) -> None:
+        """Closes the subscription with everything else; it may outlive the link it was asked of."""
+
+
+class Link:
+    """One primary: a main connection, opened when needed and again after it broke, and extra ones."""
+
+    def __init__(self, endpoint: Endpoint, options: LinkOptions, topology: Topology) -> None:
+        self.address = endpoint.address
+        self.endpoint = endpoint
+        self._options = options
+        self._topology = topology
+        self._main: Connection | None = None
+        self._opened: Shared[Connection] = Shared(self._open_main)
+        self._extra: set[Connection] = set()
+        self._away = False
+        self._closed = False
+        self.latency = Histogram()
+        """From sending to the last reply, of what goes over the main connection."""
+
+    @property
+    def timeout_s(self) -> float:
+        return self._options.timeout_s
+
+    async def pipeline(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> list[Any]:
+        """Sends on the main connection. One attempt to open it, none to send again."""
+        main = self._main
+        if main is None or main.closed:
+            main = await self._reach()
+        began_s = time.perf_counter()
+        try:
+            return await main.pipeline(commands, timeout_s=self._options.timeout_s if timeout_s is None else timeout_s)
+        finally:
+            self.latency.observe(time.perf_counter() - began_s)
+
+    async def dedicated(self) -> Connection:
+        """A connection of the caller's own, for WAIT, blocking commands and pub/sub; close it after use."""
+        connection = await self._open()
+        self._extra = {extra for extra in self._extra if not extra.closed} | {connection}
+        return connection
+
+    async def subscribe(
+        self, channels: Sequence[str], on_message: Callable[[str], None], on_connect: Callable[[], None]
+    ) -> Subscription:
+        """Keeps sharded channels subscribed, wherever their slots move, until the result is closed."""
+        topology = self._topology
+        subscription = Subscription(
+            channels, on_message, on_connect, route=topology.for_channel, refresh=topology.refresh
+        )
+        topology.keep(subscription)
+        return subscription
+
+    @property
+    def idle(self) -> bool:
+        """True while nothing waits for a reply of this server."""
+        connections = [self._main, *self._extra]
+        return all(one is None or one.closed or one.idle for one in connections)
+
+    def close(self) -> None:
+        self._closed = True
+        self._opened.cancel()
+        for connection in (self._main, *self._extra):
+            if connection is not None:
+                connection.close()
+
+    async def _reach(self) -> Connection:
+        if not self._away:
+            return await self._opened()
+        try:
+            async with asyncio.timeout(_AWAY_WAIT_S):
+                return await self._opened()
+        except TimeoutError:
+            raise Unavailable(f"{self.address}: cannot connect: it did not answer before either", sent=False) from None
+
+    async def _open_main(self) -> Connection:
+        try:
+            self._main = await self._open()
+        except StoreError:
+            self._away = True
+            raise
+        self._away = False
+        return self._main
+
+    async def _open(self) -> Connection:
+        self._check_open()
+        options = self._options
+        timeout_s = options.connect_timeout_s
+        endpoint = await signed(self.endpoint, options.credentials, within_s=timeout_s)
+        connection = await Connection.open(endpoint, connect_timeout_s=timeout_s, client_name=options.client_name)
+        try:
+            self._check_open()  # again: it may have been closed while connecting
+        except Unavailable:
+            connection.close()
+            raise
+        return connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable(f"{self.address}: the link is closed", sent=False)
+
+
+# A node in trouble asks often: a failover is over in an instant. Not more often, for everybody asks then.
+_LOOK_EVERY_S = 0.25
+
+
+class Links:
+    """All primaries: one for a standalone server or behind sentinels, several in a cluster."""
+
+    def __init__(self, endpoint: AnyEndpoint, options: LinkOptions) -> None:
+        self.cluster = isinstance(endpoint, ClusterEndpoint)
+        self._endpoint = endpoint
+        self._options = options
+        self._primaries: dict[Node, Link] = {}
+        self._former: list[Link] = []
+        self._guests: dict[Node, Link] = {}
+        """Nodes that a redirect named and that hold no slots, as far as is known."""
+        self._known: tuple[Node, ...] = ()
+        self._slots: list[Link | None] = [None] * SLOTS
+        self._refreshed: Shared[None] = Shared(self._refresh)
+        self._looking: asyncio.Task[None] | None = None
+        self._look_again = 0.0
+        self._subscriptions: set[Subscription] = set()
+
+    @classmethod
+    async def connect(cls, url: str, options: LinkOptions | None = None) -> Links:
+        """Finds the primaries and reaches them, or raises the error that says why not."""
+        options = options or LinkOptions()
+        links = cls(_with_tls(parse_url(url), options), options)
+        try:
+            await links.refresh()
+            await asyncio.gather(*(link.pipeline([("PING",)]) for link in links.all()))
+        except BaseException:
+            await links.aclose()
+            raise
+        return links
+
+    def for_slot(self, slot: int) -> Link:
+        link = self._slots[slot]
+        if link is None:
+            raise Unavailable(f"no server of the cluster holds slot {slot}", sent=False)
+        return link
+
+    def for_channel(self, channel: str) -> Link:
+        return self.for_slot(key_slot(channel.encode()))
+
+    def all(self) -> list[Link]:
+        return list(self._primaries.values())
+
+    async def refresh(self) -> None:
+        """Learns again who is primary. Calls made while one runs share its result."""
+        await self._refreshed()
+
+    def suspect(self) -> None:
+        """A primary could not be reached: finds out, beside the work, whether another took its place."""
+        now = asyncio.get_running_loop().time()
+        if isinstance(self._endpoint, Endpoint) or now < self._look_again:
+            return
+        self._look_again = now + _LOOK_EVERY_S
+        self._looking = asyncio.create_task(self._look(), name="mainspring-look")
+
+    def at(self, node: Node) -> Link:
+        """The server with this address, which a redirect named."""
+        link = self._primaries.get(node) or self._guests.get(node)
+        if link is None:
+            link = self._guests[node] = Link(self._base().at(*node), self._options, self)
+        return link
+
+    def learn(self, slot: int, node: Node) -> None:
+        """A server says who holds a slot: it knows before the others do."""
+        self._slots[slot] = self.at(node)
+
+    def keep(self, subscription: Subscription) -> None:
+        self._subscriptions.add(subscription)
+
+    async def aclose(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.close()
+        self._refreshed.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+        for link in (*self._primaries.values(), *self._former, *self._guests.values()):
+            link.close()
+
+    async def _look(self) -> None:
+        with contextlib.suppress(StoreError):
+            await self.refresh()
+
+    def _base(self) -> Endpoint:
+        """User, password and TLS as every server of this URL wants them."""
+        match self._endpoint:
+            case ClusterEndpoint(seeds):
+                return seeds[0]
+            case SentinelEndpoint(primary=primary):
+                return primary
+            case endpoint:
+                return endpoint
+
+    async def _refresh(self) -> None:
+        match self._endpoint:
+            case ClusterEndpoint():
+                await self._refresh_cluster(self._endpoint)
+            case SentinelEndpoint():
+                await self._refresh_sentinel(self._endpoint)
+            case Endpoint() as endpoint:
+                if not self._primaries:
+                    self._adopt([(0, SLOTS - 1, (endpoint.host, endpoint.port))])
+
+    async def _refresh_cluster(self, cluster: ClusterEndpoint) -> None:
+        # Everyone known is asked, replicas too: the seeds may all be gone, and one node's view may be old.
+        known = dict.fromkeys([*cluster.seeds, *(cluster.seeds[0].at(*node) for node in self._known)])
+        maps, errors = await answers([self._slot_map(endpoint) for endpoint in known])
+        if not maps:
+            raise _none_answered("cluster node", errors)
+        best = max(maps, key=lambda found: found.freshness)
+        if not best.ranges:
+            raise Unavailable("the cluster has no slots assigned", sent=False)
+        self._known = best.nodes
+        self._adopt(best.ranges)
+
+    async def _slot_map(self, endpoint: Endpoint) -> SlotMap:
+        info, slots = await self._ask(endpoint, [("CLUSTER", "INFO"), ("CLUSTER", "SLOTS")])
+        return read_slot_map(info, slots, (endpoint.host, endpoint.port))
+
+    async def _refresh_sentinel(self, watch: SentinelEndpoint) -> None:
+        found, errors = await answers([self._named_by(one, watch.master) for one in watch.sentinels])
+        # The latest failover first; two sentinels may disagree for a moment.
+        for _, node in sorted(set(found), reverse=True):
+            try:
+                if await self._is_primary(watch.primary.at(*node)):
+                    self._adopt([(0, SLOTS - 1, node)])
+                    return
+                errors.append(Unavailable(f"{node[0]}:{node[1]} is not a primary", sent=False))
+            except StoreError as error:
+                errors.append(error)
+        raise _none_answered(f"sentinel with a reachable primary {watch.master!r}", errors)
+
+    async def _named_by(self, sentinel: Endpoint, master: str) -> tuple[int, Node]:
+        # Sentinels have a login of their own, in the URL.
+        return read_sentinel_master((await self._put(sentinel, [("SENTINEL", "MASTER", master)]))[0])
+
+    async def _is_primary(self, endpoint: Endpoint) -> bool:
+        role = (await self._ask(endpoint, [("ROLE",)]))[0]
+        # Where ROLE is forbidden the sentinel's word must do.
+        return isinstance(role, hiredis.ReplyError) or role[0] == b"master"
+
+    async def _ask(self, endpoint: Endpoint, commands: Sequence[Command]) -> list[Any]:
+        options = self._options
+        known = await signed(endpoint, options.credentials, within_s=options.connect_timeout_s)
+        return await self._put(known, commands)
+
+    async def _put(self, endpoint: Endpoint, commands: Sequence[Command]) -> list[Any]:
+        """Questions go over their own short connection, never behind a busy pipeline."""
+        timeout_s = self._options.connect_timeout_s
+        connection = await Connection.open(endpoint, connect_timeout_s=timeout_s, client_name=self._options.client_name)
+        try:
+            return await connection.pipeline(commands, timeout_s=timeout_s)
+        finally:
+            connection.close()
+
+    def _adopt(self, ranges: Sequence[tuple[int, int, Node]]) -> None:
+        old, self._primaries = self._primaries, {}
+        slots: list[Link | None] = [None] * SLOTS
+        base = self._base()
+        for first, last, node in ranges:
+            link = self._primaries.get(node) or old.pop(node, None) or self._guests.pop(node, None)
+            if link is None:
+                link = Link(base.at(*node) if base.path is None else base, self._options, self)
+            self._primaries[node] = link
+            slots[first : last + 1] = [link] * (last - first + 1)
+        self._slots = slots
+        # A former primary may still owe replies; it is closed once nobody waits for them.
+        self._former += old.values()
+        for link in [one for one in self._former if one.idle]:
+            self._former.remove(link)
+            link.close()
+
+
+def _with_tls(endpoint: AnyEndpoint, options: LinkOptions) -> AnyEndpoint:
+    """Fills TLS files that the URL leaves open from the options."""
+
+    def filled(one: Endpoint) -> Endpoint:
+        if one.tls is None:
+            if options.tls_ca or options.tls_cert or options.tls_key:
+                raise InvalidInput("TLS files are given, but the redis URL does not start with rediss")
+            return one
+        tls = Tls(one.tls.ca or options.tls_ca, one.tls.cert or options.tls_cert, one.tls.key or options.tls_key)
+        return replace(one, tls=tls)
+
+    match endpoint:
+        case ClusterEndpoint():
+            return ClusterEndpoint(tuple(map(filled, endpoint.seeds)))
+        case SentinelEndpoint():
+            sentinels = tuple(map(filled, endpoint.sentinels))
+            return SentinelEndpoint(sentinels, endpoint.master, filled(endpoint.primary))
+        case Endpoint():
+            return filled(endpoint)
+
+
+def _none_answered(what: str, errors: Sequence[StoreError]) -> Unavailable:
+    reasons = "; ".join(dict.fromkeys(map(str, errors)))
+    return Unavailable(f"no {what} answered: {reasons or 'none is known'}", sent=False)

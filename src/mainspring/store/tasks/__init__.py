@@ -1,0 +1,1 @@
+"""Tasks on the server, as clients change and read them."""

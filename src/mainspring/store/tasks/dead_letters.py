@@ -1,0 +1,492 @@
+"""Tasks that have ended: pages of dead letters, dropping and replaying them, and how a task ended."""
+
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ...model.dead_letter import DeadFilter, DeadLetter, DeadPage, Replayed
+from ...model.delivery import Body
+from ...model.errors import Conflict, StoreError, Unavailable
+from ...model.ids import GENERATED, IDH_BYTES
+from ...model.task import State, TaskInfo
+from ..keys import ADDRESS_BYTES, Address, Slice, address_prefix
+from ..queue_state import find_queued
+from ..redis.connection import Arg, Command
+from ..redis.sender import Group
+from ..store import Store
+from .cancel import last_cancelled
+from .encode import Intake
+from .find import Finder, Located, Reference
+from .index import look_up_packed
+from .put import WAKE_MS, Widths, fresh_score
+from .put_ids import Patience
+from .query import describe, look_at
+
+AT_ONCE: Final = 100
+"""Letters read in one step: few, for each may carry 64 KiB."""
+
+SEARCHED_AT_MOST: Final = 10_000
+"""Letters one page looks through. Where few fit, the page is short and says where to go on."""
+
+_STRETCH: Final = 128
+"""Places of letters that are asked of a partition at once."""
+
+_decode: Final = msgspec.msgpack.Decoder(DeadLetter).decode
+
+Place = tuple[int, int, bytes]
+"""Where a letter stands among all: time of death in ms, partition, idh."""
+
+
+class Kept(NamedTuple):
+    """A letter, and where it is kept."""
+
+    place: Place
+    letter: DeadLetter
+
+
+# -- in order ------------------------------------------------------------------------------------------------
+
+
+class _Merged:
+    """The places of all partitions' letters in one order, with no more than a stretch of each in memory."""
+
+    def __init__(self, store: Store, where: DeadFilter, after: Place | None, *, newest_first: bool) -> None:
+        self._store = store
+        self._newest_first = newest_first
+        self._end_ms = where.from_ms if newest_first else where.to_ms
+        start_ms = where.to_ms if newest_first else where.from_ms
+        self._from = [_start(p, start_ms, after, newest_first) for p in range(len(store.keys))]
+        self._read: list[list[Place]] = [[] for _ in self._from]
+        self._open = set(range(len(self._from)))
+        self._ready: deque[Place] = deque()
+
+    async def more(self) -> bool:
+        while not self._ready and (self._open or any(self._read)):
+            await self._refill()
+            self._settle()
+        return bool(self._ready)
+
+    async def take(self, count: int) -> list[Place]:
+        taken: list[Place] = []
+        while len(taken) < count and await self.more():
+            taken.append(self._ready.popleft())
+        return taken
+
+    async def _refill(self) -> None:
+        """Ask those partitions of which nothing is left to go through."""
+        empty = [p for p in self._open if not self._read[p]]
+        groups: list[Group] = []
+        for p in empty:
+            keys = self._store.keys.partitions[p]
+            order = "newest" if self._newest_first else "oldest"
+            call = self._store.scripts.call(
+                "dead_page", [keys.dead_times], [order, *self._from[p], self._end_ms, _STRETCH]
+            )
+            groups.append((keys.slot, [call]))
+        for p, result in zip(empty, await self._store.run(groups) if groups else [], strict=True):
+            if isinstance(result, StoreError):
+                raise result
+            [reply] = result
+            found = [(int(float(reply[i + 1])), p, reply[i]) for i in range(0, len(reply), 2)]
+            if len(found) < _STRETCH:
+                self._open.discard(p)
+            if found:
+                self._read[p] = found[::-1] if self._newest_first else found
+                self._from[p] = (self._read[p][-1][0], self._read[p][-1][2])
+
+    def _settle(self) -> None:
+        """Nothing unread can stand before the nearest of the last places that were read."""
+        lasts = [self._read[p][-1] for p in self._open]
+        everything = [place for read in self._read for place in read]
+        everything.sort(reverse=self._newest_first)
+        if lasts:
+            edge = max(lasts) if self._newest_first else min(lasts)
+            everything = [place for place in everything if (place >= edge if self._newest_first else place <= edge)]
+            self._read = [
+                [place for place in read if (place < edge if self._newest_first else place > edge)]
+                for read in self._read
+            ]
+        else:
+            self._read = [[] for _ in self._read]
+        self._ready.extend(everything)
+
+
+def _start(partition: int, start_ms: int, after: Place | None, newest_first: bool) -> tuple[int, bytes]:
+    """(time, idh) from which a partition is read: letters of the same time are in the order of partitions."""
+    if after is None:
+        return start_ms, b""
+    time_ms, at, idh = after
+    begin = (time_ms, idh) if partition == at else (time_ms + (partition < at), b"")
+    limit = min if newest_first else max
+    return limit(begin, (start_ms, b""))
+
+
+async def walk(store: Store, where: DeadFilter, *, newest_first: bool = False) -> AsyncIterator[list[Kept]]:
+    """All letters that fit, some at a time. Letters may go and come meanwhile: those that stay are met once."""
+    merged = _Merged(store, where, None, newest_first=newest_first)
+    while places := await merged.take(AT_ONCE):
+        fitting = [one for one in await _read(store, places) if one is not None and where.fits(one.letter)]
+        if fitting:
+            yield fitting
+
+
+async def page(store: Store, where: DeadFilter, *, after: Place | None, limit: int) -> DeadPage:
+    """Letters that fit, the newest first."""
+    merged = _Merged(store, where, after, newest_first=True)
+    letters: list[DeadLetter] = []
+    searched, last, left = 0, after, False
+    while len(letters) < limit and searched < SEARCHED_AT_MOST:
+        places = await merged.take(AT_ONCE if where.by_content else min(AT_ONCE, limit - len(letters)))
+        if not places:
+            break
+        for place, one in zip(places, await _read(store, places), strict=True):
+            if len(letters) == limit:
+                left = True
+                break
+            last, searched = place, searched + 1
+            if one is not None and where.fits(one.letter):
+                letters.append(one.letter)
+    left = left or await merged.more()
+    return DeadPage(letters, _text(last) if left and last is not None else None)
+
+
+async def count(store: Store, from_ms: int, to_ms: int) -> int:
+    """How many letters died in [from_ms, to_ms); none of them is read."""
+    groups: list[Group] = [
+        (keys.slot, [("ZCOUNT", keys.dead_times, from_ms, f"({to_ms}")]) for keys in store.keys.partitions
+    ]
+    total = 0
+    for result in await store.run(groups):
+        if isinstance(result, StoreError):
+            raise result
+        total += int(result[0])
+    return total
+
+
+async def list_dead(store: Store, *, limit: int = 100) -> list[DeadLetter]:
+    """The newest dead letters of all partitions."""
+    return (await page(store, DeadFilter(), after=None, limit=limit)).letters
+
+
+def _text(place: Place) -> str:
+    return f"{place[0]}.{place[1]}.{place[2].hex()}"
+
+
+def parse_place(text: str) -> Place:
+    """A cursor; ValueError for what is none."""
+    time_ms, partition, idh = text.split(".")
+    place = int(time_ms), int(partition), bytes.fromhex(idh)
+    if not 0 <= place[0] < 1 << 48 or not 0 <= place[1] < 1 << 16 or len(place[2]) != IDH_BYTES:
+        raise ValueError(text)
+    return place
+
+
+# -- single letters --------------------------------------------------------------------------------------------
+
+
+async def _read(store: Store, places: Sequence[Place]) -> list[Kept | None]:
+    """None for a letter that has gone since."""
+    by_partition: dict[int, list[int]] = {}
+    for i, (_, p, _) in enumerate(places):
+        by_partition.setdefault(p, []).append(i)
+    groups: list[Group] = []
+    for p, numbers in by_partition.items():
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("HMGET", keys.dead, *[places[i][2] for i in numbers])]))
+    found: list[Kept | None] = [None] * len(places)
+    for numbers, result in zip(by_partition.values(), await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        for i, record in zip(numbers, result[0], strict=True):
+            if record is not None:
+                found[i] = Kept(places[i], _letter(places[i], record))
+    return found
+
+
+async def find_letter(store: Store, reference: Reference) -> Kept | None:
+    """The letter of an id: from its own partition, or from any where a lane may have chosen another."""
+    idh, home = reference.idh, reference.home
+    partitions = [home, *(p for p in range(len(store.keys)) if reference.elsewhere and p != home)]
+    groups: list[Group] = []
+    for p in partitions:
+        keys = store.keys.partitions[p]
+        groups.append((keys.slot, [("ZSCORE", keys.dead_times, idh), ("HGET", keys.dead, idh)]))
+    for p, result in zip(partitions, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        score, record = result
+        if score is not None and record is not None:
+            place = (int(float(score)), p, idh)
+            return Kept(place, _letter(place, record))
+    return None
+
+
+def _letter(place: Place, record: bytes) -> DeadLetter:
+    """One that cannot be read is shown as what it is: a page must not fail for it."""
+    try:
+        return _decode(record)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = f"the dead letter itself cannot be read: {error}"
+        return DeadLetter(id=place[2].hex(), reason=reason, died_ms=place[0], due_ms=0, entry=record)
+
+
+async def drop(store: Store, letters: Sequence[Kept], *, wait_s: float = 0.0) -> list[bool]:
+    """Forget letters for good; False for one that had gone, or died again, before."""
+    dropped = [False] * len(letters)
+    unsure: set[int] = set()
+    todo, patience = list(range(len(letters))), Patience(store, wait_s)
+    while todo:
+        by_partition: dict[int, list[int]] = {}
+        for i in todo:
+            by_partition.setdefault(letters[i].place[1], []).append(i)
+        groups = [_drop_call(store, p, [letters[i].place for i in some]) for p, some in by_partition.items()]
+        todo, failure = [], None
+        for numbers, result in zip(by_partition.values(), await store.run(groups), strict=True):
+            if isinstance(result, StoreError):
+                failure = result
+                todo += numbers
+                unsure |= set(numbers if isinstance(result, Unavailable) and result.sent else ())
+                continue
+            for i, answer in zip(numbers, result[0], strict=True):
+                # After a lost reply it was most likely our own call that took it away.
+                dropped[i] = answer == 1 or i in unsure
+        if failure is not None:
+            await patience.after(failure)
+    return dropped
+
+
+def _drop_call(store: Store, partition: int, places: Sequence[Place]) -> Group:
+    keys = store.keys.partitions[partition]
+    args: list[Arg] = [len(places)]
+    for died_ms, _, idh in places:
+        args += (idh, died_ms)
+    return keys.slot, [store.scripts.call("dead_drop", [keys.dead, keys.dead_times], args)]
+
+
+_TRIES: Final = 8
+_DAMAGED: Final = (
+    "its entry cannot be read, so nobody knows what to deliver; look at its bytes, put the task anew, drop it"
+)
+_LIVE: Final = "a task with this id is pending or under way; cancel it, or wait until it is over"
+_GONE: Final = "somebody else replayed or dropped it, or its task died once more since it was read"
+
+
+class _Wish(NamedTuple):
+    """A letter with the entry it shall become: both are settled before the first attempt."""
+
+    number: int
+    kept: Kept
+    slice: Slice
+    row: bytes
+    due_ms: int
+
+
+class _Attempt:
+    """What is known of one replay so far."""
+
+    def __init__(self, wish: _Wish, indexed: bytes) -> None:
+        self.wish = wish
+        self.first_indexed = self.indexed = indexed
+        """The address that the index held when the letter was read; the one it holds as far as we know."""
+        self.unsure = False
+        """A call was sent and its reply lost."""
+        self.tries = 0
+
+
+class Replayer:
+    """Puts letters back among the tasks, some at a time."""
+
+    def __init__(self, store: Store, intake: Intake, widths: Widths, *, wait_s: float = 0.0) -> None:
+        self._store = store
+        self._intake = intake
+        self._widths = widths
+        self._wait_s = wait_s
+
+    async def replay(self, letters: Sequence[Kept], dues_ms: Sequence[int], *, new_key: bool = False) -> list[Replayed]:
+        """One answer per letter, in order. A caller bounds how many: all of a partition go in one call."""
+        answers: list[Replayed | None] = [_if_damaged(kept.letter) for kept in letters]
+        now_ms = self._store.clock.now_ms()
+        wishes = [
+            self._wish(i, kept, due_ms, now_ms, new_key)
+            for i, (kept, due_ms) in enumerate(zip(letters, dues_ms, strict=True))
+            if answers[i] is None
+        ]
+        for number, answer in await self._fulfil(wishes, now_ms):
+            answers[number] = answer
+        return [answer for answer in answers if answer is not None]
+
+    async def rehearse(self, letters: Sequence[Kept], dues_ms: Sequence[int]) -> list[Replayed]:
+        """What `replay` would answer now; nothing is written."""
+        wanted = [(kept.place[1], kept.place[2]) for kept in letters]
+        raws = await look_up_packed(self._store, wanted)
+        known = [
+            (i, (Address.unpack(letters[i].place[1], raw), letters[i].place[2]))
+            for i, raw in enumerate(raws)
+            if raw is not None
+        ]
+        found = await look_at(self._store, [one for _, one in known]) if known else []
+        live = {i for (i, _), entry in zip(known, found, strict=True) if entry.state in ("pending", "fired")}
+        live |= {i for i, place in enumerate(await find_queued(self._store, wanted)) if place is not None}
+        answers = []
+        for i, (kept, due_ms) in enumerate(zip(letters, dues_ms, strict=True)):
+            conflict = Replayed(kept.letter.id, "conflict", None, _LIVE) if i in live else None
+            answers.append(_if_damaged(kept.letter) or conflict or Replayed(kept.letter.id, "replayed", due_ms))
+        return answers
+
+    def _wish(self, number: int, kept: Kept, due_ms: int, now_ms: int, new_key: bool) -> _Wish:
+        letter, (_, partition, idh) = kept.letter, kept.place
+        body = Body(
+            letter.target,
+            letter.payload,
+            None if GENERATED.fullmatch(letter.id) else letter.id,
+            letter.lane,
+            original_due_ms=None if new_key else letter.due_ms,
+            raw=letter.raw,
+            retry=letter.retry,
+            timeout_ms=letter.timeout_ms,
+        )
+        place, row = self._intake.encode(body, idh, partition, due_ms, now_ms, indexed=True)
+        return _Wish(number, kept, place, row, due_ms)
+
+    async def _fulfil(self, wishes: list[_Wish], now_ms: int) -> list[tuple[int, Replayed]]:
+        raws = await look_up_packed(self._store, [(one.kept.place[1], one.kept.place[2]) for one in wishes])
+        todo = [_Attempt(wish, raw or b"") for wish, raw in zip(wishes, raws, strict=True)]
+        patience = Patience(self._store, self._wait_s)
+        answers: list[tuple[int, Replayed]] = []
+        while todo:
+            by_partition: dict[int, list[_Attempt]] = {}
+            for attempt in todo:
+                by_partition.setdefault(attempt.wish.kept.place[1], []).append(attempt)
+            groups = [_call(self._store, p, attempts, now_ms) for p, attempts in by_partition.items()]
+            todo, failure = [], None
+            for attempts, result in zip(by_partition.values(), await self._store.run(groups), strict=True):
+                if isinstance(result, StoreError):
+                    failure = result
+                    todo += attempts
+                    _doubt(attempts, result)
+                    continue
+                todo += self._learn(attempts, result[0], answers)
+            if failure is not None:
+                await patience.after(failure)
+        return answers
+
+    def _learn(
+        self, attempts: list[_Attempt], reply: list[bytes | int], answers: list[tuple[int, Replayed]]
+    ) -> list[_Attempt]:
+        """Take the answers in; return what is to be tried again."""
+        again = []
+        for attempt, status, answer in zip(attempts, reply[::2], reply[1::2], strict=True):
+            wish = attempt.wish
+            replayed = Replayed(wish.kept.letter.id, "replayed", wish.due_ms)
+            if status == b"ok":
+                assert isinstance(answer, int)
+                self._widths.saw(wish.kept.place[1], wish.slice, answer + 1)
+                answers.append((wish.number, replayed))
+            elif status == b"live":
+                answers.append((wish.number, Replayed(replayed.id, "conflict", None, _LIVE)))
+            elif status == b"changed":
+                assert isinstance(answer, bytes)
+                attempt.indexed, attempt.tries = answer, attempt.tries + 1
+                if attempt.tries == _TRIES:
+                    raise Conflict(f"id {replayed.id!r} keeps changing; try again")
+                again.append(attempt)
+            elif attempt.unsure and answer != attempt.first_indexed:
+                # The letter is gone and its id leads elsewhere than before: our call was done, its reply was lost.
+                answers.append((wish.number, replayed))
+            else:
+                answers.append((wish.number, Replayed(replayed.id, "gone", None, _GONE)))
+        return again
+
+
+def _if_damaged(letter: DeadLetter) -> Replayed | None:
+    return Replayed(letter.id, "damaged", None, _DAMAGED) if letter.damaged else None
+
+
+def _doubt(attempts: list[_Attempt], failure: StoreError) -> None:
+    for attempt in attempts:
+        attempt.unsure = attempt.unsure or (isinstance(failure, Unavailable) and failure.sent)
+
+
+def _handle_of(attempt: _Attempt) -> bytes:
+    """The address by which handles may know it: where it died, if it has no id of its caller's."""
+    letter = attempt.wish.kept.letter
+    if GENERATED.fullmatch(letter.id) is None:
+        return b""
+    return attempt.indexed or (letter.place if len(letter.place) == ADDRESS_BYTES else b"")
+
+
+def _call(store: Store, partition: int, attempts: list[_Attempt], now_ms: int) -> Group:
+    keys = store.keys.partitions[partition]
+    places = list(dict.fromkeys(attempt.wish.slice for attempt in attempts))
+    handles = [_handle_of(attempt) for attempt in attempts]
+    stood = [attempt.indexed or handle for attempt, handle in zip(attempts, handles, strict=True)]
+    known = [Address.unpack(partition, address).slice if address else None for address in stood]
+    olds = list(dict.fromkeys(place for place in known if place is not None))
+    names = [keys.n, keys.slices, keys.ids, keys.dead, keys.dead_times, keys.queued]
+    names += (keys.entries(one.name) for one in places)
+    for old in olds:
+        s, _, d, x = keys.slice_keys(old.name)
+        names += (s, d, x)
+    args: list[Arg] = [len(places), len(olds), len(attempts)]
+    for place in places:
+        args += (place.name, fresh_score(place), address_prefix(place))
+    args += (old.name for old in olds)
+    for attempt, handle, old_place in zip(attempts, handles, known, strict=True):
+        wish = attempt.wish
+        died_ms, _, idh = wish.kept.place
+        number = 0 if old_place is None else olds.index(old_place) + 1
+        args += (idh, died_ms, places.index(wish.slice) + 1, wish.row, attempt.indexed, number, handle)
+    commands: list[Command] = [store.scripts.call("dead_replay", names, args)]
+    if any(attempt.wish.due_ms < now_ms + WAKE_MS for attempt in attempts):
+        commands.append(("SPUBLISH", keys.wake, "1"))
+    return keys.slot, commands
+
+
+class Ended(NamedTuple):
+    state: State
+    kept: Kept | None
+    """Its dead letter."""
+
+
+async def in_index(store: Store, task_id: str, lane: str | None) -> TaskInfo:
+    """The task that has this id now. "unknown" where the id is free, whatever is kept of those who had it before."""
+    located = await Finder(store).find(Reference.parse(task_id, lane, len(store.keys)))
+    return TaskInfo(task_id, "unknown") if located is None else describe(task_id, located.entry)
+
+
+async def cancelled_ms(store: Store, reference: Reference) -> int | None:
+    """When the id was cancelled last; None when it is not among those of which that is kept."""
+    partitions = range(len(store.keys)) if reference.elsewhere else [reference.home]
+    return (await last_cancelled(store, partitions)).get(reference.idh)
+
+
+async def how_it_ended(store: Store, reference: Reference, located: Located | None) -> Ended:
+    state: State = "unknown" if located is None else located.entry.state
+    kept = await find_letter(store, reference) if state in ("unknown", "dead") else None
+    off_ms = await cancelled_ms(store, reference) if located is None and reference.address is None else None
+    if kept is not None and (off_ms is None or off_ms < kept.letter.died_ms):
+        # An id is forgotten some time after its end, its dead letter is not.
+        return Ended("dead", kept)
+    if off_ms is not None:
+        return Ended("cancelled", None)
+    if located is None and reference.address is not None:
+        # Its old places were followed as far as that is done.
+        [entry] = await look_at(store, [(reference.address, reference.idh)])
+        return Ended(entry.state, None)
+    return Ended(state, None)
+
+
+async def info_of(store: Store, task_id: str, reference: Reference, located: Located | None) -> TaskInfo:
+    """What is known of a task, of one that is over too: the same as `explain` says of it."""
+    if located is not None:
+        return describe(task_id, located.entry)
+    ended = await how_it_ended(store, reference, None)
+    if ended.kept is None:
+        return TaskInfo(task_id, ended.state)
+    letter = ended.kept.letter
+    return TaskInfo(
+        task_id, "dead", letter.due_ms, letter.target or None, lane=letter.lane, attempt=letter.attempts,
+        errors=letter.errors,
+    )  # fmt: skip

@@ -1,0 +1,532 @@
+"""Turns tasks into entries: every check happens here, before anything is written."""
+
+import os
+import random
+from binascii import crc_hqx
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from hashlib import blake2b
+from itertools import compress
+from struct import iter_unpack
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+
+from ...model.delivery import Body
+from ...model.errors import InvalidInput
+from ...model.ids import IDH_BYTES, check_id, check_name, idh_of
+from ...model.limits import HORIZON_MS, MAX_PAYLOAD_BYTES
+from ...model.retry import retry_line
+from ...model.targets.names import check_target
+from ...model.task import NULL, Task, encode_payload, to_json
+from ...model.text import plain
+from ...model.times import check_horizon, delay_ms, expiry_ms, instant_ms, timeout_ms
+from ..codec import INDEXED, LANE, bin_head, entry, short_head
+from ..keys import HOUR_MS, SECOND_MS, Keyspace, Slice, partition_of
+from .index import IdRow
+from .put import Rows, Widths
+
+# Generated ids: random bytes chosen so that the tasks of one call go where they cost least.
+#
+# A transaction, and later a tick, costs per partition it touches. So a call is cut into stretches of neighbours, each
+# of which goes to one partition, the next stretch to the next one. The next call begins one further on, however many
+# stretches there were: calls of one size would else bring the same times to the same partitions. The partition is
+# still what the crc16 of the id says: whoever reads needs to know nothing of this.
+#
+# An id of a stretch is a number with its own crc16 behind it, mixed with four random bytes, and twelve bytes that all
+# of the stretch share. Such a number adds nothing to the crc16 of an id, so what is random and shared alone decides
+# about the partition. What differs comes first: of a cancelled task only the first four bytes of its id are kept.
+
+STRETCH: Final = 256
+"""Tasks of one call that share a partition: by then its costs per partition are small against those per task."""
+
+GATHERED: Final = 32
+"""So many large calls fill the same slices. With more these would get too long, where very many tasks are put."""
+
+_OWN: Final = 4
+_CHOSEN: Final = 2
+_POLYNOMIAL: Final = 0x1021
+
+
+class Stretch(NamedTuple):
+    """Ids of one partition: each of `heads` with `tail` behind it."""
+
+    partition: int
+    heads: Sequence[bytes]
+    tail: bytes
+
+
+class GeneratedIds:
+    """Ids for the tasks that carry none."""
+
+    def __init__(self, partitions: int, *, gathered: bool = False) -> None:
+        """`gathered`: of calls that fill every partition some in a row do bring the same times to the same ones."""
+        self._partitions = partitions
+        self._gathered = gathered
+        self._large = 0
+        """Of those so many."""
+        self._next = random.randrange(partitions)
+        self._spare_bits = (65536 // partitions).bit_length() - 1
+        """So many of crc16's values lead into one partition, at least."""
+
+    def draw(self, count: int) -> Iterator[Stretch]:
+        """So many ids, in stretches of about the same length."""
+        stretches = -(-count // STRETCH)
+        partition = self._begin(stretches)
+        while count:
+            size = -(-count // stretches)
+            yield self._single() if count == stretches == 1 else self._stretch(partition, size)
+            partition = (partition + 1) % self._partitions
+            count -= size
+            stretches -= 1
+
+    def each(self, count: int) -> Iterator[bytes]:
+        """The same, one by one."""
+        return (head + stretch.tail for stretch in self.draw(count) for head in stretch.heads)
+
+    def _begin(self, stretches: int) -> int:
+        if self._gathered and stretches >= self._partitions:
+            begin, self._large = self._large // GATHERED % self._partitions, self._large + 1
+            return begin
+        self._next = (self._next + 1) % self._partitions
+        return self._next
+
+    def _single(self) -> Stretch:
+        """One task has no neighbours: all of its id is random, and it goes anywhere."""
+        idh = os.urandom(IDH_BYTES)
+        return Stretch(crc_hqx(idh, 0) % self._partitions, (idh[:_OWN],), idh[_OWN:])
+
+    def _stretch(self, partition: int, size: int) -> Stretch:
+        free = os.urandom(IDH_BYTES - _CHOSEN)
+        crc = partition + self._partitions * random.getrandbits(self._spare_bits)
+        chosen = crc_hqx(free, 0) ^ _register_before(crc)
+        return Stretch(partition, _mixed(free[:_OWN], size), free[_OWN:] + chosen.to_bytes(_CHOSEN, "big"))
+
+
+def _mixed(with_: bytes, size: int) -> list[bytes]:
+    """The first numbers, each mixed with these bytes; all of them in one step."""
+    together = int.from_bytes(_NUMBERS[: _OWN * size]) ^ int.from_bytes(with_ * size)
+    return [head for (head,) in iter_unpack(f"{_OWN}s", together.to_bytes(_OWN * size))]
+
+
+@cache
+def _register_before(crc: int) -> int:
+    """What crc16's register must hold, mixed with the chosen bytes, to end as `crc`: its steps backwards."""
+    for _ in range(8 * _CHOSEN):
+        crc = (crc ^ _POLYNOMIAL) >> 1 | 0x8000 if crc & 1 else crc >> 1
+    return crc
+
+
+def _with_crc(number: bytes) -> bytes:
+    return number + crc_hqx(number, 0).to_bytes(_CHOSEN, "big")
+
+
+_NUMBERS: Final = b"".join(_with_crc(number.to_bytes(_OWN - _CHOSEN)) for number in range(STRETCH))
+
+
+# The usual tasks of a call, field by field: looked at together they cost a third of what they cost one by one.
+#
+# Usual is a task without a lane or any rule of its own, not overdue, to a target that was met before, with a short id
+# or none.
+
+FEW: Final = 4
+"""Fewer tasks than this are quicker one by one."""
+
+_BYTES: Final = (bytes, bytearray, memoryview)
+_THREE_FIELDS: Final = b"\x93"
+
+
+class Bounds(NamedTuple):
+    """What is usual in a call."""
+
+    first_ms: int
+    last_ms: int
+    heads: Mapping[str, bytes]
+    """By target: what its entries have before the payload."""
+    max_payload_bytes: int
+
+
+class Columns(NamedTuple):
+    numbers: Sequence[int]
+    """Which tasks of the call: a range where they are all of them."""
+    dues_ms: list[int]
+    leads: list[bytes]
+    """What stands between id and payload."""
+    payloads: list[bytes]
+
+    def numbers_of(self, some: Sequence[int]) -> Sequence[int]:
+        """Of those that stand there in the columns."""
+        return some if isinstance(self.numbers, range) else [self.numbers[at] for at in some]
+
+    def by_width(self, far_ms: int) -> "list[tuple[int, Columns]]":
+        """By the width of their slices: seconds, and hours from `far_ms` on."""
+        if max(self.dues_ms) < far_ms:
+            return [(SECOND_MS, self)]
+        if min(self.dues_ms) >= far_ms:
+            return [(HOUR_MS, self)]
+        far = [due_ms >= far_ms for due_ms in self.dues_ms]
+        return [(SECOND_MS, self._only([not is_far for is_far in far])), (HOUR_MS, self._only(far))]
+
+    def _only(self, chosen: Sequence[bool]) -> "Columns":
+        return Columns(
+            list(compress(self.numbers, chosen)),
+            list(compress(self.dues_ms, chosen)),
+            list(compress(self.leads, chosen)),
+            list(compress(self.payloads, chosen)),
+        )
+
+    def by_time(self, width_ms: int) -> list[Sequence[int]]:
+        """Where in the columns those stand that are due in one such span of time, the first span first."""
+        spans = [due_ms // width_ms for due_ms in self.dues_ms]
+        if min(spans) == max(spans):
+            return [range(len(spans))]
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for at, span in enumerate(spans):
+            found[span].append(at)
+        return [found[span] for span in sorted(found)]
+
+
+class SortedOut(NamedTuple):
+    """The tasks of a call by how they are encoded."""
+
+    plain: Columns | None
+    named: Columns | None
+    """Those with ids."""
+    others: Sequence[int]
+    """The numbers of those that are not usual, or wrong."""
+
+
+def sort_out(tasks: Sequence[Task], bounds: Bounds) -> SortedOut:
+    everyone = range(len(tasks))
+    if len(tasks) < FEW:
+        return SortedOut(None, None, everyone)
+    ids = [task.id for task in tasks]
+    if ids.count(None) == len(ids):
+        if (plain := _columns(tasks, everyone, bounds)) is not None:
+            return SortedOut(plain, None, ())
+    elif all(map(_is_short, ids)) and (named := _columns(tasks, everyone, bounds, named=True)) is not None:
+        return SortedOut(None, named, ())
+    usual = [number for number in everyone if _are_usual((tasks[number],), bounds)]
+    without, short = [ids[number] is None for number in usual], [_is_short(ids[number]) for number in usual]
+    plain = _some(tasks, list(compress(usual, without)), bounds)
+    named = _some(tasks, list(compress(usual, short)), bounds, named=True)
+    taken = {number for some in (plain, named) if some is not None for number in some.numbers}
+    return SortedOut(plain, named, [number for number in everyone if number not in taken])
+
+
+def _some(tasks: Sequence[Task], numbers: Sequence[int], bounds: Bounds, *, named: bool = False) -> Columns | None:
+    return _columns([tasks[number] for number in numbers], numbers, bounds, named=named) if numbers else None
+
+
+def _columns(tasks: Sequence[Task], numbers: Sequence[int], bounds: Bounds, *, named: bool = False) -> Columns | None:
+    """None if one of them is not usual, or wrong."""
+    if not tasks or not _are_usual(tasks, bounds):
+        return None
+    payloads = _payloads([task.payload for task in tasks], bounds.max_payload_bytes)
+    if payloads is None:
+        return None
+    targets, sizes = [task.target for task in tasks], list(map(len, payloads))
+    heads = {target: bounds.heads[target] for target in set(targets)}
+    if named:
+        heads = {target: _THREE_FIELDS + head[1:] for target, head in heads.items()}
+    if len(heads) == 1:
+        [head] = heads.values()
+        by_size = {size: head + bin_head(size) for size in set(sizes)}
+        leads = list(map(by_size.__getitem__, sizes))
+    else:
+        leads = [heads[target] + bin_head(size) for target, size in zip(targets, sizes, strict=True)]
+    return Columns(numbers, cast("list[int]", [task.at for task in tasks]), leads, payloads)
+
+
+def _are_usual(tasks: Sequence[Task], bounds: Bounds) -> bool:
+    """Their ids and payloads aside."""
+    count = len(tasks)
+    times, targets = [task.at for task in tasks], [task.target for task in tasks]
+    return (
+        [task.lane for task in tasks].count(None) == count
+        and [task.after for task in tasks].count(None) == count
+        and [task.expires for task in tasks].count(None) == count
+        and [task.retry for task in tasks].count(None) == count
+        and [task.timeout for task in tasks].count(None) == count
+        and set(map(type, times)) == {int}
+        and bounds.first_ms <= min(cast("list[int]", times))
+        and max(cast("list[int]", times)) <= bounds.last_ms
+        and set(map(type, targets)) == {str}
+        and bounds.heads.keys() >= set(targets)
+    )
+
+
+def _is_short(id: object) -> bool:
+    """A longer id may have the form of a generated one: that is looked at with more care."""
+    return type(id) is str and 0 < len(id) < 2 * IDH_BYTES and id.isascii()
+
+
+def _payloads(payloads: Sequence[Any], most: int) -> list[bytes] | None:
+    """As they are stored; None if one of them is the caller's own bytes, or wrong."""
+    if any(issubclass(kind, _BYTES) for kind in set(map(type, payloads))):
+        return None
+    try:
+        written = list(map(to_json, payloads))
+        if NULL in b"".join(written):
+            _check(payload for payload, text in zip(payloads, written, strict=True) if NULL in text)
+    except (TypeError, ValueError, OverflowError, RecursionError, InvalidInput):
+        return None
+    return written if max(map(len, written)) <= most else None
+
+
+def _check(payloads: Iterable[Any]) -> None:
+    """InvalidInput for a number that JSON has no word for."""
+    for payload in payloads:
+        encode_payload(payload)
+
+
+_MOST_TARGETS: Final = 10_000
+_TEXTS: Final = (str, type(None))
+
+
+class _Offsets:
+    """Offset and flags of an entry in a slice that is too wide for a table of them."""
+
+    def __init__(self, flags: int) -> None:
+        self._flags = flags
+
+    def __getitem__(self, offset_ms: int) -> bytes:
+        return (offset_ms << 8 | self._flags).to_bytes(5, "big")
+
+
+def _offsets(flags: int) -> dict[int, _Offsets | tuple[bytes, ...]]:
+    """By width of slice."""
+    wide = _Offsets(flags)
+    return {HOUR_MS: wide, SECOND_MS: tuple(wide[ms] for ms in range(SECOND_MS))}
+
+
+_OFFSETS: Final = _offsets(0)
+"""Of plain entries."""
+_NAMED_OFFSETS: Final = _offsets(INDEXED)
+"""Of those with ids."""
+_FIXSTR: Final = tuple(bytes((0xA0 | size,)) for size in range(2 * IDH_BYTES))
+"""The msgpack header of a text of less than 32 bytes."""
+
+
+class Named(NamedTuple):
+    """A task with a caller-given id, on its way."""
+
+    id: str
+    past: bool
+    partition: int
+    row: IdRow
+
+
+_new: Final = tuple.__new__
+"""Makes a named tuple without the call in between."""
+
+
+class Run(NamedTuple):
+    """Tasks without ids that stand one behind the other in a slice."""
+
+    partition: int
+    place: Slice
+    first: int
+    """Where among the rows for that slice the first of them stands."""
+    numbers: Sequence[int]
+    """Which tasks of the call they are."""
+    due_ms: int | None = None
+    """Of a single task that may stand at another time than its own."""
+
+
+class Batch:
+    """Entries ready to be written, and what stands for each task."""
+
+    def __init__(self, size: int, now_ms: int) -> None:
+        self.size = size
+        self.now_ms = now_ms
+        self.rows = Rows()
+        self.runs: list[Run] = []
+        self.named: dict[int, Named] = {}
+        """Tasks with ids, by their numbers in the call."""
+
+
+class Intake:
+    """Checks and encodes tasks for one namespace."""
+
+    def __init__(self, keys: Keyspace, widths: Widths, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+        self._partitions = len(keys)
+        self._widths = widths
+        self._max_payload_bytes = max_payload_bytes
+        self._heads: dict[str, bytes] = {}
+        # Hours ahead a slice gets few tasks, and has its price in memory. Of a second's many every node has its share.
+        self._ids = {SECOND_MS: GeneratedIds(self._partitions), HOUR_MS: GeneratedIds(self._partitions, gathered=True)}
+        self._other_ids = GeneratedIds(self._partitions)
+
+    def take(self, tasks: Sequence[Task], now_ms: int) -> Batch:
+        """Encode all or raise for the first that is wrong; nothing is written in either case."""
+        batch = Batch(len(tasks), now_ms)
+        self._meet({task.target for task in tasks if type(task.target) is str})
+        bounds = Bounds(now_ms - now_ms % SECOND_MS, now_ms + HORIZON_MS, self._heads, self._max_payload_bytes)
+        found = sort_out(tasks, bounds)
+        for number, idh in zip(found.others, self._other_ids.each(len(found.others)), strict=True):
+            task = tasks[number]
+            due_ms = task.at if type(task.at) is int else self._due_ms(task, now_ms)
+            self._take_slowly(batch, number, task, due_ms, idh)
+        far_ms = now_ms + HOUR_MS
+        if found.plain is not None:
+            for width_ms, usual in found.plain.by_width(far_ms):
+                self._take_plain(batch, tasks, usual, width_ms)
+        if found.named is not None:
+            parts = found.named.by_width(far_ms)
+            for width_ms, usual in parts:
+                self._take_named(batch, tasks, usual, width_ms)
+            if found.others or len(parts) > 1:
+                batch.named = dict(sorted(batch.named.items()))
+        return batch
+
+    def _take_plain(self, batch: Batch, tasks: Sequence[Task], usual: Columns, width_ms: int) -> None:
+        """Those of one slice together, so that it gets many rows at once; each stretch into one partition."""
+        stretches = self._ids[width_ms].draw(len(usual.numbers))
+        stretch, used = next(stretches), 0
+        for rows in usual.by_time(width_ms):
+            at = 0
+            while at < len(rows):
+                if used == len(stretch.heads):
+                    stretch, used = next(stretches), 0
+                some = rows[at : at + len(stretch.heads) - used]
+                heads = stretch.heads[used : used + len(some)]
+                place = self._widths.place(stretch.partition, usual.dues_ms[some[0]], batch.now_ms)
+                if place.width_ms == width_ms:
+                    _append(batch, usual, some, place, stretch, heads)
+                else:  # a crowded slice is cut finer
+                    for number, head in zip(usual.numbers_of(some), heads, strict=True):
+                        task = tasks[number]
+                        self._take_slowly(batch, number, task, cast("int", task.at), head + stretch.tail)
+                at += len(some)
+                used += len(some)
+
+    def _take_named(self, batch: Batch, tasks: Sequence[Task], usual: Columns, width_ms: int) -> None:
+        # Names of this function: each look into an object would cost as much as what is found there.
+        places: dict[int, Slice] = {}
+        named, now_ms, partitions, place_of = batch.named, batch.now_ms, self._partitions, self._widths.place
+        offsets = _NAMED_OFFSETS[width_ms]
+        for number, due_ms, lead, payload in zip(*usual, strict=True):
+            task_id = cast("str", tasks[number].id)
+            name = task_id.encode()
+            span, offset = divmod(due_ms, width_ms)
+            partition = crc_hqx(name, 0) % partitions
+            spot = span * partitions + partition
+            place = places.get(spot)
+            if place is None:
+                place = place_of(partition, due_ms, now_ms)
+                if place.width_ms != width_ms:
+                    self._take_slowly(batch, number, tasks[number], due_ms)
+                    continue
+                places[spot] = place
+            idh = blake2b(name, digest_size=IDH_BYTES).digest()
+            row = b"".join((offsets[offset], idh, lead, payload, _FIXSTR[len(name)], name))
+            named[number] = _new(Named, (task_id, due_ms < now_ms, partition, _new(IdRow, (idh, place, row, due_ms))))
+
+    def _take_slowly(self, batch: Batch, number: int, task: Task, due_ms: int, idh: bytes = b"") -> None:
+        """Any task, with everything it may carry; `idh` for one without an id."""
+        now_ms = batch.now_ms
+        if type(task.target) is not str or type(task.id) not in _TEXTS or type(task.lane) not in _TEXTS:
+            # Names of a subclass of `str` are taken for what they say.
+            names = {"target": plain(task.target), "id": plain(task.id), "lane": plain(task.lane)}
+            task = msgspec.structs.replace(task, **names)
+        if task.at is not None and task.after is not None:
+            raise InvalidInput("both at and after are given; say one of them")
+        if not 0 <= due_ms <= now_ms + HORIZON_MS:
+            check_horizon(due_ms, now_ms)
+        self._head(task.target)
+        payload, raw = encode_payload(task.payload, self._max_payload_bytes)
+        if task.id is not None:
+            batch.named[number] = self._named(task, due_ms, now_ms, payload, raw)
+            return
+        partition = self.partition_for(idh, task.lane)
+        place, row = self._full(task, idh, None, partition, due_ms, now_ms, payload, raw)
+        batch.runs.append(Run(partition, place, batch.rows.add(partition, place, row), (number,), due_ms))
+
+    def partition_for(self, idh: bytes, lane: str | None) -> int:
+        """The partition of a task without a caller-given id."""
+        if lane is not None:
+            return partition_of(check_name(lane, "lane"), self._partitions)
+        return crc_hqx(idh, 0) % self._partitions
+
+    def _due_ms(self, task: Task, now_ms: int) -> int:
+        if task.at is None:
+            return now_ms if task.after is None else now_ms + delay_ms(task.after)
+        return instant_ms(task.at)
+
+    def _meet(self, targets: set[str]) -> None:
+        """Have the heads of targets at hand; a wrong one is told with its task."""
+        for target in targets - self._heads.keys():
+            with suppress(InvalidInput):
+                self._head(target)
+
+    def _head(self, target: str) -> None:
+        """Check a target; its first bytes are kept, so that the next task of it is quick."""
+        check_target(target)
+        if target not in self._heads:
+            if len(self._heads) >= _MOST_TARGETS:
+                self._heads.clear()
+            self._heads[target] = short_head(target)
+
+    def _named(self, task: Task, due_ms: int, now_ms: int, payload: bytes, raw: bool) -> Named:
+        task_id = check_id(task.id)
+        idh = idh_of(task_id)
+        partition = partition_of(task_id if task.lane is None else check_name(task.lane, "lane"), self._partitions)
+        place, row = self._full(task, idh, task_id, partition, due_ms, now_ms, payload, raw)
+        return Named(task_id, due_ms < now_ms, partition, IdRow(idh, place, row, due_ms))
+
+    def _full(
+        self,
+        task: Task,
+        idh: bytes,
+        task_id: str | None,
+        partition: int,
+        due_ms: int,
+        now_ms: int,
+        payload: bytes,
+        raw: bool,
+    ) -> tuple[Slice, bytes]:
+        body = Body(
+            task.target,
+            payload,
+            task_id,
+            task.lane,
+            None,
+            None,
+            1,
+            None if task.expires is None else expiry_ms(task.expires, due_ms),
+            raw,
+            retry=None if task.retry is None else retry_line(task.retry),
+            timeout_ms=None if task.timeout is None else timeout_ms(task.timeout),
+        )
+        return self.encode(body, idh, partition, due_ms, now_ms)
+
+    def encode(
+        self, body: Body, idh: bytes, partition: int, due_ms: int, now_ms: int, *, indexed: bool | None = None
+    ) -> tuple[Slice, bytes]:
+        """The slice and the entry of a task. One that is overdue goes into the current slice, first in it."""
+        place = self._widths.place(partition, max(due_ms, now_ms), now_ms)
+        offset = due_ms - place.start_ms
+        late = offset < 0
+        indexed = body.id is not None if indexed is None else indexed
+        flags = (INDEXED if indexed else 0) | (LANE if body.lane is not None else 0)
+        stored = msgspec.structs.replace(body, due_ms=due_ms) if late else body
+        return place, entry(0 if late else offset, flags, idh, stored)
+
+
+def _append(
+    batch: Batch, usual: Columns, some: Sequence[int], place: Slice, stretch: Stretch, heads: Sequence[bytes]
+) -> None:
+    """Rows of one slice."""
+    rows = batch.rows.list_for(stretch.partition, place)
+    batch.runs.append(Run(stretch.partition, place, len(rows), usual.numbers_of(some)))
+    batch.rows.size += len(some)
+    # Names of this function: each look into a column by its field would cost as much as what is found there.
+    (_, dues_ms, leads, payloads), start_ms, tail = usual, place.start_ms, stretch.tail
+    offsets = _OFFSETS[place.width_ms]
+    rows += [
+        b"".join((offsets[dues_ms[at] - start_ms], head, tail, leads[at], payloads[at]))
+        for at, head in zip(some, heads, strict=True)
+    ]

@@ -1,0 +1,274 @@
+"""Finding a task again by its id: through the address in a generated id, or through the index."""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from ...model.dead_letter import dead_place
+from ...model.errors import Conflict, InvalidInput, StoreError
+from ...model.ids import GENERATED, IDH_BYTES, check_name, idh_of
+from ...model.task import CancelOutcome, State
+from ..codec import decode
+from ..keys import R_UNIT, WIDTHS_MS, Address, partition_of
+from ..queue_state import Queued, cancel_queued, find_queued, read_record
+from ..store import Store
+from .cancel import Cancel, CancelStatus, cancel, note
+from .encode import Intake
+from .index import Contest, IdRow, look_up, look_up_packed, replace
+from .query import Found, look_at
+
+_MOVES_FOLLOWED = 64
+"""From mark to mark. The index is asked first, so that this takes few steps where the task is not over."""
+_PORTION = 8_192
+"""Tasks looked up and cancelled before the next ones: what the server has just looked up is still in its caches."""
+
+Wanted = tuple[int, bytes, bool]
+"""The likeliest partition of an id, its hash, and whether it may be in another."""
+
+
+class Reference(NamedTuple):
+    """What an id says of where its task is."""
+
+    task_id: str | None
+    """The caller's id; None for a generated one."""
+    idh: bytes
+    home: int
+    """The likeliest partition."""
+    elsewhere: bool
+    """It may be in another: with a lane, the lane decides."""
+    address: Address | None
+
+    @classmethod
+    def parse(cls, id: str, lane: str | None, partitions: int) -> "Reference":
+        """Of what a caller named, which is checked here."""
+        task_id, lane = check_name(id, "id"), None if lane is None else check_name(lane, "lane")
+        match = GENERATED.fullmatch(task_id)
+        if match is None:
+            home = partition_of(lane if lane is not None else task_id, partitions)
+            return cls(task_id, idh_of(task_id), home, lane is None, None)
+        idh = bytes.fromhex(match[1])
+        if match[2] is None:
+            return cls(None, idh, 0, True, None)
+        address = Address.parse(match[2])
+        known = address.partition < partitions and address.slice.width_ms in WIDTHS_MS
+        if not known or address.slice.start_ms >= 1 << 48 or address.r >= R_UNIT or address.index >= 1 << 31:
+            raise InvalidInput(f"id {task_id!r} does not belong to this namespace")
+        return cls(None, idh, address.partition, False, address)
+
+
+class Located(NamedTuple):
+    address: Address
+    indexed: bool
+    entry: Found
+
+
+class Finder:
+    """Follows ids, moves and retries to where a task stands now."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def find(self, reference: Reference) -> Located | None:
+        """Where the task stands now and how; None for an unknown id."""
+        located = await self._locate(reference)
+        if located is not None and located.entry.state == "dead" and reference.task_id is not None:
+            located = await self._unless_another_died(located, reference.idh)
+        if located is None or located.entry.state not in ("fired", "done", "finished"):
+            return located
+        # What was handed off to workers is over for its slice; of lanes it stays fired there.
+        [place] = await find_queued(self._store, [(located.address.partition, reference.idh)])
+        if place is None or not (reference.task_id is None or place.address == located.address.pack()):
+            return located
+        return located._replace(entry=await self._in_queue(located, place))
+
+    async def _unless_another_died(self, located: Located, idh: bytes) -> Located:
+        """A dead letter may be of an earlier task with the same id that died just before this one was put."""
+        keys = self._store.keys.partitions[located.address.partition]
+        [record] = await self._store.run_one(keys.slot, [("HGET", keys.dead, idh)])
+        if record is None or dead_place(record) in (b"", located.address.pack()):
+            return located
+        state: State = "done" if located.entry.body is not None else "finished"
+        return located._replace(entry=located.entry._replace(state=state))
+
+    async def _in_queue(self, located: Located, place: Queued) -> Found:
+        entry = located.entry._replace(state="queued" if place.worker is None else "running", queued=place)
+        if entry.body is not None:
+            return entry
+        row = await read_record(self._store, located.address.partition, place)
+        if row is None:
+            return located.entry  # it has ended in this very moment
+        from_ms = Address.unpack(located.address.partition, place.address).slice.from_ms
+        body = decode(row)
+        due_ms = from_ms + int.from_bytes(row[:4], "big") if body.due_ms is None else body.due_ms
+        return entry._replace(body=body, due_ms=due_ms)
+
+    async def _locate(self, reference: Reference) -> Located | None:
+        address, indexed = reference.address, False
+        if address is None:
+            address = await self._index_one(reference)
+            indexed = True
+        for _ in range(_MOVES_FOLLOWED):
+            if address is None:
+                return None
+            [entry] = await look_at(self._store, [(address, reference.idh)])
+            following = entry.moved_to
+            if not indexed and (following is not None or entry.state in ("finished", "done")):
+                # Whoever stands somewhere else has registered that place, unless it was cancelled there.
+                indexed = True
+                [known] = await look_up(self._store, [(address.partition, reference.idh)])
+                following = known if known is not None and known != address else following
+            if following is None:
+                return Located(address, indexed, entry)
+            address = following
+        return None
+
+    async def _index_one(self, reference: Reference) -> Address | None:
+        [found] = await self._index_packed([(reference.home, reference.idh, reference.elsewhere)])
+        return None if found is None else Address.unpack(*found)
+
+    async def _index_packed(self, wanted: list[Wanted]) -> list[tuple[int, bytes] | None]:
+        """(partition, packed address). Asks the likeliest partition for each; of those it does not know, all others."""
+        raws = await look_up_packed(self._store, [(home, idh) for home, idh, _ in wanted])
+        found = [None if raw is None else (home, raw) for (home, _, _), raw in zip(wanted, raws, strict=True)]
+        for i, (home, idh, elsewhere) in enumerate(wanted):
+            if found[i] is None and elsewhere:
+                others = [p for p in range(len(self._store.keys)) if p != home]
+                raws = await look_up_packed(self._store, [(p, idh) for p in others])
+                known = ((p, raw) for p, raw in zip(others, raws, strict=True) if raw is not None)
+                found[i] = next(known, None)
+        return found
+
+    async def cancel(self, references: Iterable[Reference]) -> list[CancelOutcome]:
+        outcomes: list[CancelOutcome] = []
+        placed: list[tuple[int, Cancel]] = []
+        unplaced: dict[int, Unplaced] = {}
+        for i, one in enumerate(references):
+            outcomes.append("unknown")
+            if one.address is not None:
+                placed.append((i, Cancel(one.address.partition, one.address.pack(), one.idh, False)))
+            else:
+                unplaced.setdefault(one.home, Unplaced()).add(i, one)
+        await self._cancel_placed(placed, outcomes)
+        for numbers, wanted in _portions(unplaced):
+            found = await self._index_packed(wanted)
+            known = [
+                (i, Cancel(*at, idh, True))
+                for i, (_, idh, _), at in zip(numbers, wanted, found, strict=True)
+                if at is not None
+            ]
+            await self._cancel_placed(known, outcomes)
+            await note(self._store, [(one.partition, one.idh) for i, one in known if outcomes[i] == "cancelled"])
+        return outcomes
+
+    async def _cancel_placed(self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]) -> None:
+        for _ in range(_MOVES_FOLLOWED):
+            if not todo:
+                break
+            todo = await self._cancel_round(todo, outcomes)
+
+    async def _cancel_round(
+        self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]
+    ) -> list[tuple[int, Cancel]]:
+        again: list[tuple[int, Cancel]] = []
+        missed: list[tuple[int, Cancel, CancelStatus | Address]] = []
+        answers = await cancel(self._store, [one for _, one in todo])
+        for (i, one), answer in zip(todo, answers, strict=True):
+            if answer == "cancelled":
+                outcomes[i] = "cancelled"
+            elif isinstance(answer, StoreError):
+                raise answer
+            else:
+                missed.append((i, one, answer))
+        known = await look_up_packed(self._store, [(one.partition, one.idh) for _, one, _ in missed])
+        over: list[tuple[int, Cancel]] = []
+        for (i, one, answer), raw in zip(missed, known, strict=True):
+            if raw is not None and raw != one.at:
+                again.append((i, Cancel(one.partition, raw, one.idh, True)))  # its retry, or its slice was written anew
+            elif isinstance(answer, Address):
+                again.append((i, Cancel(one.partition, answer.pack(), one.idh, True)))  # cancelled there, or over
+            else:
+                outcomes[i] = "too late" if answer == "too late" or raw is not None else "unknown"
+                over.append((i, one))
+        await self._cancel_queued(over, outcomes)
+        return again
+
+    async def _cancel_queued(self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]) -> None:
+        """Some that have begun are in queues, or run: these can be cancelled, or stopped."""
+        places = await find_queued(self._store, [(one.partition, one.idh) for _, one in todo])
+        for (i, one), place in zip(todo, places, strict=True):
+            if place is not None and (place.address == one.at or not one.indexed):
+                outcome = await cancel_queued(self._store, one.partition, one.idh, place)
+                outcomes[i] = "too late" if outcome == "gone" else outcome
+
+    async def move(
+        self, reference: Reference, intake: Intake, due_ms: int, now_ms: int, *, expired: bool = False
+    ) -> Address:
+        """Put a pending task in another place; its old place points to the new one. With `expired` also one whose time
+        is over by then: it is recorded as such there."""
+        contest, left = Contest("cannot be moved: it"), None
+        while True:
+            located = await self.find(reference)
+            if located is None:
+                raise Conflict("cannot be moved: no such task")
+            address, entry = located.address, located.entry
+            if entry.state != "pending" or entry.body is None:
+                raise Conflict(f"cannot be moved: the task is {entry.state}")
+            if not expired and entry.body.expires_ms is not None and due_ms > entry.body.expires_ms:
+                raise InvalidInput(f"cannot be moved: the task expires before that time ({entry.body.expires_ms} ms)")
+            # The original due stays where there is one: a retry keeps its idempotency key.
+            body = msgspec.structs.replace(entry.body, due_ms=None)
+            place, row = intake.encode(body, reference.idh, address.partition, due_ms, now_ms, indexed=True)
+            [expected] = await look_up(self._store, [(address.partition, reference.idh)])
+            result = await replace(
+                self._store,
+                IdRow(reference.idh, place, row, due_ms),
+                partition=address.partition,
+                expected=expected,
+                old=address,
+                now_ms=now_ms,
+            )
+            if result.status == "ok" and result.address is not None:
+                return result.address
+            # "gone": somebody moved it, or its slice was written anew, since it was found. Then it is found elsewhere.
+            gone = result.status == "gone"
+            if (gone and address == left) or not (gone or result.status == "changed"):
+                raise Conflict(f"cannot be moved: {result.status}")
+            left = address if gone else None
+            await contest.lost()
+
+
+class Unplaced:
+    """Ids that have to be looked up in one partition; 21 bytes each, for there may be a million."""
+
+    def __init__(self) -> None:
+        self._numbers = array("I")
+        self._idhs = bytearray()
+        self._elsewhere = bytearray()
+
+    def add(self, number: int, reference: Reference) -> None:
+        self._numbers.append(number)
+        self._idhs += reference.idh
+        self._elsewhere.append(reference.elsewhere)
+
+    def wanted(self, home: int) -> tuple[list[int], list[Wanted]]:
+        idhs = bytes(self._idhs)
+        cut = range(0, len(idhs), IDH_BYTES)
+        wanted = [(home, idhs[at : at + IDH_BYTES], bool(flag)) for at, flag in zip(cut, self._elsewhere, strict=True)]
+        return self._numbers.tolist(), wanted
+
+
+def _portions(unplaced: dict[int, Unplaced]) -> Iterator[tuple[list[int], list[Wanted]]]:
+    """Whole partitions together: then most of a slice is cancelled at once."""
+    numbers: list[int] = []
+    wanted: list[Wanted] = []
+    for home, some in unplaced.items():
+        more, of_it = some.wanted(home)
+        numbers += more
+        wanted += of_it
+        if len(numbers) >= _PORTION:
+            yield numbers, wanted
+            numbers, wanted = [], []
+    if numbers:
+        yield numbers, wanted

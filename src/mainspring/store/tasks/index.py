@@ -1,0 +1,155 @@
+"""The index of caller-given ids: replacing, looking up, forgetting; with backoff when others change the same task."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple
+
+from ...model.errors import Conflict, NotConfirmed, StoreError
+from ..durability import SERVER, Durability, executed
+from ..keys import Address, PartitionKeys, Slice, address_prefix
+from ..redis.sender import Group
+from ..store import Store
+from .put import WAKE_MS, fresh_score
+
+CONTEST_S: Final = 30.0
+"""How long a call goes on at least."""
+
+_FIRST_BREAK_S: Final = 0.002
+_LONGEST_BREAK_S: Final = 0.1
+
+
+class Contest:
+    """Breaks of random length let one of them through after the other."""
+
+    def __init__(self, about: str, wait_s: float = 0.0) -> None:
+        self._about = about
+        self._deadline = time.monotonic() + max(wait_s, CONTEST_S)
+        self._break_s = 0.0
+
+    async def lost(self) -> None:
+        """Before the next attempt; Conflict when there have been too many."""
+        if time.monotonic() >= self._deadline:
+            raise Conflict(f"{self._about} keeps changing; try again")
+        await asyncio.sleep(random.uniform(0, self._break_s))
+        self._break_s = min(_LONGEST_BREAK_S, self._break_s * 2 or _FIRST_BREAK_S)
+
+
+class IdRow(NamedTuple):
+    """An entry that carries a caller-given id."""
+
+    idh: bytes
+    slice: Slice
+    row: bytes
+    due_ms: int
+
+
+MOST_AT_ONCE: Final = 2_000
+"""Tasks a call carries at most: Lua cannot spread many more."""
+
+
+class Replaced(NamedTuple):
+    status: Literal["ok", "changed", "cancelled", "too late", "gone"]
+    address: Address | None = None
+    """The new place; with "changed", what the index holds instead (None: nothing)."""
+    shortfall: NotConfirmed | None = None
+    """It is so, but not as safe as was asked for."""
+
+
+async def replace(
+    store: Store,
+    new: IdRow,
+    *,
+    partition: int,
+    expected: Address | None,
+    old: Address | None,
+    now_ms: int,
+    durability: Durability = SERVER,
+) -> Replaced:
+    """Put a task in the place of `old` (which must be pending), or anew where `old` is None."""
+    keys = store.keys.partitions[partition]
+    from_place = old.slice if old is not None else new.slice
+    s, f, _, x = keys.slice_keys(from_place.name)
+    names = [keys.n, keys.slices, keys.ids, keys.entries(new.slice.name), s, f, x]
+    args: list[Any] = [
+        "move" if old is not None else "anew",
+        new.idh,
+        expected.pack() if expected is not None else "",
+        new.slice.name,
+        fresh_score(new.slice),
+        address_prefix(new.slice),
+        new.row,
+        from_place.name,
+        repr(old.score) if old is not None else 0,
+        old.index if old is not None else 0,
+    ]
+    commands = [store.scripts.call("replace", names, args)]
+    if new.due_ms < now_ms + WAKE_MS:
+        commands.append(("SPUBLISH", keys.wake, "1"))
+    [result] = await store.run([(keys.slot, commands)], durability)
+    shortfall = result if isinstance(result, NotConfirmed) else None
+    if (done := executed(result)) is None:
+        assert isinstance(result, StoreError)
+        raise result
+    reply = done[0]
+    status = reply[0].decode()
+    if status == "ok":
+        return Replaced("ok", Address(partition, new.slice, reply[1], reply[2]), shortfall)
+    if status == "changed":
+        return Replaced("changed", Address.unpack(partition, reply[1]) if reply[1] else None, shortfall)
+    return Replaced(status, None, shortfall)
+
+
+async def look_up(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Address | None]:
+    """Addresses the index holds for (partition, idh)."""
+    raws = await look_up_packed(store, wanted)
+    return [Address.unpack(p, raw) if raw is not None else None for (p, _), raw in zip(wanted, raws, strict=True)]
+
+
+async def look_up_packed(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[bytes | None]:
+    """The same as the index stores them: 14 bytes each."""
+    return await fields_of(store, attrgetter("ids"), wanted)
+
+
+async def fields_of(
+    store: Store, hash_of: Callable[[PartitionKeys], str], wanted: Sequence[tuple[int, bytes]]
+) -> list[bytes | None]:
+    """Of (partition, idh): what a hash of the partition has for it."""
+    by_partition: dict[int, list[int]] = {}
+    for i, (p, _) in enumerate(wanted):
+        by_partition.setdefault(p, []).append(i)
+    groups: list[Group] = []
+    asked: list[list[int]] = []
+    for p, members in by_partition.items():
+        keys = store.keys.partitions[p]
+        # A call of many thousands would hold up everybody else.
+        for first in range(0, len(members), MOST_AT_ONCE):
+            some = members[first : first + MOST_AT_ONCE]
+            groups.append((keys.slot, [("HMGET", hash_of(keys), *[wanted[i][1] for i in some])]))
+            asked.append(some)
+    found: list[bytes | None] = [None] * len(wanted)
+    for members, result in zip(asked, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        for i, raw in zip(members, result[0], strict=True):
+            found[i] = raw
+    return found
+
+
+async def sweep(store: Store, partition: int, cursor: int, *, window_ms: int, count: int = 256) -> tuple[int, int]:
+    """Look at some ids and forget those finished longer ago than the window. The next cursor, and how many went."""
+    before_ms = store.clock.now_ms() - window_ms
+    keys = store.keys.partitions[partition]
+    [reply] = await store.run_one(keys.slot, [("HSCAN", keys.ids, cursor, "COUNT", count)])
+    following, pairs = int(reply[0]), reply[1]
+    old: list[bytes] = []
+    for idh, raw in zip(pairs[::2], pairs[1::2], strict=True):
+        if Address.unpack(partition, raw).slice.over_ms < before_ms:
+            old += (idh, raw)
+    removed = 0
+    if old:
+        names = [keys.slices, keys.ids, keys.holds, keys.queued]
+        removed = await store.call(partition, "sweep", names, [window_ms, *old])
+    return following, removed

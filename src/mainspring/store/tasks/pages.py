@@ -1,0 +1,620 @@
+"""Pages of tasks: the rows of slices in due order, and those in hold slices."""
+
+import asyncio
+from heapq import nsmallest
+from math import sqrt
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ...model.errors import StoreError
+from ...model.task import ListedState, TaskFilter
+from ..codec import HEADER_BYTES, INDEXED, RESENT, TOMB, decode, is_tomb
+from ..keys import HOLDS_FROM_S, HOUR_MS, SECOND_MS, Address, PartitionKeys, Slice, r_of
+from ..owner.read import slices_in
+from ..redis.connection import Command
+from ..redis.sender import Group, Replies
+from ..store import Store
+
+Place = tuple[int, int, int, int, int]
+"""Where a task stands in the order of pages: when it fires (0 of one in a hold slice: those come first), partition,
+width (of a hold slice, its start), index; and the incarnation of the slice, for in another an index says nothing."""
+
+Sliced = tuple[int, Slice, float]
+"""A slice: its partition and its score, which tells its incarnation."""
+
+
+INDEX_MASK: Final = 0xFFFFFFFF
+_END: Final = 1 << 96
+"""Behind every key."""
+
+
+class Row(NamedTuple):
+    place: Place
+    address: Address
+    row: bytes
+    fires_ms: int
+
+
+class Scan:
+    """The first entries of one slice that are wanted, gathered chunk by chunk.
+
+    A row's key is `fires_ms << 32 | index`: within a slice, keys are in the order of pages. Only of those that stay to
+    the end a `Row` is made.
+    """
+
+    def __init__(
+        self,
+        at: Sliced,
+        where: TaskFilter,
+        keys: tuple[int, int] = (0, _END),
+        wanted: int = _END,
+        watched: frozenset[bytes] = frozenset(),
+    ) -> None:
+        """Keys from the first of `keys` up to the other are looked for. `watched` are tasks that were sent again."""
+        self._at, self._where, self._wanted = at, where, wanted
+        self._low, self._high = self._keys = keys
+        self._watched = watched
+        self._first_of: dict[bytes, int] = {}
+        self._named_by: dict[int, int] = {}
+        """Of tasks that were sent again: index of the first copy -> the copy that names it."""
+        self._kept: dict[int, bytes] = {}
+        self.seen = 0
+        """So many are in the state that was asked for."""
+        self.resent: set[bytes] = set()
+        """Tasks that were sent again and are not watched. Which copy is the first is known on a second scan only: one
+        that came before may carry no flag."""
+
+    def watching(self) -> "Scan":
+        """For a second scan from the start on, which tells copies apart."""
+        return Scan(self._at, self._where, self._keys, self._wanted, self._watched | self.resent)
+
+    def take(self, first: int, entries: list[bytes], bits: list[bytes | None]) -> None:
+        """`entries` begin with index `first`, and so do the bitmaps (fired, done, cancelled)."""
+        place, where = self._at[1], self._where
+        start_ms, width_ms = place.from_ms, place.width_ms
+        chosen, by_content = _in_state(bits, where.state, len(entries)), where.by_content
+        for at, row in enumerate(entries):
+            if len(row) < HEADER_BYTES or ((self._watched or row[4] & RESENT) and self._is_repeat(row, first + at)):
+                continue
+            if not chosen[at >> 3] >> (at & 7) & 1 or (row[4] & TOMB and is_tomb(row)):
+                continue
+            self.seen += 1
+            offset = int.from_bytes(row[:4], "big")
+            # One that was overdue when it was put, or is damaged, fires with its slice.
+            key = start_ms + (offset if offset < width_ms else 0) << 32 | first + at
+            if self._low <= key < self._high and (not by_content or fits(where, row)):
+                self._kept[key] = row
+        if len(self._kept) > 2 * self._wanted:
+            kept = nsmallest(self._wanted, self._kept)
+            self._kept, self._high = {key: self._kept[key] for key in kept}, kept[-1]
+
+    def _is_repeat(self, row: bytes, index: int) -> bool:
+        # Retries and moved tasks carry the index flag: they are not copies, though they share the id.
+        idh = row[5:HEADER_BYTES]
+        if row[4] & INDEXED:
+            return False
+        if idh not in self._watched:
+            if row[4] & RESENT:
+                self.resent.add(idh)
+            return False
+        first = self._first_of.setdefault(idh, index)
+        if first != index and row[4] & RESENT:
+            self._named_by[first] = index
+        return first != index
+
+    def rows(self) -> list[Row]:
+        p, place, g = self._at
+        r, rows = r_of(g), []
+        for key, row in self._kept.items():
+            fires_ms, index = key >> 32, key & INDEX_MASK
+            order = (0, p, place.start_ms) if place.is_hold else (fires_ms, p, place.width_ms)
+            address = Address(p, place, r, self._named_by.get(index, index))
+            rows.append(Row((*order, index, r), address, row, fires_ms))
+        return rows
+
+
+def rows_of(
+    at: Sliced, entries: list[bytes], bits: list[bytes | None], state: ListedState, *, first: int = 0
+) -> list[Row]:
+    """Those of a chunk in one state; copies are told apart within it."""
+    scan = Scan(at, TaskFilter(state=state))
+    scan.take(first, entries, bits)
+    if scan.resent:
+        scan = scan.watching()
+        scan.take(first, entries, bits)
+    return scan.rows()
+
+
+def fits(where: TaskFilter, row: bytes) -> bool:
+    if not where.by_content:
+        return True
+    try:
+        body = decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False  # nobody can say where it goes
+    return where.fits(body.target, body.lane)
+
+
+def _in_state(bits: list[bytes | None], state: ListedState, count: int) -> bytes:
+    """Bit i % 8 of byte i // 8, counted from the lowest, says whether entry i is in that state."""
+    fired, *over = bits
+    size = count + 7 >> 3
+    every = (1 << 8 * size) - 1
+    chosen = any_of([fired]) & ~any_of(over) if state == "fired" else ~any_of([fired, *over])
+    return (chosen & every).to_bytes(size, "little")
+
+
+_REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
+def any_of(bitmaps: list[bytes | None]) -> int:
+    """The union of bitmaps as one number: bit i of it is bit i of the maps."""
+    union = 0
+    for bits in bitmaps:
+        # Redis numbers bits from the top of each byte; reversed and read little-endian they count up.
+        union |= int.from_bytes((bits or b"").translate(_REVERSED), "little")
+    return union
+
+
+# The first tasks of some slices in the order of pages, however much these hold.
+#
+# Entries of a slice are in the order in which they came, so all of them have to be looked at. They are read in chunks,
+# and the event loop is given away in between: on a node, firing goes on meanwhile. A slice that is written anew
+# meanwhile (see `compact.lua`) is read from its start again: its entries have moved up, and those that were passed are
+# others now.
+
+CHUNK_ROWS: Final = 1_024
+AT_ONCE_ROWS: Final = 16 * CHUNK_ROWS
+"""What one round trip may bring of slices that hold more than was expected."""
+_LEAST_ROWS: Final = 64
+
+
+class Look(NamedTuple):
+    """What is looked for: tasks that fit, due in [from, to), behind a place, and how many."""
+
+    where: TaskFilter
+    span: tuple[int, int]
+    after: Place
+    wanted: int
+
+    def keys_in(self, at: Sliced) -> tuple[int, int]:
+        """The same as keys of one slice: from the first up to the other."""
+        fires_ms, partition, width_ms, index, r = self.after
+        mine = (at[0], at[1].width_ms)
+        if mine == (partition, width_ms):
+            # Where its slice was written anew since the last page, those of this millisecond are shown again: better
+            # twice than never.
+            low = (fires_ms << 32) + (min(index, INDEX_MASK) + 1 if r == r_of(at[2]) else 0)
+        else:
+            low = fires_ms + (mine < (partition, width_ms)) << 32
+        return max(low, self.span[0] << 32), self.span[1] << 32
+
+
+class _Reading:
+    """A slice that is read chunk by chunk."""
+
+    def __init__(self, at: Sliced, look: Look) -> None:
+        self.at = at
+        self.next = 0
+        self.scan = Scan(at, look.where, look.keys_in(at), look.wanted)
+
+    def take(self, entries: list[bytes], bits: list[bytes | None], asked: int) -> bool:
+        """True when there may be more to read."""
+        self.scan.take(self.next, entries, bits)
+        only = self.next == 0
+        self.next += len(entries)
+        if len(entries) == asked:
+            return True
+        if not self.scan.resent:
+            return False
+        self.scan, self.next = self.scan.watching(), 0
+        if only:
+            self.scan.take(0, entries, bits)
+        return not only
+
+
+async def earliest(store: Store, slices: list[Sliced], look: Look, rows_a_slice: float) -> tuple[list[Row], int]:
+    """The first rows in no order, and how many were in their state. One round trip where no slice holds far more than
+    `rows_a_slice`."""
+    rows: list[Row] = []
+    seen = taken = 0
+    waiting = [_Reading(one, look) for one in slices]
+    chunk, at_once = _first_chunk(len(slices), rows_a_slice), len(slices)
+    while waiting:
+        batch, waiting, unfinished = waiting[:at_once], waiting[at_once:], []
+        for reading, (entries, *bits, score) in zip(batch, await _read_batch(store, batch, chunk), strict=True):
+            if score is None:
+                continue  # it is gone, and all that stood there is over
+            if float(score) != reading.at[2]:
+                unfinished.append(_Reading((*reading.at[:2], float(score)), look))
+            elif reading.take(entries, bits, chunk):
+                unfinished.append(reading)
+            else:
+                seen += reading.scan.seen
+                rows += reading.scan.rows()
+                rows = _roughly_first(look.wanted, rows)
+            taken += len(entries)
+            if taken >= CHUNK_ROWS:
+                taken = 0
+                await asyncio.sleep(0)
+        waiting = unfinished + waiting
+        chunk, at_once = CHUNK_ROWS, AT_ONCE_ROWS // CHUNK_ROWS
+    return rows, seen
+
+
+def _roughly_first(wanted: int, rows: list[Row]) -> list[Row]:
+    """Enough of the first; few more are left in, because sorting them out at each slice costs more."""
+    return nsmallest(wanted, rows, key=lambda row: row.place) if len(rows) > 4 * wanted else rows
+
+
+def _first_chunk(slices: int, rows_a_slice: float) -> int:
+    """Enough for slices of the ordinary kind; whole bytes of the bitmaps."""
+    ordinary = max(_LEAST_ROWS, AT_ONCE_ROWS // max(1, slices), int(2 * rows_a_slice))
+    return min(CHUNK_ROWS, ordinary) // 8 * 8
+
+
+async def _read_batch(store: Store, batch: list[_Reading], chunk: int) -> list[Replies]:
+    """The next entries of each, their bits, and its score."""
+    groups = [_slice_window(store.keys.partitions[one.at[0]], one, chunk) for one in batch]
+    replies = []
+    for result in await store.run(groups):
+        if isinstance(result, StoreError):
+            raise result
+        replies.append(result)
+    return replies
+
+
+def _slice_window(keys: PartitionKeys, one: _Reading, chunk: int) -> Group:
+    s, *maps = keys.slice_keys(one.at[1].name)
+    first, last = one.next, one.next + chunk - 1
+    bits: list[Command] = [("GETRANGE", key, first // 8, last // 8) for key in maps]
+    # The score last: if it is still the one that was listed, so it was when the entries were read.
+    return keys.slot, [("LRANGE", s, first, last), *bits, ("ZSCORE", keys.slices, one.at[1].name)]
+
+
+# The first tasks of all slices in due order, hold slices apart.
+#
+# Slices of an hour lie across many of a second, so what comes first is known only when all slices that start before it
+# have been read. Each is read once for a page: from one of an hour, the rows that come later wait for their turn.
+
+COUNTERS: Final = ("accepted", "queued", "done", "cancelled", "replaced", "dead")
+_GROWTH: Final = 8
+"""So many times more slices at most are read at once than the time before, when they held less than was expected."""
+
+
+class Listing(NamedTuple):
+    """The earliest slices of all partitions, complete up to `until_ms` (None: to the end of the range)."""
+
+    slices: list[Sliced]
+    until_ms: int | None
+    rows_a_slice: float
+    held: bool
+    """Whether there are hold slices: of tasks that were due before and may not go out yet."""
+
+
+class Part(NamedTuple):
+    """Rows in the order of pages, and where to go on if not all could be searched."""
+
+    rows: list[Row]
+    next: Place | None
+
+
+class _Ripening:
+    """The rows of all slices that were read; ripe are those that nothing unread can come before."""
+
+    def __init__(self, store: Store, look: Look) -> None:
+        self._store, self._look = store, look
+        self._read: set[tuple[int, Slice]] = set()
+        self._rows: list[Row] = []
+        self._narrow = self._narrow_rows = 0
+        self.ripe: list[Row] = []
+        self.seen = 0
+
+    def unread(self, slices: list[Sliced]) -> list[Sliced]:
+        return [one for one in slices if one[:2] not in self._read]
+
+    async def read(self, slices: list[Sliced], rows_a_slice: float, end_ms: int) -> None:
+        """`slices` are all that were not read and start before `end_ms`."""
+        self._read.update(one[:2] for one in slices)
+        found, seen = await earliest(self._store, slices, self._look, rows_a_slice)
+        self.seen += seen
+        self._narrow += sum(one[1].width_ms <= SECOND_MS for one in slices)
+        self._narrow_rows += sum(row.address.slice.width_ms <= SECOND_MS for row in found)
+        self._rows += found
+        self.ripe = [row for row in self._rows if row.fires_ms < end_ms]
+
+    def learned(self, rows_a_slice: float) -> float:
+        """How much to expect of a slice, after what those so far held: less than the average of all, mostly because
+        slices of an hour hold more. With a filter they are not known to hold less."""
+        if self._look.where.by_content or not self._narrow:
+            return rows_a_slice
+        return min(rows_a_slice, max(self._narrow_rows / self._narrow, rows_a_slice / _GROWTH))
+
+
+async def in_due_order(
+    store: Store, listing: Listing, span: tuple[int, int], look: Look, searched_at_most: int
+) -> Part:
+    """The first rows from `span` on. With a filter on content the search ends when, after the slices that it had to
+    begin with, it went through `searched_at_most` entries."""
+    start_ms, to_ms = span
+    rows, slices_wanted, rate = _Ripening(store, look), look.wanted + 15, listing.rows_a_slice
+    begun_with: int | None = None
+    while True:
+        fresh = listing._replace(slices=rows.unread(listing.slices), rows_a_slice=rate)
+        chosen, until_ms = _choose(fresh, start_ms, look.wanted - len(rows.ripe))
+        if until_ms is not None and until_ms <= start_ms:
+            slices_wanted *= 8  # so many slices start in this one second that they did not fit
+            listing = await list_slices(store, start_ms, to_ms, slices_wanted)
+            continue
+        end_ms = to_ms if until_ms is None else min(to_ms, until_ms)
+        await rows.read(chosen, rate, end_ms)
+        if len(rows.ripe) >= look.wanted or end_ms == to_ms:
+            return Part(_exactly_first(look.wanted, rows.ripe), None)
+        begun_with = rows.seen if begun_with is None else begun_with
+        if look.where.by_content and rows.seen - begun_with >= searched_at_most:
+            return Part(_exactly_first(look.wanted, rows.ripe), start_of(end_ms))
+        start_ms, rate = end_ms, rows.learned(rate)
+        if until_ms == listing.until_ms:
+            listing = await list_slices(store, start_ms, to_ms, slices_wanted)
+
+
+def _exactly_first(wanted: int, rows: list[Row]) -> list[Row]:
+    return nsmallest(wanted, rows, key=lambda row: row.place)
+
+
+def start_of(due_ms: int) -> Place:
+    """Before all tasks that fire from then on."""
+    return due_ms, -1, -1, -1, -1
+
+
+async def list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> Listing:
+    """One round trip: the slices from a time on, and how full they are on average."""
+    high = f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
+    # Of the slices that began in an earlier second only the one of this hour can reach so far.
+    hour = Slice.at(start_ms, HOUR_MS)
+    groups: list[Group] = []
+    for keys in store.keys.partitions:
+        commands: list[Command] = [
+            ("ZSCORE", keys.slices, hour.name),
+            ("ZRANGE", keys.slices, start_ms // 1000, high, "BYSCORE", "LIMIT", 0, limit, "WITHSCORES"),
+            ("HMGET", keys.n, *COUNTERS),
+            ("ZCARD", keys.slices),
+            ("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE", "LIMIT", 0, 1),
+        ]
+        groups.append((keys.slot, commands))
+    found: list[Sliced] = []
+    until_ms: int | None = None
+    pending = total = 0
+    held = False
+    for p, result in enumerate(await store.run(groups)):
+        if isinstance(result, StoreError):
+            raise result
+        score, reply, counters, slices, holds = result
+        held = held or bool(holds)
+        pending, total = pending + still_open(counters), total + slices
+        listed: list[Sliced] = [(p, *one) for one in slices_in(store.keys.partitions[p], reply)]
+        if len(reply) == 2 * limit:
+            last_ms = int(float(reply[-1])) * 1000
+            until_ms = last_ms if until_ms is None else min(until_ms, last_ms)
+        if score is not None and hour.start_ms // 1000 < start_ms // 1000:
+            listed.append((p, hour, float(score)))
+        found += [one for one in listed if one[1].end_ms > start_ms]
+    return Listing(found, until_ms, max(pending, 1) / max(total, 1), held)
+
+
+def still_open(counters: list[bytes | None]) -> int:
+    """Of a partition's COUNTERS: what was accepted and is not settled."""
+    accepted, *settled = (int(value or 0) for value in counters)
+    return accepted - sum(settled)
+
+
+def _choose(listing: Listing, start_ms: int, rows_needed: int) -> tuple[list[Sliced], int | None]:
+    """Whole seconds, until enough rows are to be expected in them; and up to which time nothing is left out."""
+    slices, until_ms, rows_a_slice, _ = listing
+    if until_ms is not None:
+        slices = [one for one in slices if one[1].start_ms < until_ms]
+    slices.sort(key=lambda one: one[1].start_ms)
+    enough = rows_needed + 3 * sqrt(rows_needed) + 1
+    expected, last_ms = 0.0, 0
+    of_hours, hours_end_ms = 0.0, 0
+    for _, place, _ in slices:
+        second_ms = place.start_ms // 1000 * 1000
+        if second_ms >= hours_end_ms:
+            expected, of_hours = expected + of_hours, 0.0
+        if expected >= enough and second_ms > max(last_ms, start_ms):
+            return [one for one in slices if one[1].start_ms < second_ms], second_ms
+        last_ms = second_ms
+        share = rows_a_slice * (place.end_ms - max(place.start_ms, start_ms)) / place.width_ms
+        if place.width_ms > SECOND_MS:  # its rows may all lie behind the second that is reached
+            of_hours, hours_end_ms = of_hours + share, place.end_ms
+        else:
+            expected += share
+    return slices, until_ms
+
+
+# Tasks in hold slices: they were due and may not go out yet. However many there are, a page reads few of them.
+#
+# Their slices are in no order of due times. So lists show them before all others, slice by slice as they were held,
+# and a count over a part of the past estimates where there are very many.
+
+AT_ONCE: Final = 4_096
+"""Entries that one round trip may bring, or a little more."""
+
+COUNTED_AT_MOST: Final = 20_000
+"""Entries that a count looks at one by one; of more it takes samples."""
+
+_SAMPLES: Final = 8
+_SAMPLE: Final = 64
+_SLICES: Final = 256
+"""Hold slices of which a count asks at one time."""
+
+
+class Held(NamedTuple):
+    """A part of a page: rows, how many were looked through, and where to go on (None when that was all)."""
+
+    rows: list[Row]
+    searched: int
+    next: Place | None
+
+
+async def held_rows(
+    store: Store, after: Place | None, span: tuple[int, int], where: TaskFilter, wanted: int, budget: int
+) -> Held:
+    """Up to `wanted` tasks due in [from, to) that fit, behind a place; it stops when `budget` were looked through."""
+    rows: list[Row] = []
+    searched, at = 0, after or _START
+    while True:
+        chunk = _chunk(wanted - len(rows))
+        slices = await _slices_from(store, at, AT_ONCE // chunk)
+        if not slices:
+            return Held(rows, searched, None)
+        for one, first, entries, bits, score in await _read_held(store, slices, at, chunk):
+            if score is None or float(score) != one[2]:
+                break  # gone, or written anew: its entries stand elsewhere now
+            found = rows_of(one, entries, bits, where.state, first=first)
+            passed = at[3] if _goes_on(one, at) else -1
+            inside = [row for row in found if span[0] <= row.fires_ms < span[1] and row.place[3] > passed]
+            fitting = [row for row in inside if fits(where, row.row)]
+            searched += len(entries)
+            at = (0, one[0], one[1].start_ms, first + len(entries) - 1, r_of(one[2]))
+            if len(rows) + len(fitting) >= wanted:
+                rows += fitting[: wanted - len(rows)]
+                return Held(rows, searched, rows[-1].place)
+            rows += fitting
+            if len(entries) == chunk:
+                break  # there may be more of this slice: it comes before the slices behind it
+            at = (0, one[0], one[1].start_ms, _LAST_INDEX, r_of(one[2]))
+        if searched >= budget:
+            return Held(rows, searched, at)
+
+
+_LAST_INDEX: Final = (1 << 32) - 1
+"""Behind every index."""
+_START: Final[Place] = (0, -1, -1, -1, -1)
+
+
+def _goes_on(one: Sliced, at: Place) -> bool:
+    """Is this the slice in which that place is, and was it not written anew since?"""
+    return (one[0], one[1].start_ms, r_of(one[2])) == (at[1], at[2], at[4])
+
+
+def _chunk(wanted: int) -> int:
+    """How many entries of a slice are read at once: whole bytes of its bitmaps."""
+    return min(1_024, max(64, -(-wanted // 8) * 8))
+
+
+async def _slices_from(store: Store, at: Place, most: int) -> list[Sliced]:
+    """Hold slices from a place on, by partition and start."""
+    _, partition, start_ms, index, _ = at
+    groups: list[Group] = []
+    wanted = [keys for keys in store.keys.partitions if keys.number >= partition]
+    for keys in wanted:
+        low = start_ms // 1000 if keys.number == partition else HOLDS_FROM_S
+        groups.append((keys.slot, [_list_from(keys, low, most + 1)]))
+    found: list[Sliced] = []
+    for keys, result in zip(wanted, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        found += [(keys.number, *one) for one in slices_in(keys, result[0])]
+    behind = (partition, start_ms, index == _LAST_INDEX)
+    return sorted(one for one in found if (one[0], one[1].start_ms, False) >= behind)[:most]
+
+
+def _list_from(keys: PartitionKeys, low: int, most: int) -> Command:
+    return ("ZRANGE", keys.slices, max(low, HOLDS_FROM_S), "+inf", "BYSCORE", "LIMIT", 0, most, "WITHSCORES")
+
+
+async def _read_held(
+    store: Store, slices: list[Sliced], at: Place, chunk: int
+) -> list[tuple[Sliced, int, list[bytes], list[bytes | None], bytes | None]]:
+    """A chunk of each: its index, its entries, their bits and its score. The first slice goes on behind `at`."""
+    groups: list[Group] = []
+    firsts = []
+    for one in slices:
+        p, place, _ = one
+        keys = store.keys.partitions[p]
+        first = (at[3] + 1) // 8 * 8 if _goes_on(one, at) else 0
+        firsts.append(first)
+        slot, commands = _held_window(keys, place, first, first + chunk - 1)
+        groups.append((slot, [*commands, ("ZSCORE", keys.slices, place.name)]))
+    read = []
+    for one, first, result in zip(slices, firsts, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        read.append((one, first, result[0], result[1:-1], result[-1]))
+    return read
+
+
+def _held_window(keys: PartitionKeys, place: Slice, first: int, last: int) -> Group:
+    """Reads entries of a slice and their bits; `first` begins a byte of the bitmaps."""
+    s, *maps = keys.slice_keys(place.name)
+    bits: list[Command] = [("GETRANGE", key, first // 8, last // 8) for key in maps]
+    return keys.slot, [("LRANGE", s, first, last), *bits]
+
+
+# -- counting --------------------------------------------------------------------------------------------------
+
+
+async def count_held(store: Store, from_ms: int, to_ms: int) -> tuple[float, bool]:
+    """Pending tasks of hold slices that were due in a range, and whether that is exact."""
+    total, exact, budget = 0.0, True, COUNTED_AT_MOST
+    at = _START
+    while slices := await _slices_from(store, at, _SLICES):
+        looks: list[_Look] = []
+        for one, length, pending in await _pending(store, slices):
+            if from_ms <= one[1].from_ms and to_ms > store.clock.now_ms():
+                total += pending  # whatever is held was due before now
+            elif pending:
+                whole = length <= budget
+                budget -= length if whole else 0
+                exact = exact and whole
+                looks.append(_Look(one, length, whole))
+        total += await _count(store, looks, from_ms, to_ms)
+        at = (0, slices[-1][0], slices[-1][1].start_ms, _LAST_INDEX, -1)
+    return total, exact
+
+
+class _Look(NamedTuple):
+    """A slice of so many entries, of which all are to be looked at, or samples."""
+
+    at: Sliced
+    length: int
+    whole: bool
+
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        if self.whole:
+            return [(0, self.length)]
+        step = max(_SAMPLE, self.length // _SAMPLES // 8 * 8)
+        return [(first, min(first + _SAMPLE, self.length)) for first in range(0, self.length, step)]
+
+
+async def _count(store: Store, looks: list[_Look], from_ms: int, to_ms: int) -> float:
+    """Tasks that are pending and were due in the range; where samples are taken, what is to be expected."""
+    groups: list[Group] = []
+    wanted = [(look, window) for look in looks for window in look.windows]
+    for look, (first, end) in wanted:
+        groups.append(_held_window(store.keys.partitions[look.at[0]], look.at[1], first, end - 1))
+    total = 0.0
+    for (look, (first, _)), result in zip(wanted, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        rows = rows_of(look.at, result[0], result[1:], "pending", first=first)
+        seen = sum(end - start for start, end in look.windows)
+        total += sum(from_ms <= row.fires_ms < to_ms for row in rows) * look.length / max(1, seen)
+    return total
+
+
+async def _pending(store: Store, slices: list[Sliced]) -> list[tuple[Sliced, int, int]]:
+    groups: list[Group] = []
+    for p, place, _ in slices:
+        keys = store.keys.partitions[p]
+        s, *maps = keys.slice_keys(place.name)
+        groups.append((keys.slot, [("LLEN", s), *(("GET", key) for key in maps)]))
+    counted = []
+    for one, result in zip(slices, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        counted.append((one, result[0], result[0] - any_of(result[1:]).bit_count()))
+    return counted

@@ -1,0 +1,425 @@
+"""Puts with caller-given ids: the entries and the index change in one step. See PROTOCOL "Put"."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final
+
+from ...model.errors import Conflict, NotConfirmed, StoreError, Unavailable
+from ...model.task import Handle, OnConflict, PutOutcome, TaskInfo
+from ..codec import decode
+from ..durability import SERVER, Durability, executed
+from ..keys import Address, PartitionKeys, Slice, address_prefix
+from ..queue_state import find_queued
+from ..redis.connection import Command
+from ..redis.sender import Group
+from ..store import Store
+from .encode import Intake, Named
+from .index import MOST_AT_ONCE, Contest, IdRow, Replaced, replace
+from .put import CROWDED, WAKE_MS, Widths, fresh_score
+from .query import Found, look_at
+
+MANY: Final = 32
+"""From so many entries on a transaction costs less than handing all of them to a script."""
+
+SHARES_AT_ONCE: Final = 32
+"""Partitions of one such script at most: the server does nothing else meanwhile."""
+
+By = dict[Slice, list[int]]
+"""The numbers of rows by slice: that is the order in which they are sent."""
+
+
+class _Share:
+    """Rows of one partition in one call."""
+
+    __slots__ = ("first", "keys", "order", "rows")
+
+    def __init__(self, keys: PartitionKeys, first: int, rows: Sequence[IdRow]) -> None:
+        self.keys, self.first, self.rows = keys, first, rows
+        self.order: By = {rows[0].slice: [0]}
+        if len(rows) > 1:
+            for i in range(1, len(rows)):
+                self.order.setdefault(rows[i].slice, []).append(i)
+
+
+async def put_ids(
+    store: Store,
+    by_partition: dict[int, list[IdRow]],
+    widths: Widths,
+    *,
+    now_ms: int,
+    durability: Durability = SERVER,
+    short: dict[int, NotConfirmed] | None = None,
+) -> dict[int, dict[int, Address] | StoreError]:
+    """Put rows unless their id is known: returns, per partition, row numbers and addresses of the known ones.
+
+    The ids of a partition must be distinct within one call. `short` gets the partitions that have their rows, but not
+    as safe as was asked for.
+    """
+    shares: list[_Share] = []
+    for p, rows in by_partition.items():
+        keys = store.keys.partitions[p]
+        if len(rows) <= MOST_AT_ONCE:
+            shares.append(_Share(keys, 0, rows))
+        else:
+            shares += [_Share(keys, at, rows[at : at + MOST_AT_ONCE]) for at in range(0, len(rows), MOST_AT_ONCE)]
+    calls = _calls(shares, together=not store.links.cluster)
+    groups = [_group(store, call, now_ms, durability) for call in calls]
+    answers: dict[int, dict[int, Address] | StoreError] = {p: {} for p in by_partition}
+    for call, result in zip(calls, await store.run(groups, durability), strict=True):
+        done = executed(result)
+        for at, share in enumerate(call):
+            p = share.keys.number
+            so_far = answers[p]
+            if done is None or isinstance(so_far, StoreError):
+                answers[p] = result if isinstance(result, StoreError) else so_far
+                continue
+            if short is not None and isinstance(result, NotConfirmed):
+                short[p] = result
+            many = len(share.rows) >= MANY
+            so_far.update(_known(share, done[_EXEC + len(share.order)][-1] if many else done[0][at], widths))
+    return answers
+
+
+def _calls(shares: list[_Share], *, together: bool) -> list[list[_Share]]:
+    """Those with few rows share calls where one server takes all slots: such a call costs more than its rows."""
+    if not together:
+        return [[share] for share in shares]
+    few = [share for share in shares if len(share.rows) < MANY]
+    return [[share] for share in shares if len(share.rows) >= MANY] + [
+        few[at : at + SHARES_AT_ONCE] for at in range(0, len(few), SHARES_AT_ONCE)
+    ]
+
+
+def _group(store: Store, call: list[_Share], now_ms: int, durability: Durability) -> Group:
+    many = len(call[0].rows) >= MANY
+    commands = _many(store, call[0]) if many else [_few(store, call)]
+    soon_ms = now_ms + WAKE_MS
+    wakes = {share.keys.wake: None for share in call for row in share.rows if row.due_ms < soon_ms}
+    commands += [("SPUBLISH", wake, "1") for wake in wakes]
+    if durability.confirm is not None:
+        # Where every id was known nothing was written, and WAIT would confirm nothing at once.
+        commands.append(("HINCRBY", call[0].keys.n, "accepted", 0))
+    return call[0].keys.slot, commands
+
+
+def _few(store: Store, call: list[_Share]) -> Command:
+    """One script that gets everything."""
+    args: list[Any] = [len(call)]
+    names: list[str] = []
+    for share in call:
+        keys, rows = share.keys, share.rows
+        names += (keys.n, keys.slices, keys.ids)
+        if len(rows) == 1:  # most are such where single puts of many callers travel together
+            place = rows[0].slice
+            name = place.name
+            names.append(keys.entries(name))
+            args += (1, name, fresh_score(place), address_prefix(place), 1, rows[0].row)
+            continue
+        args.append(len(share.order))
+        for place, members in share.order.items():
+            name = place.name
+            names.append(keys.entries(name))
+            args += (name, fresh_score(place), address_prefix(place), len(members))
+            args += [rows[i].row for i in members]
+    return store.scripts.call("put_ids", names, args)
+
+
+_EXEC: Final = 3
+"""Where the reply of EXEC stands, not counting the pushes: behind MULTI, ZADD and the script."""
+
+
+def _many(store: Store, share: _Share) -> list[Command]:
+    """Plain appends, and a script that gets the ids alone."""
+    keys, rows = share.keys, share.rows
+    scores: list[Any] = []
+    pushes: list[Command] = []
+    names = [keys.n, keys.slices, keys.ids]
+    idhs: list[bytes] = []
+    args: list[Any] = []
+    for place, members in share.order.items():
+        name = place.name
+        s = keys.entries(name)
+        scores += (fresh_score(place), name)
+        pushes.append(("RPUSH", s, *[rows[i].row for i in members]))
+        idhs += [rows[i].idh for i in members]
+        names.append(s)
+        args += (name, address_prefix(place), len(members))
+    return [
+        ("MULTI",),
+        ("ZADD", keys.slices, "NX", *scores),
+        *pushes,
+        store.scripts.whole("register", names, [b"".join(idhs), *args]),
+        ("EXEC",),
+    ]
+
+
+def _known(share: _Share, reply: Any, widths: Widths) -> dict[int, Address]:
+    put, taken = reply
+    partition = share.keys.number
+    if max(put[1::2]) + len(share.rows) > CROWDED:
+        for at, (place, members) in enumerate(share.order.items()):
+            widths.saw(partition, place, put[at * 2 + 1] + len(members))
+    if not taken:
+        return {}
+    sent = [i for members in share.order.values() for i in members]
+    return {
+        share.first + sent[position - 1]: Address.unpack(partition, raw)
+        for position, raw in zip(taken[::2], taken[1::2], strict=True)
+    }
+
+
+class Patience:
+    """How long a call goes on after failures that may pass: one more attempt at once, then for `wait_s`."""
+
+    def __init__(self, store: Store, wait_s: float) -> None:
+        self._store = store
+        self.wait_s = wait_s
+        self._deadline = time.monotonic() + wait_s
+        self._pause_s = 0.0
+        self.unsure = False
+        """Something was sent and its reply lost: what is found now may be our own."""
+        self.shortfall: NotConfirmed | None = None
+        """Something is stored, but not as safe as was asked for."""
+
+    def level(self, asked: Durability) -> Durability:
+        return asked if self.shortfall is None else SERVER
+
+    async def after(self, failure: StoreError) -> None:
+        """Wait before the next attempt, or raise the failure."""
+        if not isinstance(failure, Unavailable) or (self._pause_s and time.monotonic() >= self._deadline):
+            raise failure
+        self.unsure = self.unsure or failure.sent
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(1.0, self._pause_s * 2 or 0.02)
+        await self._store.recover()
+
+
+class NamedPuts:
+    """Puts tasks by id: new ones in bulk, known ones by the rule the caller chose."""
+
+    def __init__(self, store: Store, intake: Intake, widths: Widths, *, dedupe_ms: int) -> None:
+        self._store = store
+        self._intake = intake
+        self._widths = widths
+        self._dedupe_ms = dedupe_ms
+
+    async def put(
+        self,
+        items: list[Named],
+        handles: list[Handle | None],
+        on_conflict: OnConflict,
+        now_ms: int,
+        level: Durability,
+        *,
+        wait_s: float = 0.0,
+    ) -> None:
+        """Fill in one handle per item; when it fails, there are those of all that are stored.
+
+        Once something is not confirmed nothing else is waited for: the rest is stored, and told as that.
+        """
+        # Two tasks with one id in the same call come one after the other, as in two calls.
+        first, *later = _rounds(items)
+        shortfall: NotConfirmed | None = None
+        for todo in [first] if on_conflict == "keep" else [first, *later]:
+            patience = Patience(self._store, wait_s)
+            patience.shortfall = shortfall
+            known = await self._put_new(items, todo, handles, now_ms, patience.level(level), patience)
+            entries = await self._look([(address, items[i].row.idh) for i, address in known], patience)
+            for (i, address), entry in zip(known, entries, strict=True):
+                level_now = patience.level(level)
+                handles[i] = await self._put_known(items[i], address, entry, on_conflict, now_ms, level_now, patience)
+            shortfall = patience.shortfall
+        if on_conflict == "keep":
+            _keep_first(items, handles, first, later)
+        if shortfall is not None:
+            raise shortfall
+
+    async def _put_new(
+        self,
+        items: list[Named],
+        todo: list[int],
+        handles: list[Handle | None],
+        now_ms: int,
+        level: Durability,
+        patience: Patience,
+    ) -> list[tuple[int, Address]]:
+        """Put what is new; return what is known. A repeat after a lost reply finds its own ids: that is safe."""
+        known: list[tuple[int, Address]] = []
+        while todo:
+            by_partition: dict[int, list[int]] = {}
+            for i in todo:
+                by_partition.setdefault(items[i].partition, []).append(i)
+            rows = {p: [items[i].row for i in members] for p, members in by_partition.items()}
+            short: dict[int, NotConfirmed] = {}
+            answers = await put_ids(self._store, rows, self._widths, now_ms=now_ms, durability=level, short=short)
+            patience.shortfall = next(iter(short.values()), patience.shortfall)
+            todo, failure = [], None
+            for p, members in by_partition.items():
+                answer = answers[p]
+                if isinstance(answer, StoreError):
+                    failure = answer
+                    todo += members
+                    continue
+                reached = SERVER if p in short else level
+                if answer:
+                    known += [(members[at], address) for at, address in answer.items()]
+                    members = [i for at, i in enumerate(members) if at not in answer]
+                for i in members:
+                    id, past, _, row = items[i]
+                    handles[i] = Handle(id, row.due_ms, "created", past, reached.text)
+            if failure is not None:
+                await patience.after(failure)
+        return known
+
+    async def _look(self, wanted: list[tuple[Address, bytes]], patience: Patience) -> list[Found]:
+        """All at once: a bulk put that is repeated finds every one of its ids known."""
+        while True:
+            try:
+                return await look_at(self._store, wanted) if wanted else []
+            except Unavailable as failure:
+                await patience.after(failure)
+
+    async def _put_known(
+        self,
+        item: Named,
+        current: Address | None,
+        seen: Found | None,
+        on_conflict: OnConflict,
+        now_ms: int,
+        level: Durability,
+        patience: Patience,
+    ) -> Handle:
+        contest = Contest(f"id {item.id!r}", patience.wait_s)
+        while True:
+            try:
+                answer = await self._try_known(item, current, seen, on_conflict, now_ms, level, patience)
+            except Unavailable as failure:
+                await patience.after(failure)
+                seen = None
+                continue
+            if isinstance(answer, Handle):
+                return answer
+            if answer.status == "changed":
+                current = answer.address
+            if answer.status == "changed" and current is not None and on_conflict == "keep":
+                return await self._kept(item, current, level, patience)
+            seen = None
+            await contest.lost()
+
+    async def _kept(self, item: Named, at: Address, level: Durability, patience: Patience) -> Handle:
+        """Somebody put it while we looked: that is what is kept, whatever has become of it since."""
+        [entry] = await self._look([(at, item.row.idh)], patience)
+        while entry.moved_to is not None:
+            at = entry.moved_to
+            [entry] = await self._look([(at, item.row.idh)], patience)
+        if patience.unsure and _is_same(item, at, entry):
+            return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
+        return Handle(item.id, _due_ms(at, entry), "kept", False, level.text)
+
+    async def _try_known(
+        self,
+        item: Named,
+        current: Address | None,
+        seen: Found | None,
+        on_conflict: OnConflict,
+        now_ms: int,
+        level: Durability,
+        patience: Patience,
+    ) -> Handle | Replaced:
+        """One attempt: the handle, or why there is none yet."""
+        former: Found | None = None
+        if current is not None:
+            entry = seen or (await look_at(self._store, [(current, item.row.idh)]))[0]
+            if entry.state in ("done", "finished") and current.slice.end_ms + self._dedupe_ms < now_ms:
+                entry = await self._unless_queued(item, current, entry)
+            if patience.unsure and _is_same(item, current, entry):
+                return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
+            handle = self._keep(item, current, entry, on_conflict, now_ms, level)
+            if handle is not None:
+                return handle
+            former = entry if entry.state == "pending" else None
+        old = None if former is None else current
+        result = await self._replace(item, current, old, now_ms, level)
+        patience.shortfall = result.shortfall or patience.shortfall
+        if result.status != "ok":
+            return result
+        outcome: PutOutcome = "created" if old is None else "replaced"
+        handle = Handle(item.id, item.row.due_ms, outcome, item.past, patience.level(level).text)
+        return handle if former is None or old is None else handle.instead_of(_former(item.id, old, former))
+
+    async def _unless_queued(self, item: Named, current: Address, entry: Found) -> Found:
+        """What was handed off to workers is done for its slice, and over only when it has ended."""
+        [place] = await find_queued(self._store, [(item.partition, item.row.idh)])
+        return entry._replace(state="queued") if place is not None and place.address == current.pack() else entry
+
+    async def _replace(
+        self, item: Named, expected: Address | None, old: Address | None, now_ms: int, level: Durability
+    ) -> Replaced:
+        return await replace(
+            self._store,
+            item.row,
+            partition=item.partition,
+            expected=expected,
+            old=old,
+            now_ms=now_ms,
+            durability=level,
+        )
+
+    def _keep(
+        self, item: Named, at: Address, entry: Found, on_conflict: OnConflict, now_ms: int, level: Durability
+    ) -> Handle | None:
+        """The handle of the task that stays, or None when the new one takes its place."""
+        if entry.state in ("cancelled", "replaced"):
+            return None  # since the index was read: what it holds now is compared when the new one is put
+        over = entry.state not in ("pending", "fired", "queued")
+        if over and at.slice.end_ms + self._dedupe_ms < now_ms:
+            return None  # its mark has expired
+        due_ms = _due_ms(at, entry)
+        if on_conflict == "reject":
+            raise Conflict(f"a task with id {item.id!r} exists ({entry.state}, due {due_ms} ms)")
+        if on_conflict == "replace" or (
+            on_conflict == "earliest" and entry.state == "pending" and item.row.due_ms < due_ms
+        ):
+            return None
+        return Handle(item.id, due_ms, "kept", False, level.text)
+
+
+def _is_same(item: Named, at: Address, entry: Found) -> bool:
+    """Is it what we wanted to put? The body alone is not enough: within its slice a due time stands in the header."""
+    same_place = at.slice == item.row.slice and entry.due_ms == item.row.due_ms
+    return same_place and entry.body == decode(item.row.row)
+
+
+def _due_ms(at: Address, entry: Found) -> int:
+    return entry.due_ms if entry.due_ms is not None else at.slice.since_ms
+
+
+def _former(task_id: str, at: Address, entry: Found) -> TaskInfo:
+    """What was replaced. Without its payload: a bulk put may keep as many of these as it has tasks."""
+    target, lane = (None, None) if entry.body is None else (entry.body.target, entry.body.lane)
+    return TaskInfo(task_id, entry.state, _due_ms(at, entry), target, lane=lane)
+
+
+def _rounds(items: list[Named]) -> list[list[int]]:
+    """The first of each id, then the second of each, and so on."""
+    if len({item.row.idh for item in items}) == len(items):
+        return [list(range(len(items)))]
+    rounds: list[list[int]] = []
+    seen: dict[tuple[int, bytes], int] = {}
+    for i, item in enumerate(items):
+        number = seen[item.partition, item.row.idh] = seen.get((item.partition, item.row.idh), -1) + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(i)
+    return rounds
+
+
+def _keep_first(items: list[Named], handles: list[Handle | None], first: list[int], later: list[list[int]]) -> None:
+    """Of tasks with one id the first is there, and the others change nothing: that needs no look at the server."""
+    kept = {(items[i].partition, items[i].row.idh): handles[i] for i in first} if later else {}
+    for i in chain.from_iterable(later):
+        one = kept[items[i].partition, items[i].row.idh]
+        assert one is not None
+        handles[i] = Handle(one.id, one.due_ms, "kept", False, one.durability)

@@ -1,0 +1,281 @@
+"""Looking at tasks: one by address, a page in due order, a page of what is queued, a count by time."""
+
+import re
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ...model.delivery import Body
+from ...model.errors import StoreError
+from ...model.task import Count, ListedState, Page, QueueFilter, State, TaskFilter, TaskInfo
+from ..codec import FORWARD, HEADER_BYTES, TOMB_BYTES, decode, decode_payload, is_tomb
+from ..keys import ADDRESS_BYTES, HOLDS_FROM_S, Address, Slice
+from ..owner.read import slices_in
+from ..queue_state import Queued
+from ..redis.connection import Command
+from ..redis.sender import Group
+from ..store import Store
+from .pages import (
+    COUNTERS,
+    Look,
+    Place,
+    Row,
+    any_of,
+    count_held,
+    held_rows,
+    in_due_order,
+    list_slices,
+    start_of,
+    still_open,
+)
+
+
+class Found(NamedTuple):
+    """An entry as it stands, or what is left of it."""
+
+    state: State
+    body: Body | None = None
+    due_ms: int | None = None
+    moved_to: Address | None = None
+    queued: Queued | None = None
+    """Its place in a queue."""
+
+
+async def look_at(store: Store, wanted: list[tuple[Address, bytes]]) -> list[Found]:
+    """The state of entries by address; `finished` when the slice is gone."""
+    groups: list[Group] = []
+    for address, idh in wanted:
+        keys = store.keys.partitions[address.partition]
+        names = [keys.slices, *keys.slice_keys(address.slice.name), keys.dead_times]
+        call = store.scripts.call("look", names, [address.slice.name, address.index, idh])
+        groups.append((keys.slot, [call]))
+    found = []
+    for (address, idh), result in zip(wanted, await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        found.append(_found(address, idh, *result[0]))
+    return found
+
+
+def _found(
+    address: Address, idh: bytes, score: Any, row: bytes | None, f: int, d: int, x: int, died_ms: bytes | None
+) -> Found:
+    if score is None or row is None or float(score) != address.score:
+        return _ended("finished", died_ms, address.slice.since_ms)
+    if len(row) == TOMB_BYTES:
+        return Found("cancelled" if row == idh[:TOMB_BYTES] else "finished")
+    if row[5:HEADER_BYTES] != idh:
+        return _ended("finished", died_ms, address.slice.since_ms)
+    if is_tomb(row):
+        if row[4] & FORWARD:
+            return Found("replaced", moved_to=Address.unpack(address.partition, row[HEADER_BYTES:]))
+        # The failed head of a lane that was given up leaves as a cancelled task does, but with a letter.
+        return Found("cancelled" if died_ms is None else "dead")
+    state: State = "cancelled" if x else "done" if d else "fired" if f else "pending"
+    due_ms = address.slice.from_ms + int.from_bytes(row[:4], "big")
+    try:
+        body = decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _ended(state, died_ms, due_ms)
+    return _ended(state, died_ms, due_ms)._replace(body=body, due_ms=due_ms if body.due_ms is None else body.due_ms)
+
+
+def _ended(state: State, died_ms: bytes | None, since_ms: int) -> Found:
+    """Done, or dead? A dead letter older than this task belongs to an earlier one with the same id."""
+    if state in ("done", "finished") and died_ms is not None and float(died_ms) >= since_ms:
+        return Found("dead")
+    return Found(state)
+
+
+def describe(task_id: str, found: Found) -> TaskInfo:
+    body, place = found.body, found.queued
+    told: dict[str, Any] = {}
+    if place is not None:
+        told = {"queue": place.queue, "worker": place.worker, "since_ms": place.since_ms}
+    if body is None:
+        return TaskInfo(task_id, found.state, found.due_ms, **told)
+    return TaskInfo(
+        id=task_id,
+        state=found.state,
+        due_ms=found.due_ms,
+        target=body.target,
+        payload=decode_payload(body),
+        lane=body.lane,
+        attempt=body.attempt,
+        expires_ms=body.expires_ms,
+        errors=body.errors,
+        retry=body.retry,
+        timeout_ms=body.timeout_ms,
+        **told,
+    )
+
+
+# -- pages -------------------------------------------------------------------------------------------------
+
+SEARCHED_AT_MOST: Final = 20_000
+"""Entries one page looks through; with a filter it may be short, and still name a next one."""
+
+
+async def page(
+    store: Store,
+    *,
+    from_ms: int,
+    to_ms: int,
+    after: Place | None,
+    limit: int,
+    where: TaskFilter = TaskFilter(),  # noqa: B008  # frozen
+) -> Page:
+    """Tasks in due order, those in hold slices before all others. Two round trips where slices hold about as much as
+    they do on average."""
+    span, rows, searched = (from_ms, to_ms), [], 0
+    listing = await list_slices(store, from_ms, to_ms, limit + 16)
+    among_held = after is None or after[0] == 0
+    if among_held and listing.held and from_ms <= store.clock.now_ms():
+        held = await held_rows(store, after, span, where, limit + 1, SEARCHED_AT_MOST)
+        rows, searched = held.rows, held.searched
+        if held.next is not None:
+            return _page(rows, limit, where.state, held.next)
+    first = start_of(from_ms) if after is None or among_held else after
+    look = Look(where, span, first, limit + 1 - len(rows))
+    rest = await in_due_order(store, listing, span, look, SEARCHED_AT_MOST - searched)
+    return _page([*rows, *rest.rows], limit, where.state, rest.next)
+
+
+def _page(rows: list[Row], limit: int, state: ListedState, following: Place | None) -> Page:
+    tasks = [_info(row, state) for row in rows[:limit]]
+    at = rows[limit - 1].place if len(rows) > limit else following
+    return Page(tasks, None if at is None else _place_text(at))
+
+
+def _place_text(place: Place) -> str:
+    return ".".join(map(str, place))
+
+
+def parse_place(text: str) -> Place:
+    due, partition, width, index, r = (int(piece) for piece in text.split("."))
+    if not 0 <= due < 1 << 48 or not all(-1 <= number < 1 << 44 for number in (partition, width, index, r)):
+        raise ValueError(text)
+    return due, partition, width, index, r
+
+
+def _info(row: Row, state: ListedState) -> TaskInfo:
+    idh = row.row[5:HEADER_BYTES]
+    try:
+        body = decode(row.row)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return TaskInfo(idh.hex(), state, row.fires_ms)
+    task_id = body.id or f"{idh.hex()}~{row.address.text()}"
+    return describe(task_id, Found(state, body, row.fires_ms if body.due_ms is None else body.due_ms))
+
+
+# -- counts ------------------------------------------------------------------------------------------------
+
+
+async def count_all(store: Store) -> Count:
+    """Everything pending or under way, from the counters: exact up to what is in flight."""
+    pending = 0
+    for result in await store.run([(keys.slot, [("HMGET", keys.n, *COUNTERS)]) for keys in store.keys.partitions]):
+        if isinstance(result, StoreError):
+            raise result
+        pending += still_open(result[0])
+    return Count(pending, exact=True)
+
+
+async def count_between(store: Store, from_ms: int, to_ms: int) -> Count:
+    """Pending tasks due in a range; a slice that lies across an edge counts by its share."""
+    slices: list[tuple[int, Slice]] = []
+    low, high = from_ms // 1000 - 3600, f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
+    groups: list[Group] = [
+        (keys.slot, [("ZRANGE", keys.slices, low, high, "BYSCORE", "WITHSCORES")]) for keys in store.keys.partitions
+    ]
+    for p, result in enumerate(await store.run(groups)):
+        if isinstance(result, StoreError):
+            raise result
+        slices += [(p, place) for place, _ in slices_in(store.keys.partitions[p], result[0]) if place.end_ms > from_ms]
+    total, exact = await count_held(store, from_ms, to_ms) if from_ms <= store.clock.now_ms() else (0.0, True)
+    for at in range(0, len(slices), 10_000):
+        some = slices[at : at + 10_000]
+        for (_, place), pending in zip(some, await _pending_in(store, some), strict=True):
+            inside = min(place.end_ms, to_ms) - max(place.start_ms, from_ms)
+            if inside <= 0:
+                continue
+            exact = exact and (inside == place.width_ms or not pending)
+            total += pending * inside / place.width_ms
+    return Count(round(total), exact)
+
+
+async def _pending_in(store: Store, slices: list[tuple[int, Slice]]) -> list[int]:
+    now_ms = store.clock.now_ms()
+    groups: list[Group] = []
+    for p, place in slices:
+        keys = store.keys.partitions[p]
+        s, f, d, x = keys.slice_keys(place.name)
+        bitmaps: list[Command] = [("GET", f), ("GET", d), ("GET", x)]
+        # Before its time a slice can only have cancelled entries.
+        untouched: list[Command] = [("BITCOUNT", x)]
+        groups.append((keys.slot, [("LLEN", s), *(bitmaps if place.start_ms <= now_ms + 1000 else untouched)]))
+    counts = []
+    for result in await store.run(groups):
+        if isinstance(result, StoreError):
+            raise result
+        length, *rest = result
+        settled = rest[0] if len(rest) == 1 else any_of(rest).bit_count()
+        counts.append(length - settled)
+    return counts
+
+
+_PLACE: Final = re.compile(r"q(\d{1,4})\.(\d{1,20})")
+QueuePlace = tuple[int, int]
+"""A partition, and how far its hash was scanned."""
+
+
+def parse_queue_place(text: str) -> QueuePlace:
+    """A cursor; ValueError for what is none."""
+    match = _PLACE.fullmatch(text)
+    if match is None or int(match[2]) >= 1 << 64:
+        raise ValueError(text)
+    return int(match[1]), int(match[2])
+
+
+async def queued_page(store: Store, where: QueueFilter, *, after: QueuePlace | None, limit: int) -> Page:
+    """`limit` tasks or some more: what was scanned together is told together."""
+    partition, cursor = after or (0, 0)
+    found: list[TaskInfo] = []
+    searched = 0
+    while partition < len(store.keys) and len(found) < limit and searched < SEARCHED_AT_MOST:
+        keys = store.keys.partitions[partition]
+        [[raw_cursor, rows]] = await store.run_one(keys.slot, [("HSCAN", keys.queued, cursor, "COUNT", limit)])
+        places = {idh: Queued.parse(raw) for idh, raw in zip(rows[::2], rows[1::2], strict=True)}
+        wanted = {idh: place for idh, place in places.items() if where.in_state(running=place.worker is not None)}
+        found += [one for one in await _read(store, partition, wanted) if where.fits(one)]
+        searched += len(places)
+        cursor = int(raw_cursor)
+        partition += not cursor
+    return Page(found, f"q{partition}.{cursor}" if partition < len(store.keys) else None)
+
+
+async def _read(store: Store, partition: int, places: dict[bytes, Queued]) -> list[TaskInfo]:
+    keys = store.keys.partitions[partition]
+    groups: list[Group] = [
+        (keys.slot, [("XRANGE", keys.queue(place.queue), place.entry, place.entry)]) for place in places.values()
+    ]
+    told = []
+    for (idh, place), result in zip(places.items(), await store.run(groups), strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        [rows] = result
+        if rows:  # else it has left its queue since
+            told.append(_told(partition, idh, place, rows[0][1][1][ADDRESS_BYTES:]))
+    return told
+
+
+def _told(partition: int, idh: bytes, place: Queued, row: bytes) -> TaskInfo:
+    address = Address.unpack(partition, place.address)
+    due_ms = address.slice.start_ms + int.from_bytes(row[:4], "big")
+    state: State = "queued" if place.worker is None else "running"
+    try:
+        body = decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return describe(idh.hex(), Found(state, None, due_ms, queued=place))
+    task_id = body.id or f"{row[5:HEADER_BYTES].hex()}~{address.text()}"
+    return describe(task_id, Found(state, body, due_ms if body.due_ms is None else body.due_ms, queued=place))

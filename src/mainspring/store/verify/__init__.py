@@ -1,0 +1,1 @@
+"""`mainspring verify`: proves that every accepted task is somewhere, and repairs what is not."""

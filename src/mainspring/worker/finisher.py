@@ -1,0 +1,264 @@
+"""Reports finished jobs to the server, in batches and until the server has them, and counts them for `/metrics`."""
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal
+
+from ..model.clock import Clock
+from ..model.delivery import DONE, UNREADABLE, Dead, Done, Failure, Fate, Outcome, Retry, has_expired
+from ..model.errors import StoreError
+from ..model.ids import idempotency_key
+from ..model.job import Cancelled, End, Ending, Job, Result
+from ..model.lane import LanePolicies
+from ..model.limits import MAX_ERROR_CHARS
+from ..model.metrics import Histogram
+from ..model.retry import GiveUp, Policies, Wait, decide, in_time_ms
+from ..roles import Failures
+from ..store import job_queue
+from ..store.job_queue import pack_end
+from ..store.store import Store
+from .executor import Run
+
+log = logging.getLogger("mainspring.worker")
+
+
+RunFate = Literal["done", "failed", "dead", "expired", "cancelled", "lost"]
+
+FATES: Final[Mapping[RunFate, str]] = {
+    "done": "Runs that ended well.",
+    "failed": "Runs that failed, and whose tasks are tried again.",
+    "dead": "Tasks that this worker gave up: dead letters.",
+    "expired": "Tasks that were not run, or not to their end, by the time they expire.",
+    "cancelled": "Runs that were cancelled.",
+    "lost": "Runs that do not count, because another worker has the task by now.",
+}
+
+
+class RunMeters:
+    """By kind of target: the word before the colon."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.counts: dict[RunFate, Counter[str]] = {fate: Counter() for fate in FATES}
+        self.lateness: defaultdict[str, Histogram] = defaultdict(Histogram)
+        """Due to the begin of the run: also the wait for a worker is in it."""
+        self.took: defaultdict[str, Histogram] = defaultdict(Histogram)
+        """Begin to done."""
+
+    def expect(self, kinds: frozenset[str]) -> None:
+        """Tell 0 of what rarely happens: a count that first shows up as 1 has risen by nothing, and raises no alert."""
+        for counts in self.counts.values():
+            counts.update(dict.fromkeys(kinds, 0))
+
+    def ended(self, run: Run, fate: RunFate) -> None:
+        kind = _kind_of(run.job)
+        self.counts[fate][kind] += 1
+        if run.started:
+            took_s = time.monotonic() - run.started
+            since_due_s = (self._clock.now_ms() - run.job.due_ms) / 1000
+            self.lateness[kind].observe(max(0.0, since_due_s - took_s))
+            if fate == "done":
+                self.took[kind].observe(took_s)
+
+    def ended_unbegun(self, job: Job, fate: RunFate) -> None:
+        self.counts[fate][_kind_of(job)] += 1
+
+
+def fate_of(outcome: Outcome | Cancelled) -> RunFate:
+    match outcome:
+        case Cancelled():
+            return "cancelled"
+        case Retry():
+            return "failed"
+        case Dead():
+            return "expired" if has_expired(outcome.reason) else "dead"
+        case _:
+            return "done"
+
+
+def _kind_of(job: Job) -> str:
+    """Of an entry that cannot be read the target is unknown; it came from a queue."""
+    return job.body.target.partition(":")[0] or "queue"
+
+
+IDLE_S: Final = 60.0
+UNTRIED_WAIT_MS: Final = 1_000
+
+
+class Ends:
+    """Turns runs into ends, by the retry policy; `step` writes them."""
+
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        policies: Policies,
+        failures: Failures,
+        wake: Callable[[], None],
+        lanes: LanePolicies,
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._policies = policies
+        self._failures = failures
+        self._wake = wake
+        self._lanes = lanes
+        self.meters = RunMeters(store.clock)
+        self.unsent: list[End] = []
+        self.given_back: list[Job] = []
+
+    def add(self, run: Run) -> None:
+        """A run is over. One that is another worker's by now leaves no trace."""
+        if run.stopped == "lost":
+            self.meters.ended(run, "lost")
+            return
+        if run.stopped == "stale":
+            log.warning("%s: not begun, for its lease was over before its turn came; it goes back", run.job.id,
+                        extra={"task": run.job.id})  # fmt: skip
+            self.put_back([run])
+            return
+        if run.stopped == "stopping" and run.outcome is not DONE:
+            self.given_back.append(run.job)
+        elif run.stopped == "cancelled":
+            self._finish(run, self._end(run, Cancelled()))
+        elif run.outcome is DONE and not run.work.result_ttl_ms:
+            self._finish(run, End(run.job, DONE))
+        else:
+            self._finish(run, self._end(run, self._decided(run.job, run.outcome, run)))
+
+    def _finish(self, run: Run, end: End) -> None:
+        self.meters.ended(run, fate_of(end.outcome))
+        self._put(end)
+
+    def refuse(self, job: Job, outcome: Outcome) -> None:
+        """A job that was not begun at all."""
+        end = End(job, self._decided(job, outcome, None))
+        self.meters.ended_unbegun(job, fate_of(end.outcome))
+        self._put(end)
+
+    def put_back(self, runs: Iterable[Run]) -> None:
+        """Jobs that others shall have."""
+        self.given_back += [run.job for run in runs]
+        self._wake()
+
+    def _put(self, end: End) -> None:
+        if end.job.body.occurrence is not None and self._is_over(end.job, end.outcome):
+            end.run_end = pack_end(end.job, _ending(end.outcome), self._store.clock.now_ms())
+        if not self.unsent:
+            self._wake()
+        self.unsent.append(end)
+
+    def _decided(self, job: Job, outcome: Outcome, run: Run | None) -> Outcome:
+        """A failure, as the policy sees it: another attempt at a set time, or none."""
+        if isinstance(outcome, Done):
+            return DONE
+        now_ms = self._store.clock.now_ms()
+        if isinstance(outcome, Retry) and outcome.untried:
+            wait_ms = in_time_ms(outcome.after_ms or UNTRIED_WAIT_MS, job.body.expires_ms, now_ms)
+            return Retry(outcome.reason, wait_ms, untried=True)
+        policy = self._policies.of(job.body, run.work.retry if run is not None else None, job.queue)
+        parks = self._parks(job, outcome)
+        match decide(policy, job.body.attempt, outcome, job.original_due_ms, now_ms, job.body.expires_ms):
+            case Wait(ms):
+                if parks:
+                    self._report(job, outcome, outcome.reason, "parked")
+                else:
+                    self._report(job, outcome, outcome.reason, "retry", now_ms + ms)
+                return Retry(outcome.reason, ms)
+            case GiveUp(reason):
+                self._report(job, outcome, reason, "parked" if parks else "dead")
+                return Dead(reason)
+
+    def died(self, job: Job, outcome: Dead) -> None:
+        """The store has ended it when it was taken: it is only told here."""
+        self.meters.ended_unbegun(job, fate_of(outcome))
+        self._report(job, outcome, outcome.reason, "dead")
+
+    def _is_over(self, job: Job, outcome: Outcome | Cancelled) -> bool:
+        """No further attempt can follow. One that heads a parked lane has failed, and waits for somebody."""
+        return not isinstance(outcome, Retry) and not (isinstance(outcome, Dead) and self._parks(job, outcome))
+
+    def _parks(self, job: Job, outcome: Retry | Dead) -> bool:
+        """By this failure its lane is parked, whatever the retry policy says. The owner does it; see `Outcomes`."""
+        parks = job.body.lane is not None and self._lanes.of_queue(job.queue).on_failure == "park"
+        return parks and not has_expired(outcome.reason)
+
+    def _report(self, job: Job, outcome: Retry | Dead, reason: str, fate: Fate, next_at_ms: int | None = None) -> None:
+        namespace = self._store.keys.namespace
+        failure = Failure(
+            id=job.id,
+            target=job.body.target or UNREADABLE,
+            attempt=job.body.attempt,
+            error=reason[:MAX_ERROR_CHARS],
+            brief=outcome.brief or "",
+            outcome=fate,
+            next_at_ms=next_at_ms,
+            lane=job.body.lane,
+            original_due_ms=job.original_due_ms,
+            idempotency_key=idempotency_key(namespace, job.id, job.original_due_ms),
+            exception=outcome.error,
+        )
+        self._failures.report(failure)
+
+    def _end(self, run: Run, outcome: Outcome | Cancelled) -> End:
+        ttl_ms = run.work.result_ttl_ms
+        if not ttl_ms or not self._is_over(run.job, outcome):
+            return End(run.job, outcome)
+        ending = _ending(outcome)
+        reason = "cancelled while it ran" if isinstance(outcome, Cancelled) else ""
+        if isinstance(outcome, Dead):
+            reason = outcome.reason
+        ended_ms = self._store.clock.now_ms()
+        result = Result(
+            ending,
+            run.value if ending == "done" else None,
+            reason,
+            attempt=run.job.body.attempt,
+            worker=self._worker,
+            target=run.job.body.target,
+            due_ms=run.job.original_due_ms,
+            started_ms=ended_ms - (round((time.monotonic() - run.started) * 1000) if run.started else 0),
+            ended_ms=ended_ms,
+            log=run.context.lines,
+            output=run.output,
+        )
+        return End(run.job, outcome, result.encode(), ttl_ms)
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    async def step(self) -> float:
+        """Write what has ended. What could not be written is kept for the next step."""
+        await self.give_back()
+        if not self.unsent:
+            return IDLE_S
+        ends, self.unsent = self.unsent, []
+        try:
+            answers = await job_queue.finish(self._store, ends)
+        except BaseException:
+            self.unsent = ends + self.unsent
+            raise
+        failure: StoreError | None = None
+        left: list[End] = []
+        for end, answer in zip(ends, answers, strict=True):
+            if isinstance(answer, StoreError):
+                failure = answer
+                left.append(end)
+            elif answer == "lost":
+                log.info("%s: its end does not count, another worker has it (or its reply was lost)", end.job.id,
+                         extra={"task": end.job.id})  # fmt: skip
+        self.unsent = left + self.unsent
+        if failure is not None:
+            raise failure
+        return 0.0 if self.unsent else IDLE_S
+
+    async def give_back(self) -> None:
+        """Hand over what was not done, so that others can have it at once."""
+        jobs, self.given_back = self.given_back, []
+        if jobs:
+            await job_queue.give_back(self._store, jobs)
+
+
+def _ending(outcome: Outcome | Cancelled) -> Ending:
+    return "dead" if isinstance(outcome, Dead) else "cancelled" if isinstance(outcome, Cancelled) else "done"

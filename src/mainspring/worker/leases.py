@@ -1,0 +1,230 @@
+"""Leases of a worker: heartbeats for its jobs, concurrency slots, and jobs of workers that have fallen silent."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from ..model.clock import steady_s
+from ..model.flow import Limit
+from ..model.job import Job
+from ..model.lane import Pauses
+from ..store import job_queue, limits
+from ..store.lanes import read_pauses
+from ..store.store import Store
+from .executor import Hands
+
+log = logging.getLogger("mainspring.worker")
+
+
+class Slots:
+    """What this worker may run of the queues that have a limit."""
+
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        by_queue: Mapping[str, Limit],
+        lease_s: float,
+        running: Callable[[], Iterable[str]],
+    ) -> None:
+        self._store = store
+        # Workers may have one name, and must not count as one: each has slots of its own.
+        self._holder = f"{worker}/{secrets.token_hex(4)}"
+        self._limits = dict(by_queue)
+        self._lease_ms = int(lease_s * 1000)
+        self._running = running
+        """The queues of what runs here, one for each job."""
+        self._slots = dict.fromkeys(self._limits, 0)
+        self._ask_at_ms = dict.fromkeys(self._limits, 0)
+        self._renew_at_ms = 0
+        self._turn = asyncio.Lock()
+        self.kept: frozenset[str] = frozenset()
+        """Queues whose next slots are for what dead workers left: else new work would have them again and again."""
+
+    @contextlib.asynccontextmanager
+    async def within(self, shares: Mapping[str, int]) -> AsyncIterator[dict[str, int]]:
+        """As much of these shares as there are slots for. What is got for them must be in hand when the block ends:
+        until then nobody else here counts them as free, nor gives them back."""
+        if self._limits.keys().isdisjoint(shares):
+            yield dict(shares)
+            return
+        async with self._turn:
+            yield await self._within(shares)
+
+    async def _within(self, shares: Mapping[str, int]) -> dict[str, int]:
+        limited = [queue for queue in shares if queue in self._limits]
+        running = Counter(self._running())
+        now_ms = self._store.clock.now_ms()
+        short = [
+            queue
+            for queue in limited
+            if self._slots[queue] - running[queue] < shares[queue] and now_ms >= self._ask_at_ms[queue]
+        ]
+        if short:
+            await self._ask({queue: shares[queue] for queue in short}, running)
+        free = {queue: self._slots[queue] - running[queue] for queue in limited}
+        capped = {queue: min(most, free.get(queue, most)) for queue, most in shares.items()}
+        return {queue: most for queue, most in capped.items() if most > 0}
+
+    async def keep(self) -> float:
+        """Slots in use are leased on, those that nobody needs are given back.
+
+        A role of its own: a worker that stops takes nothing more, and what runs there still needs its slots.
+        """
+        if self._store.clock.now_ms() >= self._renew_at_ms:
+            await self.release()
+        wait_ms = self._lease_ms // 3
+        if any(self._slots.values()):
+            wait_ms = min(wait_ms, self._renew_at_ms - self._store.clock.now_ms())
+        return max(0.01, wait_ms / 1000)
+
+    async def release(self) -> None:
+        """Give back all that nothing runs on: others need not wait for the lease."""
+        if any(self._slots.values()):
+            async with self._turn:
+                held = [queue for queue, count in self._slots.items() if count]
+                await self._ask(dict.fromkeys(held, 0), Counter(self._running()))
+
+    async def _ask(self, wants: Mapping[str, int], running: Counter[str]) -> None:
+        asks = [
+            limits.Ask(limits.running(queue), self._limits[queue], running[queue], max(0, want))
+            for queue, want in wants.items()
+        ]
+        answers = await limits.ask(self._store, self._holder, asks, self._lease_ms)
+        now_ms = self._store.clock.now_ms()
+        for queue, answer in zip(wants, answers, strict=True):
+            self._slots[queue] = answer.slots
+            self._ask_at_ms[queue] = now_ms + answer.wait_ms
+        self._renew_at_ms = now_ms + self._lease_ms // 3
+
+    def full(self, queue: str) -> bool:
+        """No slot is free for new work, and it is too early to ask for more: others may have their turn."""
+        if queue in self.kept:
+            return True
+        if queue not in self._limits or self._store.clock.now_ms() >= self._ask_at_ms[queue]:
+            return False
+        return self._slots[queue] <= sum(one == queue for one in self._running())
+
+    def wait_s(self, queues: Iterable[str]) -> float:
+        """Until it is worth asking again for one of these."""
+        now_ms = self._store.clock.now_ms()
+        waits = [self._ask_at_ms[queue] - now_ms for queue in queues if queue in self._limits]
+        return max(0.0, min(waits, default=0) / 1000)
+
+
+QUICK_S: Final = 0.1
+"""Beats that were called for come no closer together."""
+
+
+class Heart:
+    """Keeps what is ours, and stops what is not any more."""
+
+    def __init__(self, store: Store, hands: Hands, lease_s: float) -> None:
+        self._store = store
+        self._hands = hands
+        self._lease_s = lease_s
+        self._asked = False
+        self._beaten_at = 0.0
+
+    def called(self) -> None:
+        """Somebody may want to cancel what runs here: the next beat shall come soon."""
+        self._asked = True
+
+    async def beat(self) -> float:
+        # At a third of the lease: one lost beat must not cost a job.
+        every_s, now = self._lease_s / 3, time.monotonic()
+        if self._asked and now < self._beaten_at + QUICK_S:
+            return self._beaten_at + QUICK_S - now
+        age_s = QUICK_S / 2 if self._asked else every_s / 2
+        runs = {run.job.key: run for run in self._hands.taken_before(now - age_s)}
+        # Of what was just taken most is over soon. What is not is asked for with the next beat, which comes soon too.
+        soon = self._asked and len(runs) < len(self._hands.runs)
+        self._asked, self._beaten_at = soon, now
+        if runs:
+            lost, cancelled = await job_queue.beat(self._store, [run.job for run in runs.values()])
+            for job in lost:
+                log.warning("%s: another worker has it by now; this run does not count", job.id,
+                            extra={"task": job.id})  # fmt: skip
+                self._hands.stop_run(runs[job.key], "lost")
+            for job in cancelled:
+                self._hands.stop_run(runs[job.key], "cancelled")
+        return QUICK_S if soon else every_s
+
+
+SHORT_S: Final = 0.25
+"""How long to wait for a slot that another worker may give back; for those of this one somebody wakes the role."""
+
+
+class Heir:
+    """Looks where such jobs lie, and gets as many as there are room and slots for."""
+
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        queues: Sequence[str],
+        hands: Hands,
+        room: Callable[[], int],
+        slots: Slots,
+        died: job_queue.Died,
+        lease_s: float,
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._queues = tuple(queues)
+        self._hands = hands
+        self._room = room
+        self._slots = slots
+        self._died = died
+        self._lease_s = lease_s
+
+    async def step(self) -> float:
+        """Jobs whose worker has fallen silent for a lease. In a paused queue they wait with the others."""
+        every_s, room = self._lease_s / 2, self._room()
+        left = await self._left(room) if room >= 1 else {}
+        wants: Counter[str] = Counter()
+        for counts in left.values():
+            wants.update(counts)
+        async with self._slots.within(wants) as shares:
+            jobs = await self._take(_fitting(left, shares, room))
+        self._slots.kept = frozenset(one for one, want in wants.items() if shares.get(one, 0) < want)
+        if jobs:
+            return 0.0
+        return min(SHORT_S, every_s) if self._slots.kept else every_s
+
+    async def _left(self, room: int) -> dict[int, dict[str, int]]:
+        pauses = Pauses(await read_pauses(self._store), self._store.clock.now_ms())
+        queues = [one for one in self._queues if pauses.of_queue(one) is None]
+        return await job_queue.left_behind(self._store, queues, lease_ms=self._lease_ms, most=room) if queues else {}
+
+    async def _take(self, asks: job_queue.Asks) -> list[Job]:
+        if not asks:
+            return []
+        asked = steady_s()
+        jobs = await job_queue.reclaim(self._store, self._worker, asks, self._died, lease_ms=self._lease_ms)
+        for job in jobs:
+            log.warning("%s: its worker has fallen silent; it runs here now", job.id, extra={"task": job.id})
+        self._hands.add(jobs, asked)
+        return jobs
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self._lease_s * 1000)
+
+
+def _fitting(left: job_queue.Asks, shares: Mapping[str, int], room: int) -> dict[int, dict[str, int]]:
+    """As much of what lies there as the shares of the queues and the room allow."""
+    free = dict(shares)
+    asks: dict[int, dict[str, int]] = {}
+    for partition, counts in left.items():
+        for name, count in counts.items():
+            if (most := min(count, free.get(name, 0), room)) > 0:
+                asks.setdefault(partition, {})[name] = most
+                free[name] -= most
+                room -= most
+    return asks

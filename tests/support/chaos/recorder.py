@@ -1,0 +1,220 @@
+"""The recorder: takes every delivery of every node, writes it down, and only then answers. It is never faulted."""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
+
+import msgspec
+
+from mainspring.testing.history import Begun, Ending, Event, Fault, Finished, Wrote, encode
+
+from .wire_log import Witness, Write
+
+RETRY_MS: Final = (100, 400)
+STALL: Final = "no time on the machine"
+
+
+class Given(msgspec.Struct, frozen=True, array_like=True):
+    """One delivery as a node reports it, with the call that began it."""
+
+    task: str
+    key: str
+    attempt: int
+    partition: int
+    token: str
+    seq: int
+
+
+class Deliveries(msgspec.Struct, frozen=True, array_like=True, tag="deliveries"):
+    node: str
+    given: list[Given]
+
+
+class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
+    """The machine gave a node no time; nobody planned that, but it is a fault like any other."""
+
+    node: str
+    from_us: int
+    until_us: int
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
+    """A run of a worker: it begins, or its handler is over."""
+
+    worker: str
+    task: str
+    key: str
+    attempt: int
+    queued_us: int
+    over: bool
+
+
+Message = Deliveries | Run | Stalled
+Answer = Literal["done", "retry", "dead"]
+
+pack: Final = msgspec.msgpack.Encoder().encode
+_unpack: Final = msgspec.msgpack.Decoder(Message).decode
+
+
+def now_us() -> int:
+    """This machine's clock, which is also that of the servers it runs."""
+    return time.time_ns() // 1000
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """One message: four bytes of length, then so many bytes."""
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    return await reader.readexactly(size)
+
+
+def frame(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+def answer_to(task: str, attempt: int) -> Answer:
+    """How the target takes a delivery: its name says it, so every copy of an attempt gets the same answer."""
+    if task.startswith("fails") and attempt <= 1 + (task[-1] in "05"):
+        return "retry"
+    return "dead" if task.startswith("dies") else "done"
+
+
+class Journal:
+    """A history on its way to disk, one event a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO = path.open("wb")
+        self.events: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+        self._file.write(encode(event) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def wrote(self, write: Write) -> None:
+        self.add(Wrote(write.at_us, write.partition, write.token, write.what, write.settled))
+
+
+class Recorder:
+    """The target of all deliveries."""
+
+    def __init__(self, journal: Journal, witness: Witness, path: Path) -> None:
+        self._journal = journal
+        self._witness = witness
+        self.path = path
+        self._server: asyncio.Server | None = None
+        self.ended: set[str] = set()
+        """Keys of what was delivered and needs no further attempt."""
+        self.untold: list[Given] = []
+        """Deliveries of a begin that no server has confirmed."""
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, self.path)
+
+    async def aclose(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                match _unpack(await read_frame(reader)):
+                    case Deliveries(node, given):
+                        writer.write(frame(pack([self._take(node, one) for one in given])))
+                        await writer.drain()
+                    case Run() as run:
+                        self._note_run(run, writer)
+                        await writer.drain()
+                    case Stalled() as stalled:
+                        self.stalled(stalled)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return  # the node ended, one way or the other
+        finally:
+            writer.close()
+
+    def stalled(self, stalled: Stalled) -> None:
+        node = stalled.node or None
+        self._journal.add(Fault(stalled.from_us, stalled.until_us, STALL, node))
+
+    def _note_run(self, run: Run, writer: asyncio.StreamWriter) -> None:
+        """Without a token: claims of workers are none of an owner's."""
+        if not run.over:
+            self._journal.add(Begun(now_us(), run.task, run.key, run.attempt, 0, "", run.worker, 0, run.queued_us))
+            return
+        answer = answer_to(run.task, run.attempt)
+        self._journal.add(Finished(now_us(), run.task, run.key, run.attempt, answer, 0, ""))
+        if answer != "retry":
+            self.ended.add(run.key)
+        writer.write(frame(pack(answer)))
+
+    def _take(self, node: str, given: Given) -> Ending:
+        answer = answer_to(given.task, given.attempt)
+        try:
+            begun_us = self._witness.begun_at(given.partition, given.token, given.seq)
+        except KeyError:
+            self.untold.append(given)
+            begun_us = now_us()
+        self._journal.add(Begun(begun_us, given.task, given.key, given.attempt, given.partition, given.token, node))
+        self._journal.add(Finished(now_us(), given.task, given.key, given.attempt, answer, given.partition, ""))
+        if answer != "retry":
+            self.ended.add(given.key)
+        return answer
+
+
+_WATCH_S: Final = 0.05
+# As they were when the process began: a fault sets its clocks.
+_real_time, _real_monotonic = time.time, time.monotonic
+
+
+class Teller:
+    """Tells things in order; answers come in the same order."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._writer: asyncio.StreamWriter | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._waiting: deque[asyncio.Future[bytes]] = deque()
+
+    async def open(self) -> None:
+        reader, self._writer = await asyncio.open_unix_connection(self._path)
+        self._listener = asyncio.create_task(self._listen(reader))
+
+    async def tell(self, message: Message, *, answered: bool) -> bytes:
+        assert self._writer is not None
+        self._writer.write(frame(pack(message)))
+        if not answered:
+            await self._writer.drain()
+            return b""
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting.append(answer)
+        await self._writer.drain()
+        return await answer
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the run is over
+            while True:
+                data = await read_frame(reader)
+                answer = self._waiting.popleft()
+                if not answer.done():  # it is, when nobody waits for it any more
+                    answer.set_result(data)
+
+    async def aclose(self) -> None:
+        if self._writer is not None and self._listener is not None:
+            self._listener.cancel()
+            self._writer.close()
+
+
+async def watch_stalls(teller: Teller, node: str, limit_s: float) -> None:
+    """Tell when this process got no time for long enough to matter."""
+    while True:
+        before = _real_monotonic()
+        await asyncio.sleep(_WATCH_S)
+        gap_s = _real_monotonic() - before
+        if gap_s > limit_s:
+            until_us = int(_real_time() * 1e6)
+            await teller.tell(Stalled(node, until_us - int(gap_s * 1e6), until_us), answered=False)

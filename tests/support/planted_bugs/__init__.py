@@ -1,0 +1,47 @@
+"""Planted bugs: the checker must find each of them, or it proves nothing.
+
+    with planted("begin-without-token-check"):
+        …                                # run, record, check: a violation has to be found
+
+A process plants one for the rest of its life with `plant(name)`. Each is one rule of PROTOCOL broken in one place;
+`mutations_scripts` holds those on the server, `mutations_engine` those in the owner and in the client,
+`mutations_queues` those between owners and workers, `mutations_schedules` those in the chains of schedules.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from .engine import ENGINE
+from .holds import HOLDS
+from .kinds import Mutation
+from .queues import QUEUES
+from .schedules import SCHEDULES
+from .scripts import SCRIPTS
+
+MUTATIONS: Final[dict[str, Mutation]] = {
+    mutation.name: mutation for mutation in (*SCRIPTS, *ENGINE, *HOLDS, *QUEUES, *SCHEDULES)
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[Mutation]:
+    """Within the block this bug is in the code of this process."""
+    mutation = MUTATIONS[name]
+    made = []
+    try:
+        for change in mutation.changes:
+            change.make()
+            made.append(change)
+        yield mutation
+    finally:
+        for change in reversed(made):
+            change.take_back()
+
+
+def plant(name: str) -> None:
+    """From now on this bug is in the code of this process. Who knows scripts by their hash has to plant it too."""
+    if name not in MUTATIONS:
+        raise LookupError(f"no planted bug is called {name!r}; there are: {', '.join(sorted(MUTATIONS))}")
+    for change in MUTATIONS[name].changes:
+        change.make()

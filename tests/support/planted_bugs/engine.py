@@ -1,0 +1,257 @@
+"""Planted bugs in Python: what an owner or a client forgets to do."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from mainspring.engine import lookahead, sweeper
+from mainspring.engine.deliveries import Deliveries
+from mainspring.engine.due import Boarding
+from mainspring.engine.flight import Flight
+from mainspring.engine.lookahead import LookAhead
+from mainspring.engine.outcomes import Commits, Outcomes
+from mainspring.engine.partition import Partition
+from mainspring.engine.slice import LiveSlice, Sieve
+from mainspring.model.delivery import DONE
+from mainspring.model.errors import StoreError
+from mainspring.store.codec import HEADER_BYTES, RESENT, decode, entry
+from mainspring.store.owner import fire, holds
+from mainspring.store.owner.read import Listed
+from mainspring.store.redis.connection import Arg, Command
+from mainspring.store.scripts import Scripts, _sha
+from mainspring.store.store import Store
+from mainspring.store.tasks import put
+
+from .kinds import Mutation, Patch, Rewrite
+from .scripts import INCARNATION, ONLY_THERE
+
+# -- time and ownership ------------------------------------------------------------------------------------
+
+
+def _callers_clock(_: Any) -> Any:
+    def call(self: Scripts, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Command:
+        return ("EVALSHA", _sha(name, True), len(keys), *keys, *args, self._clock.now_ms() * 1000)
+
+    return call
+
+
+def _without_redo(load: Callable[..., None]) -> Any:
+    def load_bitmaps(self: LiveSlice, fired: bytes, done: bytes) -> None:
+        load(self, fired, done)
+        self.bits.redo = bytearray(len(self.bits.redo))
+
+    return load_bitmaps
+
+
+def _without_done(load: Callable[..., None]) -> Any:
+    return lambda self, fired, _: load(self, fired, b"")
+
+
+def _none_held(inherit: Any) -> Any:
+    async def without_heads(store: Store, partition: int) -> holds.Inherited:
+        return (await inherit(store, partition))._replace(heads={})  # type: ignore[no-any-return]
+
+    return without_heads
+
+
+_TIME: Final = (
+    Mutation(
+        "client-clock",
+        "scripts take the time from whoever calls, not from the server",
+        (Patch(Scripts, "call", _callers_clock),),
+    ),
+    Mutation(
+        "lease-not-checked-before-the-send",
+        "what was begun is sent however long the answer took",
+        (Patch(Partition, "holds_lease", lambda _: True),),
+    ),
+    Mutation(
+        "takeover-forgets-what-was-fired",
+        "a new owner leaves alone what the former one had begun and not finished",
+        (Patch(LiveSlice, "load_bitmaps", _without_redo),),
+    ),
+    Mutation(
+        "takeover-forgets-what-is-done",
+        "a new owner does not look at the done bits",
+        (Patch(LiveSlice, "load_bitmaps", _without_done),),
+    ),
+    Mutation(
+        "takeover-forgets-held-lanes",
+        "a new owner does not know which lanes wait for a retry",
+        (Patch(holds, "inherit", _none_held),),
+    ),
+)
+
+# -- deliveries and commits ----------------------------------------------------------------------------------
+
+
+def _settle_first(_: Any) -> Any:
+    def deliver(self: Deliveries, flights: list[Flight], _: str | None = None) -> None:
+        for flight in flights:
+            sink = self._sinks[flight.body.target.partition(":")[0]]
+            task = asyncio.ensure_future(sink.deliver([flight]))
+            self.running.add(task)
+            task.add_done_callback(self.running.discard)
+            self.in_flight += 1
+            self._settle([flight], [DONE], self._clock.now_ms())
+
+    return deliver
+
+
+async def _put_retries(store: Store, work: fire.Commit) -> None:
+    keys = store.keys.partitions[work.partition]
+    for retry in work.retries:
+        rows = {retry.slice: [retry.row]}
+        await store.run_one(keys.slot, [("MULTI",), *put.commands_for(keys, rows), ("EXEC",)])
+        await store.run_one(keys.slot, [("HINCRBY", keys.n, "accepted", -1)])
+
+
+CommitCall = Callable[[Store, fire.Commit], Awaitable[fire.Status]]
+
+
+def _retries_after(commit: CommitCall) -> CommitCall:
+    async def late(store: Store, work: fire.Commit) -> fire.Status:
+        status = await commit(store, work._replace(retries=[]))
+        if status == "ok":
+            await _put_retries(store, work)
+        return status
+
+    return late
+
+
+def _retries_before(commit: CommitCall) -> CommitCall:
+    async def early(store: Store, work: fire.Commit) -> fire.Status:
+        await _put_retries(store, work)
+        return await commit(store, work._replace(retries=[]))
+
+    return early
+
+
+def _given_up(send: Any) -> Any:
+    async def send_commit(self: Commits, partition: Partition, work: fire.Commit) -> None:
+        try:
+            await send(self, partition, work)
+        except StoreError:
+            partition.unanswered = None
+            raise
+
+    return send_commit
+
+
+def _new_key(retry_later: Any) -> Any:
+    def later(self: Outcomes, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> None:
+        retry_later(self, partition, flight, wait_ms, reason)
+        last = partition.unwritten.retries[-1]
+        body = msgspec.structs.replace(decode(last.row), original_due_ms=None)
+        offset_ms = int.from_bytes(last.row[:4], "big")
+        partition.unwritten.retries[-1] = last._replace(row=entry(offset_ms, last.row[4], last.idh, body))
+
+    return later
+
+
+_COMMIT: Final = (
+    Mutation(
+        "commit-before-delivery",
+        "a task is marked done when it is sent, not when its target has it",
+        (Patch(Deliveries, "start", _settle_first),),
+    ),
+    Mutation(
+        "retry-put-after-the-commit",
+        "the retry is put in a call of its own, after the done bit",
+        (Patch(fire, "commit", _retries_after),),
+    ),
+    Mutation(
+        "retry-put-before-the-commit",
+        "the retry is put in a call of its own, before the done bit, and again when the commit is repeated",
+        (Patch(fire, "commit", _retries_before),),
+    ),
+    Mutation(
+        "failed-commit-forgotten",
+        "a commit that failed is not sent again",
+        (Patch(Commits, "send", _given_up),),
+    ),
+    Mutation(
+        "retry-under-a-new-key",
+        "the next attempt carries the key of its own time",
+        (Patch(Outcomes, "_retry_later", _new_key),),
+    ),
+)
+
+# -- reading, lanes, drops, puts --------------------------------------------------------------------------------
+
+
+def _old_cursor(reconcile: Any) -> Any:
+    def keep(self: LookAhead, partition: Partition, listed: list[Listed]) -> None:
+        known = partition.slices
+        same = [one._replace(g=known[one.slice].g) if one.slice in known else one for one in listed]
+        reconcile(self, partition, same)
+
+    return keep
+
+
+def _goes_on(apply: Any) -> Any:
+    def always(*args: Any) -> bool:
+        apply(*args)
+        return True
+
+    return always
+
+
+def _another_id(_: Any) -> Any:
+    return lambda row: row[:4] + bytes((row[4] | RESENT,)) + os.urandom(16) + row[HEADER_BYTES:]
+
+
+_READ: Final = (
+    Mutation(
+        "old-cursor-on-a-slice-made-anew",
+        "nothing shows that a slice is another one: reading goes on where it stopped in the slice before",
+        (
+            Rewrite("_entry", INCARNATION, ONLY_THERE),
+            Patch(LookAhead, "_reconcile", _old_cursor),
+            Patch(lookahead, "same_entry", lambda _: lambda _row, _head: True),
+        ),
+    ),
+    Mutation(
+        "nothing-read-again-after-a-reconnect",
+        "after a reconnect only the counters are looked at",
+        (Patch(LookAhead, "reconnected", lambda _: lambda _self: None),),
+    ),
+    Mutation(
+        "lane-order-ignored",
+        "tasks of a lane begin as they come due",
+        (Patch(Boarding, "waits_for_turn", lambda _: lambda _self, _flight: False),),
+    ),
+    Mutation(
+        "failing-head-lets-others-pass",
+        "a lane goes on while its head waits for the next attempt",
+        (Patch(Outcomes, "apply", _goes_on),),
+    ),
+    Mutation(
+        "drop-without-grace",
+        "a slice is dropped as soon as all in it is done",
+        (
+            Rewrite("drop", "if (ARGV[4] + 2000) * 1000 > now then return {now, 'early'} end\n", ""),
+            Patch(sweeper, "GRACE_MS", lambda _: -3_600_000),
+        ),
+    ),
+    Mutation(
+        "resend-without-mark",
+        "a put whose reply was lost is sent again as it was",
+        (Patch(put, "_resent", lambda _: lambda row: row),),
+    ),
+    Mutation(
+        "resend-under-a-new-id",
+        "a put whose reply was lost is sent again as another task",
+        (Patch(put, "_resent", _another_id),),
+    ),
+    Mutation(
+        "copies-not-recognised",
+        "copies of one put count as tasks of their own",
+        (Patch(Sieve, "_is_repeat", lambda _: lambda _self, _row, _index: False),),
+    ),
+)
+
+ENGINE: Final = (*_TIME, *_COMMIT, *_READ)

@@ -1,0 +1,52 @@
+"""Planted bugs between owners and workers: hand-offs, claims, and the word that a lane waits for."""
+
+from typing import Any, Final
+
+from mainspring.engine.hand_off import HandOffs
+from mainspring.engine.partition import HandingOff, Partition
+
+from .kinds import Mutation, Patch, Rewrite
+
+
+def _at_once(settle: Any) -> Any:
+    def settle_all(self: HandOffs, partition: Partition, work: HandingOff, answers: dict[int, bytes]) -> None:
+        settle(self, partition, work, answers)
+        for flight in work.flights:
+            if flight.address in partition.handed.awaited:
+                self.ends.ended(partition, flight.address, b"d")
+
+    return settle_all
+
+
+QUEUES: Final = (
+    Mutation(
+        "finish-without-the-claim",
+        "whoever has run a task may end it, also one whose lease was over long ago",
+        (Rewrite("queue_finish", "    else lost[i], out[#out + 1] = true, i end\n", "    end\n"),),
+    ),
+    Mutation(
+        "reclaim-without-a-new-claim",
+        "what is taken over keeps the claim of the worker that was silent",
+        (Rewrite("queue_reclaim", "spread(places, #places, 'HSET', queued)\n", ""),),
+    ),
+    Mutation(
+        "handed-off-again-at-a-takeover",
+        "a new owner adds tasks of lanes to their queue although they are there",
+        (Rewrite("hand_off", "local known = redis.call('HMGET', queued, unpack(idhs))\n", "local known = {}\n"),),
+    ),
+    Mutation(
+        "lane-goes-on-at-the-hand-off",
+        "a task of a lane is done when it is in its queue, not when its worker says so",
+        (Patch(HandOffs, "_settle", _at_once),),
+    ),
+    Mutation(
+        "hand-off-without-done-bits",
+        "a task that was handed off stays open in its slice",
+        (Rewrite("hand_off", "  if ARGV[at + 6] ~= '' then\n", "  if ARGV[at + 6] == nil then\n"),),
+    ),
+    Mutation(
+        "no-lock-on-the-id",
+        "a task is handed off while another one of its id is in a queue",
+        (Rewrite("hand_off", "    elseif known[i] or seen[idh] then\n", "    elseif seen[idh] then\n"),),
+    ),
+)

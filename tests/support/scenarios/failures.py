@@ -1,0 +1,156 @@
+"""Scenarios about failed deliveries, lost replies of owners, and servers that forget."""
+
+from typing import Final
+
+from mainspring.model.delivery import Dead, Retry
+from mainspring.testing.faults import bad_road, calls
+
+from .world import RETRY_MS, World
+
+
+async def failures(world: World) -> None:
+    """One task fails once, another for good."""
+    node, caller = await world.node("a"), world.caller
+    node.answers(Dead("never"), Retry("busy"))
+    await caller.put(world.at(1_000), id="dies")
+    await caller.put(world.at(2_000))
+    await node.until(world, 1_000, 2_000, 2_000 + RETRY_MS)
+    await world.settle(node)
+
+
+async def node_dies_after_its_commit(world: World) -> None:
+    """The commit of a failed delivery is the last that a node gets through before it dies."""
+    first, caller = await world.node("a"), world.caller
+    first.answers(Retry("busy"))
+    await caller.put(world.at(1_000))
+    await first.read()
+    world.go_to(1_000)
+    await first.fire()
+    commit = calls("commit")
+    with bad_road(first.store) as road:
+        road.next("never sent", only=lambda commands: not commit(commands))
+        await first.commit()
+    await first.crash()
+    world.failed("a node died", node="a")
+    await world.settle(await world.node("b"))
+
+
+async def reply_to_a_commit_is_lost(world: World) -> None:
+    """A failed delivery is committed, but the node does not know it and commits again."""
+    node, caller = await world.node("a"), world.caller
+    node.answers(Retry("busy"))
+    await caller.put(world.at(1_000))
+    await node.read()
+    world.go_to(1_000)
+    await node.fire()
+    with bad_road(node.store) as road:
+        road.next("lose reply", only=calls("commit"))
+        await node.commit()
+    world.failed("the reply to a commit was lost", node="a")
+    world.go_to(1_001)
+    await node.commit()
+    await node.until(world, 1_000 + RETRY_MS)
+    await world.settle(node)
+
+
+async def commit_never_sent(world: World) -> None:
+    """The commit of a failed delivery does not get through; then another task of the same second is delivered."""
+    node, caller = await world.node("a"), world.caller
+    node.answers(Retry("busy"))
+    await caller.put(world.at(1_000))
+    await caller.put(world.at(1_500))
+    await node.read()
+    world.go_to(1_000)
+    await node.fire()
+    with bad_road(node.store) as road:
+        road.next("never sent", only=calls("commit"))
+        await node.commit()
+    world.failed("a commit was not sent", node="a")
+    await node.until(world, 1_500, 1_000 + RETRY_MS)
+    await world.settle(node)
+
+
+async def late_copy_of_a_tick(world: World) -> None:
+    """A call of an owner hangs somewhere, is sent again, and arrives once more when others have followed it."""
+    node, caller = await world.node("a"), world.caller
+    await caller.put(world.at(1_000))
+    await caller.put(world.at(1_200))
+    await node.read()
+    world.go_to(1_000)
+    await node.fire()
+    with bad_road(node.store) as road:
+        road.next("hold back", only=calls("tick"))
+        await node.commit()
+        world.failed("a call was held back", node="a")
+        await node.until(world, 1_100, 1_200)
+        world.go_to(1_300)
+        await road.deliver_held()
+    await world.settle(node)
+
+
+async def failover_loses_a_commit(world: World) -> None:
+    """A replica that lacks the last commit takes over; the owner goes on as if nothing had happened."""
+    node, caller = await world.node("a"), world.caller
+    node.answers(Retry("busy"))
+    await caller.put(world.at(1_000))
+    await caller.put(world.at(1_500))
+    await node.read()
+    world.go_to(1_000)
+    await node.fire()
+    replica = await world.keep()
+    world.go_to(1_001)
+    await node.commit()
+    await world.fall_back(replica)
+    world.failed("a failover lost writes", loses=True)
+    world.go_to(1_500)
+    await node.fire()
+    await node.commit()
+    await node.until(world, 2_000, 2_000 + RETRY_MS)
+    await world.settle(node)
+
+
+async def failover_loses_a_put(world: World) -> None:
+    """A row that the owner has read is gone, and another one stands in its place."""
+    node, caller = await world.node("a"), world.caller
+    await caller.put(world.at(1_000))
+    replica = await world.keep()
+    await caller.put(world.at(1_200), sure=False)
+    await node.read()
+    owner = {key: value for key, value in (await world.keep()).items() if key.endswith((b":own", b":fence"))}
+    await world.fall_back(replica | owner)
+    world.failed("a failover lost a put", loses=True)
+    world.go_to(500)
+    await caller.put(world.at(1_400))
+    world.go_to(1_400)
+    await node.fire()
+    await node.commit()
+    await node.until(world, 1_500)
+    await world.settle(node)
+
+
+async def failover_nobody_hears_of(world: World) -> None:
+    """What a failover lost and what came since are equally many: the counters look as if nothing had happened."""
+    node, caller = await world.node("a"), world.caller
+    await caller.put(world.at(1_000))
+    await node.until(world, 1_000)
+    replica = await world.keep()
+    await caller.put(world.at(900_000), sure=False)
+    await node.until(world, 2_000)
+    await world.fall_back(replica)
+    world.failed("a failover lost a put", loses=True)
+    world.go_to(2_500)
+    await caller.put(world.at(4_000))
+    world.healed()
+    await node.until(world, 4_000, 60_000, 120_000, 180_000)
+
+
+FAILURES: Final = (
+    failures,
+    node_dies_after_its_commit,
+    reply_to_a_commit_is_lost,
+    commit_never_sent,
+    late_copy_of_a_tick,
+    failover_loses_a_commit,
+    failover_loses_a_put,
+    failover_nobody_hears_of,
+)

@@ -1,0 +1,178 @@
+"""Scenarios about workers: stalls, takeovers while one runs a task of a lane, two tasks of one id."""
+
+from typing import Final
+
+from mainspring.model.delivery import DONE, Done, Retry
+from mainspring.model.ids import idempotency_key
+from mainspring.model.job import End, Job
+from mainspring.store import job_queue
+from mainspring.testing.history import Begun, Ending, Finished
+
+from .owners import STALL_MS
+from .world import RETRY_MS, World
+
+TARGET: Final = "queue:work/run"
+LANE: Final = "lane"
+
+
+class WorkerByHand:
+    """A worker that takes and ends when it is told to; what it begins and ends is part of the history."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self.name = name
+
+    async def take(self) -> list[Job]:
+        return self._begun(await job_queue.take(self._world.store, self.name, {0: {"work": 10}}))
+
+    async def reclaim(self) -> list[Job]:
+        """What others have taken, as if their leases were over: they count on the server's own clock."""
+        return self._begun(await job_queue.reclaim(self._world.store, self.name, {0: {"work": 10}}, lease_ms=0))
+
+    async def end(self, jobs: list[Job], outcome: Done | Retry = DONE) -> list[job_queue.Answer]:
+        answers = await job_queue.finish(self._world.store, [End(job, outcome) for job in jobs])
+        for job, answer in zip(jobs, answers, strict=True):
+            if answer == "ok":
+                ending: Ending = "done" if isinstance(outcome, Done) else "retry"
+                at_us = self._world.now_us()
+                event = Finished(at_us, job.id, self._key(job), job.body.attempt, ending, job.partition, "")
+                self._world.history.events.append(event)
+        return answers
+
+    def _begun(self, jobs: list[Job]) -> list[Job]:
+        for job in jobs:
+            at_us = self._world.now_us()
+            event = Begun(at_us, job.id, self._key(job), job.body.attempt, job.partition, "", self.name)
+            self._world.history.events.append(event)
+        return jobs
+
+    def _key(self, job: Job) -> str:
+        return idempotency_key(self._world.namespace, job.id, job.original_due_ms)
+
+
+async def stalled_worker_ends_its_run(world: World) -> None:
+    """A worker stands still for longer than its lease; another one has run its task by the time it wakes up."""
+    node, caller = await world.node("a", workers=True), world.caller
+    first, second = WorkerByHand(world, "w1"), WorkerByHand(world, "w2")
+    await caller.put(world.at(1_000), target=TARGET)
+    await node.until(world, 1_000)
+    jobs = await first.take()
+    world.failed("a worker stalled", node="w1")
+    again = await second.reclaim()
+    await first.end(jobs, Retry("too long", after_ms=RETRY_MS))
+    await second.end(again)
+    await node.until(world, 1_000 + RETRY_MS)
+    await second.end(await second.take())
+    await world.settle(node)
+
+
+async def run_of_a_dead_worker(world: World) -> None:
+    """A worker dies; another one runs its task and ends it, and a third finds nothing left to take over."""
+    node, caller = await world.node("a", workers=True), world.caller
+    second, third = WorkerByHand(world, "w2"), WorkerByHand(world, "w3")
+    await caller.put(world.at(1_000), target=TARGET)
+    await node.until(world, 1_000)
+    await WorkerByHand(world, "w1").take()
+    world.failed("a worker died", node="w1")
+    await second.end(await second.reclaim())
+    await third.end(await third.reclaim())
+    await world.settle(node)
+
+
+async def lane_at_a_worker_at_a_takeover(world: World) -> None:
+    """The owner dies while a worker runs the head of a lane, which goes on undisturbed."""
+    first, caller, worker = await world.node("a", workers=True), world.caller, WorkerByHand(world, "w1")
+    await caller.put(world.at(1_000), lane=LANE, target=TARGET)
+    await caller.put(world.at(2_000), lane=LANE, target=TARGET)
+    await first.until(world, 1_000)
+    jobs = await worker.take()
+    await first.crash()
+    world.failed("a node died", node="a")
+    world.go_to(1_000 + STALL_MS)
+    second = await world.node("b", workers=True)
+    await second.turn()
+    await worker.take()
+    await worker.end(jobs)
+    await second.until(world, 1_001 + STALL_MS)
+    await worker.end(await worker.take())
+    await world.settle(second)
+
+
+async def lane_through_workers(world: World) -> None:
+    """Two tasks of a lane are due; the first runs for a while."""
+    node, caller = await world.node("a", workers=True), world.caller
+    worker, other = WorkerByHand(world, "w1"), WorkerByHand(world, "w2")
+    await caller.put(world.at(1_000), lane=LANE, target=TARGET)
+    await caller.put(world.at(1_500), lane=LANE, target=TARGET)
+    await node.until(world, 1_000)
+    jobs = await worker.take()
+    await node.until(world, 1_500, 2_000)
+    early = await other.take()
+    await worker.end(jobs)
+    await node.until(world, 2_500)
+    await other.end([*early, *await other.take()])
+    await world.settle(node)
+
+
+async def finished_work_at_a_hand_over(world: World) -> None:
+    """A task was handed off, run and ended; then its partition gets another owner."""
+    first, caller, worker = await world.node("a", workers=True), world.caller, WorkerByHand(world, "w1")
+    await caller.put(world.at(1_000), target=TARGET)
+    await caller.put(world.at(1_900), target=TARGET)
+    await first.until(world, 1_000)
+    await worker.end(await worker.take())
+    await first.stop()
+    second = await world.node("b", workers=True)
+    await second.until(world, 1_100)
+    await worker.end(await worker.take())
+    await second.until(world, 1_900)
+    await worker.end(await worker.take())
+    await world.settle(second)
+
+
+async def two_tasks_of_one_id(world: World) -> None:
+    """A task gets the id of one that a worker is running."""
+    node, worker = await world.node("a", workers=True), WorkerByHand(world, "w1")
+    running: list[list[Job]] = []
+    for after_ms in (1_000, 2_000):
+        at_ms = world.at(after_ms)
+        handle = await world.caller.client.put(TARGET, at=at_ms, id="one", on_conflict="replace")
+        world.history.accepted(handle.id, at_ms, world.now_us())
+        await node.until(world, after_ms)
+        running.append(await worker.take())
+    jobs, early = running
+    await worker.end(jobs)
+    await node.until(world, 3_000)
+    await worker.end([*early, *await worker.take()])
+    await world.settle(node)
+
+
+async def failover_loses_a_hand_off(world: World) -> None:
+    """A replica takes over that knows neither of a hand-off nor of the run that followed it."""
+    node, caller, worker = await world.node("a", workers=True), world.caller, WorkerByHand(world, "w1")
+    await caller.put(world.at(1_000), target=TARGET)
+    await caller.put(world.at(1_000), target=TARGET, lane=LANE)
+    await caller.put(world.at(1_500), target=TARGET, lane=LANE)
+    await node.read()
+    replica = await world.keep()
+    await node.until(world, 1_000)
+    jobs = await worker.take()
+    await worker.end(jobs[:1])
+    await world.fall_back(replica)
+    world.failed("a failover lost writes", loses=True)
+    await worker.end(jobs[1:])
+    for moment_ms in (1_500, 2_000, 2_500):
+        await node.until(world, moment_ms)
+        await worker.end(await worker.take())
+    await world.settle(node)
+
+
+QUEUES: Final = (
+    stalled_worker_ends_its_run,
+    run_of_a_dead_worker,
+    lane_at_a_worker_at_a_takeover,
+    lane_through_workers,
+    finished_work_at_a_hand_over,
+    two_tasks_of_one_id,
+    failover_loses_a_hand_off,
+)
