@@ -17,7 +17,7 @@ from .model.clock import steady_s
 from .model.errors import ConfigError, StoreError
 from .roles import Loop
 from .store import members
-from .store.members import About, Holding, Identity, Member, Taken, View
+from .store.members import About, ClusterView, Holding, Identity, Member, NodeIdTaken
 from .store.redis.servers import Subscription
 from .store.store import Store
 
@@ -100,7 +100,7 @@ class Membership:
         self._plans_from = 0.0
         self._leaving = False
         self._waiting: tuple[int, ...] = ()
-        self.view: View | None = None
+        self.view: ClusterView | None = None
         self.order = 0
 
     @property
@@ -129,17 +129,17 @@ class Membership:
             await asyncio.sleep(min(self.lease_s / 10, left_ms / 1000))
             other = await self.join()
 
-    async def join(self) -> Taken | None:
+    async def join(self) -> NodeIdTaken | None:
         """Register; the answer says who has the id, if somebody has."""
         answer = await members.join(self._store, self._who, self._describe())
-        if isinstance(answer, Taken):
+        if isinstance(answer, NodeIdTaken):
             return answer
         self.order = answer
         log.info("node %s joined as number %d", self.id, answer)
         await members.announce(self._store)
         return None
 
-    def _refusal(self, other: Taken) -> ConfigError:
+    def _refusal(self, other: NodeIdTaken) -> ConfigError:
         """Two live nodes must not share an id."""
         return ConfigError(
             f"node id {self.id!r} is in use by process {other.about.pid} on {other.about.host}; give this node another"
@@ -170,7 +170,7 @@ class Membership:
         others = (one.left_ms / 1000 + 0.005 for one in view.members.values() if one.id != self.id)
         return min(self.lease_s / BEATS_A_LEASE, *others, self.lease_s)
 
-    async def _plan(self, view: View) -> View | None:
+    async def _plan(self, view: ClusterView) -> ClusterView | None:
         """Plan anew if the nodes are not those of the plan; None when another leader was faster."""
         weights = {one.id: max(1, one.about.concurrency) for one in view.members.values() if not one.leaving}
         owners = tuple(assign(view.owners, weights))
@@ -182,7 +182,7 @@ class Membership:
         log.info("plan %d: %d nodes, %d partitions move", view.version + 1, len(weights), moved)
         return view._replace(version=view.version + 1, owners=owners)
 
-    def _take(self, view: View) -> None:
+    def _take(self, view: ClusterView) -> None:
         self.view = view
         if self._leaving:
             return
@@ -239,7 +239,7 @@ class Seat:
         self.loop = Loop("membership", membership.step, max_backoff_s=min(2.0, membership.lease_s / 4))
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> ClusterView | None:
         """The cluster as of the last beat."""
         return self.membership.view
 
@@ -279,7 +279,7 @@ def holder(holding: Holding) -> str:
     return holding.owner.rpartition("/")[0]
 
 
-def report(view: View, holdings: list[Holding]) -> dict[str, Any]:
+def report(view: ClusterView, holdings: list[Holding]) -> dict[str, Any]:
     return {
         "leader": view.leader,
         "term": view.term,
@@ -295,11 +295,11 @@ def report(view: View, holdings: list[Holding]) -> dict[str, Any]:
     }
 
 
-def oldest_first(view: View) -> list[Member]:
+def oldest_first(view: ClusterView) -> list[Member]:
     return sorted(view.members.values(), key=lambda one: one.order)
 
 
-def node_report(member: Member, view: View, holdings: list[Holding]) -> dict[str, Any]:
+def node_report(member: Member, view: ClusterView, holdings: list[Holding]) -> dict[str, Any]:
     about = member.about
     return {
         "id": member.id,

@@ -14,7 +14,7 @@ from .model.delivery import ErrorHandler, Failure
 from .model.errors import StoreError
 from .model.explain import moment
 from .model.targets.names import receiver_of, shown_target
-from .model.text import wordless
+from .model.text import redact
 
 loop_log = logging.getLogger("mainspring.engine")
 
@@ -174,7 +174,7 @@ def _tell(failure: Failure) -> None:
     about = {"task": failure.id, "target": target}
     # A sink that knows what went wrong leaves no trace; of a bug it is worth the lines.
     error = failure.exception
-    trace = wordless(error) if error is not None and error.__traceback__ is not None else None
+    trace = redact(error) if error is not None and error.__traceback__ is not None else None
     if failure.outcome == "dead":
         log.error(
             "task %s to %s is dead after %d attempts: %s", failure.id, target, failure.attempts, _why(failure),

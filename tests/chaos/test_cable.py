@@ -13,7 +13,7 @@ import pytest
 
 from mainspring.client.client import Client
 from mainspring.store.keys import Keyspace
-from mainspring.testing.history import Fault
+from mainspring.testing.history import FaultEvent
 from mainspring.testing.servers import wait_until
 
 from ..support.chaos.faults import Faults, Ground
@@ -129,7 +129,7 @@ async def test_a_partition_pulls_the_cable_of_a_node_and_nothing_of_it_outlives_
         assert not member.road.weather.silent
         await strike
         assert plugged_in(plug)
-        assert [one.what for one in on.journal.events if isinstance(one, Fault)] == [f"partition of {member.name}"]
+        assert [one.what for one in on.journal.events if isinstance(one, FaultEvent)] == [f"partition of {member.name}"]
         await on.fleet.kill(member)
         await until(lambda: not (LINKS / plug).exists())
         left = (await on.fleet.join()).cable

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.testing.history import Healed, History
+from mainspring.testing.history import HealedEvent, History
 
 from ..support.chaos import run as chaos_run
 from ..support.chaos.network import refused
@@ -53,7 +53,9 @@ def test_without_namespaces_proxies_part_the_network_and_the_report_says_so(
     assert report.partitions.startswith("by proxies (")
     assert "unshare" in report.partitions
     history = History.load(tmp_path / "history.jsonl")
-    assert [one.within_us for one in history.events if isinstance(one, Healed)] == [2_000_000], "exactly two leases"
+    assert [one.within_us for one in history.events if isinstance(one, HealedEvent)] == [2_000_000], (
+        "exactly two leases"
+    )
 
 
 SMALL = Profile(

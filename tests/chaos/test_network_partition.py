@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 import pytest
 
-from mainspring.bench.fleet import Order
+from mainspring.bench.fleet import NodeOrder
 from mainspring.client.client import Client
 from mainspring.model.task import Task
 from mainspring.store import members
@@ -44,7 +44,7 @@ async def node(name: str, url: str, *prefix: str) -> AsyncIterator[None]:
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(msgspec.json.encode(Order(url, "main", name, LEASE_S, 3.0)) + b"\n")
+    process.stdin.write(msgspec.json.encode(NodeOrder(url, "main", name, LEASE_S, 3.0)) + b"\n")
     try:
         assert await process.stdout.readline() == b"ready\n"
         yield

@@ -9,7 +9,7 @@ import pytest
 from mainspring.model.clock import ServerClock
 from mainspring.model.errors import Unavailable
 from mainspring.store.keys import Keyspace
-from mainspring.store.redis.servers import LinkOptions, Links
+from mainspring.store.redis.servers import LinkOptions, Servers
 from mainspring.store.scripts import Scripts
 from mainspring.store.store import Store
 from mainspring.testing.servers import Server, cluster
@@ -32,8 +32,8 @@ async def road_to(server: Server, witness: Witness | None = None) -> AsyncIterat
 
 
 @asynccontextmanager
-async def links_over(road: Road) -> AsyncIterator[Links]:
-    links = await Links.connect(f"redis://{road.addresses[0]}", QUICK)
+async def links_over(road: Road) -> AsyncIterator[Servers]:
+    links = await Servers.connect(f"redis://{road.addresses[0]}", QUICK)
     try:
         yield links
     finally:
@@ -143,7 +143,7 @@ async def test_a_cluster_sends_its_clients_only_through_their_proxies() -> None:
         real = {one.port for one in servers.servers}
         upstreams = {str(one.port): (lambda one=one: one.port) for one in servers.servers}
         road = await Road("test", upstreams, None, translate=True).start()
-        links = await Links.connect("redis+cluster://" + ",".join(road.addresses), QUICK)
+        links = await Servers.connect("redis+cluster://" + ",".join(road.addresses), QUICK)
         try:
             assert {link.address for link in links.all()} == set(road.addresses)
             wrong = links.for_slot(16383)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.testing.history import Fault, Stall
+from mainspring.testing.history import FaultEvent, StallEvent
 
 from ..support.chaos.recorder import STALL, Journal
 from ..support.chaos.run import Pulse
@@ -18,8 +18,8 @@ def test_only_what_is_late_counts(late_s: float, stalls: int, faults: int, tmp_p
     Pulse(journal, long_s=0.5).note(late_s)
     journal.close()
     events = journal.events
-    assert [one.until_us - one.at_us for one in events if isinstance(one, Stall)] == [int(late_s * 1e6)] * stalls
-    assert [one.what for one in events if isinstance(one, Fault)] == [STALL] * faults
+    assert [one.until_us - one.at_us for one in events if isinstance(one, StallEvent)] == [int(late_s * 1e6)] * stalls
+    assert [one.what for one in events if isinstance(one, FaultEvent)] == [STALL] * faults
 
 
 async def test_a_process_without_time_is_noticed(tmp_path: Path) -> None:
@@ -33,5 +33,5 @@ async def test_a_process_without_time_is_noticed(tmp_path: Path) -> None:
     beat.cancel()
     journal.close()
     stall = journal.events[0]
-    assert isinstance(stall, Stall)
+    assert isinstance(stall, StallEvent)
     assert stall.until_us - stall.at_us >= 270_000

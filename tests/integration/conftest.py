@@ -17,9 +17,9 @@ from mainspring.store.tasks import encode
 from mainspring.testing.balance import balance
 from mainspring.testing.kafka import Broker, broker
 from mainspring.testing.servers import (
-    Cluster,
     Kind,
     Server,
+    ServerCluster,
     all_keys,
     belongs_to,
     cluster,
@@ -40,7 +40,7 @@ STRETCH = 32
 
 KINDS = ("valkey", "redis", "cluster")
 
-Fleet = Server | Cluster
+Fleet = Server | ServerCluster
 
 UVLOOP_ON: Final = ("redis", "cluster")
 """Where a test runs on uvloop, as nodes do, which costs less; elsewhere on asyncio's own loop, as programs may."""
@@ -123,7 +123,7 @@ def kafka() -> Iterator[Broker]:
 
 
 def masters_of(fleet: Fleet) -> list[Server]:
-    return fleet.masters if isinstance(fleet, Cluster) else [fleet]
+    return fleet.masters if isinstance(fleet, ServerCluster) else [fleet]
 
 
 @pytest.fixture

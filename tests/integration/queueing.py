@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mainspring.model.delivery import DONE, Dead, Done, Retry
-from mainspring.model.job import Cancelled, End, Job
+from mainspring.model.job import End, Job, JobCancelled
 from mainspring.store import job_queue
 from mainspring.store.store import Store
 
@@ -34,7 +34,7 @@ class HandWorker:
         """With no lease: everything that others have taken."""
         return await job_queue.reclaim(self.store, self.name, self.asks(most), lease_ms=lease_ms)
 
-    async def end(self, *jobs: Job, outcome: Done | Retry | Dead | Cancelled = DONE) -> list[job_queue.Answer]:
+    async def end(self, *jobs: Job, outcome: Done | Retry | Dead | JobCancelled = DONE) -> list[job_queue.FinishAnswer]:
         return await job_queue.finish(self.store, [End(job, outcome) for job in jobs])
 
 

@@ -9,7 +9,7 @@ import pytest
 from mainspring.client.client import Client
 from mainspring.model.task import Task
 from mainspring.store.store import Store
-from mainspring.testing.servers import Cluster, Kind, Server, standalone, wait_until
+from mainspring.testing.servers import Kind, Server, ServerCluster, standalone, wait_until
 
 from .narrow_rights import ON, SECRET, TESTS_OWN, USER, rules, sign_in
 from .serving import in_seconds, run, serving
@@ -21,15 +21,15 @@ def server(kind: Kind) -> Iterator[Server]:
         yield made
 
 
-async def test_the_tests_of_the_data_path_run_as_that_user(fleet: Server | Cluster, store: Store) -> None:
+async def test_the_tests_of_the_data_path_run_as_that_user(fleet: Server | ServerCluster, store: Store) -> None:
     """All that use the fixtures `fleet`, `store`, `client` and `ticker` prove that its rights are enough."""
     await store.sample_clock()
-    servers = fleet.masters if isinstance(fleet, Cluster) else [fleet]
+    servers = fleet.masters if isinstance(fleet, ServerCluster) else [fleet]
     rows = [row for server in servers for row in server.call("CLIENT", "LIST", "TYPE", "NORMAL").decode().splitlines()]
     clients = [dict(field.partition("=")[::2] for field in row.split()) for row in rows]
     users = {client["user"] for client in clients if client["addr"].startswith("127.0.0.1:")}
-    assert users == {"default" if isinstance(fleet, Cluster) else USER}
-    assert isinstance(fleet, Cluster) or fleet.kind in ON
+    assert users == {"default" if isinstance(fleet, ServerCluster) else USER}
+    assert isinstance(fleet, ServerCluster) or fleet.kind in ON
     assert not {f"+{command}" for command in TESTS_OWN} & set(rules("t*")), "what we need is not granted by the tests"
 
 

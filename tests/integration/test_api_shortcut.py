@@ -10,7 +10,7 @@ import pytest
 
 from mainspring.api import auth
 from mainspring.api.app import App
-from mainspring.api.server import Connection, sweep
+from mainspring.api.server import HttpConnection, sweep
 from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
 from mainspring.store.access import list_keys, revoke_key
@@ -191,13 +191,13 @@ async def test_a_connection_that_rests_for_too_long_is_closed(api: Api) -> None:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The addresses of requests whose heads were parsed."""
     seen: list[bytes] = []
-    begin = Connection.on_headers_complete
+    begin = HttpConnection.on_headers_complete
 
-    def noted(self: Connection) -> None:
+    def noted(self: HttpConnection) -> None:
         seen.append(self.url)
         begin(self)
 
-    monkeypatch.setattr(Connection, "on_headers_complete", noted)
+    monkeypatch.setattr(HttpConnection, "on_headers_complete", noted)
     return seen
 
 
@@ -209,13 +209,13 @@ def tick(n: int) -> bytes:
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What connections have received, piece by piece."""
     seen: list[bytes] = []
-    receive = Connection.data_received
+    receive = HttpConnection.data_received
 
-    def noted(self: Connection, data: bytes) -> None:
+    def noted(self: HttpConnection, data: bytes) -> None:
         seen.append(data)
         receive(self, data)
 
-    monkeypatch.setattr(Connection, "data_received", noted)
+    monkeypatch.setattr(HttpConnection, "data_received", noted)
     return seen
 
 

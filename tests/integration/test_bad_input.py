@@ -12,7 +12,7 @@ from mainspring.model.task import Task
 from mainspring.store.keys import meta_key, slot_of
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Cluster, Server
+from mainspring.testing.servers import Server, ServerCluster
 
 NAIVE = datetime(2030, 1, 1, 9, 0)  # noqa: DTZ001 - that is the point
 
@@ -224,7 +224,7 @@ async def test_an_empty_range_is_refused(client: Client) -> None:
 
 
 @pytest.fixture
-def url(fleet: Server | Cluster) -> str:
+def url(fleet: Server | ServerCluster) -> str:
     return fleet.url
 
 

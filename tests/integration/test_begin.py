@@ -190,8 +190,8 @@ async def test_one_stale_partition_does_not_hold_up_the_others(
         owners.append((owner, await owner.section(address_of(handle.id).slice, begin=[0])))
     fenced = owners[0][1]._replace(token=b"1.former")
     first, second = await fire.tick(store, [fenced, owners[1][1]])
-    assert isinstance(first, fire.Answer)
-    assert isinstance(second, fire.Answer)
+    assert isinstance(first, fire.TickReply)
+    assert isinstance(second, fire.TickReply)
     assert (first.status, second.status) == ("fenced", "ok")
 
 
@@ -212,6 +212,6 @@ async def test_of_all_servers_that_a_tick_asked_only_the_newest_time_counts(
     taken: list[int] = []
     monkeypatch.setattr(clock, "sample", taken.append)
     answers = await fire.tick(store, sections)
-    assert [one.status for one in answers if isinstance(one, fire.Answer)] == ["ok"] * len(places)
+    assert [one.status for one in answers if isinstance(one, fire.TickReply)] == ["ok"] * len(places)
     assert len(places) > 1
     assert taken == [clock.now_ms() * 1000]

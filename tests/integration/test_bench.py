@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mainspring.bench.environment import ServerTime
-from mainspring.bench.lifecycle import Load, Shape, SteadyLoad, Tally, judge, payload_texts
+from mainspring.bench.lifecycle import BenchLoad, DeliveryTally, Shape, SteadyLoad, judge, payload_texts
 from mainspring.cli.bench import app
 from mainspring.testing.servers import standalone
 
@@ -143,17 +143,17 @@ def test_wrong_options_are_refused_in_one_line(words: tuple[str, ...]) -> None:
 DUE_MS = 1_800_000_000_000
 
 
-def _load(tasks: int, **shape: Any) -> Load:
-    return Load(Shape(tasks, **shape), DUE_MS, 10_000)
+def _load(tasks: int, **shape: Any) -> BenchLoad:
+    return BenchLoad(Shape(tasks, **shape), DUE_MS, 10_000)
 
 
-def _block(load: Load | SteadyLoad, *numbers: int) -> bytes:
+def _block(load: BenchLoad | SteadyLoad, *numbers: int) -> bytes:
     return b"".join(
         b'"%b"' % text.encode() for number in numbers for text in payload_texts(number, number + 1, load.payload_bytes)
     )
 
 
-def _late_enough(load: Load) -> int:
+def _late_enough(load: BenchLoad) -> int:
     return load.last_due_ms * 1000
 
 
@@ -203,7 +203,7 @@ def test_lateness_is_kept_of_what_is_due_after_the_warm_up() -> None:
 
 
 async def test_a_tally_is_complete_with_its_last_task() -> None:
-    tally = Tally(3, ServerTime())
+    tally = DeliveryTally(3, ServerTime())
     tally.take([b"a", b"b"])
     assert not tally.complete.is_set()
     tally.take([b"c"])

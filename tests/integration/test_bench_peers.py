@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mainspring.bench.environment import Where
+from mainspring.bench.environment import ServerChoice
 from mainspring.bench.peers import bench
-from mainspring.bench.peers.bench import PEERS, Contender, Demand, Row, python_at_hand, row_of
+from mainspring.bench.peers.bench import PEERS, Contender, Demand, PeerRow, python_at_hand, row_of
 from mainspring.cli.bench import app
 
 HERE = Path(__file__).parent
@@ -30,9 +30,9 @@ FEW = Demand(tasks=200, rate=100, seconds=1)
 WORDS = ("peers", "--tasks", "2000", "--rate", "100", "--seconds", "1", "--json")
 
 
-async def measured(file: str) -> Row:
+async def measured(file: str) -> PeerRow:
     one = Contender("mine", HERE / file, Path(sys.executable))
-    return await row_of(one, Where(), FEW, lambda *_: None)
+    return await row_of(one, ServerChoice(), FEW, lambda *_: None)
 
 
 def rows_of(*words: str) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ async def test_early_and_repeated_runs_are_seen() -> None:
 async def test_a_peer_that_breaks_says_so_in_its_row(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise ModuleNotFoundError('no such library')\n")
     one = Contender("broken", tmp_path / "broken.py", Path(sys.executable))
-    row = await row_of(one, Where(), FEW, lambda *_: None)
+    row = await row_of(one, ServerChoice(), FEW, lambda *_: None)
     assert row.error is not None
     assert "no such library" in row.error
     assert row.drain_per_s is None

@@ -1,11 +1,11 @@
 """`bench schedules` measures what it says, and all of it ran."""
 
-from mainspring.bench.environment import Where
+from mainspring.bench.environment import ServerChoice
 from mainspring.bench.schedules import next_us, schedules
 
 
 async def test_schedules_are_added_and_all_run_in_their_second() -> None:
-    found = await schedules(Where(), 300, lambda *_: None, idle_s=0.2)
+    found = await schedules(ServerChoice(), 300, lambda *_: None, idle_s=0.2)
     assert found.sound, found
     assert (found.delivered, found.doubled, found.unplanted) == (300, 0, 0)
     assert found.add_per_s > 0

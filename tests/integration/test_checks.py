@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from mainspring.store.redis.servers import Links
+from mainspring.store.redis.servers import Servers
 from mainspring.store.server_checks import Check, check_server
 from mainspring.testing.servers import Kind, Server, sentinel, standalone
 
@@ -18,7 +18,7 @@ def server(kind: Kind) -> Iterator[Server]:
 
 
 async def checks_of(url: str, apart_s: float = 0) -> Mapping[str, Check]:
-    links = await Links.connect(url)
+    links = await Servers.connect(url)
     try:
         checks = await check_server(links.for_slot(0), now=lambda: time.time() + apart_s)
     finally:

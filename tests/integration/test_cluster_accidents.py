@@ -24,7 +24,7 @@ from mainspring.node.node import Node
 from mainspring.store import members
 from mainspring.store.keys import Slice
 from mainspring.store.members import About, Identity
-from mainspring.store.redis.connection import Command
+from mainspring.store.redis.connection import RedisCommand
 from mainspring.store.store import Store
 from mainspring.testing.faults import bad_road, calls, uses
 from mainspring.testing.servers import Server
@@ -85,7 +85,7 @@ async def slow_answers(store: Store, script: str) -> AsyncIterator[tuple[asyncio
     [link] = store.links.all()
     pipeline, asked, answer = link.pipeline, asyncio.Event(), asyncio.Event()
 
-    async def send(commands: Sequence[Command], *, timeout_s: float | None = None) -> list[Any]:
+    async def send(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
         replies = await pipeline(commands, timeout_s=timeout_s)
         if calls(script)(commands):
             asked.set()
@@ -380,7 +380,7 @@ async def test_a_plan_that_cannot_be_read_is_written_anew(store: Store, fields: 
     node = membership_of(store, "node", lambda mine, _: given.append(mine))
     await node.enter()
     await node.step()
-    changes: list[Command] = [("HSET", store.keys.plan, key, value) for key, value in fields.items()]
+    changes: list[RedisCommand] = [("HSET", store.keys.plan, key, value) for key, value in fields.items()]
     await store.run_one(store.keys.slot, changes)
     await members.look(store)
     for _ in range(3):
@@ -432,9 +432,9 @@ async def test_a_stop_does_not_wait_for_a_slot_that_is_on_its_way(store: Store) 
     node = membership_of(store, "node")
     await node.enter()
     [link] = store.links.all()
-    attempts: list[Sequence[Command]] = []
+    attempts: list[Sequence[RedisCommand]] = []
 
-    async def send(commands: Sequence[Command], *, timeout_s: float | None = None) -> list[Any]:
+    async def send(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
         attempts.append(commands)
         return [hiredis.ReplyError("TRYAGAIN Multiple keys request during rehashing of slot")] * len(commands)
 

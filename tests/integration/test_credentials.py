@@ -9,8 +9,8 @@ import pytest
 
 from mainspring import Client, Config, Scheduler
 from mainspring.model.errors import ConfigError, Refused, StoreError, Unavailable
-from mainspring.store.redis.servers import LinkOptions, Links
-from mainspring.testing.servers import Cluster, Server, cluster, standalone
+from mainspring.store.redis.servers import LinkOptions, Servers
+from mainspring.testing.servers import Server, ServerCluster, cluster, standalone
 
 from .serving import run
 from .working import until
@@ -80,7 +80,7 @@ async def test_the_default_user_and_the_password_of_the_server(server: Server) -
 
 async def test_a_wrong_token_is_refused_and_a_provider_that_fails_is_named(server: Server) -> None:
     async def connect(provider: object, within_s: float = 30.0) -> None:
-        links = await Links.connect(bare(server), LinkOptions(connect_timeout_s=within_s, credentials=provider))  # type: ignore[arg-type]
+        links = await Servers.connect(bare(server), LinkOptions(connect_timeout_s=within_s, credentials=provider))  # type: ignore[arg-type]
         await links.aclose()
 
     with pytest.raises(Refused, match="AUTH was refused"):
@@ -157,12 +157,12 @@ async def put_again(scheduler: Scheduler, target: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Cluster]:
+def nodes() -> Iterator[ServerCluster]:
     with cluster(3, 0) as made:
         yield made
 
 
-async def test_every_server_of_a_cluster_gets_the_token(nodes: Cluster) -> None:
+async def test_every_server_of_a_cluster_gets_the_token(nodes: ServerCluster) -> None:
     for server in nodes.masters:
         let_in(server, "app", "token")
     vault = Vault("app", "token")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mainspring.demo.plan import TOPIC, Plan
-from mainspring.demo.run import TOPIC_PARTITIONS, Parts, Reconciliation, Second, Where, ticks
+from mainspring.demo.plan import TOPIC, DemoPlan
+from mainspring.demo.run import TOPIC_PARTITIONS, DemoServers, Parts, Reconciliation, Second, ticks
 from mainspring.testing.kafka import Broker
 from mainspring.testing.servers import standalone
 
@@ -26,9 +26,9 @@ CALM_S = 30.0
 FIELDS = {"sent", "accepted", "replaced", "fired", "consumed", "missing", "duplicated", "early", "p50_ms", "p99_ms"}
 
 
-async def demo(kafka: Broker, plan: Plan, **watching: Any) -> tuple[Reconciliation, list[Second]]:
+async def demo(kafka: Broker, plan: DemoPlan, **watching: Any) -> tuple[Reconciliation, list[Second]]:
     seconds: list[Second] = []
-    found = await ticks(plan, Where(kafka.url), watching.pop("tell", seconds.append), **watching)
+    found = await ticks(plan, DemoServers(kafka.url), watching.pop("tell", seconds.append), **watching)
     return found, seconds
 
 
@@ -41,7 +41,7 @@ def assert_whole(found: Reconciliation, sent: int) -> None:
 
 async def test_every_tick_is_posted_stored_fired_and_consumed_and_the_sums_agree(kafka: Broker) -> None:
     before = len(read_topic(kafka.servers, TOPIC)) if TOPIC in topics_of(kafka.servers) else 0
-    found, seconds = await demo(kafka, Plan(ids=400, within_ms=3_000, lease_s=CALM_S))
+    found, seconds = await demo(kafka, DemoPlan(ids=400, within_ms=3_000, lease_s=CALM_S))
     assert_whole(found, 400)
     assert found.duplicated == 0
     assert sum(second.generated for second in seconds) == 400
@@ -58,7 +58,7 @@ async def test_every_tick_is_posted_stored_fired_and_consumed_and_the_sums_agree
 
 
 async def test_the_topic_is_provisioned_and_gets_the_ticks_as_they_were_posted(kafka: Broker) -> None:
-    await demo(kafka, Plan(ids=20, within_ms=1_000, schedulers=1))
+    await demo(kafka, DemoPlan(ids=20, within_ms=1_000, schedulers=1))
     assert topics_of(kafka.servers)[TOPIC] == TOPIC_PARTITIONS
     values = [json.loads(one.value) for one in read_topic(kafka.servers, TOPIC)]
     assert all(value.keys() == {"item", "at"} for value in values)
@@ -67,20 +67,22 @@ async def test_the_topic_is_provisioned_and_gets_the_ticks_as_they_were_posted(k
 
 @pytest.mark.parametrize("via", ["batch", "client"])
 async def test_ticks_may_go_in_batches_or_by_the_client(kafka: Broker, via: Any) -> None:
-    found, _ = await demo(kafka, Plan(ids=500, within_ms=2_000, schedulers=1, via=via, batch=100, lease_s=CALM_S))
+    found, _ = await demo(kafka, DemoPlan(ids=500, within_ms=2_000, schedulers=1, via=via, batch=100, lease_s=CALM_S))
     assert_whole(found, 500)
     assert found.duplicated == 0
 
 
 async def test_a_server_that_is_given_is_left_as_it_was(kafka: Broker) -> None:
     with standalone() as server:
-        found = await ticks(Plan(ids=30, within_ms=1_000, schedulers=1), Where(kafka.url, server.url), lambda _: None)
+        found = await ticks(
+            DemoPlan(ids=30, within_ms=1_000, schedulers=1), DemoServers(kafka.url, server.url), lambda _: None
+        )
         assert_whole(found, 30)
         assert server.call("DBSIZE") == 0
 
 
 async def test_a_new_tick_of_an_item_moves_the_one_it_has(kafka: Broker) -> None:
-    plan = Plan(ids=10, within_ms=4_000, schedulers=1, seconds=4, rate=50, replace=True, lease_s=CALM_S)
+    plan = DemoPlan(ids=10, within_ms=4_000, schedulers=1, seconds=4, rate=50, replace=True, lease_s=CALM_S)
     found, _ = await demo(kafka, plan)
     assert found.sent > 50
     assert found.replaced > 0
@@ -99,7 +101,9 @@ async def test_a_killed_scheduler_loses_nothing(kafka: Broker) -> None:
             os.kill(victim, signal.SIGKILL)
             killed.append(victim)
 
-    found, _ = await demo(kafka, Plan(within_ms=4_000, seconds=6, rate=300, lease_s=1), tell=tell, started=parts.append)
+    found, _ = await demo(
+        kafka, DemoPlan(within_ms=4_000, seconds=6, rate=300, lease_s=1), tell=tell, started=parts.append
+    )
     assert killed, "ticks were consumed while others were still posted"
     assert parts[0].schedulers[0].process.returncode == -signal.SIGKILL
     assert found.sent > 300

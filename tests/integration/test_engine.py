@@ -20,7 +20,7 @@ from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, calls
-from mainspring.testing.servers import Cluster, Server
+from mainspring.testing.servers import Server, ServerCluster
 from mainspring.testing.ticker import RecordingSink, Ticker
 
 from .conftest import PARTITIONS
@@ -173,7 +173,7 @@ async def restore(store: Store, dumps: dict[int, list[tuple[bytes, bytes]]]) -> 
 
 
 async def test_a_backlog_of_many_small_slices_is_worked_off(
-    fleet: Server | Cluster, namespace: str, clock: ManualClock
+    fleet: Server | ServerCluster, namespace: str, clock: ManualClock
 ) -> None:
     """Ten minutes of an outage: thousands of slices with a task or two, begun in as few calls as possible."""
     patient = EngineOptions(lease_s=300.0)  # one turn of this may take a loaded machine longer than a usual lease
@@ -248,7 +248,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float 
 
 
 @pytest.fixture
-async def real(fleet: Server | Cluster, namespace: str):  # type: ignore[no-untyped-def]
+async def real(fleet: Server | ServerCluster, namespace: str):  # type: ignore[no-untyped-def]
     stores = []
 
     async def start(**options: Any) -> Running:

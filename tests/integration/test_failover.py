@@ -14,9 +14,9 @@ from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
 from mainspring.testing.losses import losses, report
 from mainspring.testing.servers import (
-    Cluster,
     Sentinels,
     Server,
+    ServerCluster,
     caught_up,
     cluster,
     cut_off_replicas,
@@ -47,7 +47,7 @@ def patience() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Cluster]:
+def nodes() -> Iterator[ServerCluster]:
     """The other masters go on while one is away: without this setting all of them refuse everything meanwhile."""
     with cluster(3, 1, extra_config={"cluster-require-full-coverage": "no"}) as started:
         yield started
@@ -78,7 +78,7 @@ async def none_lost(made: Scene, level: str) -> None:
 # -- cluster ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_planned_failover_under_load_loses_nothing_at_any_level(nodes: Cluster) -> None:
+async def test_a_planned_failover_under_load_loses_nothing_at_any_level(nodes: ServerCluster) -> None:
     async with scene(nodes.url) as made:
         traffic = Traffic(made)
         await traffic.go_on(3)
@@ -96,7 +96,7 @@ async def test_a_planned_failover_under_load_loses_nothing_at_any_level(nodes: C
         await none_lost(made, "server")
 
 
-async def test_a_master_killed_under_load_loses_nothing_that_all_replicas_had(nodes: Cluster) -> None:
+async def test_a_master_killed_under_load_loses_nothing_that_all_replicas_had(nodes: ServerCluster) -> None:
     async with scene(nodes.url) as made:
         slot = made.store.keys.partitions[0].slot
         master = nodes.owner_of(slot)

@@ -16,8 +16,8 @@ from mainspring.model.delivery import DONE, Delivery, Outcome, Retry
 from mainspring.model.errors import Unavailable
 from mainspring.node.node import Node
 from mainspring.store import members
-from mainspring.store.redis.connection import Command
-from mainspring.store.redis.servers import Link
+from mainspring.store.redis.connection import RedisCommand
+from mainspring.store.redis.servers import Primary
 from mainspring.store.store import Store
 
 from .conftest import Fleet
@@ -61,10 +61,10 @@ class Recorder:
         """Shared by all nodes."""
 
 
-def spoil(link: Link, dice: random.Random, met: Counter[str]) -> None:
+def spoil(link: Primary, dice: random.Random, met: Counter[str]) -> None:
     pipeline = link.pipeline
 
-    async def send(commands: Sequence[Command], *, timeout_s: float | None = None) -> list[Any]:
+    async def send(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
         luck = dice.random()
         if luck < FAULTS / 2:
             met["never sent"] += 1
@@ -101,7 +101,7 @@ async def flip(store: Store, names: list[str], dice: random.Random) -> None:
     plan: dict[str, list[int]] = {name: [] for name in names}
     for number in range(PARTITIONS):
         plan[dice.choice(names)].append(number)
-    written: list[Command] = [
+    written: list[RedisCommand] = [
         ("HINCRBY", store.keys.plan, "version", 1),
         ("HSET", store.keys.plan, "owners", msgspec.json.encode(plan)),
     ]

@@ -12,7 +12,7 @@ from mainspring.model.delivery import DONE, Delivery, Outcome, Retry
 from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Cluster, Server
+from mainspring.testing.servers import Server, ServerCluster
 
 PATIENCE_S = 60
 
@@ -37,7 +37,7 @@ class Target:
 
 
 @pytest.fixture
-async def real_store(fleet: Server | Cluster, namespace: str) -> AsyncIterator[Store]:
+async def real_store(fleet: Server | ServerCluster, namespace: str) -> AsyncIterator[Store]:
     opened = await Store.open(fleet.url, namespace=namespace, partitions=4)
     try:
         yield opened

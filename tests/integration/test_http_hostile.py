@@ -168,13 +168,13 @@ async def test_the_last_gate_holds_even_when_all_before_it_are_open(
     canary: Canary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Should a URL ever be read in a new way, the socket itself is still judged."""
-    from mainspring.sinks.http_network import Guard
+    from mainspring.sinks.http_network import AddressGuard
 
-    async def unguarded(self: Guard, host: str, port: int) -> list[str]:
+    async def unguarded(self: AddressGuard, host: str, port: int) -> list[str]:
         return ["127.0.0.1"]
 
-    monkeypatch.setattr(Guard, "check_number", lambda *_: None)
-    monkeypatch.setattr(Guard, "resolve", unguarded)
+    monkeypatch.setattr(AddressGuard, "check_number", lambda *_: None)
+    monkeypatch.setattr(AddressGuard, "resolve", unguarded)
     sink = HttpSink(HttpOptions())
     for host in ("127.0.0.1", "a.example"):
         [outcome] = await sink.deliver([delivery(f"http://{host}:{canary.port}/")])

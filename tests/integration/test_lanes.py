@@ -122,7 +122,7 @@ async def test_a_slice_that_is_dropped_while_it_is_listed_stops_no_lane(
 
     async def list_before_a_drop(
         store: Store, partitions: Sequence[int], *, before_ms: int, limits: Sequence[int]
-    ) -> list[read.Listing | StoreError]:
+    ) -> list[read.SliceListing | StoreError]:
         answer = await list_slices(store, partitions, before_ms=before_ms, limits=limits)
         await ticker.engine.sweeper.drop_finished()
         return answer
@@ -143,7 +143,7 @@ async def test_a_slice_that_is_dropped_while_it_is_listed_stops_no_lane(
 async def test_a_lane_that_waits_for_a_listing_does_not_wait_for_other_servers(
     ticker: Ticker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(*_: object) -> list[read.Rows | StoreError]:
+    async def away(*_: object) -> list[read.SliceRows | StoreError]:
         raise Unavailable("another server is away", sent=False)
 
     await ticker.client.put("log:", 1, after="1s", lane="a")

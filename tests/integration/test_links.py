@@ -7,8 +7,8 @@ import hiredis
 import pytest
 
 from mainspring.model.errors import StoreError, Unavailable
-from mainspring.store.redis.servers import LinkOptions, Links, key_slot, redirect_of
-from mainspring.testing.servers import Cluster, Kind, Server, cluster, sentinel, standalone
+from mainspring.store.redis.servers import LinkOptions, Servers, key_slot, redirect_of
+from mainspring.testing.servers import Kind, Server, ServerCluster, cluster, sentinel, standalone
 
 QUICK = LinkOptions(connect_timeout_s=10, timeout_s=30)
 
@@ -20,7 +20,7 @@ def server(kind: Kind) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def nodes(kind: Kind) -> Iterator[Cluster]:
+def nodes(kind: Kind) -> Iterator[ServerCluster]:
     with cluster(3, 0, kind) as started:
         yield started
 
@@ -71,7 +71,7 @@ def test_a_key_and_its_hash_tag_share_a_slot() -> None:
 
 async def test_a_standalone_server_holds_every_slot(server: Server) -> None:
     for url in (server.url, server.unix_url):
-        links = await Links.connect(url, QUICK)
+        links = await Servers.connect(url, QUICK)
         assert not links.cluster
         assert links.all() == [links.for_slot(0)] == [links.for_slot(16383)]
         await links.refresh()
@@ -82,11 +82,11 @@ async def test_a_standalone_server_holds_every_slot(server: Server) -> None:
 async def test_connect_says_why_it_cannot(server: Server) -> None:
     server.stop()
     with pytest.raises(Unavailable, match="cannot connect"):
-        await Links.connect(server.url, QUICK)
+        await Servers.connect(server.url, QUICK)
 
 
 async def test_a_link_comes_back_with_its_server(server: Server) -> None:
-    links = await Links.connect(server.url, QUICK)
+    links = await Servers.connect(server.url, QUICK)
     link = links.for_slot(0)
     server.kill()
     for _ in range(3):
@@ -98,7 +98,7 @@ async def test_a_link_comes_back_with_its_server(server: Server) -> None:
 
 
 async def test_callers_share_one_attempt_to_connect(server: Server) -> None:
-    links = await Links.connect(server.url, QUICK)
+    links = await Servers.connect(server.url, QUICK)
     link = links.for_slot(0)
     server.restart()
     await eventually(lambda: link._main is not None and link._main.closed)
@@ -111,7 +111,7 @@ async def test_callers_share_one_attempt_to_connect(server: Server) -> None:
 
 
 async def test_a_dedicated_connection_blocks_nobody_and_ends_with_the_links(server: Server) -> None:
-    links = await Links.connect(server.url, QUICK)
+    links = await Servers.connect(server.url, QUICK)
     link = links.for_slot(0)
     extra = await link.dedicated()
     blocked = asyncio.create_task(extra.pipeline([("BLPOP", "empty", 0)], timeout_s=None))
@@ -124,7 +124,7 @@ async def test_a_dedicated_connection_blocks_nobody_and_ends_with_the_links(serv
 
 
 async def test_a_subscription_hears_and_survives_a_lost_connection(server: Server) -> None:
-    links = await Links.connect(server.url, QUICK)
+    links = await Servers.connect(server.url, QUICK)
     heard = Heard()
     channels = [f"{{ns:{n}}}:wake" for n in range(5)]
     subscription = await links.for_slot(0).subscribe(channels, heard.channels.append, heard.connected)
@@ -142,8 +142,8 @@ async def test_a_subscription_hears_and_survives_a_lost_connection(server: Serve
     await links.aclose()
 
 
-async def test_every_slot_of_a_cluster_leads_to_its_server(nodes: Cluster) -> None:
-    links = await Links.connect(nodes.url, QUICK)
+async def test_every_slot_of_a_cluster_leads_to_its_server(nodes: ServerCluster) -> None:
+    links = await Servers.connect(nodes.url, QUICK)
     assert links.cluster
     assert len(links.all()) == 3
     for n in range(50):
@@ -153,14 +153,14 @@ async def test_every_slot_of_a_cluster_leads_to_its_server(nodes: Cluster) -> No
     await links.aclose()
 
 
-async def test_one_reachable_seed_is_enough(nodes: Cluster) -> None:
-    links = await Links.connect(f"redis+cluster://127.0.0.1:1,127.0.0.1:{nodes.masters[1].port}", QUICK)
+async def test_one_reachable_seed_is_enough(nodes: ServerCluster) -> None:
+    links = await Servers.connect(f"redis+cluster://127.0.0.1:1,127.0.0.1:{nodes.masters[1].port}", QUICK)
     assert len(links.all()) == 3
     await links.aclose()
 
 
-async def test_a_moved_slot_is_found_after_refresh(nodes: Cluster) -> None:
-    links = await Links.connect(nodes.url, QUICK)
+async def test_a_moved_slot_is_found_after_refresh(nodes: ServerCluster) -> None:
+    links = await Servers.connect(nodes.url, QUICK)
     slot = key_slot(b"moving")
     await links.for_slot(slot).pipeline([("SET", "moving", "here")])
     source = nodes.owner_of(slot)
@@ -174,8 +174,8 @@ async def test_a_moved_slot_is_found_after_refresh(nodes: Cluster) -> None:
     await links.aclose()
 
 
-async def test_a_subscription_follows_its_slots_through_the_cluster(nodes: Cluster) -> None:
-    links = await Links.connect(nodes.url, QUICK)
+async def test_a_subscription_follows_its_slots_through_the_cluster(nodes: ServerCluster) -> None:
+    links = await Servers.connect(nodes.url, QUICK)
     heard = Heard()
     channels = [f"{{follow:{n}}}:wake" for n in range(8)]
     await links.all()[0].subscribe(channels, heard.channels.append, heard.connected)
@@ -196,7 +196,7 @@ async def test_a_subscription_follows_its_slots_through_the_cluster(nodes: Clust
 
 async def test_refresh_finds_the_replica_that_took_over_in_a_cluster(kind: Kind) -> None:
     with cluster(3, 1, kind) as nodes:
-        links = await Links.connect(nodes.url, QUICK)
+        links = await Servers.connect(nodes.url, QUICK)
         lost = nodes.owner_of(0)
         lost.kill()
 
@@ -217,7 +217,7 @@ async def test_refresh_finds_the_replica_that_took_over_in_a_cluster(kind: Kind)
 
 async def test_refresh_finds_the_primary_that_the_sentinels_promoted(kind: Kind) -> None:
     with sentinel(kind) as group:
-        links = await Links.connect(group.url, QUICK)
+        links = await Servers.connect(group.url, QUICK)
         link = links.for_slot(0)
         assert link.address.endswith(str(group.primary.port))
         await link.pipeline([("SET", "a", 1), ("WAIT", 1, 2000)])
@@ -234,8 +234,8 @@ async def test_refresh_finds_the_primary_that_the_sentinels_promoted(kind: Kind)
 async def test_an_unknown_master_name_is_explained(kind: Kind) -> None:
     with sentinel(kind) as group:
         with pytest.raises(StoreError, match="No such master"):
-            await Links.connect(group.url.replace("/main", "/other"), QUICK)
+            await Servers.connect(group.url.replace("/main", "/other"), QUICK)
         for one in group.sentinels:
             one.kill()
         with pytest.raises(Unavailable, match="no sentinel"):
-            await Links.connect(group.url, QUICK)
+            await Servers.connect(group.url, QUICK)

@@ -7,7 +7,7 @@ import pytest
 from msgspec import json
 
 from mainspring.engine import dispatcher, due, lookahead, partition
-from mainspring.engine.due import Begun
+from mainspring.engine.due import BeginCall
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.holds import FEW_BEHIND
 from mainspring.engine.lookahead import LANE_WINDOW, Reach
@@ -180,7 +180,7 @@ async def test_lanes_that_go_on_at_once_out_of_many_slices_leave_in_several_call
     touched: list[int] = []
     begin = partition.Partition.begin
 
-    def watched(self: partition.Partition, *args: int, **how: bool) -> Begun | None:
+    def watched(self: partition.Partition, *args: int, **how: bool) -> BeginCall | None:
         begun = begin(self, *args, **how)
         if begun is not None and all(flight.value() != "head" for flight in begun.flights):
             touched.append(sum(bool(touch.f) for touch in begun.section.touches))

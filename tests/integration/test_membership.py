@@ -2,7 +2,7 @@
 
 from mainspring.model.clock import ManualClock
 from mainspring.store import members
-from mainspring.store.members import About, Identity, Taken, View
+from mainspring.store.members import About, ClusterView, Identity, NodeIdTaken
 from mainspring.store.store import Store
 
 LEASE_MS = 5_000
@@ -17,7 +17,7 @@ async def join(store: Store, *names: str) -> None:
         assert isinstance(await members.join(store, node(name), About(host="h", pid=1)), int)
 
 
-async def beat(store: Store, name: str, *, leaving: bool = False) -> View:
+async def beat(store: Store, name: str, *, leaving: bool = False) -> ClusterView:
     view = await members.beat(store, node(name), About(host="h", pid=1), leaving=leaving)
     assert view is not None, f"{name} is not registered"
     return view
@@ -58,7 +58,7 @@ async def test_a_second_live_node_with_the_same_id_is_refused(store: Store, cloc
     await join(store, "pod-1")
     clock.advance(ms=1_000)
     other = await members.join(store, node("pod-1", "another process"), About())
-    assert other == Taken(LEASE_MS - 1_000, About(host="h", pid=1))
+    assert other == NodeIdTaken(LEASE_MS - 1_000, About(host="h", pid=1))
     clock.advance(ms=LEASE_MS - 1_000)
     assert await members.join(store, node("pod-1", "another process"), About()) == 2
 

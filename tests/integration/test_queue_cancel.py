@@ -6,7 +6,7 @@ import pytest
 
 from mainspring.client.client import Client
 from mainspring.model.delivery import DONE, Dead, Retry
-from mainspring.model.job import Cancelled, End
+from mainspring.model.job import End, JobCancelled
 from mainspring.store import job_queue
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
@@ -65,7 +65,7 @@ async def test_the_worker_of_a_running_task_is_told(
     assert await ticker.client.cancel(found, lane=lane) == "cancelling"
     assert await ticker.client.cancel(found, lane=lane) == "cancelling"
     assert await job_queue.beat(ticker.store, [job]) == job_queue.Beaten([], [job])
-    assert await worker.end(job, outcome=Cancelled()) == ["ok"]
+    assert await worker.end(job, outcome=JobCancelled()) == ["ok"]
     await ticker.turn()
     books = await balance(ticker.store)
     assert (books.cancelled, books.done, books.fired, books.queued) == (1, 0, 0, 0)

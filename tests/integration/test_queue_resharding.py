@@ -10,11 +10,11 @@ from mainspring.client.client import Client
 from mainspring.engine.engine import Engine
 from mainspring.model.delivery import DONE, Done, Retry
 from mainspring.model.errors import StoreError
-from mainspring.model.job import Cancelled, End, Job
+from mainspring.model.job import End, Job, JobCancelled
 from mainspring.store import job_queue, queue_state
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Cluster, Kind, Server, cluster
+from mainspring.testing.servers import Kind, Server, ServerCluster, cluster
 
 from .queueing import TARGET, HandWorker
 from .traffic import QUICK
@@ -24,12 +24,12 @@ PATIENCE_S = 120
 
 
 @pytest.fixture(scope="module")
-def nodes(kind: Kind) -> Iterator[Cluster]:
+def nodes(kind: Kind) -> Iterator[ServerCluster]:
     with cluster(3, 0, kind) as started:
         yield started
 
 
-def another(nodes: Cluster, slot: int) -> Server:
+def another(nodes: ServerCluster, slot: int) -> Server:
     holder = nodes.owner_of(slot)
     return next(one for one in nodes.masters if one is not holder)
 
@@ -55,7 +55,7 @@ class BusyWorker:
                 ends = [end for end, answer in zip(ends, answers, strict=True) if answer != "ok"]
             await asyncio.sleep(0.005)
 
-    def _outcome(self, job: Job) -> Done | Retry | Cancelled:
+    def _outcome(self, job: Job) -> Done | Retry | JobCancelled:
         self.runs[job.id, job.body.attempt] += 1
         number = int(job.body.payload)
         if number % 4 == 0 and job.body.attempt == 1:
@@ -72,7 +72,7 @@ async def put_all(client: Client) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_slots_move_there_and_back_under_workers(nodes: Cluster) -> None:
+async def test_slots_move_there_and_back_under_workers(nodes: ServerCluster) -> None:
     store = await Store.open(nodes.url, namespace="moved", partitions=3, options=QUICK)
     engine = Engine(store, {})
     await engine.start()

@@ -11,7 +11,7 @@ from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import DONE, Dead, Retry
 from mainspring.model.errors import Unavailable
-from mainspring.model.job import Cancelled, End
+from mainspring.model.job import End, JobCancelled
 from mainspring.store import job_queue, queue_state
 from mainspring.store.store import Store
 from mainspring.store.tasks.dead_letters import list_dead
@@ -95,7 +95,7 @@ async def test_a_worker_that_stood_still_for_longer_than_its_lease_ends_nothing(
     [again] = await other.reclaim()
     assert (again.body.payload, again.deliveries) == (b'"x"', 2)
     assert (await job_queue.beat(ticker.store, [job])).lost == [job]
-    for outcome in (DONE, Retry("late", after_ms=0), Dead("late"), Cancelled()):
+    for outcome in (DONE, Retry("late", after_ms=0), Dead("late"), JobCancelled()):
         assert await worker.end(job, outcome=outcome) == ["lost"]
     assert (await balance(ticker.store)).queued == 1
     assert await other.end(again) == ["ok"]
@@ -201,7 +201,7 @@ async def test_what_a_server_gave_in_a_lost_answer_comes_back(
 async def test_every_end_moves_the_books_by_one(ticker: Ticker, worker: HandWorker) -> None:
     await queued(ticker, *"abcd")
     a, b, c, d = await worker.take()
-    ends = [End(a, DONE), End(b, Retry("no", after_ms=5_000)), End(c, Dead("never")), End(d, Cancelled())]
+    ends = [End(a, DONE), End(b, Retry("no", after_ms=5_000)), End(c, Dead("never")), End(d, JobCancelled())]
     assert await job_queue.finish(ticker.store, ends) == ["ok"] * 4
     books = await balance(ticker.store)
     assert books._replace(resent=0) == books._replace(
@@ -352,7 +352,7 @@ async def test_a_restart_of_the_server_loses_no_work(
     jobs = await worker.take(1)
     assert jobs
     restart()
-    answers: list[job_queue.Answer] = []
+    answers: list[job_queue.FinishAnswer] = []
     async with asyncio.timeout(60):
         while not answers or any(isinstance(answer, Exception) for answer in answers):
             await ticker.store.recover()

@@ -16,7 +16,7 @@ from mainspring.store.keys import SLOTS, Keyspace, Slice, partition_of, slot_of
 from mainspring.store.redis.sender import Sender
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Cluster, Kind, Server, SlotMove, cluster
+from mainspring.testing.servers import Kind, Server, ServerCluster, SlotMove, cluster
 
 from ..support.owner import HandOwner
 from .traffic import PARTITIONS, QUICK, Scene, Traffic, scene, until
@@ -25,13 +25,13 @@ TAG = "{moves}"
 
 
 @pytest.fixture(scope="module")
-def nodes(kind: Kind) -> Iterator[Cluster]:
+def nodes(kind: Kind) -> Iterator[ServerCluster]:
     with cluster(3, 0, kind) as started:
         yield started
 
 
 @pytest.fixture
-async def store(nodes: Cluster) -> AsyncIterator[Store]:
+async def store(nodes: ServerCluster) -> AsyncIterator[Store]:
     opened = await Store.open(nodes.url, namespace="still", partitions=PARTITIONS, options=QUICK)
     yield opened
     await opened.aclose()
@@ -39,20 +39,20 @@ async def store(nodes: Cluster) -> AsyncIterator[Store]:
         server.call("FLUSHALL")
 
 
-def another(nodes: Cluster, slot: int) -> Server:
+def another(nodes: ServerCluster, slot: int) -> Server:
     """A master that does not hold the slot."""
     holder = nodes.owner_of(slot)
     return next(one for one in nodes.masters if one is not holder)
 
 
-def begin(nodes: Cluster, slot: int) -> SlotMove:
+def begin(nodes: ServerCluster, slot: int) -> SlotMove:
     return nodes.begin_move(slot, another(nodes, slot))
 
 
 # -- what a store does with a slot on its way ---------------------------------------------------------------
 
 
-async def test_of_a_group_only_what_was_refused_is_repeated(nodes: Cluster, store: Store) -> None:
+async def test_of_a_group_only_what_was_refused_is_repeated(nodes: ServerCluster, store: Store) -> None:
     """The second key has left, the first has not: a blind repeat of both would append to the first twice."""
     slot = slot_of(TAG[1:-1])
     await store.run_one(slot, [("RPUSH", f"{TAG}a", "old"), ("RPUSH", f"{TAG}b", "old")])
@@ -67,7 +67,9 @@ async def test_of_a_group_only_what_was_refused_is_repeated(nodes: Cluster, stor
     assert await store.run_one(slot, [("LLEN", f"{TAG}a"), ("LLEN", f"{TAG}b")]) == [2, 2]
 
 
-async def test_a_call_on_keys_that_have_all_left_is_asked_for_where_they_are(nodes: Cluster, store: Store) -> None:
+async def test_a_call_on_keys_that_have_all_left_is_asked_for_where_they_are(
+    nodes: ServerCluster, store: Store
+) -> None:
     slot = slot_of(TAG[1:-1])
     names = [f"{TAG}a", f"{TAG}b"]
     await store.run_one(slot, [("SET", name, 1) for name in names])
@@ -83,7 +85,7 @@ async def test_a_call_on_keys_that_have_all_left_is_asked_for_where_they_are(nod
     assert await brisk.run_one(slot, [("MGET", *names)]) == [[b"3", b"3"]]
 
 
-async def test_a_call_on_split_keys_waits_for_the_end_of_the_move(nodes: Cluster, store: Store) -> None:
+async def test_a_call_on_split_keys_waits_for_the_end_of_the_move(nodes: ServerCluster, store: Store) -> None:
     slot = slot_of(TAG[1:-1])
     names = [f"{TAG}a", f"{TAG}b"]
     await store.run_one(slot, [("SET", name, 1) for name in names])
@@ -100,7 +102,7 @@ async def test_a_call_on_split_keys_waits_for_the_end_of_the_move(nodes: Cluster
     assert (await waiting)[-1] == [2, 2, 1], "once, and whole"
 
 
-async def test_patience_ends_with_an_error_that_says_what_may_have_happened(nodes: Cluster, store: Store) -> None:
+async def test_patience_ends_with_an_error_that_says_what_may_have_happened(nodes: ServerCluster, store: Store) -> None:
     slot = slot_of(TAG[1:-1])
     await store.run_one(slot, [("SET", f"{TAG}a", 1)])
     move = begin(nodes, slot)
@@ -117,7 +119,7 @@ async def test_patience_ends_with_an_error_that_says_what_may_have_happened(node
     assert await store.run_one(slot, [("GET", f"{TAG}a")]) == [b"2"], "and only once"
 
 
-async def test_puts_and_cancels_wait_for_a_slot_on_its_way(nodes: Cluster, store: Store) -> None:
+async def test_puts_and_cancels_wait_for_a_slot_on_its_way(nodes: ServerCluster, store: Store) -> None:
     """An id that is put while its slot moves must not find itself there when the put is repeated."""
     client = Client.over(store)
     first = await client.put("log:", id="first", after="1h")
@@ -137,7 +139,7 @@ async def test_puts_and_cancels_wait_for_a_slot_on_its_way(nodes: Cluster, store
     await balance(store)
 
 
-async def test_a_put_makes_no_key_anew_on_the_server_that_it_has_left(nodes: Cluster, store: Store) -> None:
+async def test_a_put_makes_no_key_anew_on_the_server_that_it_has_left(nodes: ServerCluster, store: Store) -> None:
     """The key would be there twice, and the one that arrives last would take the other's tasks with it."""
     client = Client.over(store)
     await client.put_many(Task("log:", after="1h") for _ in range(100))
@@ -158,7 +160,7 @@ async def test_a_put_makes_no_key_anew_on_the_server_that_it_has_left(nodes: Clu
     assert (await balance(store)).pending == 102
 
 
-async def test_a_bulk_cancel_keeps_the_list_of_a_slot_on_its_way(nodes: Cluster) -> None:
+async def test_a_bulk_cancel_keeps_the_list_of_a_slot_on_its_way(nodes: ServerCluster) -> None:
     """A script that deletes a list to write it anew cannot do that there: its second half is refused."""
     clock = ManualClock()
     store = await Store.open(nodes.url, namespace="bulk", partitions=1, clock=clock)
@@ -203,7 +205,7 @@ async def move_slowly(made: Scene, move: SlotMove, elsewhere: Traffic, others: s
 
 
 @pytest.mark.parametrize("kind", ["valkey", pytest.param("redis", marks=pytest.mark.slow)], indirect=True)
-async def test_a_slow_move_there_and_back_loses_and_doubles_nothing(nodes: Cluster) -> None:
+async def test_a_slow_move_there_and_back_loses_and_doubles_nothing(nodes: ServerCluster) -> None:
     # Each move outlasts a lease, and no hiccup of a loaded machine does.
     async with scene(nodes.url, lease_s=5) as made:
         partitions = made.store.keys.partitions
@@ -227,7 +229,7 @@ async def test_a_slow_move_there_and_back_loses_and_doubles_nothing(nodes: Clust
 
 
 @pytest.mark.parametrize("kind", ["valkey"], indirect=True)  # Redis 7.0 moves slots key by key only
-async def test_a_slot_that_moves_at_once_is_hardly_noticed(nodes: Cluster) -> None:
+async def test_a_slot_that_moves_at_once_is_hardly_noticed(nodes: ServerCluster) -> None:
     async with scene(nodes.url) as made:
         traffic = Traffic(made)
         await traffic.go_on(3)
@@ -241,7 +243,7 @@ async def test_a_slot_that_moves_at_once_is_hardly_noticed(nodes: Cluster) -> No
         assert made.violations() == []
 
 
-async def test_an_owner_is_woken_on_the_server_that_a_slot_moved_to(nodes: Cluster) -> None:
+async def test_an_owner_is_woken_on_the_server_that_a_slot_moved_to(nodes: ServerCluster) -> None:
     """Without the subscription there a near task would wait for the next poll: polls are made rare here."""
     async with scene(nodes.url) as made:
         slot = made.store.keys.partitions[0].slot

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock, steady_s
-from mainspring.model.schedule.chain import State, link_to
+from mainspring.model.schedule.chain import ChainMemory, link_to
 from mainspring.store import schedules
 from mainspring.store.keys import partition_of
 from mainspring.store.schedules import row_of
@@ -192,8 +192,8 @@ async def test_a_run_that_was_planned_by_other_rules_of_its_zone_runs_once(
     [seen] = await schedules.see(store, ["job"])
     assert seen.definition is not None
     definition = replace(seen.definition, generation=2, tz_version="2020a")
-    link = link_to(definition, START_MS + (planned_hour - 8) * 3_600_000, State())
-    change = schedules.Change("job", seen, definition, link, row_of(definition, link, clock.now_ms()))
+    link = link_to(definition, START_MS + (planned_hour - 8) * 3_600_000, ChainMemory())
+    change = schedules.ScheduleWrite("job", seen, definition, link, row_of(definition, link, clock.now_ms()))
     assert await schedules.write(store, [change]) == ["ok"]
     assert [one.id.removeprefix("job@2027-01-") for one in await ticker.advance(hours=30)] == ran
     view = await client.schedules.get("job")

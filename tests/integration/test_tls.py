@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from mainspring.model.errors import ConfigError, InvalidInput, StoreError, Unavailable
-from mainspring.store.redis.servers import LinkOptions, Links
+from mainspring.store.redis.servers import LinkOptions, Servers
 from mainspring.store.redis.url import Tls
 from mainspring.testing.servers import Server, standalone
 
@@ -64,7 +64,7 @@ async def test_the_right_certificates_work_from_options_and_from_the_url(server:
         (server.url, options(mine)),
         (f"{server.url}?ca={mine.ca}&cert={mine.cert}&key={mine.key}", LinkOptions()),
     ):
-        links = await Links.connect(url, chosen)
+        links = await Servers.connect(url, chosen)
         assert await links.for_slot(0).pipeline([("ECHO", "x" * 300_000)]) == [b"x" * 300_000]
         await links.aclose()
 
@@ -72,13 +72,13 @@ async def test_the_right_certificates_work_from_options_and_from_the_url(server:
 async def test_a_server_of_another_authority_is_refused(server: Server, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other").issue("client")
     with pytest.raises(Unavailable, match="certificate is not accepted") as caught:
-        await Links.connect(server.url, options(other))
+        await Servers.connect(server.url, options(other))
     assert not caught.value.sent
 
 
 async def test_without_our_authority_the_systems_do_not_vouch_for_the_server(server: Server) -> None:
     with pytest.raises(Unavailable, match="certificate is not accepted"):
-        await Links.connect(server.url)
+        await Servers.connect(server.url)
 
 
 async def test_an_expired_certificate_is_refused(authority: Authority) -> None:
@@ -86,7 +86,7 @@ async def test_an_expired_certificate_is_refused(authority: Authority) -> None:
         standalone("redis", tls=authority.issue("localhost", expired=True)) as server,
         pytest.raises(Unavailable, match="expired"),
     ):
-        await Links.connect(server.url, options(authority.issue("client")))
+        await Servers.connect(server.url, options(authority.issue("client")))
 
 
 async def test_a_certificate_for_another_host_is_refused(authority: Authority) -> None:
@@ -94,12 +94,12 @@ async def test_a_certificate_for_another_host_is_refused(authority: Authority) -
         standalone("redis", tls=authority.issue("elsewhere.example")) as server,
         pytest.raises(Unavailable, match="Hostname mismatch"),
     ):
-        await Links.connect(server.url, options(authority.issue("client")))
+        await Servers.connect(server.url, options(authority.issue("client")))
 
 
 async def test_a_missing_client_certificate_is_refused(server: Server, authority: Authority) -> None:
     with pytest.raises(StoreError, match=r"(?i)certificate|closed|reset"):
-        await Links.connect(server.url, LinkOptions(tls_ca=authority.ca))
+        await Servers.connect(server.url, LinkOptions(tls_ca=authority.ca))
 
 
 async def test_a_client_certificate_of_another_authority_is_refused(
@@ -107,22 +107,22 @@ async def test_a_client_certificate_of_another_authority_is_refused(
 ) -> None:
     other = Authority(tmp_path / "other").issue("client")
     with pytest.raises(Unavailable):
-        await Links.connect(server.url, options(Tls(authority.ca, other.cert, other.key)))
+        await Servers.connect(server.url, options(Tls(authority.ca, other.cert, other.key)))
 
 
 async def test_plain_text_to_a_tls_port_fails_clearly(server: Server) -> None:
     with pytest.raises(Unavailable):
-        await Links.connect(f"redis://localhost:{server.port}", LinkOptions(connect_timeout_s=1))
+        await Servers.connect(f"redis://localhost:{server.port}", LinkOptions(connect_timeout_s=1))
 
 
 async def test_files_that_cannot_be_read_are_a_setting_error(server: Server, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        await Links.connect(server.url, LinkOptions(tls_ca=str(tmp_path / "none.pem")))
+        await Servers.connect(server.url, LinkOptions(tls_ca=str(tmp_path / "none.pem")))
 
 
 async def test_a_key_without_its_certificate_is_a_mistake_not_ignored(server: Server, authority: Authority) -> None:
     with pytest.raises(ConfigError, match="without cert"):
-        await Links.connect(server.url, LinkOptions(tls_ca=authority.ca, tls_key="client.key"))
+        await Servers.connect(server.url, LinkOptions(tls_ca=authority.ca, tls_key="client.key"))
 
 
 async def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
@@ -135,9 +135,9 @@ async def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
     key = tmp_path / "locked.key"
     key.write_bytes(secret)
     with pytest.raises(ConfigError, match="encrypted with a passphrase"):
-        await Links.connect(server.url, LinkOptions(tls_ca=authority.ca, tls_cert=authority.ca, tls_key=str(key)))
+        await Servers.connect(server.url, LinkOptions(tls_ca=authority.ca, tls_cert=authority.ca, tls_key=str(key)))
 
 
 async def test_certificates_for_a_plain_url_are_a_mistake_not_ignored(authority: Authority) -> None:
     with pytest.raises(InvalidInput, match="rediss"):
-        await Links.connect("redis://localhost", LinkOptions(tls_ca=authority.ca))
+        await Servers.connect("redis://localhost", LinkOptions(tls_ca=authority.ca))

@@ -13,7 +13,7 @@ from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
 from mainspring.model.errors import Conflict
 from mainspring.model.task import Task
-from mainspring.store.redis.connection import Command
+from mainspring.store.redis.connection import RedisCommand
 from mainspring.store.store import Store
 from mainspring.store.verify import checks
 from mainspring.store.verify import keys as keys_module
@@ -21,7 +21,7 @@ from mainspring.store.verify.checks import verify
 from mainspring.store.verify.report import Books
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road
-from mainspring.testing.servers import Cluster, Server
+from mainspring.testing.servers import Server, ServerCluster
 from mainspring.testing.ticker import RecordingSink
 
 PARTITIONS = 8
@@ -30,7 +30,7 @@ DELIVERED = 2_000
 
 
 @pytest.fixture
-async def live(fleet: Server | Cluster, namespace: str) -> AsyncIterator[Store]:
+async def live(fleet: Server | ServerCluster, namespace: str) -> AsyncIterator[Store]:
     """A store under the server's own clock."""
     async with contextlib.aclosing(await Store.open(fleet.url, namespace=namespace, partitions=PARTITIONS)) as store:
         yield store
@@ -174,7 +174,7 @@ async def test_repairs_beside_a_running_node_lose_nothing(live: Store) -> None:
 TASKS = 200_000
 
 
-def looked_at(command: Command) -> int:
+def looked_at(command: RedisCommand) -> int:
     """How many rows, ids, slices or keys a command makes the server look at, at most."""
     word = str(command[0])
     if word == "LRANGE":

@@ -14,7 +14,7 @@ from mainspring.store.keys import Slice
 from mainspring.store.store import Store
 from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Cluster, Server
+from mainspring.testing.servers import Server, ServerCluster
 from mainspring.testing.ticker import RecordingSink, Ticker
 
 from ..support.owner import address_of
@@ -37,7 +37,7 @@ async def test_entries_of_no_live_slice_are_put_back_and_fire(ticker: Ticker) ->
 
 
 async def test_a_running_owner_is_told_of_entries_that_were_put_back(
-    fleet: Server | Cluster, namespace: str, store: Store
+    fleet: Server | ServerCluster, namespace: str, store: Store
 ) -> None:
     delivered: asyncio.Queue[Any] = asyncio.Queue()
     sink = RecordingSink()

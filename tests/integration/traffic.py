@@ -15,7 +15,7 @@ from mainspring.store.keys import partition_of
 from mainspring.store.redis.servers import LinkOptions
 from mainspring.store.store import Store
 from mainspring.testing.balance import Balance, balance
-from mainspring.testing.history import Cancelled, History, check
+from mainspring.testing.history import CancelledEvent, History, check
 from mainspring.testing.recording import record
 from mainspring.testing.ticker import RecordingSink
 
@@ -46,7 +46,7 @@ class Scene:
     def cancel_less(self) -> list[Handle]:
         """Handles of everything that is to be delivered."""
         events = self.history.events
-        cancelled = {one.task for one in events if isinstance(one, Cancelled) and one.answer == "cancelled"}
+        cancelled = {one.task for one in events if isinstance(one, CancelledEvent) and one.answer == "cancelled"}
         return [handle for handle in self.handles if handle.id not in cancelled]
 
     def delivered_from(self, partitions: set[int]) -> int:

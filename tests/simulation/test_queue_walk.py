@@ -12,7 +12,7 @@ from mainspring.engine.engine import EngineOptions
 from mainspring.model.clock import ManualClock
 from mainspring.model.delivery import DONE, Dead, Done, Retry
 from mainspring.model.errors import Conflict, StoreError
-from mainspring.model.job import Cancelled, End, Job
+from mainspring.model.job import End, Job, JobCancelled
 from mainspring.store import job_queue
 from mainspring.store.store import Store
 from mainspring.store.verify.checks import verify
@@ -140,10 +140,10 @@ class Walk:
     def _worker(self) -> str:
         return f"w{self.dice.randrange(3)}"
 
-    def _outcome(self) -> Done | Retry | Dead | Cancelled:
+    def _outcome(self) -> Done | Retry | Dead | JobCancelled:
         # Times that a task of this walk can see: the end must not wait for a retry of hours.
         retry = Retry("no", after_ms=self.dice.choice((0, 500, 2_000)))
-        return self.dice.choice((DONE, DONE, retry, Dead("never"), Cancelled()))
+        return self.dice.choice((DONE, DONE, retry, Dead("never"), JobCancelled()))
 
     async def step(self) -> None:
         steps = (

@@ -37,8 +37,8 @@ from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import OnConflict, Task
 from mainspring.store.codec import HEADER_BYTES, decode, is_tomb
 from mainspring.store.keys import Keyspace, Slice
-from mainspring.store.redis.connection import Command
-from mainspring.store.redis.servers import Link
+from mainspring.store.redis.connection import RedisCommand
+from mainspring.store.redis.servers import Primary
 from mainspring.store.scripts import Scripts
 from mainspring.store.store import Store
 from mainspring.store.tasks import cancel, encode, put, put_ids
@@ -62,7 +62,7 @@ NEVER_PARKED = LanePolicy("block", 300 * 86_400_000)
 PUTS = {Scripts(ManualClock()).call(name, [], [])[1] for name in ("put_ids", "replace")}
 
 
-def _compacts(command: Command) -> bool:
+def _compacts(command: RedisCommand) -> bool:
     """Calls that bring their script; those within a transaction come late only together with it."""
     return command[0] == "EVAL" and "local function compact" in str(command[1])
 
@@ -88,7 +88,7 @@ ids = st.sampled_from(sorted(IDS))
 class Road:
     """The way to the server: now and then a request or a reply gets lost on it. Remembers what went over it."""
 
-    def __init__(self, store: Store, sent: list[Command]) -> None:
+    def __init__(self, store: Store, sent: list[RedisCommand]) -> None:
         [self._link] = store.links.all()
         self._send = self._link.pipeline
         self._link.pipeline = self.pipeline  # type: ignore[method-assign]
@@ -100,7 +100,7 @@ class Road:
         self.failed = False
         self._plan = [] if fault is None else [None] * fault[0] + [fault[1]] * fault[2]
 
-    async def pipeline(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> list[Any]:
+    async def pipeline(self, commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
         trouble = self._plan.pop(0) if self._plan else None
         if trouble in ("refused", "request lost"):
             self.failed = True
@@ -172,7 +172,7 @@ class Timeline(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.model = Model("sim", RETRY, dedupe_ms=DEDUPE_S * 1000)
         self.keys = Keyspace("sim", PARTITIONS)
-        self.sent: list[Command] = []
+        self.sent: list[RedisCommand] = []
         self.nodes: list[Node] = []
         self.sink = Recorder(self.model, self.clock)
 
@@ -548,7 +548,7 @@ class Timeline(RuleBasedStateMachine):
 
     def _rows_of(self, places: Sequence[tuple[int, Slice]]) -> list[list[tuple[int, Row]]]:
         """The open rows of each, all read at once: this is done after every step."""
-        reads: list[Command] = []
+        reads: list[RedisCommand] = []
         for p, place in places:
             s, f, d, x = self.keys.partitions[p].slice_keys(place.name)
             reads += [("GET", f), ("GET", d), ("GET", x), ("LRANGE", s, 0, -1)]
@@ -627,7 +627,7 @@ def _bit(bits: bytes, index: int) -> bool:
     return byte < len(bits) and bits[byte] >> (7 - index % 8) & 1 == 1
 
 
-async def _reopen(link: Link) -> None:
+async def _reopen(link: Primary) -> None:
     """Let the link see that its connection ended: what comes next goes over a new one."""
     for _ in range(100):
         try:

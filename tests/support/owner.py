@@ -5,7 +5,7 @@ from typing import Any
 from mainspring.store.codec import header
 from mainspring.store.keys import Address, Slice
 from mainspring.store.owner import fire, leases
-from mainspring.store.redis.connection import Command
+from mainspring.store.redis.connection import RedisCommand
 from mainspring.store.store import Store
 
 
@@ -76,26 +76,26 @@ class HandOwner:
         number = self.seq + 1 if seq is None else seq
         return fire.Section(self.partition, self.token, number, due_ms, len(done or []), [touch], known or [])
 
-    async def tick(self, section: fire.Section) -> fire.Answer:
+    async def tick(self, section: fire.Section) -> fire.TickReply:
         [answer] = await fire.tick(self.store, [section])
-        assert isinstance(answer, fire.Answer), answer
+        assert isinstance(answer, fire.TickReply), answer
         if answer.status == "ok":
             self.seq = max(self.seq, section.seq)
         return answer
 
-    async def begin(self, place: Slice, indexes: list[int], **rest: Any) -> fire.Answer:
+    async def begin(self, place: Slice, indexes: list[int], **rest: Any) -> fire.TickReply:
         return await self.tick(await self.section(place, begin=indexes, **rest))
 
-    async def finish(self, place: Slice, indexes: list[int]) -> fire.Answer:
+    async def finish(self, place: Slice, indexes: list[int]) -> fire.TickReply:
         return await self.tick(await self.section(place, done=indexes))
 
-    async def drop(self, place: Slice, *, g: float | None = None) -> fire.Status:
+    async def drop(self, place: Slice, *, g: float | None = None) -> fire.WriteStatus:
         found = g if g is not None else await self.incarnation(place)
-        [status] = await fire.drop(self.store, [fire.Finished(self.partition, self.token, place, found)])
+        [status] = await fire.drop(self.store, [fire.FinishedSlice(self.partition, self.token, place, found)])
         assert isinstance(status, str), status
         return status
 
-    def command(self, section: fire.Section) -> Command:
+    def command(self, section: fire.Section) -> RedisCommand:
         """The call as it goes over the wire, to be sent again later."""
         [command] = fire._tick_group(self.store, [section])[1]
         return command

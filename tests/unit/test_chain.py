@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from mainspring.engine.flight import Flight
-from mainspring.engine.occurrences import Plan
+from mainspring.engine.occurrences import OccurrencePlan
 from mainspring.model.errors import InvalidInput
 from mainspring.model.schedule.chain import (
     NOT_RUN_KEPT,
-    Link,
+    ChainMemory,
+    ChainState,
     NotRun,
-    Run,
-    State,
+    PastRun,
     after_begin,
     after_loss,
     after_misfire,
@@ -25,7 +25,7 @@ from mainspring.model.schedule.chain import (
 )
 from mainspring.model.schedule.definition import (
     Definition,
-    Pause,
+    SchedulePause,
     changes,
     check_definition,
     pack_definition,
@@ -50,35 +50,35 @@ def at(minute: float) -> int:
 def test_a_link_and_a_definition_survive_being_packed() -> None:
     definition = minutely(cron="0 2 * * *", timezone="Europe/Paris", payload={"a": 1}, retry="3", max_runs=7)
     assert unpack_definition(pack_definition(definition)) == definition
-    state = State(
-        b"x" * 16, 1, 2, 3, {"missed": 4}, (NotRun(1, 2, 3, "missed"),), (Run(1, 2, None, "done"),), ((1, 2),)
+    state = ChainMemory(
+        b"x" * 16, 1, 2, 3, {"missed": 4}, (NotRun(1, 2, 3, "missed"),), (PastRun(1, 2, None, "done"),), ((1, 2),)
     )
     link = link_to(definition, at(1), state)
-    assert Link.unpack(link.pack()) == link
+    assert ChainState.unpack(link.pack()) == link
     assert link.pack()[:12] == link.claim
 
 
 def test_a_begin_counts_the_run_and_leads_to_the_next() -> None:
     definition = minutely()
-    next_ms, state = after_begin(definition, link_to(definition, at(1), State()), at(1))
+    next_ms, state = after_begin(definition, link_to(definition, at(1), ChainMemory()), at(1))
     assert next_ms == at(2)
     assert (state.runs, state.last_ms, state.last_is_over) == (1, at(1), False)
-    assert state.with_run(Run(at(1), at(1), at(1.5), "done")).last_is_over
+    assert state.with_run(PastRun(at(1), at(1), at(1.5), "done")).last_is_over
 
 
 def test_a_plan_made_by_a_clock_that_had_jumped_is_made_anew() -> None:
     definition = minutely()
-    plan = Plan.of(definition, link_to(definition, at(1), State()), at(61))
+    plan = OccurrencePlan.of(definition, link_to(definition, at(1), ChainMemory()), at(61))
     asked_only_of_what_is_skipped = cast("Flight", None)
     planted = plan.planting(asked_only_of_what_is_skipped, at(1))
     assert planted.slice is not None
     assert planted.slice.start_ms == at(2)
-    assert Link.unpack(planted.value).state.began_ms == at(1)
+    assert ChainState.unpack(planted.value).state.began_ms == at(1)
 
 
 def test_the_last_of_max_runs_has_no_next() -> None:
     definition = minutely(max_runs=2)
-    next_ms, state = after_begin(definition, link_to(definition, at(1), State(runs=0)), at(1))
+    next_ms, state = after_begin(definition, link_to(definition, at(1), ChainMemory(runs=0)), at(1))
     assert next_ms == at(2)
     assert after_begin(definition, link_to(definition, at(2), state), at(2))[0] is None
 
@@ -89,7 +89,7 @@ def test_the_last_of_max_runs_has_no_next() -> None:
 )
 def test_what_becomes_of_ten_missed_runs(rule: str, next_minute: int | None, missed: int) -> None:
     definition = minutely(misfire=rule)
-    moved = after_misfire(definition, link_to(definition, at(1), State()), at(10.5))
+    moved = after_misfire(definition, link_to(definition, at(1), ChainMemory()), at(10.5))
     if next_minute is None:
         assert moved is None
         return
@@ -105,7 +105,7 @@ def test_the_newest_of_very_many_is_found_without_a_walk() -> None:
 
 
 def test_stretches_without_a_run_between_are_one() -> None:
-    state = State()
+    state = ChainMemory()
     for minute in range(5):
         state = state.without(NotRun(at(minute), at(minute), 1, "overlap"))
     assert [(one.count, one.from_ms, one.to_ms) for one in state.recent] == [(5, at(0), at(4))]
@@ -118,7 +118,7 @@ def test_stretches_without_a_run_between_are_one() -> None:
 def test_a_full_buffer_leaves_out_what_came_too_late_to_wait() -> None:
     """Runs 2 to 9 came while 1 went on; three may wait."""
     definition = minutely(overlap="buffer_all(3)")
-    link = link_to(definition, at(2), State(runs=1))
+    link = link_to(definition, at(2), ChainMemory(runs=1))
     ran = [2]
     next_ms, state = after_begin(definition, link, at(9.5), waited=True)
     while next_ms is not None and next_ms < at(12):
@@ -130,26 +130,26 @@ def test_a_full_buffer_leaves_out_what_came_too_late_to_wait() -> None:
 
 def test_a_fixed_delay_moves_what_was_planned_too_early() -> None:
     definition = define("job", after_end="1m", target="log:")
-    state = State(b"x" * 16, at(1), at(1), 1, history=(Run(at(1), at(1), at(5), "done"),))
+    state = ChainMemory(b"x" * 16, at(1), at(1), 1, history=(PastRun(at(1), at(1), at(5), "done"),))
     assert moved_by_end(definition, link_to(definition, at(2), state)) == at(6)
     assert moved_by_end(definition, link_to(definition, at(6), state)) is None
 
 
 def test_an_edit_of_an_overdue_schedule_does_not_forget_what_was_missed() -> None:
     old = minutely()
-    link = link_to(old, at(1), State(runs=3))
+    link = link_to(old, at(1), ChainMemory(runs=3))
     new = msgspec.structs.replace(old, payload=b"1", generation=2)
     assert first_of(new, old, link, at(5.5))[0] == at(5)
     assert first_of(new, old, link, at(5.5))[1].not_run == {"missed": 4}
     other = msgspec.structs.replace(new, specs=("@every 7m",))
     assert first_of(other, old, link, at(5.5))[0] == at(7)
-    assert from_here(old, at(1), at(1.5), State()) == (at(2), State())
+    assert from_here(old, at(1), at(1.5), ChainMemory()) == (at(2), ChainMemory())
 
 
 def test_an_edit_does_not_bring_back_what_found_the_buffer_full() -> None:
     """Run 2 goes, 3 and 4 wait, 5 to 9 are left out; then somebody edits the payload."""
     old = minutely(overlap="buffer_all(3)", misfire="all")
-    next_ms, state = after_begin(old, link_to(old, at(2), State(runs=1)), at(9.5), waited=True)
+    next_ms, state = after_begin(old, link_to(old, at(2), ChainMemory(runs=1)), at(9.5), waited=True)
     new = msgspec.structs.replace(old, payload=b"1", generation=2)
     next_ms, state = first_of(new, old, link_to(old, next_ms, state), at(9.5))
     ran = []
@@ -162,12 +162,16 @@ def test_an_edit_does_not_bring_back_what_found_the_buffer_full() -> None:
 
 def test_a_time_that_was_called_off_stays_so_as_long_as_the_times_are_the_same() -> None:
     old = minutely()
-    next_ms, state = after_loss(old, link_to(old, at(5), State(runs=4)), at(4.5), "cancelled")
+    next_ms, state = after_loss(old, link_to(old, at(5), ChainMemory(runs=4)), at(4.5), "cancelled")
     assert next_ms == at(6)
     link = link_to(old, next_ms, state)
     new = msgspec.structs.replace(old, payload=b"1", generation=2)
     assert first_of(new, old, link, at(4.6)) == (at(6), state)
-    for pause in (Pause(at(4.6), until_ms=at(4.8)), Pause(at(4.6), "hold", at(4.8)), Pause(at(4.6), "hold", at(5.5))):
+    for pause in (
+        SchedulePause(at(4.6), until_ms=at(4.8)),
+        SchedulePause(at(4.6), "hold", at(4.8)),
+        SchedulePause(at(4.6), "hold", at(5.5)),
+    ):
         paused = msgspec.structs.replace(old, paused=pause, generation=2)
         assert first_of(paused, old, link, at(4.6))[0] == at(6)
     other = msgspec.structs.replace(new, specs=("@every 30s",))
@@ -176,23 +180,23 @@ def test_a_time_that_was_called_off_stays_so_as_long_as_the_times_are_the_same()
 
 
 def test_a_time_that_was_called_off_is_counted_once() -> None:
-    old = msgspec.structs.replace(minutely(), paused=Pause(at(0.5)))
-    state = State().called_off(at(2), "cancelled")
+    old = msgspec.structs.replace(minutely(), paused=SchedulePause(at(0.5)))
+    state = ChainMemory().called_off(at(2), "cancelled")
     new = msgspec.structs.replace(old, paused=None, generation=2)
     next_ms, state = first_of(new, old, link_to(old, None, state), at(5.5))
     assert (next_ms, state.not_run) == (at(6), {"cancelled": 1, "paused": 4})
-    state = State().called_off(at(5), "cancelled")
+    state = ChainMemory().called_off(at(5), "cancelled")
     missed = after_misfire(minutely(), link_to(minutely(), at(1), state), at(5.5))
     assert missed is not None
     assert (missed[0], missed[1].not_run) == (at(4), {"cancelled": 1, "missed": 3})
 
 
 def test_a_pause_without_an_end_plans_nothing() -> None:
-    definition = msgspec.structs.replace(minutely(), paused=Pause(at(0)))
-    assert first_of(definition, None, None, at(1)) == (None, State())
-    ends = msgspec.structs.replace(minutely(), paused=Pause(at(0), until_ms=at(5.5)))
+    definition = msgspec.structs.replace(minutely(), paused=SchedulePause(at(0)))
+    assert first_of(definition, None, None, at(1)) == (None, ChainMemory())
+    ends = msgspec.structs.replace(minutely(), paused=SchedulePause(at(0), until_ms=at(5.5)))
     assert first_of(ends, None, None, at(1))[0] == at(6)
-    held = msgspec.structs.replace(minutely(), paused=Pause(at(0), "hold", at(5.5)))
+    held = msgspec.structs.replace(minutely(), paused=SchedulePause(at(0), "hold", at(5.5)))
     assert first_of(held, None, None, at(1))[0] == at(5)
     assert held.due_ms(at(5)) == at(5.5)
 

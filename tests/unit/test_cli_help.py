@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from mainspring.cli import _COMMANDS, EXAMPLES, app
-from mainspring.cli.output import Bar
+from mainspring.cli.output import ProgressBar
 
 ROOT = typer.main.get_command(app)
 PROMISED = (
@@ -77,7 +77,7 @@ class Terminal(io.StringIO):
 def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else() -> None:
     terminal, file = Terminal(), io.StringIO()
     for stream in (terminal, file):
-        with Bar("partitions", stream) as bar:
+        with ProgressBar("partitions", stream) as bar:
             for done in range(33):
                 bar(done, 32)
     assert "32 of 32 partitions" in terminal.getvalue()
@@ -89,13 +89,13 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else() -> None:
 def test_without_a_total_a_bar_counts_and_one_that_was_too_small_grows() -> None:
     for total, shown in ((None, "7 letters"), (3, "7 of 7 letters")):
         terminal = Terminal()
-        with Bar("letters", terminal) as bar:
+        with ProgressBar("letters", terminal) as bar:
             bar(7, total)
         assert shown in terminal.getvalue()
 
 
 def test_a_bar_that_is_not_wanted_is_not_drawn() -> None:
     terminal = Terminal()
-    with Bar("letters", terminal, shown=False) as bar:
+    with ProgressBar("letters", terminal, shown=False) as bar:
         bar(1, 1)
     assert terminal.getvalue() == ""

@@ -15,12 +15,12 @@ from confluent_kafka import KafkaError, Message
 
 from mainspring.demo import generator as roads
 from mainspring.demo.consumer import Reader, values_of
-from mainspring.demo.generator import Load, Posts, Request, Road, RoadBlocked, request
+from mainspring.demo.generator import ApiConnections, Posts, Request, RoadBlocked, TickLoad, request
 from mainspring.demo.plan import (
     MOST_IDS,
-    Comparison,
+    DemoPlan,
     Journal,
-    Plan,
+    JournalComparison,
     Ticks,
     compare,
     id_of,
@@ -38,7 +38,7 @@ AT_MS = 1_800_000_000_000
 
 
 def test_each_item_gets_one_tick_within_the_window() -> None:
-    plan = Plan(ids=500, within_ms=10_000)
+    plan = DemoPlan(ids=500, within_ms=10_000)
     before_ms = time.time_ns() // 1_000_000
     source = Ticks(plan)
     numbers = [*source.take(200), *source.take(400)]
@@ -49,7 +49,7 @@ def test_each_item_gets_one_tick_within_the_window() -> None:
 
 
 def test_where_time_is_the_limit_items_come_again() -> None:
-    source = Ticks(Plan(ids=3, seconds=1))
+    source = Ticks(DemoPlan(ids=3, seconds=1))
     items = [number % 3 for most in (4, 0, 5) for number in source.take(most)]
     assert sorted(items) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
@@ -127,7 +127,7 @@ def test_what_the_library_tells_of_itself_is_no_message() -> None:
 )  # fmt: skip
 def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidInput):
-        Plan(**wrong)  # type: ignore[arg-type]
+        DemoPlan(**wrong)  # type: ignore[arg-type]
 
 
 # -- journals ----------------------------------------------------------------------------------------------
@@ -147,20 +147,20 @@ def test_what_was_sent_and_did_not_come_is_missing_what_came_again_is_duplicated
     numbers = [(AT_MS + late_ms) * 10 + item for late_ms in (0, 999, 1000, 70_000) for item in range(10)]
     sent = written(tmp_path / "sent", numbers)
     came = written(tmp_path / "came", [*numbers[1:], numbers[5], numbers[5], 7])
-    assert compare(sent, came, 10) == Comparison(missing=1, duplicated=2, unexpected=1)
+    assert compare(sent, came, 10) == JournalComparison(missing=1, duplicated=2, unexpected=1)
 
 
 def test_all_there_once_compares_clean(tmp_path: Path) -> None:
     numbers = [AT_MS * 10 + item for item in range(10)]
     paths = written(tmp_path / "sent", numbers), written(tmp_path / "came", numbers[::-1])
-    assert compare(*paths, 10) == Comparison(0, 0, 0)
+    assert compare(*paths, 10) == JournalComparison(0, 0, 0)
 
 
 # -- the generator -----------------------------------------------------------------------------------------
 
 
 def test_the_load_keeps_to_the_rate() -> None:
-    load = Load(Plan(rate=0.001), Inside())
+    load = TickLoad(DemoPlan(rate=0.001), Inside())
     assert len(load.take(5)) == 5, "the first may go at once"
     assert load.take(5) == []
     assert not load.over
@@ -168,20 +168,20 @@ def test_the_load_keeps_to_the_rate() -> None:
 
 def test_the_load_is_over_after_the_last_item_or_when_told() -> None:
     inside = Inside()
-    load = Load(Plan(ids=3), inside)
+    load = TickLoad(DemoPlan(ids=3), inside)
     assert len(load.take(2)) == 2
     assert len(load.take(2)) == 1
     assert load.over
-    endless = Load(Plan(), inside)
+    endless = TickLoad(DemoPlan(), inside)
     assert not endless.over
     inside.stopped = True
     assert endless.over
 
 
 def test_only_what_was_taken_is_written_down(tmp_path: Path) -> None:
-    plan = Plan(via="batch", batch=3)
+    plan = DemoPlan(via="batch", batch=3)
     sent = Journal(tmp_path / "sent")
-    posts = Posts(plan, Load(plan, Inside()), sent)
+    posts = Posts(plan, TickLoad(plan, Inside()), sent)
     request = posts.next()
     assert request is not None
     assert request.data.count(b'"target"') == 3
@@ -248,7 +248,7 @@ class Few:
 async def test_every_request_gets_its_answer() -> None:
     source, server = Few(20), Server([])
     async with listening(server) as url:
-        await Road([url], 3, source).run()
+        await ApiConnections([url], 3, source).run()
     assert sorted(source.got) == [(number, 202, b"ok") for number in range(20)]
     assert sorted(map(int, server.bodies)) == list(range(20))
 
@@ -257,7 +257,7 @@ async def test_a_lost_answer_and_a_refusal_for_now_mean_the_same_request_again()
     full = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
     source, server = Few(2), Server([None, full])
     async with listening(server) as url:
-        await Road([url], 1, source).run()
+        await ApiConnections([url], 1, source).run()
     assert sorted(source.got) == [(0, 202, b"ok"), (1, 202, b"ok")]
     assert len(server.bodies) == 4
 
@@ -267,7 +267,7 @@ async def test_where_one_scheduler_is_gone_the_others_take_all() -> None:
     async with listening(Server([])) as gone:
         pass
     async with listening(server) as url:
-        await Road([gone, url], 4, source).run()
+        await ApiConnections([gone, url], 4, source).run()
     assert len(source.got) == 10
 
 
@@ -276,7 +276,7 @@ async def test_without_any_scheduler_one_is_told(monkeypatch: pytest.MonkeyPatch
     async with listening(Server([])) as gone:
         pass
     with pytest.raises(RoadBlocked, match="none of 1 schedulers"):
-        await Road([gone], 2, Few(1)).run()
+        await ApiConnections([gone], 2, Few(1)).run()
 
 
 # -- what processes cost -----------------------------------------------------------------------------------

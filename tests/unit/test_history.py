@@ -6,7 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mainspring.testing.history import UNSURE, Accepted, Begun, Fault, History, Rule, check, slowest, unpromised
+from mainspring.testing.history import (
+    UNSURE,
+    AcceptedEvent,
+    BegunEvent,
+    FaultEvent,
+    History,
+    Rule,
+    check,
+    slowest,
+    unpromised,
+)
 
 DUE_MS = 1_000_000
 DUE_US = DUE_MS * 1000
@@ -350,7 +360,7 @@ def test_what_was_put_after_another_one_came_into_its_queue_waits_behind_it(
     story.put("second", due=1, lane="l")
     story.put("first", lane="l", at=500)
     key = story.key("second", DUE_MS + 1)
-    run = Begun(DUE_US + 2_000, "second", key, 1, 0, "", "w1", queued_us=DUE_US + queued)
+    run = BegunEvent(DUE_US + 2_000, "second", key, 1, 0, "", "w1", queued_us=DUE_US + queued)
     story.events.append(run)
     story.end("second", due=1, at=3_000, token="")
     story.begin("first", at=4_000, token="", node="w1")
@@ -448,7 +458,7 @@ def test_a_head_that_was_moved_away_is_gone_before_its_caller_hears_of_it(story:
     story.begin("second", due=1, at=5020)
     story.end("second", due=1, at=5030)
     old, new = (story.key("first", DUE_MS + due) for due in (0, 9))
-    answered = Accepted(DUE_US + 5040, "first", new, DUE_MS + 9, "l", instead=old, asked_us=DUE_US + 5021)
+    answered = AcceptedEvent(DUE_US + 5040, "first", new, DUE_MS + 9, "l", instead=old, asked_us=DUE_US + 5021)
     story.events.append(answered)
     story.begin("first", due=9, at=9_000)
     story.end("first", due=9, at=9_010)
@@ -541,7 +551,7 @@ def test_no_more_may_come_again_than_was_under_way(story: Story) -> None:
 
 def test_what_was_put_twice_may_be_delivered_twice(story: Story) -> None:
     """An old copy of a put arrived when its slice was gone."""
-    story.events.append(Accepted(DUE_US - 10, "a", story.key("a", DUE_MS), DUE_MS, twice=True))
+    story.events.append(AcceptedEvent(DUE_US - 10, "a", story.key("a", DUE_MS), DUE_MS, twice=True))
     story.begin("a", at=10)
     story.end("a", at=20, token="")
     story.wrote(DUE_US + 14, "tick", partition=3, token=OWNER, settled=1)
@@ -649,7 +659,7 @@ def test_what_was_never_delivered_after_healing_is_late_and_lost(story: Story) -
 
 
 def test_a_task_that_begins_after_it_expired_is_found(story: Story) -> None:
-    story.events.append(Accepted(DUE_US - 10, "a", story.key("a", DUE_MS), DUE_MS, expires_ms=DUE_MS + 5))
+    story.events.append(AcceptedEvent(DUE_US - 10, "a", story.key("a", DUE_MS), DUE_MS, expires_ms=DUE_MS + 5))
     story.begin("a", at=5_999)
     story.end("a", at=6_000)
     assert check(story) == []
@@ -683,7 +693,7 @@ def test_a_move_that_was_never_answered_may_have_happened_or_not(story: Story) -
 
 def forgetful(level: str) -> Story:
     story = Story("main")
-    story.events.append(Accepted(DUE_US - 10, "a", story.key("a", DUE_MS), DUE_MS, level=level))
+    story.events.append(AcceptedEvent(DUE_US - 10, "a", story.key("a", DUE_MS), DUE_MS, level=level))
     story.fault(DUE_US - 20, DUE_US, "promotion", loses=True)
     return story
 
@@ -712,7 +722,7 @@ def test_a_cancel_that_the_servers_forgot_is_excused_and_any_other_is_not() -> N
     story.begin("a")
     story.end("a")
     assert check(story) == []
-    story.events = [event for event in story.events if not isinstance(event, Fault)]
+    story.events = [event for event in story.events if not isinstance(event, FaultEvent)]
     assert broken(story) == ["cancelled"]
 
 
@@ -740,7 +750,7 @@ def test_histories_of_several_processes_are_one(tmp_path: Path) -> None:
     node.save(tmp_path / "node.jsonl")
     merged = History.load(tmp_path / "node.jsonl", tmp_path / "client.jsonl")
     assert sorted(map(repr, merged.events)) == sorted(map(repr, client.events + node.events))
-    assert Fault(1, 2, "test") in merged.events
+    assert FaultEvent(1, 2, "test") in merged.events
     assert check(merged) == []
     assert broken(client) == ["lost"]
     assert check(History("main").merge(client, node)) == []

@@ -1,6 +1,6 @@
 """The checker, where targets tell what they got: the word of the store is not enough, and neither is silence."""
 
-from mainspring.testing.history import Begun, History, Rule, check
+from mainspring.testing.history import BegunEvent, History, Rule, check
 
 DUE_MS = 1_000_000
 DUE_US = DUE_MS * 1000
@@ -68,10 +68,10 @@ def test_a_delivery_sent_after_the_next_owner_has_written_is_found() -> None:
     history = told("a")
     history.wrote(DUE_US + 100, "tick", partition=0, token="2.b")
     assert check(history) == []
-    [begun] = [event for event in history.events if isinstance(event, Begun)]
+    [begun] = [event for event in history.events if isinstance(event, BegunEvent)]
     history.events.remove(begun)
     fields = (begun.at_us, begun.task, begun.key, begun.attempt, begun.partition, begun.token, begun.node)
-    history.events.append(Begun(*fields, sent_us=DUE_US + 50))
+    history.events.append(BegunEvent(*fields, sent_us=DUE_US + 50))
     assert check(history) == []
-    history.events[-1] = Begun(*fields, sent_us=DUE_US + 150)
+    history.events[-1] = BegunEvent(*fields, sent_us=DUE_US + 150)
     assert broken(history) == ["fenced"]

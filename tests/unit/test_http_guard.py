@@ -8,16 +8,16 @@ import pytest
 
 from mainspring.model.errors import InvalidInput
 from mainspring.model.targets.url import AllowList, parse_web_url
-from mainspring.sinks.http_network import ForbiddenAddress, Guard, embedded, not_public
+from mainspring.sinks.http_network import AddressGuard, ForbiddenAddress, embedded, not_public
 
 
-def guard(*allow: str, answers: Mapping[str, Sequence[str]] | None = None) -> Guard:
+def guard(*allow: str, answers: Mapping[str, Sequence[str]] | None = None) -> AddressGuard:
     async def lookup(host: str, port: int) -> Sequence[str]:
         if answers is None or host not in answers:
             raise OSError("no such name")
         return answers[host]
 
-    return Guard(AllowList.parse(allow), lookup)
+    return AddressGuard(AllowList.parse(allow), lookup)
 
 
 @pytest.mark.parametrize(

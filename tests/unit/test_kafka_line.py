@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 from mainspring.engine.flight import Flight
 from mainspring.model.delivery import Body
 from mainspring.sinks.kafka import identity_of
-from mainspring.sinks.kafka_client import CHUNK_TASKS, Failures, Line
+from mainspring.sinks.kafka_client import CHUNK_TASKS, BatchProducer, FailedMessages
 
 from .kafka_flights import flight, plain
 
@@ -19,19 +19,19 @@ WAIT_S = 30
 
 
 @asynccontextmanager
-async def line(**more: str) -> AsyncIterator[Line]:
-    made = Line(NOBODY | {name.replace("_", "."): value for name, value in more.items()})
+async def line(**more: str) -> AsyncIterator[BatchProducer]:
+    made = BatchProducer(NOBODY | {name.replace("_", "."): value for name, value in more.items()})
     try:
         yield made
     finally:
         await made.aclose()
 
 
-def codes(batch: list[Flight], failures: Failures) -> list[int]:
+def codes(batch: list[Flight], failures: FailedMessages) -> list[int]:
     return [failures[identity_of(one)].code() for one in batch]
 
 
-async def until_queued(made: Line, count: int) -> None:
+async def until_queued(made: BatchProducer, count: int) -> None:
     async with asyncio.timeout(WAIT_S):
         while made.queued < count:  # noqa: ASYNC110  # the library works in threads of its own: there is only polling
             await asyncio.sleep(0)

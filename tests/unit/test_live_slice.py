@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.engine.due import Begun
+from mainspring.engine.due import BeginCall
 from mainspring.engine.partition import Partition
 from mainspring.engine.slice import LiveSlice, is_set
 from mainspring.model.delivery import Body
@@ -134,7 +134,7 @@ def partition_with(live: LiveSlice) -> Partition:
     return partition
 
 
-def begin(partition: Partition, now_ms: int, limit: int = 100) -> Begun | None:
+def begin(partition: Partition, now_ms: int, limit: int = 100) -> BeginCall | None:
     return partition.begin(now_ms, limit, commit=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mainspring.bench.peers import bench, other_side
-from mainspring.bench.peers.bench import OURSELVES, PEERS, PeersMissing, Row, Runs, judge, python_with_peers
+from mainspring.bench.peers.bench import OURSELVES, PEERS, PeerRow, PeersMissing, RunFile, judge, python_with_peers
 
 DUE_MS = 1_800_000_000_000
 
@@ -42,17 +42,17 @@ def test_of_nothing_there_is_no_lateness() -> None:
 
 
 def test_our_own_row_must_be_right_and_that_of_others_need_not() -> None:
-    assert not Row(peer=OURSELVES, tasks=1, early=1).sound
-    assert not Row(peer=OURSELVES, tasks=1, error="gone").sound
-    assert Row(peer=OURSELVES, tasks=1, early=0, duplicated=0, lost=0).sound
-    assert Row(peer="rq", tasks=1, early=126).sound
+    assert not PeerRow(peer=OURSELVES, tasks=1, early=1).sound
+    assert not PeerRow(peer=OURSELVES, tasks=1, error="gone").sound
+    assert PeerRow(peer=OURSELVES, tasks=1, early=0, duplicated=0, lost=0).sound
+    assert PeerRow(peer="rq", tasks=1, early=126).sound
 
 
 # -- the file of runs --------------------------------------------------------------------------------------
 
 
 async def test_runs_of_several_processes_are_counted_as_they_come(tmp_path: Path) -> None:
-    runs = Runs(tmp_path / "runs")
+    runs = RunFile(tmp_path / "runs")
     first, second = (other_side.noting(str(runs.path)) for _ in range(2))
     for number in range(3):
         first(number)
@@ -63,13 +63,13 @@ async def test_runs_of_several_processes_are_counted_as_they_come(tmp_path: Path
 
 
 async def test_a_peer_that_stops_running_tasks_is_not_waited_for(tmp_path: Path) -> None:
-    runs = Runs(tmp_path / "runs")
+    runs = RunFile(tmp_path / "runs")
     other_side.noting(str(runs.path))(0)
     assert not await runs.wait(range(2), lambda _: None, stall_s=0.01)
 
 
 def test_a_run_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
-    runs = Runs(tmp_path / "runs")
+    runs = RunFile(tmp_path / "runs")
     other_side.noting(str(runs.path))(7)
     with runs.path.open("ab") as file:
         file.write(b"half")

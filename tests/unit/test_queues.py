@@ -8,7 +8,7 @@ import pytest
 
 from mainspring.model.delivery import DONE, Dead, Done, Retry
 from mainspring.model.errors import InvalidInput
-from mainspring.model.job import Cancelled
+from mainspring.model.job import JobCancelled
 from mainspring.model.targets.names import check_queue, queue_of
 from mainspring.store.job_queue import decode_ack, encode_ack
 from mainspring.store.keys import Address, Keyspace, Slice
@@ -67,13 +67,13 @@ def test_places_are_read_as_documented(vector: dict[str, Any]) -> None:
     ("outcome", "raw"),
     [
         (DONE, b"d"),
-        (Cancelled(), b"c"),
+        (JobCancelled(), b"c"),
         (Retry("busy", after_ms=500), b"r\x93\xa4busy\xcd\x01\xf4\xc2"),
         (Retry("not yet", after_ms=1, untried=True), b"r\x93\xa7not yet\x01\xc3"),
         (Dead("never"), b"x\x93\xa5never\xc0\xc2"),
     ],
 )
-def test_the_word_of_a_worker_goes_there_and_back(outcome: Done | Retry | Dead | Cancelled, raw: bytes) -> None:
+def test_the_word_of_a_worker_goes_there_and_back(outcome: Done | Retry | Dead | JobCancelled, raw: bytes) -> None:
     assert encode_ack(outcome) == raw
     assert decode_ack(raw) == outcome
 

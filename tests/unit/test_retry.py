@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mainspring.model.delivery import Body, Dead, Response, Retry
 from mainspring.model.errors import InvalidInput
-from mainspring.model.retry import Jitter, Policies, RetryPolicy, Rule, Wait, decide
+from mainspring.model.retry import Jitter, Policies, RetryPolicy, RetryRule, RetryWait, decide
 
 
 def test_without_jitter_the_waits_double_up_to_the_cap() -> None:
@@ -48,7 +48,7 @@ def test_equal_jitter_waits_at_least_half(failed: int) -> None:
         ({"jitter": "some"}, "jitter is 'some'"),
         ({"jitter": "5 apples"}, "jitter"),
         ({"max_age_ms": 0}, "max_age_ms"),
-        ({"on": (Rule("429"), Rule("429", dead=True))}, "each for something else"),
+        ({"on": (RetryRule("429"), RetryRule("429", dead=True))}, "each for something else"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(settings: dict[str, int], why: str) -> None:
@@ -80,7 +80,7 @@ def status(code: int) -> Retry:
 def after(policy: RetryPolicy, outcome: Retry | Dead, *, attempt: int = 1, age_ms: int = 0) -> int | str:
     """The wait, or the reason why there is none."""
     decision = decide(policy, attempt, outcome, original_due_ms=1_000, now_ms=1_000 + age_ms)
-    return decision.ms if isinstance(decision, Wait) else decision.reason
+    return decision.ms if isinstance(decision, RetryWait) else decision.reason
 
 
 def test_a_failure_waits_by_the_policy_until_the_last_attempt() -> None:
@@ -92,7 +92,7 @@ def test_dead_is_dead_at_the_first_attempt() -> None:
 
 
 def test_a_time_that_the_target_named_goes_before_rule_and_policy() -> None:
-    ruled = RetryPolicy(on=(Rule("503", wait_ms=7),))
+    ruled = RetryPolicy(on=(RetryRule("503", wait_ms=7),))
     assert after(ruled, Retry("busy", after_ms=5_000, response=Response(503))) == 5_000
     assert after(ruled, status(503)) == 7
     assert after(PLAIN, Retry("busy", after_ms=5_000), attempt=3) == "busy", "the attempts are used up all the same"

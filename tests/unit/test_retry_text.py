@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.model.errors import InvalidInput
-from mainspring.model.retry import RetryPolicy, Rule, policy_table, read_policy, retry_line
+from mainspring.model.retry import RetryPolicy, RetryRule, policy_table, read_policy, retry_line
 from mainspring.model.targets.named import Plain, Targets
 from mainspring.model.targets.webhook import Webhook
 
 rules = st.builds(
-    lambda when, dead, wait: Rule(when, dead, None if dead else wait),
+    lambda when, dead, wait: RetryRule(when, dead, None if dead else wait),
     st.sampled_from(["429", "5xx", "400-499", "ValueError", "app.errors.Busy"]),
     st.booleans(),
     st.none() | st.integers(1, 10**8),
@@ -113,7 +113,7 @@ def test_a_named_target_of_any_kind_may_have_a_policy() -> None:
     assert targets["ticks"] == Plain("kafka:ticks", RetryPolicy(9, base_ms=5_000))
     shop = targets["shop"]
     assert isinstance(shop, Webhook)
-    assert shop.retry == RetryPolicy(3, on=(Rule("404"),))
+    assert shop.retry == RetryPolicy(3, on=(RetryRule("404"),))
     assert targets.retries() == {"target:shop": shop.retry, "target:ticks": RetryPolicy(9, base_ms=5_000)}
     assert Targets.read(targets.tables()) == targets
     with pytest.raises(InvalidInput, match="shop: retry: max_attempts is 0"):

@@ -6,7 +6,7 @@ import pytest
 
 from mainspring.model.errors import InvalidInput
 from mainspring.model.queue_rules import parse_queues
-from mainspring.worker.worker import Calls, Shares
+from mainspring.worker.worker import PartitionHints, Shares
 
 
 def test_queues_are_read_with_their_weights_in_order() -> None:
@@ -70,7 +70,7 @@ def test_strict_queues_are_served_in_order() -> None:
 
 
 def test_partitions_that_called_are_asked_and_those_that_are_empty_are_not() -> None:
-    calls = Calls(["mail"], 8)
+    calls = PartitionHints(["mail"], 8)
     assert calls.having() == []
     calls.call(3)
     calls.call(5)
@@ -81,7 +81,7 @@ def test_partitions_that_called_are_asked_and_those_that_are_empty_are_not() -> 
 
 
 def test_a_call_that_comes_while_a_partition_is_asked_is_not_forgotten() -> None:
-    calls = Calls(["mail"], 8)
+    calls = PartitionHints(["mail"], 8)
     calls.call(3)
     asks = calls.asks({"mail": 10})
     calls.call(3)
@@ -92,7 +92,7 @@ def test_a_call_that_comes_while_a_partition_is_asked_is_not_forgotten() -> None
 
 
 def test_never_more_is_asked_for_than_there_is_room() -> None:
-    calls = Calls(["mail", "reports"], 32)
+    calls = PartitionHints(["mail", "reports"], 32)
     calls.call_all()
     asked = calls.asks({"mail": 3, "reports": 1})
     assert sum(sum(one.values()) for one in asked.values()) == 4
@@ -100,7 +100,7 @@ def test_never_more_is_asked_for_than_there_is_room() -> None:
 
 
 def test_all_partitions_get_their_turn() -> None:
-    calls = Calls(["mail"], 8)
+    calls = PartitionHints(["mail"], 8)
     calls.call_all()
     seen: set[int] = set()
     for _ in range(20):

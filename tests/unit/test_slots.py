@@ -5,7 +5,7 @@ import random
 import pytest
 
 from mainspring.model.errors import InvalidCron
-from mainspring.model.schedule.recurrence import Recurrence, Slots
+from mainspring.model.schedule.recurrence import PlannedTimes, Recurrence
 
 from .cron_cases import Case, cases
 
@@ -13,9 +13,9 @@ DAY_MS = 86_400_000
 WALKED = 3_000
 
 
-def slots_of(case: Case) -> Slots | None:
+def slots_of(case: Case) -> PlannedTimes | None:
     try:
-        return Slots(Recurrence.parse(case.text, zone=case.zone, gap=case.gap, overlap=case.overlap))  # type: ignore[arg-type]
+        return PlannedTimes(Recurrence.parse(case.text, zone=case.zone, gap=case.gap, overlap=case.overlap))  # type: ignore[arg-type]
     except InvalidCron:
         return None  # it would never run
 
@@ -38,7 +38,7 @@ def test_counting_and_looking_back_find_what_a_walk_finds(seed: int) -> None:
 
 def test_bounds_belong_to_what_is_counted() -> None:
     minutes = [n * 60_000 for n in range(10)]
-    slots = Slots(Recurrence.parse("* * * * *", start_ms=minutes[2], end_ms=minutes[7]))
+    slots = PlannedTimes(Recurrence.parse("* * * * *", start_ms=minutes[2], end_ms=minutes[7]))
     assert slots.count(0, minutes[9]) == 6
     assert slots.count(minutes[3], minutes[3]) == 1
     assert slots.count(minutes[3] + 1, minutes[4] - 1) == 0
@@ -46,12 +46,12 @@ def test_bounds_belong_to_what_is_counted() -> None:
 
 
 def test_a_year_of_seconds_is_counted_at_once() -> None:
-    slots = Slots(Recurrence.parse("* * * * * *", zone="Europe/Paris"))
+    slots = PlannedTimes(Recurrence.parse("* * * * * *", zone="Europe/Paris"))
     begin_ms = 1_767_225_600_000
     assert slots.count(begin_ms, begin_ms + 365 * DAY_MS - 1) == 365 * 86_400
     assert slots.last(100, begin_ms, begin_ms + 365 * DAY_MS) == begin_ms + 365 * DAY_MS - 99_000
 
 
 def test_several_specs_and_exclusions_are_counted_one_by_one() -> None:
-    slots = Slots(Recurrence.parse(["0 * * * *", "30 * * * *"], exclude=["* 0-11 * * *"]))
+    slots = PlannedTimes(Recurrence.parse(["0 * * * *", "30 * * * *"], exclude=["* 0-11 * * *"]))
     assert slots.count(0, 10 * DAY_MS - 1) == 10 * 24

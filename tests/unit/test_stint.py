@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from mainspring.model.clock import LONGEST_S, SHARE, Stint
+from mainspring.model.clock import LONGEST_S, SHARE, TimeSlice
 
 LEAST_S = 0.002
 
@@ -16,7 +16,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def length_s(stint: Stint, clock: list[float]) -> float:
+def length_s(stint: TimeSlice, clock: list[float]) -> float:
     """From the beginning until it is over, to a tenth of a millisecond."""
     began = clock[0]
     while not stint.over:
@@ -29,7 +29,7 @@ def length_s(stint: Stint, clock: list[float]) -> float:
     [(0.0, LEAST_S), (LEAST_S, LEAST_S), (0.02, 0.02 * SHARE), (5.0, LONGEST_S)],
 )
 def test_a_stint_is_a_share_of_the_others_turn(clock: list[float], others_s: float, expected_s: float) -> None:
-    stint = Stint(LEAST_S)
+    stint = TimeSlice(LEAST_S)
     stint.begin()
     assert length_s(stint, clock) == pytest.approx(LEAST_S, abs=0.0002)
     stint.step_aside()
@@ -39,7 +39,7 @@ def test_a_stint_is_a_share_of_the_others_turn(clock: list[float], others_s: flo
 
 
 def test_time_in_which_there_was_no_work_is_nobodys_turn(clock: list[float]) -> None:
-    stint = Stint(LEAST_S)
+    stint = TimeSlice(LEAST_S)
     stint.begin()
     clock[0] += 60
     stint.begin()

@@ -9,36 +9,36 @@ import pytest
 
 from mainspring.model.delivery import Body
 from mainspring.model.job import Job
-from mainspring.worker.executor import Run, Threads
+from mainspring.worker.executor import JobRun, ThreadRunner
 from mainspring.worker.handler import Handler
 
 
-class Contested(SimpleQueue[Run | None]):
+class Contested(SimpleQueue[JobRun | None]):
     """Whatever is in it, a thread was quicker. Who waits for more would wait for ever."""
 
     def empty(self) -> bool:
         return False
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Run | None:
+    def get(self, block: bool = True, timeout: float | None = None) -> JobRun | None:
         assert not block, "this stops the event loop until another job comes, if one does"
         return super().get(False)
 
-    def get_nowait(self) -> Run | None:
+    def get_nowait(self) -> JobRun | None:
         raise Empty
 
 
 async def test_who_takes_jobs_back_does_not_wait_for_one_that_a_thread_took_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    threads = Threads(1, lambda: 0, lambda _: None)
+    threads = ThreadRunner(1, lambda: 0, lambda _: None)
     monkeypatch.setattr(threads, "_jobs", Contested())
     assert threads.take_back() == []
 
 
-def run_of(work: Callable[[], None]) -> Run:
+def run_of(work: Callable[[], None]) -> JobRun:
     handler = Handler(work)
     body = Body(handler.target, b"null")
-    return Run(
+    return JobRun(
         Job(0, "default", b"1-0", bytes(16), body, 0, 0, 1, bytes(14) + b"1-0 default w/n/0"), handler, "main", 0.0
     )
 
@@ -47,7 +47,7 @@ async def test_what_is_told_to_end_in_the_moment_in_which_a_thread_begins_it_doe
     called, ended = threading.Event(), asyncio.Event()
     run = run_of(called.set)
     run.stopped = "cancelled"  # the thread may have asked before whether it is over
-    threads = Threads(1, lambda: 0, lambda _: ended.set())
+    threads = ThreadRunner(1, lambda: 0, lambda _: ended.set())
     threads.add(run)
     await asyncio.wait_for(ended.wait(), 60)
     assert not called.is_set()
@@ -63,7 +63,7 @@ async def test_what_no_thread_has_begun_is_given_back_in_order() -> None:
         go_on.wait(60)
 
     runs = [run_of(work) for _ in range(3)]
-    threads = Threads(1, lambda: 0, lambda _: None)
+    threads = ThreadRunner(1, lambda: 0, lambda _: None)
     for run in runs:
         threads.add(run)
     assert began.wait(60)

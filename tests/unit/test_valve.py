@@ -1,6 +1,6 @@
 """What one receiver may get now, with a clock held by hand."""
 
-from mainspring.engine.flow import FlowOptions, Valve, Valves
+from mainspring.engine.flow import FlowControl, FlowLimit, FlowOptions
 from mainspring.model.clock import ManualClock
 from mainspring.model.flow import Breaker, BreakerPolicy, Limit, Rate
 from mainspring.model.lane import HoldRecord
@@ -24,12 +24,12 @@ class Around:
         self.flowed += 1
 
 
-def valves(options: FlowOptions | None = None, most: int = MOST) -> tuple[Valves, ManualClock, Around]:
+def valves(options: FlowOptions | None = None, most: int = MOST) -> tuple[FlowControl, ManualClock, Around]:
     clock, around = ManualClock(), Around(most)
-    return Valves(options or FlowOptions(), clock, around), clock, around
+    return FlowControl(options or FlowOptions(), clock, around), clock, around
 
 
-def closed(made: Valves) -> bool:
+def closed(made: FlowControl) -> bool:
     """Does it hold up anybody?"""
     return made.closed
 
@@ -131,7 +131,7 @@ def test_permits_are_used_up_and_asked_for() -> None:
 
 
 def test_slots_in_use_are_not_given_twice() -> None:
-    valve = Valve("target:shop", None, Limit(concurrency=3))
+    valve = FlowLimit("target:shop", None, Limit(concurrency=3))
     assert valve.room(0, MOST) == 0
     assert valve.want() == 3
     valve.granted(3, Granted(3, 3, 0), 0)
@@ -147,7 +147,7 @@ def test_slots_in_use_are_not_given_twice() -> None:
 
 
 def test_a_permit_in_hand_does_not_keep_it_from_asking_for_a_slot() -> None:
-    valve = Valve("target:shop", None, Limit(Rate(2), concurrency=1))
+    valve = FlowLimit("target:shop", None, Limit(Rate(2), concurrency=1))
     assert valve.room(0, MOST) == 0
     valve.granted(valve.want(), Granted(1, 1, 0), 0)
     assert valve.room(0, MOST) == 1
@@ -189,7 +189,7 @@ def test_what_a_former_owner_held_by_a_breaker_is_probed_first() -> None:
 
 
 def test_an_open_breaker_says_so_until_it_has_closed() -> None:
-    valve = Valve("http://a.example", Breaker(BreakerPolicy(min_calls=1, probes=1, ramp_ms=1_000)), Limit())
+    valve = FlowLimit("http://a.example", Breaker(BreakerPolicy(min_calls=1, probes=1, ramp_ms=1_000)), Limit())
     breaker = valve.breaker
     assert breaker is not None
     breaker.record(0, 1, 1_000)

@@ -11,7 +11,7 @@ import pytest
 
 from mainspring.model.delivery import Body
 from mainspring.model.ids import idempotency_key, idh_of
-from mainspring.model.schedule.chain import Link
+from mainspring.model.schedule.chain import ChainState
 from mainspring.store import codec
 from mainspring.store.keys import Address, Keyspace, Slice, meta_key, partition_of, r_of, score_of, slot_of, tags
 
@@ -150,7 +150,7 @@ def _body(row: dict[str, Any]) -> Body:
 @each("chains", "says")
 def test_where_a_chain_stands_is_written_as_documented(row: dict[str, Any]) -> None:
     data = bytes.fromhex(row["hex"])
-    link = Link.unpack(data)
+    link = ChainState.unpack(data)
     assert (link.generation, link.planned_ms, link.idh.hex()) == (row["generation"], row["planned_ms"], row["idh"])
     assert link.pack() == data
     assert data[:12] == link.claim == struct.pack(">IQ", row["generation"], row["planned_ms"])

@@ -4,7 +4,7 @@ import traceback
 
 import pytest
 
-from mainspring.model.text import placed, wordless
+from mainspring.model.text import placed, redact
 
 
 class OutOfStock(Exception):
@@ -19,7 +19,7 @@ def raised(error: Exception, cause: Exception | None = None) -> Exception:
 
 
 def shown(error: BaseException) -> str:
-    made = wordless(error)
+    made = redact(error)
     return "".join(traceback.format_exception(type(made), made, made.__traceback__))
 
 

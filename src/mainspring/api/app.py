@@ -12,11 +12,11 @@ from . import admin, batch, dead, lanes, openapi, schedules, tasks, ticks
 from .asgi import (
     JSON,
     Answer,
+    AsgiScope,
+    AsgiSend,
     HungUp,
     Problem,
     Receive,
-    Scope,
-    Send,
     answer_to_error,
     check_content_type,
     read_body,
@@ -69,7 +69,7 @@ class App:
         self.examining = asyncio.Lock()
         self.previewing = asyncio.Lock()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: AsgiSend) -> None:
         if scope["type"] != "http":
             return
         try:
@@ -83,7 +83,7 @@ class App:
             found = answer_to_error(error)
         await found.send(send)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: AsgiScope, receive: Receive) -> Answer:
         if scope["path"] == "/ticks" and scope["method"] == "POST" and self.takes_requests:
             route, params = ticks.TICK, NO_PARAMETERS  # the hottest route is not searched for
         else:
@@ -95,7 +95,7 @@ class App:
             await self._read(call, route, scope)
         return await route.handler(call)
 
-    async def _read(self, call: Call, route: Route, scope: Scope) -> None:
+    async def _read(self, call: Call, route: Route, scope: AsgiScope) -> None:
         check_content_type(call.headers, (JSON,))
         call.raw_body = await read_body(call.receive, self.node.config.api_body_bytes)
         call.body = read_json(route.body, call.raw_body, self.node.config.api_json_depth)
@@ -105,7 +105,7 @@ class App:
             scope["query_string"],
         )
 
-    async def _admit(self, route: Route, scope: Scope, receive: Receive) -> Call:
+    async def _admit(self, route: Route, scope: AsgiScope, receive: Receive) -> Call:
         headers = dict(scope["headers"])
         address = (scope.get("client") or ("",))[0]
         if route.right is None or (route.open_by and getattr(self.node.config, route.open_by)):

@@ -87,10 +87,10 @@ def problem_of(error: MainspringError) -> Problem:
             return Problem("invalid", str(error))
 
 
-Scope = MutableMapping[str, Any]
+AsgiScope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+AsgiSend = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 Headers = dict[bytes, bytes]
 """Of a request, by lower-case name; of repeated ones the last counts."""
@@ -125,7 +125,7 @@ class Answer(msgspec.Struct, frozen=True):
     headers: tuple[Header, ...] = ()
     guards: tuple[Header, ...] = GUARDED
 
-    async def send(self, send: Send) -> None:
+    async def send(self, send: AsgiSend) -> None:
         size = b"%d" % len(self.body)
         headers = [(b"content-type", self.kind), (b"content-length", size), *self.guards, *self.headers]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})

@@ -277,7 +277,7 @@ class Summary(msgspec.Struct):
 _encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 
-Found = Handle | MainspringError | None
+LineOutcome = Handle | MainspringError | None
 """What became of a task; None when it was stored and only counted."""
 
 
@@ -373,7 +373,7 @@ class _Batch:
     # -- writing -----------------------------------------------------------------------------------------------
 
     async def _write(self, portion: Portion) -> None:
-        handles: list[Found] = []
+        handles: list[LineOutcome] = []
         for at in range(0, len(portion.tasks), WRITE_TASKS):
             handles += await self._put(portion.tasks[at : at + WRITE_TASKS])
         if not self._call.may_reach_all:
@@ -383,7 +383,7 @@ class _Batch:
         if self._failure is not None:
             self._stop(problem_of(self._failure).kind, str(self._failure), portion.first)
 
-    async def _put(self, tasks: list[Task]) -> Sequence[Found]:
+    async def _put(self, tasks: list[Task]) -> Sequence[LineOutcome]:
         if self._failure is not None:
             return [self._failure] * len(tasks)
         try:
@@ -396,7 +396,7 @@ class _Batch:
             error.stored = 0  # the summary counts them
             return [error if handle is None else handle for handle in error.handles or [None] * len(tasks)]
 
-    async def _own(self, task: Task, found: Found) -> Found:
+    async def _own(self, task: Task, found: LineOutcome) -> LineOutcome:
         """A task that was kept may be somebody else's: then it is not told as this caller's."""
         if isinstance(found, Handle) and found.outcome == "kept":
             try:
@@ -405,7 +405,7 @@ class _Batch:
                 return error
         return found
 
-    async def _put_one(self, task: Task) -> Found:
+    async def _put_one(self, task: Task) -> LineOutcome:
         if self._failure is not None:
             return self._failure
         try:
@@ -417,7 +417,7 @@ class _Batch:
             return error if not error.handles else error.handles[0] or error
         return handle
 
-    async def _put_many(self, tasks: list[Task]) -> Sequence[Found]:
+    async def _put_many(self, tasks: list[Task]) -> Sequence[LineOutcome]:
         query = self._query
         on_conflict: OnConflict = "keep" if query.on_conflict == "reject" else query.on_conflict
         done = await self._call.client.put_many(
@@ -432,7 +432,7 @@ class _Batch:
 
     # -- telling -----------------------------------------------------------------------------------------------
 
-    def _tell(self, portion: Portion, handles: Sequence[Found]) -> None:
+    def _tell(self, portion: Portion, handles: Sequence[LineOutcome]) -> None:
         summary, rejects = self._summary, self._query.on_conflict == "reject"
         wrong = dict(portion.wrong)  # those of the portion are counted with it
         told: list[LineAnswer] = []

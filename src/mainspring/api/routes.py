@@ -14,8 +14,8 @@ from ..model.audit import Change
 from ..model.errors import Conflict, OutOfMemory
 from ..node.node import Node
 from ..store import access
-from ..store.tasks.dead_letters import in_index
-from .asgi import Answer, Headers, Problem, Receive, Scope, not_ready
+from ..store.tasks.dead_letters import find_live
+from .asgi import Answer, AsgiScope, Headers, Problem, Receive, not_ready
 from .auth import check_target
 from .spaces import Space
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .app import App
 
 
-Handler = Callable[["Call"], Awaitable[Answer]]
+RouteHandler = Callable[["Call"], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class Route:
 
     method: str
     path: str
-    handler: Handler
+    handler: RouteHandler
     right: Right | None
     """What the caller must be allowed; None lets everybody in."""
     summary: str
@@ -82,7 +82,7 @@ class Router:
                 raise ValueError(f"two routes for {route.method} {route.path}")
             methods[route.method] = route
 
-    def find(self, scope: Scope) -> tuple[Route, Mapping[str, str]]:
+    def find(self, scope: AsgiScope) -> tuple[Route, Mapping[str, str]]:
         methods, values = self._walk(_segments(scope))
         if methods is None:
             shown = "; /docs shows every route" if "docs" in self._tree else ""
@@ -108,7 +108,7 @@ class Router:
         return node.get(""), values
 
 
-def _segments(scope: Scope) -> list[str]:
+def _segments(scope: AsgiScope) -> list[str]:
     """Split before decoding: a `%2F` belongs to an id."""
     raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     try:
@@ -185,7 +185,7 @@ class Call(msgspec.Struct):
         """What a key may not see it may not replace either, nor be told of as its own."""
         if self.may_reach_all:
             return
-        known = await in_index(self.client.store, task_id, lane)
+        known = await find_live(self.client.store, task_id, lane)
         if known.state != "unknown" and not self.key.sees(known.target):
             raise Conflict(f"the id {task_id!r} is taken")
 

@@ -79,7 +79,7 @@ class _Corked:
 
     __slots__ = ("_connection", "_head", "_transport")
 
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: "HttpConnection") -> None:
         self._connection = connection
         self._transport = connection.transport
         self._head: bytes | None = b""
@@ -105,7 +105,7 @@ class _Corked:
         return self._transport.is_closing()
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One client. The limits are set on the class that `limited` makes."""
 
     most = 4_096
@@ -392,8 +392,8 @@ def _size_of(headers: Iterable[tuple[bytes, bytes]]) -> int:
     return sum(len(name) + len(value) + 4 for name, value in headers)
 
 
-def limited(connections: int, timeout_limit_s: float, short_way: Shortcut | None) -> type[Connection]:
-    class Limited(Connection):
+def limited(connections: int, timeout_limit_s: float, short_way: Shortcut | None) -> type[HttpConnection]:
+    class Limited(HttpConnection):
         most = connections
         timeout_s = timeout_limit_s
         shortcut = short_way
@@ -403,7 +403,7 @@ def limited(connections: int, timeout_limit_s: float, short_way: Shortcut | None
 
 def sweep(connections: Iterable[object], now_s: float, since_s: float) -> None:
     for one in list(connections):
-        if isinstance(one, Connection) and not one.transport.is_closing():
+        if isinstance(one, HttpConnection) and not one.transport.is_closing():
             one.sweep(now_s, since_s)
 
 

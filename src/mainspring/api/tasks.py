@@ -21,9 +21,9 @@ from ..model.task import Count, Handle, ListedState, OnConflict, PutOutcome, Que
 from ..model.times import check_horizon, delay_ms, expiry_ms, instant_ms, timeout_ms
 from ..store import records
 from ..store.durability import check_durability
-from ..store.records import Claim, Kept
+from ..store.records import Claim, KeptAnswer
 from ..store.store import Store
-from ..store.tasks.dead_letters import in_index
+from ..store.tasks.dead_letters import find_live
 from .asgi import Answer, Problem, answer, when
 from .routes import Call, Route, no_such
 from .spaces import kept_in
@@ -168,7 +168,7 @@ class NotOver(msgspec.Struct):
     state: str
 
 
-async def told(call: Call, task: Task, put: Awaitable[Handle]) -> Handle:
+async def audited(call: Call, task: Task, put: Awaitable[Handle]) -> Handle:
     """What a put came to. Whatever it replaced is in the audit trail before it is answered, confirmed or not."""
     try:
         handle = await put
@@ -190,11 +190,11 @@ async def _tell(call: Call, task: Task, handle: Handle) -> None:
 MAX_KEY_CHARS: Final = 255
 _REPLAYED: Final = (b"idempotency-replayed", b"true")
 
-Work = Callable[[str | None, bool], Awaitable[Answer]]
+KeyedWork = Callable[[str | None, bool], Awaitable[Answer]]
 """Gets an id to use where the request names none (the same every time), and whether it may have run before."""
 
 
-async def once(call: Call, work: Work) -> Answer:
+async def once(call: Call, work: KeyedWork) -> Answer:
     """Do the work, unless the same caller's same key has an answer already."""
     given = call.headers.get(b"idempotency-key")
     if given is None:
@@ -215,7 +215,9 @@ async def once(call: Call, work: Work) -> Answer:
             await _forget(store, place)
         raise
     location = dict(found.headers).get(b"location", b"")
-    await records.keep_answer(store, place, Kept(fingerprint, found.status, found.body, location), window_ms=window_ms)
+    await records.keep_answer(
+        store, place, KeptAnswer(fingerprint, found.status, found.body, location), window_ms=window_ms
+    )
     return found
 
 
@@ -319,12 +321,12 @@ async def put_task(call: Call) -> Answer:
 
 async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str) -> Handle:
     if call.may_reach_all or task.id is None:
-        return await told(call, task, call.put_into.put(task, on_conflict, durability))
+        return await audited(call, task, call.put_into.put(task, on_conflict, durability))
     # What a key may not see it may not replace either, nor be told of it as its own.
     if on_conflict != "keep":
         await call.check_not_others(task.id, task.lane)
     try:
-        handle = await told(call, task, call.put_into.put(task, on_conflict, durability))
+        handle = await audited(call, task, call.put_into.put(task, on_conflict, durability))
     except NotConfirmed as error:
         if kept_in(error) is not None:
             await call.check_not_others(task.id, task.lane)
@@ -347,7 +349,7 @@ async def _known(call: Call) -> TaskInfo:
 
 async def _there(call: Call) -> TaskInfo:
     """One that could still be changed: not what is only remembered of an id."""
-    return _seen(call, await in_index(call.client.store, call.params["id"], call.query.lane))
+    return _seen(call, await find_live(call.client.store, call.params["id"], call.query.lane))
 
 
 def _seen(call: Call, info: TaskInfo) -> TaskInfo:

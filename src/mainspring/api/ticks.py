@@ -31,11 +31,11 @@ from .asgi import (
 )
 from .auth import check_right
 from .routes import Call, Route
-from .tasks import told
+from .tasks import audited
 
 if TYPE_CHECKING:
     from .app import App
-    from .server import Connection
+    from .server import HttpConnection
 
 log = logging.getLogger("mainspring.api")
 
@@ -78,7 +78,7 @@ async def post_tick(call: Call) -> Answer:
     task = task_of(body, target, space.client.store.clock.now_ms(), replace=replace)
     if replace and task.id is not None:
         await call.check_not_others(task.id)
-    handle = await told(call, task, space.collector("replace" if replace else "keep").put(task))
+    handle = await audited(call, task, space.collector("replace" if replace else "keep").put(task))
     if handle.outcome == "kept":
         await call.check_not_others(handle.id)  # what a key may not see is not told as its own
     return accepted(handle)
@@ -238,7 +238,7 @@ class Posted:
     more_body = keep_alive = True
     disconnected = response_started = response_complete = False
 
-    def __init__(self, connection: "Connection", shortcut: Shortcut, key: ApiKey | None, headers: Headers) -> None:
+    def __init__(self, connection: "HttpConnection", shortcut: Shortcut, key: ApiKey | None, headers: Headers) -> None:
         """Without a key it is let in already."""
         self._connection = connection
         self._shortcut = shortcut

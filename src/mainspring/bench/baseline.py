@@ -19,17 +19,17 @@ import msgspec
 
 from ..model.errors import Refused
 from ..store.keys import slot_of
-from ..store.redis.connection import Arg, Command
-from ..store.redis.servers import LinkOptions, Links
-from .environment import Ground, Where, ground
-from .lifecycle import STALL_S, TARGET, Figures, Load, Progress, Shape, Tally, live
+from ..store.redis.connection import Arg, RedisCommand
+from ..store.redis.servers import LinkOptions, Servers
+from .environment import BenchEnvironment, ServerChoice, ground
+from .lifecycle import STALL_S, TARGET, BenchLoad, BenchProgress, DeliveryTally, Figures, Shape, live
 
 BATCH: Final = 1_000
 LEASE_MS: Final = 30_000
 _ID_BYTES: Final = 16
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class BaselineEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What the hash keeps of a task: the same as an entry of ours says."""
 
     target: str
@@ -38,13 +38,13 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode_many: Final = msgspec.msgpack.Decoder(list[Entry]).decode
+_decode_many: Final = msgspec.msgpack.Decoder(list[BaselineEntry]).decode
 
 
 class SortedSetQueue:
     """ZADD + HSET; a Lua claim; ZREM + HDEL."""
 
-    def __init__(self, links: Links, namespace: str) -> None:
+    def __init__(self, links: Servers, namespace: str) -> None:
         # One tag: a script needs all of its keys in one slot.
         tag = f"{{{namespace}:base}}"
         self._due, self._leased, self._entries = f"{tag}:due", f"{tag}:leased", f"{tag}:entries"
@@ -52,14 +52,14 @@ class SortedSetQueue:
         text = (files(__package__) / "claim.lua").read_text()
         self._script = text
         sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        self._claim: Command = (
+        self._claim: RedisCommand = (
             "EVALSHA", sha, 3, self._due, self._leased, self._entries, BATCH, LEASE_MS,
         )  # fmt: skip
 
     async def open(self) -> None:
         await self._run([("SCRIPT", "LOAD", self._script)])
 
-    async def put(self, ids: Sequence[Arg], entries: Sequence[Entry]) -> None:
+    async def put(self, ids: Sequence[Arg], entries: Sequence[BaselineEntry]) -> None:
         """At most a batch, all or nothing."""
         due: list[Arg] = []
         rows: list[Arg] = []
@@ -86,12 +86,12 @@ class SortedSetQueue:
         if finished:
             await self._run(self._ack(finished))
 
-    def _ack(self, finished: Sequence[bytes]) -> list[Command]:
+    def _ack(self, finished: Sequence[bytes]) -> list[RedisCommand]:
         if not finished:
             return []
         return [("ZREM", self._leased, *finished), ("HDEL", self._entries, *finished)]
 
-    async def _run(self, commands: list[Command]) -> list[Any]:
+    async def _run(self, commands: list[RedisCommand]) -> list[Any]:
         replies = await self._link.pipeline(commands)
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError):
@@ -113,7 +113,7 @@ class SortedSet:
         self._queue = queue
         self._cancelled_ids: list[Arg] = []
 
-    async def put(self, load: Load, progress: Callable[[int], None]) -> None:
+    async def put(self, load: BenchLoad, progress: Callable[[int], None]) -> None:
         self._cancelled_ids = []
         writing: asyncio.Task[None] | None = None
         for first in range(0, load.tasks, BATCH):
@@ -137,12 +137,12 @@ class SortedSet:
             count += await self._queue.cancel(ids[first : first + BATCH])
         return count
 
-    async def fire(self, tally: Tally) -> None:
+    async def fire(self, tally: DeliveryTally) -> None:
         await self._claim_all(tally)
         if not tally.complete.is_set():
             tally.completed_at = time.perf_counter()
 
-    async def _claim_all(self, tally: Tally) -> None:
+    async def _claim_all(self, tally: DeliveryTally) -> None:
         """One claim after the other, as our own engine ticks; each carries the acks of the one before."""
         claimed: list[bytes] = []
         last_at = time.monotonic()
@@ -156,11 +156,11 @@ class SortedSet:
         await self._queue.finish(claimed)
 
 
-def _batch(load: Load, first: int, last: int) -> tuple[Sequence[Arg], list[Entry]]:
+def _batch(load: BenchLoad, first: int, last: int) -> tuple[Sequence[Arg], list[BaselineEntry]]:
     named = load.shape.ids
     ids: Sequence[Arg] = list(map(load.id, range(first, last))) if named else random_ids(last - first)
     entries = [
-        Entry(TARGET, b'"%b"' % text.encode(), load.due_ms(number))
+        BaselineEntry(TARGET, b'"%b"' % text.encode(), load.due_ms(number))
         for number, text in enumerate(load.texts(first, last), first)
     ]
     return ids, entries
@@ -168,7 +168,7 @@ def _batch(load: Load, first: int, last: int) -> tuple[Sequence[Arg], list[Entry
 
 @contextlib.asynccontextmanager
 async def sorted_set_queue(url: str, namespace: str) -> AsyncIterator[SortedSetQueue]:
-    links = await Links.connect(url, LinkOptions())
+    links = await Servers.connect(url, LinkOptions())
     try:
         queue = SortedSetQueue(links, namespace)
         await queue.open()
@@ -178,11 +178,11 @@ async def sorted_set_queue(url: str, namespace: str) -> AsyncIterator[SortedSetQ
 
 
 @contextlib.asynccontextmanager
-async def sorted_set(place: Ground) -> AsyncIterator[SortedSet]:
+async def sorted_set(place: BenchEnvironment) -> AsyncIterator[SortedSet]:
     async with sorted_set_queue(place.url, place.namespace) as queue:
         yield SortedSet(queue)
 
 
-async def baseline(where: Where, shape: Shape, progress: Progress) -> Figures:
+async def baseline(where: ServerChoice, shape: Shape, progress: BenchProgress) -> Figures:
     async with ground(where) as place, sorted_set(place) as design:
         return await live(place, design, shape, progress)

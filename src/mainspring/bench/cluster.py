@@ -13,9 +13,9 @@ from ..client.client import Client
 from ..model.task import Task
 from ..store.store import Store
 from .cycle import until_done
-from .environment import Ground, Where, ground
+from .environment import BenchEnvironment, ServerChoice, ground
 from .fleet import BenchFailed, Fleet, fleet
-from .lifecycle import TARGET, Progress
+from .lifecycle import TARGET, BenchProgress
 
 NODES: Final = 4
 STOPS: Final = 5
@@ -49,7 +49,9 @@ class _Moves(msgspec.Struct, frozen=True):
     imbalance: int
 
 
-async def cluster(where: Where, *, lease_s: float, kills: int, tasks: int, progress: Progress) -> ClusterFigures:
+async def cluster(
+    where: ServerChoice, *, lease_s: float, kills: int, tasks: int, progress: BenchProgress
+) -> ClusterFigures:
     async with ground(where) as place:
         await place.time.stop()
         store = await Store.open(place.url, namespace=place.namespace)
@@ -74,7 +76,7 @@ async def cluster(where: Where, *, lease_s: float, kills: int, tasks: int, progr
     )
 
 
-async def _moves(store: Store, place: Ground, lease_s: float, kills: int, progress: Progress) -> _Moves:
+async def _moves(store: Store, place: BenchEnvironment, lease_s: float, kills: int, progress: BenchProgress) -> _Moves:
     dice = random.Random(1)  # which node is killed; the leader is among them like any other
     async with fleet(store, place.url, lease_s) as nodes:
         for _ in range(NODES):
@@ -105,7 +107,7 @@ def _imbalance(owners: list[str]) -> int:
     return max(held) - min(held)
 
 
-async def _fired(where: Where, processes: int, tasks: int, progress: Progress) -> tuple[float, int]:
+async def _fired(where: ServerChoice, processes: int, tasks: int, progress: BenchProgress) -> tuple[float, int]:
     """Tasks a second that so many processes fire when all come due at once; and how many of them are missing."""
     async with ground(where) as place:
         await place.time.stop()

@@ -16,13 +16,13 @@ from ..sinks.base import Sink
 from ..store.redis.sender import Group
 from ..store.store import Store
 from .baseline import baseline
-from .environment import Ground, Where, ground
-from .lifecycle import Figures, Load, Progress, Shape, Tally, live
+from .environment import BenchEnvironment, ServerChoice, ground
+from .lifecycle import BenchLoad, BenchProgress, DeliveryTally, Figures, Shape, live
 
 _DROP_S: Final = 10.0
 
 
-class Slices:
+class MainspringDesign:
     """Mainspring itself."""
 
     grace_ms = 3_100
@@ -31,10 +31,10 @@ class Slices:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._client = Client.over(store)
-        self._load: Load | None = None
+        self._load: BenchLoad | None = None
         self._handles: list[Handle] = []
 
-    async def put(self, load: Load, progress: Callable[[int], None]) -> None:
+    async def put(self, load: BenchLoad, progress: Callable[[int], None]) -> None:
         self._load = load
         wanted = load.shape.cancel > 0 and not load.shape.ids
         summary = await self._client.put_many(load.stream(), progress=progress, handles=wanted)
@@ -49,7 +49,7 @@ class Slices:
         self._handles = []
         return outcomes.count("cancelled")
 
-    async def fire(self, tally: Tally) -> None:
+    async def fire(self, tally: DeliveryTally) -> None:
         engine = Engine(self._store, {"null": tally})
         await engine.start()
         try:
@@ -79,15 +79,15 @@ class Slices:
 
 
 @contextlib.asynccontextmanager
-async def slices(place: Ground) -> AsyncIterator[Slices]:
+async def slices(place: BenchEnvironment) -> AsyncIterator[MainspringDesign]:
     store = await Store.open(place.url, namespace=place.namespace)
     try:
-        yield Slices(store)
+        yield MainspringDesign(store)
     finally:
         await store.aclose()
 
 
-async def cycle(where: Where, shape: Shape, progress: Progress) -> Figures:
+async def cycle(where: ServerChoice, shape: Shape, progress: BenchProgress) -> Figures:
     async with ground(where) as place, slices(place) as design:
         return await live(place, design, shape, progress)
 
@@ -100,7 +100,7 @@ _POLL_S: Final = 0.02
 
 
 async def drain(
-    where: Where, target: str, payload: Any, count: int, sinks: Mapping[str, Sink], progress: Progress
+    where: ServerChoice, target: str, payload: Any, count: int, sinks: Mapping[str, Sink], progress: BenchProgress
 ) -> tuple[float, int]:
     """Put tasks, wait until all are due, then start an engine on them.
 
@@ -126,7 +126,7 @@ async def drain(
 
 
 async def until_done(
-    store: Store, count: int, began: float, progress: Progress, *, what: str = "delivering"
+    store: Store, count: int, began: float, progress: BenchProgress, *, what: str = "delivering"
 ) -> tuple[float, int]:
     """Wait until so many tasks are done, or nothing goes on; the seconds it took, and how many are done."""
     done, seen_at = 0, began
@@ -149,7 +149,7 @@ async def done_count(store: Store) -> int:
     return total
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class DesignComparison(msgspec.Struct, frozen=True):
     """Medians of all rounds; ratios are Mainspring by baseline. Faults are added up, not evened out."""
 
     cycle: Figures
@@ -169,7 +169,7 @@ class Comparison(msgspec.Struct, frozen=True):
         return self.cycle.sound and self.baseline.sound
 
 
-async def compare(where: Where, shape: Shape, rounds: int, progress: Progress) -> Comparison:
+async def compare(where: ServerChoice, shape: Shape, rounds: int, progress: BenchProgress) -> DesignComparison:
     ours: list[Figures] = []
     theirs: list[Figures] = []
     for number in range(1, rounds + 1):
@@ -180,7 +180,7 @@ async def compare(where: Where, shape: Shape, rounds: int, progress: Progress) -
         theirs.append(await baseline(where, shape, told))
         ours.append(await cycle(where, shape, told))
     us, them = middle(ours), middle(theirs)
-    return Comparison(
+    return DesignComparison(
         cycle=us,
         baseline=them,
         server_cpu_ratio=round(us.server_cpu_us_per_task / them.server_cpu_us_per_task, 4),

@@ -23,7 +23,7 @@ import hiredis
 
 from ..model.clock import DRIFT
 from ..model.errors import Refused
-from ..store.redis.servers import Link, LinkOptions, Links
+from ..store.redis.servers import LinkOptions, Primary, Servers
 from ..testing.servers import Kind, standalone
 
 _SAMPLE_EVERY_S: Final = 0.05
@@ -99,7 +99,7 @@ def _local_us() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class ServerChoice:
     """Which server: `url`, or a private one of this kind, without persistence, over loopback TCP."""
 
     url: str | None = None
@@ -110,7 +110,7 @@ _PLAIN: Final = {"latency-tracking": "no", "slowlog-log-slower-than": "-1"}
 """A histogram of 30 KiB for every kind of command, and the log of slow calls, are not what a pending task costs."""
 
 
-class Reading(NamedTuple):
+class Measurement(NamedTuple):
     """Everything a stretch of work is measured by: read before and after, and subtract."""
 
     at_s: float
@@ -122,14 +122,14 @@ class Reading(NamedTuple):
     memory: int
     commands: int
 
-    def since(self, before: "Reading") -> "Reading":
-        return Reading(*(now - then for now, then in zip(self, before, strict=True)))  # type: ignore[arg-type]
+    def since(self, before: "Measurement") -> "Measurement":
+        return Measurement(*(now - then for now, then in zip(self, before, strict=True)))  # type: ignore[arg-type]
 
 
-class Ground:
+class BenchEnvironment:
     """A server, a fresh namespace, and connections of the bench's own beside those it measures."""
 
-    def __init__(self, url: str, links: Links, *, private: bool, socket_url: str | None = None) -> None:
+    def __init__(self, url: str, links: Servers, *, private: bool, socket_url: str | None = None) -> None:
         self.url = url
         self.nearest_url = socket_url or url
         """Of a private server its unix socket: the way on which `mainspring serve` reaches the server of its own."""
@@ -138,7 +138,7 @@ class Ground:
         self.private = private
         self.time = ServerTime(None if private else self._server_us)
 
-    async def read(self) -> Reading:
+    async def read(self) -> Measurement:
         """Costs each server one INFO."""
         reports = [await _info(link) for link in self.links.all()]
 
@@ -147,7 +147,7 @@ class Ground:
 
         whole_us = 1e6 * total("used_cpu_user", "used_cpu_sys")
         main_us = 1e6 * total("used_cpu_user_main_thread", "used_cpu_sys_main_thread")
-        return Reading(
+        return Measurement(
             time.perf_counter(),
             time.process_time() * 1e6,
             main_us or whole_us,
@@ -166,7 +166,7 @@ class Ground:
         return int(seconds) * 1_000_000 + int(micros)
 
 
-async def clear_namespace(links: Links, namespace: str) -> None:
+async def clear_namespace(links: Servers, namespace: str) -> None:
     """Remove every key of a namespace."""
     for link in links.all():
         cursor = b"0"
@@ -180,7 +180,7 @@ async def clear_namespace(links: Links, namespace: str) -> None:
                 break
 
 
-async def _info(link: Link) -> dict[str, str]:
+async def _info(link: Primary) -> dict[str, str]:
     [reply] = await link.pipeline([("INFO",)])
     rows = (line.partition(":") for line in _checked(reply).decode().splitlines())
     return {name: value for name, colon, value in rows if colon}
@@ -193,15 +193,15 @@ def _checked(reply: Any) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def ground(where: Where) -> AsyncIterator[Ground]:
+async def ground(where: ServerChoice) -> AsyncIterator[BenchEnvironment]:
     """A place to measure on; nothing of it is left behind."""
     with contextlib.ExitStack() as stack:
         url, socket_url = where.url, None
         if url is None:
             server = stack.enter_context(standalone(where.server, extra_config=_PLAIN))
             url, socket_url = server.url, server.unix_url
-        links = await Links.connect(url, LinkOptions(client_name="mainspring-bench"))
-        made = Ground(url, links, private=where.url is None, socket_url=socket_url)
+        links = await Servers.connect(url, LinkOptions(client_name="mainspring-bench"))
+        made = BenchEnvironment(url, links, private=where.url is None, socket_url=socket_url)
         try:
             await made.time.start()
             yield made

@@ -29,7 +29,7 @@ class BenchFailed(MainspringError):
     """What was to be measured did not happen."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class NodeOrder(msgspec.Struct, frozen=True):
     """What a node process is told on its standard input."""
 
     url: str
@@ -39,7 +39,7 @@ class Order(msgspec.Struct, frozen=True):
     horizon_s: float
 
 
-class Member:
+class NodeProcess:
     """One node process."""
 
     def __init__(self, id: str, process: asyncio.subprocess.Process) -> None:
@@ -61,24 +61,24 @@ class Fleet:
         self._url = url
         self._lease_s = lease_s
         self._count = 0
-        self.members: list[Member] = []
+        self.members: list[NodeProcess] = []
 
-    async def add(self, *, horizon_s: float = 3.0) -> Member:
+    async def add(self, *, horizon_s: float = 3.0) -> NodeProcess:
         self._count += 1
         id = f"node-{self._count}"
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", _MODULE, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
-        self.members.append(member := Member(id, process))
+        self.members.append(member := NodeProcess(id, process))
         assert process.stdin is not None
         assert process.stdout is not None
-        order = Order(self._url, self.store.keys.namespace, id, self._lease_s, horizon_s)
+        order = NodeOrder(self._url, self.store.keys.namespace, id, self._lease_s, horizon_s)
         process.stdin.write(msgspec.json.encode(order) + b"\n")
         if await process.stdout.readline() != _READY:
             raise BenchFailed("a node process did not start; see what it said above")
         return member
 
-    async def remove(self, member: Member, number: signal.Signals) -> float:
+    async def remove(self, member: NodeProcess, number: signal.Signals) -> float:
         """End a node; returns the seconds until others own all that it had."""
         had = {p for p, owner in enumerate(await self.owners()) if owner == member.id}
         self.members.remove(member)
@@ -129,7 +129,7 @@ async def fleet(store: Store, url: str, lease_s: float) -> AsyncIterator[Fleet]:
 
 
 async def _main() -> int:
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=NodeOrder)
     config = Config(
         redis_url=order.url,
         namespace=order.namespace,

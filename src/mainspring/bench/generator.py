@@ -14,7 +14,7 @@ from ..client.client import Client
 from ..model.errors import MainspringError
 from ..model.task import Task
 from ..store.store import Store
-from .baseline import BATCH, Entry, SortedSetQueue, random_ids
+from .baseline import BATCH, BaselineEntry, SortedSetQueue, random_ids
 from .lifecycle import TARGET, SteadyLoad, payload_texts
 
 TICK_S: Final = 0.01
@@ -25,7 +25,7 @@ DesignName = Literal["mainspring", "baseline"]
 PutRange = Callable[[SteadyLoad, int, int], Awaitable[None]]
 
 
-class Order(msgspec.Struct, frozen=True):
+class LoadOrder(msgspec.Struct, frozen=True):
     url: str
     namespace: str
     design: DesignName
@@ -35,13 +35,13 @@ class Order(msgspec.Struct, frozen=True):
     payload_bytes: int
 
 
-class Report(msgspec.Struct, frozen=True):
+class LoadReport(msgspec.Struct, frozen=True):
     """How it went. A smallest lead near zero means that the generator, not the engine, was late."""
 
     min_lead_ms: int
 
 
-async def generate(order: Order) -> Report:
+async def generate(order: LoadOrder) -> LoadReport:
     store = await Store.open(order.url, namespace=order.namespace)
     try:
         put = _slices(store) if order.design == "mainspring" else await _sorted_set(store)
@@ -58,7 +58,7 @@ async def _told_to_go() -> int:
     return int(await asyncio.to_thread(sys.stdin.readline))
 
 
-async def _put_steadily(load: SteadyLoad, put: PutRange, lead_ms: int, store: Store) -> Report:
+async def _put_steadily(load: SteadyLoad, put: PutRange, lead_ms: int, store: Store) -> LoadReport:
     done, min_lead_ms = 0, lead_ms
     tick_at = time.monotonic()
     while done < load.tasks:
@@ -69,7 +69,7 @@ async def _put_steadily(load: SteadyLoad, put: PutRange, lead_ms: int, store: St
             done = until
         tick_at = max(tick_at + TICK_S, time.monotonic())
         await asyncio.sleep(tick_at - time.monotonic())
-    return Report(min_lead_ms)
+    return LoadReport(min_lead_ms)
 
 
 def _slices(store: Store) -> PutRange:
@@ -90,7 +90,8 @@ async def _sorted_set(store: Store) -> PutRange:
         for at in range(first, last, BATCH):
             texts = list(payload_texts(at, min(at + BATCH, last), load.payload_bytes))
             entries = [
-                Entry(TARGET, b'"%b"' % text.encode(), load.due_ms(number)) for number, text in enumerate(texts, at)
+                BaselineEntry(TARGET, b'"%b"' % text.encode(), load.due_ms(number))
+                for number, text in enumerate(texts, at)
             ]
             await queue.put(random_ids(len(texts)), entries)
 
@@ -111,12 +112,12 @@ class Apart:
     def go(self, first_due_ms: int) -> None:
         self._in.write(b"%d\n" % first_due_ms)
 
-    async def report(self) -> Report:
+    async def report(self) -> LoadReport:
         """Until it has put everything."""
         text = await self._out.read()
         if code := await self._process.wait():
             raise MainspringError(f"the generator ended with exit code {code}")
-        return msgspec.json.decode(text, type=Report)
+        return msgspec.json.decode(text, type=LoadReport)
 
     @property
     def _in(self) -> asyncio.StreamWriter:
@@ -128,13 +129,13 @@ class Apart:
         assert self._process.stdout is not None
         return self._process.stdout
 
-    def order(self, order: Order) -> None:
+    def order(self, order: LoadOrder) -> None:
         # On stdin and not in the arguments: the URL may hold a password.
         self._in.write(msgspec.json.encode(order) + b"\n")
 
 
 @contextlib.asynccontextmanager
-async def apart(order: Order) -> AsyncIterator[Apart]:
+async def apart(order: LoadOrder) -> AsyncIterator[Apart]:
     """Start the process; it is gone afterwards."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", _MODULE, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -150,7 +151,7 @@ async def apart(order: Order) -> AsyncIterator[Apart]:
 
 
 def main() -> None:
-    order = msgspec.json.decode(sys.stdin.readline(), type=Order)
+    order = msgspec.json.decode(sys.stdin.readline(), type=LoadOrder)
     report = uvloop.run(generate(order))
     sys.stdout.buffer.write(msgspec.json.encode(report))
 

@@ -16,13 +16,13 @@ from typing import Final
 import msgspec
 
 from ..config.config import Config
-from ..demo.generator import Request, Road, request
-from ..demo.plan import Plan, Ticks, lines_of, text_of
+from ..demo.generator import ApiConnections, Request, request
+from ..demo.plan import DemoPlan, Ticks, lines_of, text_of
+from ..demo.run import DemoServers as DemoWhere
 from ..demo.run import Second, schedulers, ticks
-from ..demo.run import Where as DemoWhere
 from ..model.errors import InvalidInput
-from .environment import Where, counterpart, ground
-from .lifecycle import Progress
+from .environment import ServerChoice, counterpart, ground
+from .lifecycle import BenchProgress
 
 CONNECTIONS: Final = 64
 BATCH_CONNECTIONS: Final = 4
@@ -81,7 +81,7 @@ class Timed:
         return self.taken / max(1e-9, self._ended - self._began)
 
 
-async def http(where: Where, seconds: float, rounds: int, progress: Progress) -> HttpFigures:
+async def http(where: ServerChoice, seconds: float, rounds: int, progress: BenchProgress) -> HttpFigures:
     """Turn and turn about, so that what else the machine does falls on both. The first round only warms up.
 
     Batches come last: of the millions that they store the server writes its file anew for some seconds, on the same two
@@ -110,24 +110,24 @@ async def _drive(url: str, name: str, seconds: float) -> Timed:
     in_bulk = name == "batch"
     make = _batches() if in_bulk else _single()
     source = Timed(seconds, make, BATCH if in_bulk else 1)
-    await Road([url], BATCH_CONNECTIONS if in_bulk else CONNECTIONS, source).run()
+    await ApiConnections([url], BATCH_CONNECTIONS if in_bulk else CONNECTIONS, source).run()
     return source
 
 
 def _single() -> Callable[[], Request]:
-    plan = Plan(within_ms=AHEAD_MS, seconds=1)
+    plan = DemoPlan(within_ms=AHEAD_MS, seconds=1)
     ticks = Ticks(plan)
     some = chain.from_iterable(_later(ticks, plan, SINGLES) for _ in count())
     return lambda: request("/ticks", "application/json", text_of(next(some), plan.ids))
 
 
-def _later(ticks: Ticks, plan: Plan, count: int) -> list[int]:
+def _later(ticks: Ticks, plan: DemoPlan, count: int) -> list[int]:
     """The next ticks, but due after the measurement."""
     return [number + AHEAD_MS * plan.ids for number in ticks.take(count)]
 
 
 def _batches() -> Callable[[], Request]:
-    plan = Plan(within_ms=AHEAD_MS, seconds=1, via="batch")
+    plan = DemoPlan(within_ms=AHEAD_MS, seconds=1, via="batch")
     ticks = Ticks(plan)
     bodies = []
     for _ in range(BODIES):
@@ -166,13 +166,13 @@ class E2eFigures(msgspec.Struct, frozen=True):
 
 
 async def e2e(
-    where: Where, rate: float, seconds: float, schedulers: int, kafka_url: str | None, progress: Progress
+    where: ServerChoice, rate: float, seconds: float, schedulers: int, kafka_url: str | None, progress: BenchProgress
 ) -> E2eFigures:
     if rate <= 0 or seconds <= 0:
         raise InvalidInput("--rate and --seconds must be more than 0")
     # What is posted in the first seconds comes due little by little: the load is steady from then on.
     posted_s = seconds + WITHIN_MS / 1000
-    plan = Plan(
+    plan = DemoPlan(
         within_ms=WITHIN_MS, rate=rate, seconds=posted_s, schedulers=schedulers, via="batch", named=False, lease_s=5.0
     )
     count = 0

@@ -18,9 +18,9 @@ from ..engine.engine import Engine
 from ..model.task import Task
 from ..sinks.log import NullSink
 from ..store.store import Store
-from .cycle import Slices
-from .environment import Ground, Reading, Where, ground
-from .lifecycle import TARGET, Figures, Progress, Shape, live, payload_texts
+from .cycle import MainspringDesign
+from .environment import BenchEnvironment, Measurement, ServerChoice, ground
+from .lifecycle import TARGET, BenchProgress, Figures, Shape, live, payload_texts
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
@@ -77,7 +77,7 @@ class Idle(msgspec.Struct, frozen=True):
         return True
 
 
-async def idle(where: Where, seconds: float, progress: Progress) -> Idle:
+async def idle(where: ServerChoice, seconds: float, progress: BenchProgress) -> Idle:
     async with ground(where) as place:
         await place.time.stop()  # its questions would be counted; nothing here needs the server's clock
         store = await Store.open(place.url, namespace=place.namespace)
@@ -100,7 +100,7 @@ async def idle(where: Where, seconds: float, progress: Progress) -> Idle:
     return _figures(used, commands)
 
 
-def _figures(used: Reading, commands: int) -> Idle:
+def _figures(used: Measurement, commands: int) -> Idle:
     return Idle(
         node_cpu_percent=round(used.client_us / used.at_s / 10_000, 2),
         server_commands_per_s=round(commands / used.at_s, 1),
@@ -112,7 +112,7 @@ def _figures(used: Reading, commands: int) -> Idle:
 STEPS: Final = (50_000, 500_000, 5_000_000)
 
 
-class Row(msgspec.Struct, frozen=True):
+class GrowthRow(msgspec.Struct, frozen=True):
     """Cost of putting and firing a task while so many others are pending in the same namespace."""
 
     pending: int
@@ -133,25 +133,25 @@ class _Stand:
     """One number of pending tasks, and what was measured there."""
 
     pending: int
-    place: Ground
+    place: BenchEnvironment
     store: Store
     lives: list[Figures] = field(default_factory=list)
 
-    async def fill(self, progress: Progress) -> None:
+    async def fill(self, progress: BenchProgress) -> None:
         def told(done: int) -> None:
             progress(f"adding {self.pending:,} pending tasks", done, self.pending)
 
         await add(Client.over(self.store), range(self.pending), mixed, progress=told)
 
-    async def measure(self, shape: Shape, progress: Progress) -> None:
+    async def measure(self, shape: Shape, progress: BenchProgress) -> None:
         def told(what: str, done: int, total: int) -> None:
             progress(f"{self.pending:,} pending: {what}", done, total)
 
-        self.lives.append(await live(self.place, Slices(self.store), shape, told))
+        self.lives.append(await live(self.place, MainspringDesign(self.store), shape, told))
 
-    def row(self) -> Row:
+    def row(self) -> GrowthRow:
         lives = self.lives
-        return Row(
+        return GrowthRow(
             self.pending,
             median(one.server_cpu_us_per_task for one in lives),
             median(one.put_server_us for one in lives),
@@ -162,7 +162,7 @@ class _Stand:
         )
 
 
-async def growth(where: Where, most: int, tasks: int, rounds: int, progress: Progress) -> list[Row]:
+async def growth(where: ServerChoice, most: int, tasks: int, rounds: int, progress: BenchProgress) -> list[GrowthRow]:
     shape = Shape(tasks, spread_s=2.0)
     steps = [step for step in STEPS if step <= most] or [most]
     if where.url is None:
@@ -170,7 +170,9 @@ async def growth(where: Where, most: int, tasks: int, rounds: int, progress: Pro
     return [row for step in steps for row in await _side_by_side(where, [step], shape, rounds, progress)]
 
 
-async def _side_by_side(where: Where, steps: Sequence[int], shape: Shape, rounds: int, progress: Progress) -> list[Row]:
+async def _side_by_side(
+    where: ServerChoice, steps: Sequence[int], shape: Shape, rounds: int, progress: BenchProgress
+) -> list[GrowthRow]:
     async with contextlib.AsyncExitStack() as stack:
         stands = []
         for step in steps:
@@ -198,7 +200,7 @@ class Sparse(msgspec.Struct, frozen=True):
         return self.pending == self.tasks
 
 
-async def sparse(where: Where, tasks: int, payload_bytes: int, progress: Progress) -> Sparse:
+async def sparse(where: ServerChoice, tasks: int, payload_bytes: int, progress: BenchProgress) -> Sparse:
     async with ground(where) as place, Client(place.url, namespace=place.namespace) as client:
         before = await place.read()
         await add(

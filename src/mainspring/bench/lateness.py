@@ -18,9 +18,9 @@ from ..engine.engine import Engine
 from ..model.errors import InvalidInput
 from ..store.store import Store
 from .baseline import BATCH, SortedSetQueue, sorted_set_queue
-from .environment import Ground, Reading, Where, ground
-from .generator import DesignName, Order, Report, apart
-from .lifecycle import Progress, SteadyLoad, Tally, Verdict, judge
+from .environment import BenchEnvironment, Measurement, ServerChoice, ground
+from .generator import DesignName, LoadOrder, LoadReport, apart
+from .lifecycle import BenchProgress, DeliveryTally, DeliveryVerdict, SteadyLoad, judge
 
 LEAD_MS: Final = 2_000
 START_MS: Final = 100
@@ -88,18 +88,18 @@ class LatenessComparison(msgspec.Struct, frozen=True):
         return self.mainspring.sound and self.baseline.sound
 
 
-async def compare_lateness(where: Where, steady: Steady, progress: Progress) -> LatenessComparison:
+async def compare_lateness(where: ServerChoice, steady: Steady, progress: BenchProgress) -> LatenessComparison:
     theirs = await lateness(where, steady, "baseline", progress)
     ours = await lateness(where, steady, "mainspring", progress)
     ratio = round(ours.server_cpu_us_per_task / theirs.server_cpu_us_per_task, 4)
     return LatenessComparison(ours, theirs, ratio)
 
 
-async def lateness(where: Where, steady: Steady, design: DesignName, progress: Progress) -> Lateness:
+async def lateness(where: ServerChoice, steady: Steady, design: DesignName, progress: BenchProgress) -> Lateness:
     async with ground(where) as place:
         tasks = round(steady.rate * (steady.warmup_s + steady.seconds))
-        order = Order(place.url, place.namespace, design, LEAD_MS, tasks, steady.rate, steady.payload_bytes)
-        tally = Tally(tasks, place.time)
+        order = LoadOrder(place.url, place.namespace, design, LEAD_MS, tasks, steady.rate, steady.payload_bytes)
+        tally = DeliveryTally(tasks, place.time)
         firing = _slices_fire if design == "mainspring" else _sorted_set_fires
         async with firing(place, tally), apart(order) as generator:
             await generator.ready()
@@ -116,8 +116,8 @@ async def lateness(where: Where, steady: Steady, design: DesignName, progress: P
 
 
 async def _steady_stretch(
-    place: Ground, tally: Tally, steady: Steady, start_ms: int, design: str, progress: Progress
-) -> tuple[Reading, int]:
+    place: BenchEnvironment, tally: DeliveryTally, steady: Steady, start_ms: int, design: str, progress: BenchProgress
+) -> tuple[Measurement, int]:
     """What was used, and how many tasks fired, between warm-up and the last put."""
     from_ms = start_ms + round(steady.warmup_s * 1000)
     until_ms = from_ms + round(steady.seconds * 1000)
@@ -131,7 +131,7 @@ async def _steady_stretch(
 
 
 @contextlib.asynccontextmanager
-async def _slices_fire(place: Ground, tally: Tally) -> AsyncIterator[None]:
+async def _slices_fire(place: BenchEnvironment, tally: DeliveryTally) -> AsyncIterator[None]:
     store = await Store.open(place.url, namespace=place.namespace)
     engine = Engine(store, {"null": tally})
     try:
@@ -145,7 +145,7 @@ async def _slices_fire(place: Ground, tally: Tally) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _sorted_set_fires(place: Ground, tally: Tally) -> AsyncIterator[None]:
+async def _sorted_set_fires(place: BenchEnvironment, tally: DeliveryTally) -> AsyncIterator[None]:
     async with sorted_set_queue(place.url, place.namespace) as queue:
         polling = asyncio.create_task(_poll(queue, tally))
         try:
@@ -155,7 +155,7 @@ async def _sorted_set_fires(place: Ground, tally: Tally) -> AsyncIterator[None]:
             await asyncio.wait([polling])
 
 
-async def _poll(queue: SortedSetQueue, tally: Tally) -> None:
+async def _poll(queue: SortedSetQueue, tally: DeliveryTally) -> None:
     claimed: list[bytes] = []
     while True:
         claimed, payloads = await queue.claim(claimed)
@@ -168,10 +168,10 @@ async def _poll(queue: SortedSetQueue, tally: Tally) -> None:
 def _figures(
     steady: Steady,
     load: SteadyLoad,
-    verdict: Verdict,
-    used: Reading,
+    verdict: DeliveryVerdict,
+    used: Measurement,
     fired: int,
-    report: Report,
+    report: LoadReport,
     doubt_ms: float,
 ) -> Lateness:
     late = sorted(verdict.lateness_ms) or [0.0]

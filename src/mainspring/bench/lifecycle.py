@@ -12,7 +12,7 @@ import msgspec
 from ..model.delivery import DONE, Delivery, Outcome
 from ..model.errors import InvalidInput, MainspringError
 from ..model.task import Task
-from .environment import Ground, Reading, ServerTime
+from .environment import BenchEnvironment, Measurement, ServerTime
 
 TARGET: Final = "null:"
 DIGITS: Final = 10
@@ -64,14 +64,14 @@ class Shape:
         if self.spread_s < 0.001:
             raise InvalidInput("--spread must be a millisecond or more")
 
-    def starting(self, now_ms: int) -> "Load":
+    def starting(self, now_ms: int) -> "BenchLoad":
         # The first due time lies behind the puts: overdue tasks are stored differently, and these are no such.
         put_ms = self.tasks * (24 if self.ids else 6) // 1000
-        return Load(self, now_ms + 500 + put_ms, max(1, round(self.spread_s * 1000)))
+        return BenchLoad(self, now_ms + 500 + put_ms, max(1, round(self.spread_s * 1000)))
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class BenchLoad:
     """N tasks, due times scattered over the spread: neighbours in the put are not neighbours in time."""
 
     shape: Shape
@@ -165,7 +165,7 @@ _AFTER_QUOTE: Final = 1
 _MOST: Final = 255
 
 
-class Tally:
+class DeliveryTally:
     """A sink. Payloads are kept as one block a batch, with the time they came: about 0.1 us a task."""
 
     def __init__(self, expected: int, clock: ServerTime) -> None:
@@ -209,7 +209,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Verdict:
+class DeliveryVerdict:
     """What the deliveries came to."""
 
     lost: int = 0
@@ -221,9 +221,9 @@ class Verdict:
     lateness_ms: "array[float]" = field(default_factory=lambda: array("d"))
 
 
-def judge(load: Expected, batches: Sequence[tuple[int, bytes]], *, late_from_ms: int | None = None) -> Verdict:
+def judge(load: Expected, batches: Sequence[tuple[int, bytes]], *, late_from_ms: int | None = None) -> DeliveryVerdict:
     """Count every number; compare every due time. Lateness is kept of tasks due from `late_from_ms` on."""
-    verdict = Verdict()
+    verdict = DeliveryVerdict()
     counts = bytearray(load.tasks)
     lanes: dict[int, int] = {}
     for received_us, block in batches:
@@ -249,7 +249,7 @@ def _numbers(block: bytes, width: int) -> list[int]:
     return [int(block[at : at + DIGITS]) - FROM for at in firsts]
 
 
-def _count(load: Expected, counts: bytearray, verdict: Verdict) -> None:
+def _count(load: Expected, counts: bytearray, verdict: DeliveryVerdict) -> None:
     for number, count in enumerate(counts):
         if count == 1 and not load.cancelled(number):
             continue
@@ -261,7 +261,7 @@ def _count(load: Expected, counts: bytearray, verdict: Verdict) -> None:
             verdict.duplicated += count - 1
 
 
-Progress = Callable[[str, int, int], None]
+BenchProgress = Callable[[str, int, int], None]
 """Called with what is going on, how far it is and how far it goes."""
 
 
@@ -271,13 +271,13 @@ class Design(Protocol):
     grace_ms: int
     """How long after the last due time firing starts, so that all of its cleaning up is part of the figures."""
 
-    async def put(self, load: Load, progress: Callable[[int], None]) -> None: ...
+    async def put(self, load: BenchLoad, progress: Callable[[int], None]) -> None: ...
 
     async def cancel(self) -> int:
         """Cancel what the load put before says; return how many the server says were cancelled."""
         ...
 
-    async def fire(self, tally: Tally) -> None:
+    async def fire(self, tally: DeliveryTally) -> None:
         """Deliver all into the tally, finish and clear away; return when the server has nothing left to do."""
         ...
 
@@ -319,24 +319,26 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Stages(msgspec.Struct, frozen=True):
-    put: Reading
-    cancel: Reading
-    fire: Reading
+    put: Measurement
+    cancel: Measurement
+    fire: Measurement
     pending_bytes: int
     cancelled: int
     fire_s: float
     put_overran_ms: int
 
 
-async def live(ground: Ground, design: Design, shape: Shape, progress: Progress) -> Figures:
+async def live(ground: BenchEnvironment, design: Design, shape: Shape, progress: BenchProgress) -> Figures:
     load = shape.starting(ground.time.now_ms())
-    tally = Tally(load.firing, ground.time)
+    tally = DeliveryTally(load.firing, ground.time)
     stages = await _stages(ground, design, load, tally, progress)
     progress("checking", 0, 1)
     return _figures(load, stages, judge(load, tally.batches), ground.time.doubt_us / 1000)
 
 
-async def _stages(ground: Ground, design: Design, load: Load, tally: Tally, progress: Progress) -> Stages:
+async def _stages(
+    ground: BenchEnvironment, design: Design, load: BenchLoad, tally: DeliveryTally, progress: BenchProgress
+) -> Stages:
     before = await ground.read()
     await design.put(load, lambda done: progress("putting", done, load.tasks))
     put = await ground.read()
@@ -362,7 +364,7 @@ async def _stages(ground: Ground, design: Design, load: Load, tally: Tally, prog
     )
 
 
-def _figures(load: Load, stages: Stages, verdict: Verdict, doubt_ms: float) -> Figures:
+def _figures(load: BenchLoad, stages: Stages, verdict: DeliveryVerdict, doubt_ms: float) -> Figures:
     parts = (stages.put, stages.cancel, stages.fire)
     per_task = [part.server_us / load.tasks for part in parts]
     return Figures(

@@ -13,7 +13,7 @@ import uvloop
 _ANSWER: Final = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
-class Receiver(asyncio.Protocol):
+class ReceiverConnection(asyncio.Protocol):
     """One connection."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Receiver(asyncio.Protocol):
 
 
 async def main() -> None:
-    server = await asyncio.get_running_loop().create_server(Receiver, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(ReceiverConnection, "127.0.0.1", 0)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.buffer.read)

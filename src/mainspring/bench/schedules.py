@@ -17,8 +17,8 @@ from ..model.schedule.definition import Definition
 from ..model.schedule.input import define
 from ..model.schedule.recurrence import Recurrence
 from ..store.store import Store
-from .environment import Ground, Where, ground
-from .lifecycle import Progress
+from .environment import BenchEnvironment, ServerChoice, ground
+from .lifecycle import BenchProgress
 
 EXPRESSIONS: Final = (
     "* * * * *", "*/5 * * * *", "0 * * * *", "15 6,18 * * *", "30 2 * * *", "0 9 * * MON-FRI", "0 0 1 * *",
@@ -102,7 +102,9 @@ def _definitions(count: int, due_s: int) -> list[Definition]:
     ]
 
 
-async def schedules(where: Where, count: int, progress: Progress, *, idle_s: float = IDLE_S) -> ScheduleFigures:
+async def schedules(
+    where: ServerChoice, count: int, progress: BenchProgress, *, idle_s: float = IDLE_S
+) -> ScheduleFigures:
     mean_us = next_us()
     async with ground(where) as place:
         store = await Store.open(place.url, namespace=place.namespace)
@@ -116,13 +118,13 @@ async def schedules(where: Where, count: int, progress: Progress, *, idle_s: flo
 
 
 async def _measure(
-    place: Ground,
+    place: BenchEnvironment,
     store: Store,
     engine: Engine,
     counter: _Counter,
     count: int,
     mean_us: float,
-    progress: Progress,
+    progress: BenchProgress,
     idle_s: float,
 ) -> ScheduleFigures:
     client = Client.over(store)

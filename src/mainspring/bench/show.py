@@ -14,7 +14,7 @@ _REDRAW_S: Final = 0.2
 Cells = Mapping[str, Any]
 
 
-class Bar:
+class MeasuringBar:
     """Draws when it is told something, at most five times a second: a thread that redraws by itself would take
     the interpreter from what is being measured."""
 

@@ -23,9 +23,9 @@ from ..worker.context import current
 from ..worker.handler import Handler, Registry
 from ..worker.worker import WorkerOptions, working
 from .cycle import drain, until_done
-from .environment import Where, counterpart, ground
+from .environment import ServerChoice, counterpart, ground
 from .fleet import BenchFailed, fleet
-from .lifecycle import Progress
+from .lifecycle import BenchProgress
 from .timer import bare_timer, percentile
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ WEBHOOK_PAYLOAD: Final = {"order": 42, "filler": "x" * 24}
 _BODY: Final = b'{"order":42,"filler":"' + b"x" * 24 + b'"}'
 
 
-async def http(where: Where, tasks: int, rounds: int, progress: Progress) -> SinkFigures:
+async def http(where: ServerChoice, tasks: int, rounds: int, progress: BenchProgress) -> SinkFigures:
     """Turn and turn about, so that what else the machine does falls on both."""
     through: list[float] = []
     bare: list[float] = []
@@ -68,7 +68,7 @@ async def http(where: Where, tasks: int, rounds: int, progress: Progress) -> Sin
     return SinkFigures(tasks, round(ours), round(plain), round(ours / plain, 3), lost)
 
 
-async def _through_webhooks(where: Where, url: str, tasks: int, progress: Progress) -> tuple[float, int]:
+async def _through_webhooks(where: ServerChoice, url: str, tasks: int, progress: BenchProgress) -> tuple[float, int]:
     sink = HttpSink(HttpOptions(concurrency=CONCURRENCY, allow=("127.0.0.1",)))
     try:
         return await drain(where, url, WEBHOOK_PAYLOAD, tasks, {"http": sink}, progress)
@@ -113,7 +113,7 @@ KAFKA_PAYLOAD: Final = {"order": 42, "filler": "x" * 24}
 _VALUE: Final = b'{"order":42,"filler":"' + b"x" * 24 + b'"}'
 
 
-async def kafka(where: Where, tasks: int, rounds: int, progress: Progress) -> SinkFigures:
+async def kafka(where: ServerChoice, tasks: int, rounds: int, progress: BenchProgress) -> SinkFigures:
     """Turn and turn about, so that what else the machine does falls on both. The first round only warms up."""
     tasks *= MORE
     through: list[float] = []
@@ -131,7 +131,9 @@ async def kafka(where: Where, tasks: int, rounds: int, progress: Progress) -> Si
     return SinkFigures(tasks, round(ours), round(plain), round(ours / plain, 3), lost)
 
 
-async def _through_kafka(where: Where, options: KafkaOptions, tasks: int, progress: Progress) -> tuple[float, int]:
+async def _through_kafka(
+    where: ServerChoice, options: KafkaOptions, tasks: int, progress: BenchProgress
+) -> tuple[float, int]:
     sink = KafkaSink(options)
     sink.prepare()  # as a node that starts does
     try:
@@ -227,7 +229,7 @@ class _Round(NamedTuple):
     lost: int
 
 
-async def queue(where: Where, tasks: int, rounds: int, progress: Progress) -> QueueFigures:
+async def queue(where: ServerChoice, tasks: int, rounds: int, progress: BenchProgress) -> QueueFigures:
     found: list[_Round] = []
     for number in range(rounds):
         async with ground(where) as place:
@@ -249,7 +251,7 @@ async def queue(where: Where, tasks: int, rounds: int, progress: Progress) -> Qu
     )
 
 
-async def _round(store: Store, url: str, tasks: int, progress: Progress) -> _Round:
+async def _round(store: Store, url: str, tasks: int, progress: BenchProgress) -> _Round:
     late: list[float] = []
     steady_ms = 0
 
@@ -293,14 +295,14 @@ async def _put(store: Store, handler: str, due_ms: list[int]) -> None:
     await Client.over(store).put_many(Task(f"queue:{QUEUE}/{handler}", JOB_PAYLOAD, at) for at in due_ms)
 
 
-Part = Callable[[Where, int, int, Progress], Awaitable[msgspec.Struct]]
+Part = Callable[[ServerChoice, int, int, BenchProgress], Awaitable[msgspec.Struct]]
 """Where, how many tasks, how many rounds."""
 
 PARTS: Final[dict[str, Part]] = {"kafka": kafka, "http": http, "queue": queue}
 
 
 async def sinks(
-    where: Where, only: Sequence[str], tasks: int, rounds: int, progress: Progress
+    where: ServerChoice, only: Sequence[str], tasks: int, rounds: int, progress: BenchProgress
 ) -> dict[str, msgspec.Struct]:
     """Measure each kind, or only those named."""
     if unknown := set(only) - set(PARTS):

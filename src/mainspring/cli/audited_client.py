@@ -62,7 +62,7 @@ def user() -> str:
         return f"uid {os.getuid()}"
 
 
-class Witness:
+class AuditedClient:
     """A client (or its schedules) as commands hold it: every call that changes something is written down."""
 
     def __init__(self, client: Any, changes: Mapping[str, str], tell: Callable[..., Awaitable[None]]) -> None:
@@ -71,7 +71,7 @@ class Witness:
         self._tell = tell
 
     @classmethod
-    def of(cls, client: Any, kept: int) -> "Witness":
+    def of(cls, client: Any, kept: int) -> "AuditedClient":
         async def tell(*change: Any) -> None:
             await record(client.store, kept, *change)
 
@@ -80,7 +80,7 @@ class Witness:
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._client, name)
         if name == "schedules":
-            return Witness(call, {one: f"schedule.{one}" for one in SCHEDULES}, self._tell)
+            return AuditedClient(call, {one: f"schedule.{one}" for one in SCHEDULES}, self._tell)
         if name not in self._changes:
             return call
         if name == "put":

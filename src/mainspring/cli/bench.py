@@ -11,7 +11,7 @@ from ..bench.baseline import baseline as run_baseline
 from ..bench.cluster import cluster as run_cluster
 from ..bench.cycle import compare as run_compare
 from ..bench.cycle import cycle as run_cycle
-from ..bench.environment import Where
+from ..bench.environment import ServerChoice
 from ..bench.http import e2e as run_e2e
 from ..bench.http import http as run_http
 from ..bench.idle import growth as run_growth
@@ -19,18 +19,18 @@ from ..bench.idle import idle as run_idle
 from ..bench.idle import sparse as run_sparse
 from ..bench.lateness import Steady, compare_lateness
 from ..bench.lateness import lateness as run_lateness
-from ..bench.lifecycle import Progress, Shape
+from ..bench.lifecycle import BenchProgress, Shape
 from ..bench.peers.bench import Demand, server_of_choice
 from ..bench.peers.bench import peers as run_peers
 from ..bench.schedules import schedules as run_schedules
-from ..bench.show import Bar, table_of
+from ..bench.show import MeasuringBar, table_of
 from ..bench.sinks import sinks as run_sinks
 from ..model.errors import MainspringError
 from ..testing.servers import Kind, missing
 from .serve import run
 
 
-async def all_in_short(where: Where, tasks: int, progress: Progress) -> dict[str, Any]:
+async def all_in_short(where: ServerChoice, tasks: int, progress: BenchProgress) -> dict[str, Any]:
     spread_s = 2.0
     results: dict[str, Any] = {
         "compare": await run_compare(where, Shape(tasks, spread_s=spread_s), 1, progress),
@@ -43,7 +43,7 @@ async def all_in_short(where: Where, tasks: int, progress: Progress) -> dict[str
         "idle": await run_idle(where, 5.0, progress),
     }
     if where.url is None and missing("redis") is None:
-        where = Where(server="redis")  # the promise on memory is made for Redis 7.0
+        where = ServerChoice(server="redis")  # the promise on memory is made for Redis 7.0
     results["sparse"] = await run_sparse(where, 10 * tasks, 48, progress)
     return results
 
@@ -56,27 +56,27 @@ app = typer.Typer(
 
 Tasks = Annotated[int, typer.Option("--tasks", help="How many tasks.")]
 PayloadBytes = Annotated[int, typer.Option("--payload-bytes", help="Bytes of each payload.")]
-Ids = Annotated[bool, typer.Option("--ids", help="Tasks carry ids of the caller's.")]
-Lanes = Annotated[bool, typer.Option("--lanes", help="Ten tasks each share a lane.")]
-Cancel = Annotated[float, typer.Option("--cancel", help="Share that is cancelled before it fires.")]
+WithIds = Annotated[bool, typer.Option("--ids", help="Tasks carry ids of the caller's.")]
+WithLanes = Annotated[bool, typer.Option("--lanes", help="Ten tasks each share a lane.")]
+CancelShare = Annotated[float, typer.Option("--cancel", help="Share that is cancelled before it fires.")]
 Spread = Annotated[float, typer.Option("--spread", help="Seconds over which due times are spread.")]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds; medians count.")]
 Seconds = Annotated[float, typer.Option("--seconds", help="How long to measure.")]
-RedisUrl = Annotated[
+MeasuredUrl = Annotated[
     str | None, typer.Option("--redis-url", help="Measure there, in a namespace that is removed afterwards.")
 ]
-Server = Annotated[Kind, typer.Option("--server", help="Kind of the private server used without a URL.")]
+ServerKind = Annotated[Kind, typer.Option("--server", help="Kind of the private server used without a URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
-def _run(title: str, work: Callable[[Progress], Awaitable[Any]], as_json: bool) -> None:
+def _run(title: str, work: Callable[[BenchProgress], Awaitable[Any]], as_json: bool) -> None:
     """Measure, print, and end with 1 when a task was lost, duplicated or early."""
 
     async def main() -> Any:
         return await work(bar)
 
     try:
-        with Bar(shown=not as_json) as bar:
+        with MeasuringBar(shown=not as_json) as bar:
             result = run(main())
     except MainspringError as error:
         typer.echo(f"bench {title}: {error}", err=True)
@@ -104,16 +104,16 @@ def _sound(result: Any) -> bool:
 def cycle(
     tasks: Tasks = 1_000_000,
     payload_bytes: PayloadBytes = 48,
-    ids: Ids = False,
-    lanes: Lanes = False,
-    cancel: Cancel = 0.0,
+    ids: WithIds = False,
+    lanes: WithLanes = False,
+    cancel: CancelShare = 0.0,
     spread: Spread = 10.0,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """Put tasks in bulk and fire them through the engine: rates, CPU and memory per task."""
-    where = Where(redis_url, server)
+    where = ServerChoice(redis_url, server)
     _run(
         "cycle",
         lambda told: run_cycle(where, Shape(tasks, payload_bytes, ids, lanes, cancel, spread), told),
@@ -125,15 +125,15 @@ def cycle(
 def baseline(
     tasks: Tasks = 1_000_000,
     payload_bytes: PayloadBytes = 48,
-    ids: Ids = False,
-    cancel: Cancel = 0.0,
+    ids: WithIds = False,
+    cancel: CancelShare = 0.0,
     spread: Spread = 10.0,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """The same work by a careful hand-written design: ZADD + HSET, Lua claims with leases, acks."""
-    where = Where(redis_url, server)
+    where = ServerChoice(redis_url, server)
     _run(
         "baseline",
         lambda told: run_baseline(where, Shape(tasks, payload_bytes, ids, False, cancel, spread), told),
@@ -145,17 +145,17 @@ def baseline(
 def compare(
     tasks: Tasks = 1_000_000,
     payload_bytes: PayloadBytes = 48,
-    ids: Ids = False,
-    lanes: Lanes = False,
-    cancel: Cancel = 0.0,
+    ids: WithIds = False,
+    lanes: WithLanes = False,
+    cancel: CancelShare = 0.0,
     spread: Spread = 10.0,
     rounds: Rounds = 3,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """Both in one run, taking turns; ratios are Mainspring by baseline."""
-    where = Where(redis_url, server)
+    where = ServerChoice(redis_url, server)
     _run(
         "compare",
         lambda told: run_compare(where, Shape(tasks, payload_bytes, ids, lanes, cancel, spread), rounds, told),
@@ -171,14 +171,14 @@ def lateness(
     warmup: Annotated[float, typer.Option("--warmup", help="Seconds left out at the start.")] = 3.0,
     baseline: Annotated[bool, typer.Option("--baseline", help="Measure the hand-written design.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Measure both, one after the other.")] = False,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """A steady load put two seconds ahead by another process: how late tasks arrive, what one costs."""
-    where = Where(redis_url, server)
+    where = ServerChoice(redis_url, server)
 
-    async def work(told: Progress) -> Any:
+    async def work(told: BenchProgress) -> Any:
         steady = Steady(rate, seconds, warmup, payload_bytes)
         if compare:
             return await compare_lateness(where, steady, told)
@@ -192,23 +192,23 @@ def growth(
     most: Annotated[int, typer.Option("--max", min=1, help="Most tasks pending.")] = 5_000_000,
     tasks: Tasks = 100_000,
     rounds: Rounds = 9,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """What a task costs the server while 50 k, 500 k and 5 M others are pending."""
-    _run("growth", lambda told: run_growth(Where(redis_url, server), most, tasks, rounds, told), json)
+    _run("growth", lambda told: run_growth(ServerChoice(redis_url, server), most, tasks, rounds, told), json)
 
 
 @app.command()
 def idle(
     seconds: Seconds = 10.0,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """What a node costs that owns all partitions and has nothing to do."""
-    _run("idle", lambda told: run_idle(Where(redis_url, server), seconds, told), json)
+    _run("idle", lambda told: run_idle(ServerChoice(redis_url, server), seconds, told), json)
 
 
 @app.command()
@@ -216,12 +216,12 @@ def cluster(
     lease: Annotated[float, typer.Option("--lease", min=0.5, help="Seconds; takeovers are judged by it.")] = 2.0,
     kills: Annotated[int, typer.Option("--kills", min=1, help="Nodes killed, one after the other.")] = 20,
     tasks: Tasks = 1_000_000,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """Four node processes: takeover after a kill and after a stop, what moves, what they fire together."""
-    where = Where(redis_url, server)
+    where = ServerChoice(redis_url, server)
     _run("cluster", lambda told: run_cluster(where, lease_s=lease, kills=kills, tasks=tasks, progress=told), json)
 
 
@@ -230,24 +230,24 @@ def sinks(
     tasks: Tasks = 20_000,
     rounds: Rounds = 3,
     only: Annotated[list[str] | None, typer.Option("--only", help="Kind of target; may be repeated.")] = None,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """Through the engine into real targets, beside the same library in a plain loop."""
-    _run("sinks", lambda told: run_sinks(Where(redis_url, server), only or (), tasks, rounds, told), json)
+    _run("sinks", lambda told: run_sinks(ServerChoice(redis_url, server), only or (), tasks, rounds, told), json)
 
 
 @app.command()
 def sparse(
     tasks: Tasks = 10_000_000,
     payload_bytes: PayloadBytes = 48,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """Memory of a pending task when tasks are spread thinly over a year."""
-    _run("sparse", lambda told: run_sparse(Where(redis_url, server), tasks, payload_bytes, told), json)
+    _run("sparse", lambda told: run_sparse(ServerChoice(redis_url, server), tasks, payload_bytes, told), json)
 
 
 @app.command()
@@ -263,7 +263,7 @@ def peers(
     json: AsJson = False,
 ) -> None:
     """Mainspring beside Celery, Dramatiq, RQ, arq and Huey: the same tasks, one producer and one consumer each."""
-    where = Where(server=server) if server else server_of_choice()
+    where = ServerChoice(server=server) if server else server_of_choice()
     demand = Demand(tasks, rate, seconds)
     _run("peers", lambda told: run_peers(where, demand, only or (), told, install=install), json)
 
@@ -272,12 +272,12 @@ def peers(
 def http(
     seconds: Seconds = 5.0,
     rounds: Rounds = 3,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """Ticks one by one and tasks in batches over HTTP, beside a bare application on the same web server."""
-    _run("http", lambda told: run_http(Where(redis_url, server), seconds, rounds, told), json)
+    _run("http", lambda told: run_http(ServerChoice(redis_url, server), seconds, rounds, told), json)
 
 
 @app.command()
@@ -286,35 +286,35 @@ def e2e(
     seconds: Seconds = 30.0,
     schedulers: Annotated[int, typer.Option("--schedulers", min=1, help="Scheduler processes.")] = 2,
     kafka: Annotated[str | None, typer.Option("--kafka", help="Brokers; without it one is started.")] = None,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """Batches over HTTP in, Kafka out, read there again: the whole road at a steady rate."""
-    where = Where(redis_url, server)
+    where = ServerChoice(redis_url, server)
     _run("e2e", lambda told: run_e2e(where, rate, seconds, schedulers, kafka, told), json)
 
 
 @app.command()
 def schedules(
     count: Annotated[int, typer.Option("--schedules", min=1, help="How many schedules.")] = 100_000,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """Add schedules that are all due in the same second: rates, how long that second takes, memory of each."""
-    _run("schedules", lambda told: run_schedules(Where(redis_url, server), count, told), json)
+    _run("schedules", lambda told: run_schedules(ServerChoice(redis_url, server), count, told), json)
 
 
 @app.command("all")
 def everything(
     tasks: Tasks = 200_000,
-    redis_url: RedisUrl = None,
-    server: Server = "valkey",
+    redis_url: MeasuredUrl = None,
+    server: ServerKind = "valkey",
     json: AsJson = False,
 ) -> None:
     """All of them in short, in about three minutes."""
-    _run("all", lambda told: all_in_short(Where(redis_url, server), tasks, told), json)
+    _run("all", lambda told: all_in_short(ServerChoice(redis_url, server), tasks, told), json)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import typer
 
 from mainspring.cli.audited_client import record
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, remote, server_url
-from mainspring.cli.output import Bar
+from mainspring.cli.output import ProgressBar
 from mainspring.config.config import Config
 from mainspring.model.errors import InvalidInput, Refused, Unavailable
-from mainspring.node.doctor import Found, checkup
+from mainspring.node.doctor import DoctorFinding, checkup
 from mainspring.store.keys import meta_key, slot_of
-from mainspring.store.redis.servers import Links
+from mainspring.store.redis.servers import Servers
 from mainspring.store.server_checks import Check
 from mainspring.store.store import Store
 from mainspring.store.verify.checks import verify
@@ -56,7 +56,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-async def _examine(config: Config) -> list[Found]:
+async def _examine(config: Config) -> list[DoctorFinding]:
     if config.api_url is not None:
         with contextlib.closing(remote(config)) as api:
             return _over(api)
@@ -64,7 +64,7 @@ async def _examine(config: Config) -> list[Found]:
         return await checkup(config, url)
 
 
-def _over(api: "Api") -> list[Found]:
+def _over(api: "Api") -> list[DoctorFinding]:
     """The road to the node, then what the node itself finds."""
     try:
         began = time.perf_counter()
@@ -73,9 +73,9 @@ def _over(api: "Api") -> list[Found]:
         rows = api.get("/v1/doctor")["checks"]
     except (Unavailable, Refused) as error:
         advice = "Is the node running, is the URL right, is the key one of an admin?"
-        return [Found(api.where, Check("reach", "error", f"{error}. {advice}"))]
-    reached = Found(api.where, Check("reach", "ok", f"the API answered within {took_ms:.0f} ms"))
-    return [reached, *(Found(row.pop("server"), Check(**row)) for row in rows)]
+        return [DoctorFinding(api.where, Check("reach", "error", f"{error}. {advice}"))]
+    reached = DoctorFinding(api.where, Check("reach", "ok", f"the API answered within {took_ms:.0f} ms"))
+    return [reached, *(DoctorFinding(row.pop("server"), Check(**row)) for row in rows)]
 
 
 verify_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -105,7 +105,7 @@ async def _verify(config: Config, *, repair: bool, shown: bool) -> Report:
         await _check_there(url, config)
         opened = await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
         async with contextlib.aclosing(opened) as store:
-            with Bar("partitions", shown=shown) as bar:
+            with ProgressBar("partitions", shown=shown) as bar:
                 report = await verify(store, repair=repair, progress=bar)
             if repaired := {kind: count for kind, count in report.repaired.items() if count}:
                 await record(store, config.audit_entries, "verify.repair", report.namespace, None, repaired)
@@ -114,7 +114,7 @@ async def _verify(config: Config, *, repair: bool, shown: bool) -> Report:
 
 async def _check_there(url: str, config: Config) -> None:
     """To open a namespace makes it; one that was misspelt must not be made, and not be called clean."""
-    async with contextlib.aclosing(await Links.connect(url, config.links)) as links:
+    async with contextlib.aclosing(await Servers.connect(url, config.links)) as links:
         namespace = config.namespace
         [found] = await links.for_slot(slot_of(namespace)).pipeline([("EXISTS", meta_key(namespace))])
     if found == 0:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 import typer
 
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
-from mainspring.cli.output import Bar, aligned, answer_lines, printable
+from mainspring.cli.output import ProgressBar, aligned, answer_lines, printable
 from mainspring.cli.task import At, In, print_json, when_of, with_client
 from mainspring.model.dead_letter import DeadLetter, ReplaySummary
 from mainspring.model.errors import ConfigError, InvalidInput
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
-Ids = Annotated[list[str] | None, typer.Argument(help="Ids of dead letters; or say which with filters or --all.")]
-Target = Annotated[str | None, typer.Option(help="Only this target, or with a * at the end what begins so.")]
-Lane = Annotated[str | None, typer.Option(help="Only this lane.")]
-Why = Annotated[str | None, typer.Option("--reason", help="Only where this is part of the reason.")]
+LetterIds = Annotated[list[str] | None, typer.Argument(help="Ids of dead letters; or say which with filters or --all.")]
+LetterTarget = Annotated[str | None, typer.Option(help="Only this target, or with a * at the end what begins so.")]
+LetterLane = Annotated[str | None, typer.Option(help="Only this lane.")]
+LetterReason = Annotated[str | None, typer.Option("--reason", help="Only where this is part of the reason.")]
 DiedAfter = Annotated[str | None, typer.Option(help="Only what died from this time on.")]
 DiedBefore = Annotated[str | None, typer.Option(help="Only what died before this time.")]
-All = Annotated[bool, typer.Option("--all", help="All dead letters.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
+AllLetters = Annotated[bool, typer.Option("--all", help="All dead letters.")]
+LettersDryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
 
 _OF_CONTENT: Final[tuple[Literal["target", "lane", "reason"], ...]] = ("target", "lane", "reason")
 """Filters for which letters have to be read."""
@@ -48,7 +48,7 @@ class Filters(TypedDict):
 def list_(
     limit: Annotated[int, typer.Option(help="Letters of a page, up to 1000.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
-    target: Target = None, lane: Lane = None, reason: Why = None,
+    target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
@@ -69,7 +69,7 @@ def list_(
 
 @app.command()
 def show(
-    id: str, lane: Lane = None,
+    id: str, lane: LetterLane = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -87,13 +87,13 @@ def show(
 
 @app.command()
 def replay(
-    ids: Ids = None, every: All = False,
-    target: Target = None, lane: Lane = None, reason: Why = None,
+    ids: LetterIds = None, every: AllLetters = False,
+    target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
     at: At = None, after: In = None,
     rate: Annotated[float | None, typer.Option(help="So many a second, at most.")] = None,
     new_key: Annotated[bool, typer.Option("--new-key", help="With another idempotency key than before.")] = False,
-    dry_run: DryRun = False,
+    dry_run: LettersDryRun = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -114,7 +114,7 @@ def replay(
             progress=lambda so_far: bar(so_far.seen, total),
         )  # fmt: skip
 
-    with Bar("letters", shown=not json) as bar:
+    with ProgressBar("letters", shown=not json) as bar:
         summary = with_client(loaded, work)
     if json:
         print_json(summary)
@@ -126,11 +126,11 @@ def replay(
 
 @app.command()
 def drop(
-    ids: Ids = None, every: All = False,
-    target: Target = None, lane: Lane = None, reason: Why = None,
+    ids: LetterIds = None, every: AllLetters = False,
+    target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
     yes: Annotated[bool, typer.Option("--yes", help="Really: dropped letters do not come back.")] = False,
-    dry_run: DryRun = False,
+    dry_run: LettersDryRun = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -150,7 +150,7 @@ def drop(
         total = await _total(client, filters)
         return await client.dead_drop_many(**filters, dry_run=dry_run, progress=lambda count: bar(count, total))
 
-    with Bar("letters", shown=not json) as bar:
+    with ProgressBar("letters", shown=not json) as bar:
         count = with_client(loaded, work)
     for id in unknown:
         print(f"{id}: there is no dead letter with this id", file=sys.stderr)
@@ -165,7 +165,7 @@ def drop(
 @app.command()
 def export(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; default standard output.")] = None,
-    target: Target = None, lane: Lane = None, reason: Why = None,
+    target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None,
@@ -215,7 +215,7 @@ async def _total(client: "Client", filters: Filters) -> int | None:
 
 async def _replay_ids(
     client: "Client", ids: list[str], lane: str | None, at: When | None, after: str | None, new_key: bool,
-    dry_run: bool, bar: Bar,
+    dry_run: bool, bar: ProgressBar,
 ) -> ReplaySummary:  # fmt: skip
     summary = ReplaySummary(dry_run)
     for id in ids:
@@ -224,7 +224,7 @@ async def _replay_ids(
     return summary
 
 
-async def _drop_ids(client: "Client", ids: list[str], lane: str | None, dry_run: bool, bar: Bar) -> list[str]:
+async def _drop_ids(client: "Client", ids: list[str], lane: str | None, dry_run: bool, bar: ProgressBar) -> list[str]:
     """Returns those that have no letter."""
     unknown = []
     for done, id in enumerate(ids, 1):
@@ -245,7 +245,7 @@ def _export(config: "Config", write: Callable[[bytes], Any], filters: Filters, *
         total = await _total(client, filters)
         return await client.dead_export(write, **filters, progress=lambda count: bar(count, total))
 
-    with Bar("letters", shown=shown) as bar:
+    with ProgressBar("letters", shown=shown) as bar:
         return with_client(config, work)
 
 

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from mainspring.bench.show import in_rows, side_by_side
 from mainspring.cli.serve import run
-from mainspring.demo.plan import Plan, Via
-from mainspring.demo.run import Parts, Reconciliation, Second, Where
+from mainspring.demo.plan import DemoPlan, Via
+from mainspring.demo.run import DemoServers, Parts, Reconciliation, Second
 from mainspring.demo.run import ticks as run_ticks
 from mainspring.model.errors import InvalidInput
 from mainspring.model.times import delay_ms
@@ -44,7 +44,7 @@ def ticks(
     """Post random ticks, fire them into Kafka, read them there; add it all up at the end. Ctrl-C ends it early."""
     if kafka is not None and embedded:
         raise InvalidInput("--kafka names brokers and --embedded starts one; say one of them")
-    plan = Plan(
+    plan = DemoPlan(
         ids=ids,
         within_ms=delay_ms(within, field="within"),
         rate=_rate(rate),
@@ -56,7 +56,7 @@ def ticks(
     )
     stream = sys.stderr if json else sys.stdout
     print("starting schedulers and consumer, and what they need", file=sys.stderr, flush=True)
-    found = run(run_ticks(plan, Where(kafka, redis_url), _tell_on(stream), started=_greet_on(stream)))
+    found = run(run_ticks(plan, DemoServers(kafka, redis_url), _tell_on(stream), started=_greet_on(stream)))
     if json:
         typer.echo(msgspec.json.encode(found).decode())
     else:

@@ -131,15 +131,17 @@ def _rows(one: LaneInfo) -> list[tuple[str, str]]:
 
 pause_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-Target = Annotated[str | None, typer.Option(help="This target; with a * at its end, all that begin so: 'kafka:*'.")]
-Queue = Annotated[str | None, typer.Option(help="This queue.")]
+TargetOption = Annotated[
+    str | None, typer.Option(help="This target; with a * at its end, all that begin so: 'kafka:*'.")
+]
+QueueOption = Annotated[str | None, typer.Option(help="This queue.")]
 LaneOption = Annotated[str | None, typer.Option(help="This lane.")]
-All = Annotated[bool, typer.Option("--all", help="Everything.")]
+Everything = Annotated[bool, typer.Option("--all", help="Everything.")]
 
 
 @pause_app.command("pause")
 def pause(
-    everything: All = False, target: Target = None, queue: Queue = None, lane: LaneOption = None,
+    everything: Everything = False, target: TargetOption = None, queue: QueueOption = None, lane: LaneOption = None,
     reason: Annotated[str, typer.Option(help="Why; shown to whoever asks.")] = "",
     who: Annotated[str | None, typer.Option(help="Who; default is the user of this machine.")] = None,
     for_: Annotated[str | None, typer.Option("--for", help="It ends by itself after so long: 30m, 1h.")] = None,
@@ -213,7 +215,7 @@ resume_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exc
 
 @resume_app.command("resume")
 def resume_pause(
-    everything: All = False, target: Target = None, queue: Queue = None, lane: LaneOption = None,
+    everything: Everything = False, target: TargetOption = None, queue: QueueOption = None, lane: LaneOption = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip

@@ -32,7 +32,7 @@ WIDTH: Final = 30
 _REDRAW_S: Final = 0.1
 
 
-class Bar:
+class ProgressBar:
     """Drawn in place on standard error, and taken away when the work is over."""
 
     def __init__(self, what: str, stream: TextIO | None = None, *, shown: bool = True) -> None:

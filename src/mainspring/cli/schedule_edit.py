@@ -12,7 +12,7 @@ import typer
 from mainspring.cli import schedule_view as shown
 from mainspring.cli.audited_client import user
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, json_of, load
-from mainspring.cli.output import Bar
+from mainspring.cli.output import ProgressBar
 from mainspring.cli.task import print_json, when_of, with_client
 from mainspring.config.config import Config
 from mainspring.model.errors import InvalidInput
@@ -112,7 +112,7 @@ def fields_of(options: dict[str, Any]) -> dict[str, Any]:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-By = Annotated[str | None, typer.Option(help="Who; default is the user of this machine.")]
+ChangedBy = Annotated[str | None, typer.Option(help="Who; default is the user of this machine.")]
 
 _EMPTY: Final = (
     "Of --cron, --every and --after-end those that are not given stay. "
@@ -198,7 +198,7 @@ def _show_diff(loaded: Config, name: str, fields: dict[str, Any], json: bool) ->
 def pause(
     name: str,
     reason: Annotated[str, typer.Option(help="Why.")] = "",
-    by: By = None,
+    by: ChangedBy = None,
     until: Annotated[str | None, typer.Option(help="Go on by itself: a time, or after 2h.")] = None,
     hold: Annotated[bool, typer.Option("--hold", help="What falls into it follows the misfire rule.")] = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
@@ -215,7 +215,7 @@ def pause(
 
 @app.command()
 def resume(
-    name: str, by: By = None,
+    name: str, by: ChangedBy = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -243,7 +243,7 @@ def remove(
 def rollback(
     name: str,
     generation: Annotated[int | None, typer.Argument(help="Which; default the one before this.")] = None,
-    by: By = None,
+    by: ChangedBy = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -281,7 +281,7 @@ def backfill(
     """Run what was planned in a range and has passed; what ran already is left alone."""
     loaded = load(redis_url, data_dir, namespace, config)
     first, last = when_of(start) or start, when_of(end) or end
-    with Bar("runs", shown=not json) as bar:
+    with ProgressBar("runs", shown=not json) as bar:
         done = with_client(
             loaded,
             lambda client: client.schedules.backfill(

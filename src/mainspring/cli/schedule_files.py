@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
-Source = Annotated[str | None, typer.Option(help="Whose schedules these are; default what the file says, or its name.")]
+ApplyDryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
+ScheduleSource = Annotated[
+    str | None, typer.Option(help="Whose schedules these are; default what the file says, or its name.")
+]
 
 
 @app.command()
 def apply(
     file: Annotated[Path, typer.Option("--file", "-f", help="TOML with [schedules.<name>] tables.")],
     prune: Annotated[bool, typer.Option("--prune", help="Remove those of this source that it lacks.")] = False,
-    source: Source = None, dry_run: DryRun = False,
+    source: ScheduleSource = None, dry_run: ApplyDryRun = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -98,7 +100,7 @@ def import_(
     url: Annotated[str, typer.Option("--from", help="Of redbeat: the server that has its keys.")] = "redis://localhost",
     prefix: Annotated[str, typer.Option(help="Of redbeat: how its keys begin.")] = "redbeat:",
     out: Annotated[Path | None, typer.Option(help="Write a file for `apply` instead of adding them.")] = None,
-    source: Source = None, dry_run: DryRun = False,
+    source: ScheduleSource = None, dry_run: ApplyDryRun = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip

@@ -13,7 +13,7 @@ from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings,
 from mainspring.cli.output import aligned, printable
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import NotFound
-from mainspring.model.schedule.chain import Run
+from mainspring.model.schedule.chain import PastRun
 from mainspring.model.schedule.definition import Definition
 from mainspring.model.schedule.view import Finding, ScheduleView, revision_as_dict, span_text, told_changes, written
 from mainspring.model.schedule.zone import zone
@@ -72,7 +72,7 @@ def next_lines(definition: Definition, now_ms: int, runs: int = 0) -> list[str]:
     return [f"  {'next':<12}{at(definition, ms)}" for ms in definition.next_runs(now_ms, runs=runs)]
 
 
-def _run(definition: Definition, run: Run) -> str:
+def _run(definition: Definition, run: PastRun) -> str:
     took = "" if run.ended_ms is None else f" in {span_text(run.ended_ms - run.began_ms)}"
     return f"{at(definition, run.planned_ms)}  {run.outcome}{took}"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 import msgspec
 import typer
 
-from mainspring.cli.audited_client import Witness
+from mainspring.cli.audited_client import AuditedClient
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, json_of, load, opened_store, remote
 from mainspring.cli.output import aligned, lines_of, printable
 from mainspring.model.errors import NotConfirmed, Unavailable
@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 T = TypeVar("T")
 POLL_S: Final = 0.2
 
-Lane = Annotated[str | None, typer.Option(help="The lane the task was put with.")]
+TaskLane = Annotated[str | None, typer.Option(help="The lane the task was put with.")]
 At = Annotated[str | None, typer.Option(help="2030-01-01T09:00:00Z, or epoch milliseconds.")]
 In = Annotated[str | None, typer.Option("--in", help="A delay from now: 30m, 1h30m, PT10M.")]
 
@@ -70,7 +70,7 @@ def put(
 
 @app.command()
 def get(
-    id: str, lane: Lane = None,
+    id: str, lane: TaskLane = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -88,7 +88,7 @@ def get(
 
 @app.command()
 def explain(
-    id: str, lane: Lane = None,
+    id: str, lane: TaskLane = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -104,7 +104,7 @@ def explain(
 
 @app.command()
 def result(
-    id: str, lane: Lane = None,
+    id: str, lane: TaskLane = None,
     wait: Annotated[str, typer.Option(help="How long to wait for its end, e.g. 30s.")] = "0s",
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
@@ -195,7 +195,7 @@ def count(
 
 @app.command()
 def cancel(
-    ids: list[str], lane: Lane = None,
+    ids: list[str], lane: TaskLane = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -214,7 +214,7 @@ def cancel(
 
 @app.command()
 def reschedule(
-    id: str, at: At = None, after: In = None, lane: Lane = None,
+    id: str, at: At = None, after: In = None, lane: TaskLane = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -234,7 +234,7 @@ def with_client(config: "Config", work: "Callable[[Client], Coroutine[Any, Any, 
 
     async def run() -> T:
         async with _client(config, makes) as client:
-            return await work(cast("Client", Witness.of(client, config.audit_entries)))
+            return await work(cast("Client", AuditedClient.of(client, config.audit_entries)))
 
     return asyncio.run(run() if config.api_url is None else _over_http(config, work))
 

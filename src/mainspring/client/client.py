@@ -51,11 +51,11 @@ from ..store.records import read_result
 from ..store.redis.servers import LinkOptions
 from ..store.store import Store
 from ..store.tasks import dead_letters, query
-from ..store.tasks.dead_letters import Replayer, cancelled_ms, in_index
+from ..store.tasks.dead_letters import Replayer, cancelled_ms, find_live
 from ..store.tasks.encode import Batch, Intake
 from ..store.tasks.find import Finder, Reference
 from ..store.tasks.put import AddressTexts, Places, Widths, put_rows
-from ..store.tasks.put_ids import NamedPuts, Patience
+from ..store.tasks.put_ids import NamedPuts, RetryWindow
 from .dead_letters import Letters
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ _LOOKED_AT: Final = 32
 """Of so many tasks that are taken at once one is looked at."""
 
 
-class Tally:
+class PutTally:
     """What a bulk put came to so far."""
 
     def __init__(self, level: Durability, handles: bool) -> None:
@@ -189,10 +189,10 @@ def checked(tasks: list[Task]) -> list[Task]:
     return tasks
 
 
-Progress = Callable[[int], None]
+PutProgress = Callable[[int], None]
 """Called with the number of tasks stored so far."""
 
-Parts = tuple[Store, Intake, NamedPuts, Finder]
+PutParts = tuple[Store, Intake, NamedPuts, Finder]
 """What an open client works with."""
 
 _CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
@@ -205,7 +205,7 @@ class Puts:
     _widths: Widths
 
     @abstractmethod
-    def _ready(self) -> Parts: ...
+    def _ready(self) -> PutParts: ...
 
     async def put_many(
         self,
@@ -213,7 +213,7 @@ class Puts:
         *,
         on_conflict: OnConflict = "keep",
         durability: str = "server",
-        progress: Progress | None = None,
+        progress: PutProgress | None = None,
         handles: bool = False,
     ) -> PutSummary:
         """Schedule any number of tasks in bulk. A wrong task stops the call; batches before it are stored.
@@ -226,7 +226,7 @@ class Puts:
         if progress is not None and not callable(progress):
             raise InvalidInput(f"progress is a {type(progress).__name__}; give a function that takes the number stored")
         level = check_durability(durability)
-        tally = Tally(level, handles)
+        tally = PutTally(level, handles)
         try:
             await self._put_all(tasks, on_conflict, tally, progress or _silent)
         except MainspringError as error:
@@ -235,7 +235,7 @@ class Puts:
         return tally.summary()
 
     async def _put_all(
-        self, tasks: Iterable[Task] | AsyncIterable[Task], on_conflict: OnConflict, tally: Tally, report: Progress
+        self, tasks: Iterable[Task] | AsyncIterable[Task], on_conflict: OnConflict, tally: PutTally, report: PutProgress
     ) -> None:
         store, _, _, _ = self._ready()
         if isinstance(tasks, list) and _is_one_batch(tasks):
@@ -261,7 +261,7 @@ class Puts:
         report(tally.accepted)
 
     def _prepare(
-        self, tasks: Sequence[Task], on_conflict: OnConflict, tally: Tally
+        self, tasks: Sequence[Task], on_conflict: OnConflict, tally: PutTally
     ) -> Callable[[], Coroutine[Any, Any, None]]:
         """Check and encode a batch; what is returned writes it."""
         store, intake, _, _ = self._ready()
@@ -482,7 +482,7 @@ class Results:
     async def _over(self, id: str, lane: str | None, reference: Reference) -> Result | None:
         """The end of a task; None while it is not over. What is kept of an earlier one of its id does not count."""
         # Not `get`: what is noted of a cancelled id may be of an earlier task, and a result of a later one.
-        info = await in_index(self.store, id, lane)
+        info = await find_live(self.store, id, lane)
         if info.state not in _OVER:
             return None
         # Only now: it may have ended between the two questions.
@@ -515,13 +515,13 @@ class _Outage:
     def __init__(self, store: Store, wait_s: float) -> None:
         self._store = store
         self._wait_s = wait_s
-        self._patience: Patience | None = None
+        self._patience: RetryWindow | None = None
         self._failure: StoreError | None = None
 
     async def goes_on(self, failure: StoreError) -> None:
         """Wait before the next question, or raise the failure."""
         self._failure = failure
-        self._patience = self._patience or Patience(self._store, self._wait_s)
+        self._patience = self._patience or RetryWindow(self._store, self._wait_s)
         await self._patience.after(failure)
 
     def ends(self) -> None:
@@ -689,7 +689,7 @@ class Client(Puts, Listings, Letters, Results, Standstills):
         self._timezone = timezone
         self._owns_store = True
         self._opening = asyncio.Lock()
-        self._parts: Parts | None = None
+        self._parts: PutParts | None = None
 
     @cached_property
     def schedules(self) -> "Schedules":
@@ -814,7 +814,7 @@ class Client(Puts, Listings, Letters, Results, Standstills):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _ready(self) -> Parts:
+    def _ready(self) -> PutParts:
         if self._parts is None:
             raise MainspringError("the client is not open; use 'async with Client(…)' or await client.open()")
         return self._parts

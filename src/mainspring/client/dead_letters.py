@@ -14,7 +14,7 @@ from ..model.text import check_text
 from ..model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from ..store.store import Store
 from ..store.tasks import dead_letters
-from ..store.tasks.dead_letters import AT_ONCE, Kept, Replayer
+from ..store.tasks.dead_letters import AT_ONCE, KeptLetter, Replayer
 from ..store.tasks.find import Reference
 
 Sleep = Callable[[float], Awaitable[Any]]
@@ -196,7 +196,7 @@ class Letters:
         """Only what has died by now: tasks that die once more while they are replayed would never end."""
         return msgspec.structs.replace(where, to_ms=min(where.to_ms, await self.store.sample_clock() + 1))
 
-    async def _find(self, id: str, lane: str | None) -> Kept | None:
+    async def _find(self, id: str, lane: str | None) -> KeptLetter | None:
         reference = Reference.parse(id, lane, len(self.store.keys))
         return await dead_letters.find_letter(self.store, reference)
 
@@ -256,7 +256,7 @@ def _filter(
     return DeadFilter(target, lane, reason, from_ms, to_ms)
 
 
-async def _portions(walked: AsyncIterator[list[Kept]], size: int) -> AsyncIterator[list[Kept]]:
+async def _portions(walked: AsyncIterator[list[KeptLetter]], size: int) -> AsyncIterator[list[KeptLetter]]:
     async for some in walked:
         for at in range(0, len(some), size):
             yield some[at : at + size]

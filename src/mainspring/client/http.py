@@ -56,7 +56,7 @@ class NoNamespace(MainspringError):
     """It is not there, or not for this key. No `NotFound`, which is of what a namespace may hold."""
 
 
-class Answered(Conflict):
+class ConflictAnswer(Conflict):
     """Nothing was done; `answer` is the word for why."""
 
     def __init__(self, detail: str, answer: str) -> None:
@@ -152,7 +152,7 @@ class Api:
         if kind == "not-found" and problem.get("missing") == "namespace":
             raise NoNamespace(detail)
         if kind == "conflict" and "answer" in problem:
-            raise Answered(detail, str(problem["answer"]))
+            raise ConflictAnswer(detail, str(problem["answer"]))
         if kind == "unavailable":
             raise self._away(detail)
         if kind in _ERRORS:
@@ -488,15 +488,15 @@ def _definition(told: dict[str, Any], *, at_ms: int) -> "Definition":
 
 
 def _paused(told: dict[str, Any] | None) -> Any:
-    from mainspring.model.schedule.definition import Pause
+    from mainspring.model.schedule.definition import SchedulePause
 
     if told is None:
         return None
-    return Pause(_ms(told["since"]), told["mode"], _ms_or_none(told["until"]), told["reason"], told["by"])
+    return SchedulePause(_ms(told["since"]), told["mode"], _ms_or_none(told["until"]), told["reason"], told["by"])
 
 
 def _view(told: dict[str, Any]) -> "ScheduleView":
-    from mainspring.model.schedule.chain import NotRun, Run
+    from mainspring.model.schedule.chain import NotRun, PastRun
     from mainspring.model.schedule.view import Finding, ScheduleView
 
     following = tuple(map(_ms, told["next"]))
@@ -515,7 +515,7 @@ def _view(told: dict[str, Any]) -> "ScheduleView":
             for one in told["recent_not_run"]
         ),
         last_runs=tuple(
-            Run(
+            PastRun(
                 planned_ms=_ms(one["planned"]),
                 began_ms=_ms(one["began"]),
                 ended_ms=_ms_or_none(one["ended"]),
@@ -670,7 +670,7 @@ class RemoteClient(RemoteLetters):
             self.api.post(_LANES, lane, what, **body)
         except TooLate:
             return "too late"
-        except Answered as refused:
+        except ConflictAnswer as refused:
             if refused.answer not in _REFUSALS:
                 raise
             return _REFUSALS[refused.answer]

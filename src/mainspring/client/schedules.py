@@ -15,8 +15,8 @@ from ..model.limits import HORIZON_MS
 from ..model.schedule.chain import first_of, link_to
 from ..model.schedule.definition import (
     Definition,
-    Pause,
     PauseMode,
+    SchedulePause,
     changes,
     check_definition,
     check_runs_left,
@@ -30,7 +30,7 @@ from ..model.times import Delay, When, check_horizon, delay_ms, instant_ms, is_d
 from ..store import schedules as kept
 from ..store.job_queue import with_ends
 from ..store.keys import partition_of
-from ..store.schedules import Change, Seen, row_of, sketch_apart, with_called_off
+from ..store.schedules import ScheduleWrite, Seen, row_of, sketch_apart, with_called_off
 from ..store.store import Store
 from ..store.tasks.index import IdRow
 from ..store.tasks.put import Widths
@@ -42,7 +42,7 @@ Make = Callable[[Seen, int], Definition | None]
 
 
 class _Plan(NamedTuple):
-    change: Change | None
+    change: ScheduleWrite | None
     view: ScheduleView
     """When it is written; of one that is removed, as it was."""
 
@@ -90,7 +90,7 @@ class Writer:
         views: dict[str, ScheduleView],
         skipped: dict[str, int],
         now_ms: int,
-    ) -> list[tuple[Change, ScheduleView]]:
+    ) -> list[tuple[ScheduleWrite, ScheduleView]]:
         """What has to be written. In threads: some times are hard to find, and a node that is asked goes on firing."""
         made = await asyncio.to_thread(lambda: {name: makes[name](one, now_ms) for name, one in wanted.items()})
         homes = {name: await self._at_home(name, wanted[name], made[name]) for name in made}
@@ -118,7 +118,7 @@ class Writer:
 
     async def _send(
         self,
-        pending: list[tuple[Change, ScheduleView]],
+        pending: list[tuple[ScheduleWrite, ScheduleView]],
         views: dict[str, ScheduleView],
         skipped: dict[str, int],
         unsure: dict[str, Definition | None],
@@ -174,12 +174,12 @@ def _plan(name: str, seen: Seen, definition: Definition | None, now_ms: int, beh
     if definition is None:
         if seen.definition is None:
             raise NotFound(f"there is no schedule {name!r}")
-        return _Plan(Change(name, seen, None, None, None), view_of(seen.definition, None, now_ms))
+        return _Plan(ScheduleWrite(name, seen, None, None, None), view_of(seen.definition, None, now_ms))
     next_ms, state = first_of(definition, seen.definition, seen.link, now_ms)
     if behind_ms is not None and next_ms is not None and next_ms <= behind_ms:
         next_ms = definition.slots.after(behind_ms)  # that one ran already
     link = link_to(definition, next_ms, state)
-    change = Change(name, seen, definition, link, row_of(definition, link, now_ms))
+    change = ScheduleWrite(name, seen, definition, link, row_of(definition, link, now_ms))
     return _Plan(change, view_of(definition, link, now_ms))
 
 
@@ -393,7 +393,7 @@ class Schedules(RunsBeside):
             planned_ms = 0 if seen.link is None else seen.link.planned_ms
             # What is due and has not begun, because it waits for the run before it, falls into the pause as well.
             due_ms = planned_ms if 0 < planned_ms <= now_ms else None
-            paused = Pause(now_ms, mode, until_ms, reason, by, due_ms)
+            paused = SchedulePause(now_ms, mode, until_ms, reason, by, due_ms)
             if before is not None:
                 paused = msgspec.structs.replace(paused, at_ms=before.at_ms, due_ms=before.due_ms)
             return stamped(msgspec.structs.replace(current, paused=paused, by=by, note=reason), seen, now_ms)

@@ -19,7 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Wait(Protocol):
+class BlockingCall(Protocol):
     """Does some work with the client in its own thread, and waits for it."""
 
     def __call__(self, work: Callable[[Client], Coroutine[Any, Any, T]], /) -> T: ...
@@ -44,7 +44,7 @@ async def _all(schedules: Schedules) -> list[ScheduleView]:
 class SyncSchedules:
     """`client.schedules` of a SyncClient."""
 
-    def __init__(self, wait: Wait) -> None:
+    def __init__(self, wait: BlockingCall) -> None:
         self._wait = wait
 
     add = _waiting_for_schedules(Schedules.add)

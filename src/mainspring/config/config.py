@@ -275,9 +275,7 @@ def _retry(said: object) -> RetryPolicy:
 
 def _check_zone(name: str) -> None:
     if name != "UTC":
-        from ..model.schedule.zone import (
-            zone,  # here: the rules of all zones are worth loading only where they are needed
-        )
+        from ..model.schedule.zone import zone
 
         zone(name)
 

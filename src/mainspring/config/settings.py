@@ -14,7 +14,7 @@ from ..model.errors import ConfigError, InvalidInput
 from ..model.flow import BreakerPolicy, Rate
 from ..model.lane import LanePolicy
 from ..model.queue_rules import QueueRules
-from ..model.retry import Rule, read_rules
+from ..model.retry import RetryRule, read_rules
 from ..model.targets.command import Commands, read_commands, write_commands
 from ..model.targets.named import Targets
 from ..model.targets.url import read_api_url
@@ -185,7 +185,7 @@ def _switch(value: object) -> bool:
     return str(value).lower() == "true"
 
 
-def _rules(value: object) -> tuple[Rule, ...]:
+def _rules(value: object) -> tuple[RetryRule, ...]:
     return read_rules("on", value)
 
 

@@ -9,7 +9,7 @@ from typing import Final, cast
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from .plan import Journal, Order, numbers_of
+from .plan import ConsumerOrder, Journal, numbers_of
 from .processes import Inside
 
 MOST: Final = 10_000
@@ -83,7 +83,7 @@ class Reader:
         return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))], 1) if ordered else None
 
 
-def assigned(order: Order) -> Consumer:
+def assigned(order: ConsumerOrder) -> Consumer:
     """Every partition from its present end on: what lies there already is not ours."""
     consumer = Consumer(
         {
@@ -125,7 +125,7 @@ def values_of(messages: list[Message]) -> list[bytes]:
 
 def main() -> None:
     inside = Inside()
-    order: Order = inside.order(Order)
+    order: ConsumerOrder = inside.order(ConsumerOrder)
     came = Journal(Path(order.came))
     reader = Reader(order.ids, came)
     try:

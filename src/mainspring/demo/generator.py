@@ -15,7 +15,7 @@ import uvloop
 from ..client.client import Client
 from ..model.errors import MainspringError, StoreError
 from ..model.task import Task
-from .plan import Journal, Plan, Ticks, id_of, lines_of, text_of
+from .plan import DemoPlan, Journal, Ticks, id_of, lines_of, text_of
 from .processes import Inside
 
 # Keep-alive connections to HTTP APIs, kept busy: as soon as one has its answer, the next request goes out on it.
@@ -42,7 +42,7 @@ class Request(NamedTuple):
     about: tuple[int, ...]
 
 
-class Source(Protocol):
+class RequestSource(Protocol):
     """Where requests come from and where answers go."""
 
     @property
@@ -67,10 +67,10 @@ def _head(path: str, content_type: str, length: int) -> bytes:
     return "\r\n".join(head).encode() + _END
 
 
-class Road:
+class ApiConnections:
     """Some connections to some servers, dealt out in turn. A request whose answer is lost goes out again elsewhere."""
 
-    def __init__(self, urls: Sequence[str], connections: int, source: Source) -> None:
+    def __init__(self, urls: Sequence[str], connections: int, source: RequestSource) -> None:
         self._places = [_place(url) for url in urls]
         self._connections = connections
         self._source = source
@@ -159,7 +159,7 @@ class Road:
 class _Connection(asyncio.Protocol):
     """One request at a time."""
 
-    def __init__(self, road: Road) -> None:
+    def __init__(self, road: ApiConnections) -> None:
         self._road = road
         self._transport: asyncio.WriteTransport | None = None
         self._data = b""
@@ -216,8 +216,8 @@ BATCHES_AT_ONCE: Final = 4
 _WHOLE: Final = (b'"failed":0', b'"complete":true')
 
 
-class Order(msgspec.Struct, frozen=True):
-    plan: Plan
+class GeneratorOrder(msgspec.Struct, frozen=True):
+    plan: DemoPlan
     urls: list[str]
     redis_url: str
     namespace: str
@@ -225,10 +225,10 @@ class Order(msgspec.Struct, frozen=True):
     """The file for the numbers of ticks that were taken."""
 
 
-class Load:
+class TickLoad:
     """Which ticks are to go out now: at the plan's pace, until its end."""
 
-    def __init__(self, plan: Plan, inside: Inside) -> None:
+    def __init__(self, plan: DemoPlan, inside: Inside) -> None:
         self._plan = plan
         self._inside = inside
         self._ticks = Ticks(plan)
@@ -259,7 +259,7 @@ class Load:
 class Posts:
     """The load as requests; what was taken is written down."""
 
-    def __init__(self, plan: Plan, load: Load, sent: Journal) -> None:
+    def __init__(self, plan: DemoPlan, load: TickLoad, sent: Journal) -> None:
         self._plan = plan
         self._load = load
         self._sent = sent
@@ -295,19 +295,19 @@ class Posts:
         return request("/v1/tasks:batch?answers=errors", "application/x-ndjson", body, tuple(numbers))
 
 
-async def post(order: Order, inside: Inside, sent: Journal) -> dict[str, Any]:
-    load = Load(order.plan, inside)
+async def post(order: GeneratorOrder, inside: Inside, sent: Journal) -> dict[str, Any]:
+    load = TickLoad(order.plan, inside)
     posts = Posts(order.plan, load, sent)
     most = order.plan.connections if order.plan.via == "http" else BATCHES_AT_ONCE * len(order.urls)
-    await Road(order.urls, min(most, order.plan.connections), posts).run()
+    await ApiConnections(order.urls, min(most, order.plan.connections), posts).run()
     return {"refused": posts.refused, "first_refusal": posts.first_refusal}
 
 
-async def put(order: Order, inside: Inside, sent: Journal) -> dict[str, Any]:
+async def put(order: GeneratorOrder, inside: Inside, sent: Journal) -> dict[str, Any]:
     """Without the API: what an application does that has the client."""
     plan = order.plan
     async with Client(order.redis_url, namespace=order.namespace) as client:
-        load = Load(plan, inside)
+        load = TickLoad(plan, inside)
         while not load.over:
             numbers = load.take(plan.batch)
             if not numbers:
@@ -343,7 +343,7 @@ async def _until_stored(client: Client, tasks: list[Task]) -> None:
 
 def main() -> None:
     inside = Inside()
-    order: Order = inside.order(Order)
+    order: GeneratorOrder = inside.order(GeneratorOrder)
     sent = Journal(Path(order.sent))
     inside.total = lambda: sent.count
     inside.ready()

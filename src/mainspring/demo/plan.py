@@ -23,7 +23,7 @@ MOST_IDS: Final = 4_000_000
 TOPIC: Final = "ticks"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Ticks of `ids` items at random times within the next `within_ms`, posted `via` one of three ways."""
 
     ids: int = 1_000_000
@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return f"kafka:{TOPIC}"
 
 
-class Order(msgspec.Struct, frozen=True):
+class ConsumerOrder(msgspec.Struct, frozen=True):
     properties: dict[str, str]
     """Of the Kafka library: how to reach the servers."""
     fetch_bytes: int
@@ -83,7 +83,7 @@ _GOLDEN: Final = 0.618
 """Of the items a stride: neighbours are then far apart in time."""
 
 
-class Tick(msgspec.Struct, gc=False):
+class DemoTick(msgspec.Struct, gc=False):
     item: str
     at: int
 
@@ -96,7 +96,7 @@ class Ticks:
     the first tick must not wait for a million of them.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DemoPlan) -> None:
         self._random = random.Random()
         self._least_ms = min(1000, plan.within_ms // 2)
         """Not sooner: a tick that is due while it is posted says nothing about lateness."""
@@ -141,27 +141,27 @@ def lines_of(numbers: Sequence[int], ids: int, target: str, *, named: bool) -> b
     return b"\n".join([line + b"}"] * len(numbers)) % tuple(chain.from_iterable(zip(*columns, strict=True)))
 
 
-_decode_all: Final = msgspec.json.Decoder(list[Tick]).decode
-_decode_one: Final = msgspec.json.Decoder(Tick).decode
+_decode_all: Final = msgspec.json.Decoder(list[DemoTick]).decode
+_decode_one: Final = msgspec.json.Decoder(DemoTick).decode
 
 
 def numbers_of(values: list[bytes], ids: int) -> list[int | None]:
     """Numbers of ticks as they came; None for what somebody else sent."""
     try:
-        ticks: list[Tick | None] = list(_decode_all(b"[" + b",".join(values) + b"]"))
+        ticks: list[DemoTick | None] = list(_decode_all(b"[" + b",".join(values) + b"]"))
     except msgspec.DecodeError:
         ticks = [_maybe(value) for value in values]
     return [None if tick is None else _number(tick, ids) for tick in ticks]
 
 
-def _maybe(value: bytes) -> Tick | None:
+def _maybe(value: bytes) -> DemoTick | None:
     try:
         return _decode_one(value)
     except msgspec.DecodeError:
         return None
 
 
-def _number(tick: Tick, ids: int) -> int | None:
+def _number(tick: DemoTick, ids: int) -> int | None:
     digits = tick.item.removeprefix(_PREFIX)
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 7 or int(digits) >= ids:
         return None
@@ -204,14 +204,14 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class JournalComparison:
     missing: int
     duplicated: int
     unexpected: int
     """Came, and nobody here has sent them."""
 
 
-def compare(sent: Path, came: Path, ids: int) -> Comparison:
+def compare(sent: Path, came: Path, ids: int) -> JournalComparison:
     """What was sent and did not come; what came more than once; what was never sent."""
     wanted, found = _by_second(sent, ids), _by_second(came, ids)
     missing = duplicated = unexpected = 0
@@ -221,7 +221,7 @@ def compare(sent: Path, came: Path, ids: int) -> Comparison:
         missing += len(expected - counts.keys())
         unexpected += sum(counts[number] for number in counts.keys() - expected)
         duplicated += sum(counts[number] - 1 for number in counts.keys() & expected)
-    return Comparison(missing, duplicated, unexpected)
+    return JournalComparison(missing, duplicated, unexpected)
 
 
 def _by_second(path: Path, ids: int) -> "dict[int, array[int]]":

@@ -82,7 +82,7 @@ class Word(msgspec.Struct, omit_defaults=True):
 _decode: Final = msgspec.json.Decoder(Word).decode
 
 
-class Side:
+class DemoProcess:
     """The process, seen from the demo."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
@@ -136,7 +136,7 @@ class Side:
 
 
 @contextlib.asynccontextmanager
-async def beside(name: str, module: str, order: msgspec.Struct, folder: Path) -> AsyncIterator[Side]:
+async def beside(name: str, module: str, order: msgspec.Struct, folder: Path) -> AsyncIterator[DemoProcess]:
     """Start the process; it is gone afterwards."""
     log = folder / f"{name}.log"
     with log.open("wb") as said:
@@ -153,7 +153,7 @@ async def beside(name: str, module: str, order: msgspec.Struct, folder: Path) ->
     assert process.stdin is not None
     # On stdin and not in the arguments: URLs may hold a password.
     process.stdin.write(msgspec.json.encode(order) + b"\n")
-    side = Side(name, process, log)
+    side = DemoProcess(name, process, log)
     try:
         yield side
     finally:

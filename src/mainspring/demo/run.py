@@ -27,10 +27,9 @@ from ..store import embedded
 from ..store.redis.sender import Group
 from ..store.store import Store
 from ..testing.kafka import broker, missing_kafka
-from .generator import Order as GeneratorOrder
-from .plan import TOPIC, Plan, compare
-from .plan import Order as ConsumerOrder
-from .processes import Side, SideFailed, Usage, Usages, beside, last_words
+from .generator import GeneratorOrder
+from .plan import TOPIC, ConsumerOrder, DemoPlan, compare
+from .processes import DemoProcess, SideFailed, Usage, Usages, beside, last_words
 
 START_S: Final = 60.0
 
@@ -117,7 +116,7 @@ ASK_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class DemoServers:
     """None: an embedded one is started."""
 
     kafka_url: str | None = None
@@ -128,7 +127,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemoStage:
     kafka: KafkaOptions
     fetch_bytes: int
     """The consumer waits for so many, or for some milliseconds."""
@@ -140,7 +139,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def stage(where: Where) -> AsyncIterator[Stage]:
+async def stage(where: DemoServers) -> AsyncIterator[DemoStage]:
     """With a namespace of its own, so that tasks of others are safe on a server that is given."""
     if find_spec("confluent_kafka") is None:
         raise MainspringError(NEEDS)
@@ -163,7 +162,7 @@ async def stage(where: Where) -> AsyncIterator[Stage]:
             await provision(options, WARM_TOPIC)
             await asyncio.to_thread(warm_up, options, WARM_S)
         fetch_bytes = FULL_FETCH_BYTES if where.in_bulk else 1
-        yield Stage(options, fetch_bytes, redis_url, f"demo-{secrets.token_hex(4)}", folder, pids)
+        yield DemoStage(options, fetch_bytes, redis_url, f"demo-{secrets.token_hex(4)}", folder, pids)
 
 
 async def provision(options: KafkaOptions, topic: str) -> None:
@@ -244,12 +243,14 @@ class Parts(msgspec.Struct):
     """The running demo, for whoever watches it."""
 
     schedulers: list[SchedulerProcess]
-    generator: Side
-    consumer: Side
+    generator: DemoProcess
+    consumer: DemoProcess
 
 
 class Demo:
-    def __init__(self, plan: Plan, place: Stage, store: Store, parts: Parts, tell: Callable[[Second], None]) -> None:
+    def __init__(
+        self, plan: DemoPlan, place: DemoStage, store: Store, parts: Parts, tell: Callable[[Second], None]
+    ) -> None:
         self._plan = plan
         self._place = place
         self._store = store
@@ -363,8 +364,8 @@ def _pending(books: dict[str, int]) -> int:
 
 
 async def ticks(
-    plan: Plan,
-    where: Where,
+    plan: DemoPlan,
+    where: DemoServers,
     tell: Callable[[Second], None],
     *,
     started: Callable[[Parts], None] | None = None,
@@ -380,7 +381,7 @@ async def ticks(
 
 
 @contextlib.asynccontextmanager
-async def _store(place: Stage) -> AsyncIterator[Store]:
+async def _store(place: DemoStage) -> AsyncIterator[Store]:
     store = await Store.open(place.redis_url, namespace=place.namespace)
     try:
         yield store
@@ -391,7 +392,7 @@ async def _store(place: Stage) -> AsyncIterator[Store]:
 
 
 @contextlib.asynccontextmanager
-async def _parts(plan: Plan, place: Stage) -> AsyncIterator[Parts]:
+async def _parts(plan: DemoPlan, place: DemoStage) -> AsyncIterator[Parts]:
     config = Config(
         redis_url=place.redis_url,
         namespace=place.namespace,
@@ -416,12 +417,12 @@ async def _parts(plan: Plan, place: Stage) -> AsyncIterator[Parts]:
         yield Parts(running, generator, consumer)
 
 
-def _watch(usages: Usages, place: Stage, parts: Parts) -> None:
+def _watch(usages: Usages, place: DemoStage, parts: Parts) -> None:
     for name, pid in _processes(place, parts):
         usages.watch(name, pid)
 
 
-def _processes(place: Stage, parts: Parts) -> Iterator[tuple[str, int]]:
+def _processes(place: DemoStage, parts: Parts) -> Iterator[tuple[str, int]]:
     yield "generator", parts.generator.process.pid
     for one in parts.schedulers:
         yield one.name, one.process.pid

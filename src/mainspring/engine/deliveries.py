@@ -12,14 +12,14 @@ from typing import Final
 from ..model.clock import Clock
 from ..model.delivery import DONE, EXPIRED, Dead, Done, Outcome, Retry
 from ..model.errors import StoreError
-from ..model.job import Cancelled, Result
+from ..model.job import JobCancelled, Result
 from ..model.targets.names import HANDED_OFF
 from ..model.text import placed, told
 from ..sinks.base import Sink, most_in_batch
 from ..store.records import KeptResult, keep_results
 from ..store.store import Store
 from .flight import Flight
-from .flow import PauseWatch, Valves
+from .flow import FlowControl, PauseWatch
 from .outcomes import Outcomes
 from .partition import Partition
 from .slice import LiveSlice
@@ -134,7 +134,7 @@ class Deliveries:
         clock: Clock,
         wake: Callable[[], None],
         lost: Callable[[Partition, str], None],
-        valves: Valves,
+        valves: FlowControl,
         answers: Answers,
     ) -> None:
         self._owned = owned
@@ -330,7 +330,7 @@ class Deliveries:
             log.exception("what became of task %s cannot be written", flight.id, extra={"task": flight.id})
             return self._outcomes.apply(partition, flight, Dead(f"its outcome cannot be written: {told(error)}"))
 
-    def settle_ended(self, flight: Flight, outcome: Outcome | Cancelled) -> None:
+    def settle_ended(self, flight: Flight, outcome: Outcome | JobCancelled) -> None:
         """A worker has ended it, and has asked the retry policy: what it says is carried out."""
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
@@ -341,11 +341,11 @@ class Deliveries:
                 flight.live.finished += 1
             case Retry() | Dead():
                 goes_on = self._outcomes.carry_out(partition, flight, outcome)
-            case Cancelled():
+            case JobCancelled():
                 pass  # its mark is set, and it is counted
         self._land(partition, flight, outcome, goes_on)
 
-    def _land(self, partition: Partition, flight: Flight, outcome: Outcome | Cancelled, goes_on: bool) -> None:
+    def _land(self, partition: Partition, flight: Flight, outcome: Outcome | JobCancelled, goes_on: bool) -> None:
         """It is settled. With `goes_on` the task is over: its lane may go on, and who waits for the end of a run."""
         flight.live.land(1, [flight.index])
         partition.unwritten.settled(flight.live, time.monotonic())

@@ -12,9 +12,9 @@ from ..model.errors import StoreError
 from ..store.owner import fire
 from ..store.store import Store
 from .deliveries import Deliveries
-from .due import Begun
+from .due import BeginCall
 from .flight import Flight
-from .flow import Valves
+from .flow import FlowControl
 from .hand_off import HandOffs
 from .outcomes import Commits
 from .partition import HandingOff, Partition
@@ -22,7 +22,7 @@ from .partition import HandingOff, Partition
 log = logging.getLogger("mainspring.engine")
 
 
-class Pace:
+class TickPace:
     """How long to wait between ticks: the busier, the longer, so that each call has more to carry."""
 
     def __init__(self) -> None:
@@ -48,19 +48,19 @@ _GAPS_S: Final = ((2_000.0, 0.001), (15_000.0, 0.0015), (25_000.0, 0.005), (inf,
 PLANTS_A_CALL: Final = 1_000
 """Begins of schedules after which a call is sent while the next is made."""
 
-Work = list[tuple[Partition, Begun]]
-Answers = list[fire.Answer | StoreError]
+TickWork = list[tuple[Partition, BeginCall]]
+TickReplies = list[fire.TickReply | StoreError]
 
 
-class Calls:
+class TickCalls:
     """The begins of a tick. As a rule one call; where many schedules begin, several, each sent as soon as it is made:
     the server plants the following occurrences of some while the node makes the call for the next ones."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._open: Work = []
+        self._open: TickWork = []
         self._plants = 0
-        self._under_way: deque[tuple[Work, asyncio.Task[Answers]]] = deque()
+        self._under_way: deque[tuple[TickWork, asyncio.Task[TickReplies]]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -70,14 +70,14 @@ class Calls:
         for _, call in self._under_way:
             call.cancel()
 
-    async def add(self, partition: Partition, begun: Begun) -> None:
+    async def add(self, partition: Partition, begun: BeginCall) -> None:
         self._open.append((partition, begun))
         self._plants += len(begun.section.plants)
         if self._plants >= PLANTS_A_CALL:
             self._send()
             await asyncio.sleep(0)  # the bytes leave now, not when the next call is made
 
-    async def answered(self) -> tuple[Work, Answers] | None:
+    async def answered(self) -> tuple[TickWork, TickReplies] | None:
         """The next call and what the server says to it; None when all were answered."""
         if self._open and self._under_way:
             self._send()
@@ -95,7 +95,7 @@ class Calls:
         self._under_way.append((self._open, asyncio.create_task(self._call())))
         self._open, self._plants = [], 0
 
-    def _call(self) -> Coroutine[None, None, Answers]:
+    def _call(self) -> Coroutine[None, None, TickReplies]:
         return fire.tick(self._store, [begun.section for _, begun in self._open])
 
 
@@ -135,7 +135,7 @@ class Dispatcher:
         deliveries: Deliveries,
         commits: Commits,
         hand_offs: HandOffs,
-        valves: Valves,
+        valves: FlowControl,
         *,
         lost: Callable[[Partition, str], None],
         read_again: Callable[[], None],
@@ -152,7 +152,7 @@ class Dispatcher:
         self._room_made = room_made
         self._last_served = -1
         self._last_spilled = -1
-        self.pace = Pace()
+        self.pace = TickPace()
         self.ask_planner: Callable[[], None] = _nobody_plans
         """An occurrence of a schedule is due and cannot begin yet; the engine sets it."""
 
@@ -187,7 +187,7 @@ class Dispatcher:
         now_ms, now_s = self._store.clock.now_ms(), time.monotonic()
         self._valves.tick()
         room = min(TICK_TASKS, self._valves.free(self._deliveries.in_flight))
-        with Calls(self._store) as calls:
+        with TickCalls(self._store) as calls:
             await self._begin(calls, room, now_ms, now_s)
             self._spill(now_ms)
             fired: int | None = None
@@ -207,7 +207,7 @@ class Dispatcher:
         self._room_made()
         return fired
 
-    async def _begin(self, calls: Calls, room: int, now_ms: int, now_s: float) -> None:
+    async def _begin(self, calls: TickCalls, room: int, now_ms: int, now_s: float) -> None:
         all_room = room
         for partition in self._in_turn(now_ms, now_s):
             if self._owned.get(partition.number) is not partition:
@@ -265,7 +265,7 @@ class Dispatcher:
         first = next((i for i, one in enumerate(turn) if one.number > self._last_served), 0)
         return turn[first:] + turn[:first]
 
-    def _take_answers(self, all_begun: Work, answers: Answers) -> tuple[list[Flight], str | None]:
+    def _take_answers(self, all_begun: TickWork, answers: TickReplies) -> tuple[list[Flight], str | None]:
         """Flights that leave, and their target if all have the same and none expires."""
         flights: list[Flight] = []
         targets: set[str | None] = set()
@@ -283,7 +283,7 @@ class Dispatcher:
             raise failure
         return flights, targets.pop() if len(targets) == 1 else None
 
-    def _take_answer(self, partition: Partition, begun: Begun, answer: fire.Answer) -> Sequence[Flight]:
+    def _take_answer(self, partition: Partition, begun: BeginCall, answer: fire.TickReply) -> Sequence[Flight]:
         match answer.status:
             case "ok":
                 partition.blocked_ms = -1
@@ -314,7 +314,7 @@ class Dispatcher:
         """Repeat, unchanged, what was sent and never answered: the server knows by its number if it was done."""
         failure = None
         sent = [(one, one.unanswered) for one in self._owned.values() if one.unanswered is not None]
-        begun = [(partition, work) for partition, work in sent if isinstance(work, Begun)]
+        begun = [(partition, work) for partition, work in sent if isinstance(work, BeginCall)]
         try:
             if begun:
                 answers = await fire.tick(self._store, [work.section for _, work in begun])
@@ -325,7 +325,7 @@ class Dispatcher:
         if handing:
             failure = await self._hand_offs.send(handing) or failure
         for partition, work in sent:
-            if not isinstance(work, (Begun, HandingOff)):
+            if not isinstance(work, (BeginCall, HandingOff)):
                 failure = await self._commits.try_one(partition, work) or failure
         return failure
 

@@ -11,13 +11,13 @@ from ..store.codec import HEADER_BYTES, SCHEDULED, TOMB, decode, decode_many, ta
 from ..store.keys import Slice
 from ..store.owner.fire import MOST_TOUCHES, Section
 from .flight import Flight
-from .holds import Gates, HeldWork
+from .holds import Gates, HoldPolicy
 from .lanes import Lanes
 from .occurrences import Chains
 from .slice import INDEX_MASK, Due, LiveSlice, is_set
 
 
-class Begun:
+class BeginCall:
     """A section on its way to the server and the flights that leave when it is answered."""
 
     __slots__ = ("alike", "flights", "passes", "section", "touched")
@@ -55,10 +55,10 @@ class Damaged:
         self.live, self.index, self.row, self.reason = live, index, row, reason
 
 
-class Boarding:
+class RowDecoder:
     """Decodes many rows at once, and one by one where one of them is damaged."""
 
-    def __init__(self, chains: Chains, lanes: Lanes, held_work: HeldWork) -> None:
+    def __init__(self, chains: Chains, lanes: Lanes, held_work: HoldPolicy) -> None:
         self._chains = chains
         self._lanes = lanes
         self._held_work = held_work
@@ -121,7 +121,7 @@ more than a call may carry."""
 
 _NOTHING_DUE: Final = Due([], [], 0)
 
-Slices = dict[Slice, LiveSlice]
+LiveSlices = dict[Slice, LiveSlice]
 
 
 class Leaving:
@@ -141,22 +141,22 @@ class Leaving:
         """Their target, if all have the same and none expires."""
 
 
-class Departures:
+class DueSelector:
     """Decides who leaves; takes them back if they did not."""
 
-    def __init__(self, chains: Chains, lanes: Lanes, held_work: HeldWork, gates: Gates) -> None:
+    def __init__(self, chains: Chains, lanes: Lanes, held_work: HoldPolicy, gates: Gates) -> None:
         self._chains = chains
         self._lanes = lanes
         self._held_work = held_work
         self._gates = gates
-        self.boarding = Boarding(chains, lanes, held_work)
+        self.boarding = RowDecoder(chains, lanes, held_work)
 
     def room_of(self, live: LiveSlice, most: int) -> int:
         """How many of a hold slice may leave now: its hold may let them out little by little."""
         room = None if live.pace is None else self._gates.room(live.pace)
         return most if room is None else min(most, room)
 
-    def take(self, slices: Slices, now_ms: int, limit: int, *, whole: bool) -> Leaving:
+    def take(self, slices: LiveSlices, now_ms: int, limit: int, *, whole: bool) -> Leaving:
         """Everything that may leave, up to the limit. With `whole` no part of a slice that is overdue as a whole."""
         leaving = self._take_due(slices, now_ms, limit, whole=whole)
         if self._lanes.early:
@@ -171,7 +171,7 @@ class Departures:
                 leaving.places[live] = [*leaving.places.get(live, ()), *places]
         return leaving
 
-    def _take_due(self, slices: Slices, now_ms: int, limit: int, *, whole: bool) -> Leaving:
+    def _take_due(self, slices: LiveSlices, now_ms: int, limit: int, *, whole: bool) -> Leaving:
         leaving = Leaving(limit)
         targets: set[str | None] = set()
         for live in slices.values():
@@ -212,12 +212,12 @@ class Departures:
                 leaving.append(flight)
         return self._held_work.sort_out(leaving, now_ms) if leaving and self._gates.closed else leaving
 
-    def _heads(self, slices: Slices, now_ms: int) -> list[Flight]:
+    def _heads(self, slices: LiveSlices, now_ms: int) -> list[Flight]:
         """Of lanes whose turn it is."""
         may = self._held_work.may_leave if self._gates.closed else None
         return self._lanes.leaving(_barrier_ms(slices), now_ms, may, most=MOST_LANES, most_slices=LANE_SLICES)
 
-    def take_back(self, begun: Begun) -> None:
+    def take_back(self, begun: BeginCall) -> None:
         """None of these has left: everything waits again."""
         keys: dict[LiveSlice, list[int]] = {}
         for flight in begun.flights:
@@ -240,7 +240,7 @@ class Departures:
                 self._chains.ready.append(flight)
 
 
-def _barrier_ms(slices: Slices) -> float:
+def _barrier_ms(slices: LiveSlices) -> float:
     """No lane's task from here on may leave: earlier ones were let go for want of room, and are not held.
 
     Hold slices are not meant: each holds tasks of one lane, which knows it, or tasks without lanes.

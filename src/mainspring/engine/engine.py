@@ -18,7 +18,7 @@ from ..store.redis.servers import Subscription
 from ..store.store import Store
 from .deliveries import Answers, Deliveries
 from .dispatcher import Dispatcher
-from .flow import FlowOptions, PauseWatch, Permits, Valves
+from .flow import FlowControl, FlowOptions, PauseWatch, Permits
 from .hand_off import HandOffs
 from .holds import Gates
 from .keeper import Keeper
@@ -102,7 +102,7 @@ class Engine:
         self.failures = Failures(options.error_handler)
         lanes = LanePolicies(options.lane_policy, options.target_lanes, options.queue_lanes, options.command_queues)
         outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures, lanes)
-        self.valves = Valves(options.flow, store.clock, self, options.command_queues)
+        self.valves = FlowControl(options.flow, store.clock, self, options.command_queues)
         self.gates.all.append(self.valves)
         self.deliveries = Deliveries(
             self.owned,

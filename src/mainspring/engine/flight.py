@@ -5,7 +5,7 @@ from operator import itemgetter
 from struct import Struct
 from typing import Final, Self
 
-from ..model.delivery import Columns, Delivery
+from ..model.delivery import Delivery, DeliveryColumns
 from ..store.codec import HEADER_BYTES, TWO_FIELDS, forward_mark
 from ..store.keys import Address, r_of
 from .slice import LiveSlice, offsets
@@ -73,9 +73,9 @@ class Flight(Delivery, gc=False):
         return body.due_ms if body.due_ms is not None else self.live.from_ms + _offset(self.row)[0]
 
     @classmethod
-    def columns(cls, batch: Sequence[Self]) -> Columns | None:
+    def columns(cls, batch: Sequence[Self]) -> DeliveryColumns | None:
         rows = [one.row for one in batch]
         if {row[HEADER_BYTES] for row in rows} != {TWO_FIELDS}:
             return None
         dues_ms = [one.live.from_ms + offset for one, offset in zip(batch, offsets(map(_HEAD, rows)), strict=True)]
-        return Columns(b"".join(map(_IDH, rows)), dues_ms)
+        return DeliveryColumns(b"".join(map(_IDH, rows)), dues_ms)

@@ -40,7 +40,7 @@ SLOW_SHARE: Final = 8
 """A slow receiver has at most one part in so many of what a node may have in flight."""
 
 
-class Valve:
+class FlowLimit:
     """One receiver: the host of a webhook, a named target, a topic, a queue."""
 
     def __init__(self, receiver: str, breaker: Breaker | None, limit: Limit, key: str = "") -> None:
@@ -222,7 +222,7 @@ class Surroundings(Protocol):
         """Something may leave that could not before."""
 
 
-class Valves:
+class FlowControl:
     """A gate: every receiver that is in trouble, limited or slow holds up its own tasks, and nobody else's."""
 
     def __init__(
@@ -233,18 +233,18 @@ class Valves:
         """Those that have another queue than `commands`."""
         self._clock = clock
         self._around = around
-        self._valves: dict[str, Valve] = {}
-        self._bounded: dict[str, Valve] = {}
+        self._valves: dict[str, FlowLimit] = {}
+        self._bounded: dict[str, FlowLimit] = {}
         self._sweep_at = _FEW
         for receiver in options.limits:
             self._look_at(self.of(receiver))
-        self.catch_up: Valve | None = None
+        self.catch_up: FlowLimit | None = None
         if options.catch_up is not None:
-            self.catch_up = Valve(CATCH_UP, None, Limit(options.catch_up), CATCH_UP)
+            self.catch_up = FlowLimit(CATCH_UP, None, Limit(options.catch_up), CATCH_UP)
         self._overdue = False
         """Tasks wait here that are overdue."""
 
-    def of(self, receiver: str) -> Valve:
+    def of(self, receiver: str) -> FlowLimit:
         valve = self._valves.get(receiver)
         if valve is None:
             self._sweep()
@@ -252,7 +252,7 @@ class Valves:
             # What goes to a queue is handed over, not delivered: whether that works says nothing of its handlers.
             without = policy.off or receiver.startswith("queue:")
             limit = self._options.limits.get(receiver, Limit())
-            valve = self._valves[receiver] = Valve(receiver, None if without else Breaker(policy), limit)
+            valve = self._valves[receiver] = FlowLimit(receiver, None if without else Breaker(policy), limit)
         return valve
 
     def _sweep(self) -> None:
@@ -260,14 +260,14 @@ class Valves:
             self._valves = {name: one for name, one in self._valves.items() if one.bounded or one.in_flight}
             self._sweep_at = max(_FEW, 2 * len(self._valves))
 
-    def _look_at(self, valve: Valve) -> None:
+    def _look_at(self, valve: FlowLimit) -> None:
         if valve.bounded:
             self._bounded[valve.receiver] = valve
         elif self._bounded.pop(valve.receiver, None) is not None:
             self._around.flow()
 
     @property
-    def bounded(self) -> list[Valve]:
+    def bounded(self) -> list[FlowLimit]:
         """All that have to be asked."""
         return [*self._bounded.values(), *([] if self.catch_up is None else [self.catch_up])]
 
@@ -301,7 +301,7 @@ class Valves:
             if valve.refused and (valve.limit.concurrency is not None or valve.slow_since_ms or refused):
                 self._around.flow()
 
-    def _tell(self, valve: Valve, before: str, now_ms: int) -> None:
+    def _tell(self, valve: FlowLimit, before: str, now_ms: int) -> None:
         breaker = valve.breaker
         assert breaker is not None
         if breaker.state == "open":
@@ -362,13 +362,13 @@ class Valves:
             one.take(now_ms)
         return None
 
-    def _room_of(self, valve: Valve, now_ms: int) -> int:
+    def _room_of(self, valve: FlowLimit, now_ms: int) -> int:
         room = valve.room(now_ms, self._around.most)
         if room < 1 and valve.thirsty:
             self._around.permits_wanted()
         return room
 
-    def _named(self, key: str) -> Valve | None:
+    def _named(self, key: str) -> FlowLimit | None:
         if key == CATCH_UP:
             return self.catch_up
         return self._bounded.get(key.removeprefix(_PREFIX)) if key.startswith(_PREFIX) else None
@@ -443,7 +443,9 @@ _PROBED: Final = ("open", "half-open")
 class Permits:
     """The role that keeps valves supplied."""
 
-    def __init__(self, store: Store, valves: Valves, *, node: str, lease_s: float, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, valves: FlowControl, *, node: str, lease_s: float, changed: Callable[[], None]
+    ) -> None:
         self._store = store
         self._valves = valves
         self._node = node
@@ -469,7 +471,7 @@ class Permits:
                 self._changed()
         return self._wait_s(now_ms)
 
-    def _is_due(self, valve: Valve, now_ms: int) -> bool:
+    def _is_due(self, valve: FlowLimit, now_ms: int) -> bool:
         if valve.thirsty:
             return now_ms >= valve.ask_at_ms or valve.ask_at_ms > now_ms + self._lease_ms
         # Slots are leased: those in use are renewed, those that nobody needs are given back.

@@ -255,7 +255,7 @@ class HandOffs:
         records = {queue: [record for record, _ in rows] for queue, rows in queues.items()}
         return _handing_off(partition, flights, records)
 
-    def _take_answer(self, partition: Partition, work: HandingOff, handed: fire.Handed) -> None:
+    def _take_answer(self, partition: Partition, work: HandingOff, handed: fire.HandOffReply) -> None:
         match handed.status:
             case "ok":
                 partition.seq = work.work.seq

@@ -37,7 +37,7 @@ class Why(NamedTuple):
     """For programs: what `explain` calls it."""
 
 
-class Gate(Protocol):
+class Holder(Protocol):
     """Somebody who can hold up tasks: a pause, a circuit breaker, a rate limit."""
 
     @property
@@ -69,7 +69,7 @@ class Gates:
     """All who can hold up tasks, as one. The first who does counts."""
 
     def __init__(self) -> None:
-        self.all: list[Gate] = []
+        self.all: list[Holder] = []
 
     @property
     def closed(self) -> bool:
@@ -240,7 +240,7 @@ class Holds:
         """There is, or was, such a slice."""
         self._latest_ms = max(self._latest_ms, place.since_ms)
 
-    def take_moves(self, most: int) -> "Taken":
+    def take_moves(self, most: int) -> "TakenMoves":
         """Some of those on the way, settled in their slices; less those whose slice is read anew."""
         some, self._moves = self._moves[:most], self._moves[most:]
         groups: dict[tuple[LiveSlice, Hold], tuple[list[int], list[bytes | int]]] = {}
@@ -259,7 +259,7 @@ class Holds:
         records = self._take_records({hold.place.name for hold in holds}, most)
         for (_, hold), (indexes, _) in groups.items():
             holds[hold] += len(indexes)
-        return Taken(moves, records, holds, list(dict.fromkeys(live for live, _ in groups)))
+        return TakenMoves(moves, records, holds, list(dict.fromkeys(live for live, _ in groups)))
 
     def _take_records(self, needed: set[str], most: int) -> list[tuple[str, bytes]]:
         """Those of slices that tasks are moved into now, and some more."""
@@ -268,7 +268,7 @@ class Holds:
         return [(name, self.records.pop(name)) for name in names]
 
 
-class Taken(NamedTuple):
+class TakenMoves(NamedTuple):
     moves: list[Moves]
     records: list[tuple[str, bytes]]
     holds: dict[Hold, int]
@@ -308,7 +308,7 @@ def _flags(flight: Flight) -> int:
 # their turn comes, they just step back.
 
 
-class Aside:
+class SpillQueue:
     """By the keys of their holds, first come, first moved."""
 
     def __init__(self, gates: Gates) -> None:
@@ -370,7 +370,7 @@ def _due_ms(flight: Flight) -> float:
     return inf if live.slice.is_hold and live.pace != CATCH_UP else flight.place_ms
 
 
-class HeldWork:
+class HoldPolicy:
     """What of one partition may not go out now. Tasks of a lane wait under their lane's hold, whoever holds them up."""
 
     lanes: "Lanes"
@@ -379,13 +379,13 @@ class HeldWork:
         self.gates = gates
         self.holds = Holds()
         self._to_look_at: list[Hold] = []
-        self.aside = Aside(gates)
+        self.aside = SpillQueue(gates)
 
     @property
     def has_outcomes(self) -> bool:
         return self.holds.has_outcomes
 
-    def take_moves(self, most: int) -> Taken:
+    def take_moves(self, most: int) -> TakenMoves:
         return self.holds.take_moves(most)
 
     @property

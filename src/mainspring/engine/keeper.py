@@ -59,7 +59,7 @@ class Keeper:
         self._spare_at = inf
         """Set by the first step: the start may have waited long for a node id, and the others come first."""
         self._failed = False
-        self._asking: asyncio.Future[list[leases.Answer]] | None = None
+        self._asking: asyncio.Future[list[leases.AcquireAnswer]] | None = None
         self._unused: dict[int, bytes] = {}
         """Tokens that this node has on the server and does not fire with: to be given back."""
         self.takeovers = 0
@@ -161,7 +161,7 @@ class Keeper:
             self._changed()
         return max(left_s, 0.01), failure
 
-    async def _ask(self, numbers: list[int], free_s: float) -> list[leases.Answer]:
+    async def _ask(self, numbers: list[int], free_s: float) -> list[leases.AcquireAnswer]:
         lease_ms, free_ms = int(self.lease_s * 1000), int(free_s * 1000)
         nonce = secrets.token_hex(4)
         answers = await leases.acquire(

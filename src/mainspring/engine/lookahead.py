@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from ..model.clock import Stint
+from ..model.clock import TimeSlice
 from ..model.errors import StoreError
 from ..model.lane import CATCH_UP
 from ..store.codec import same_entry
@@ -124,7 +124,7 @@ class SliceReader:
         self._owned = owned
         self._room = room
         self._fire = fire
-        self._stint = Stint(STINT_S)
+        self._stint = TimeSlice(STINT_S)
         self.at_once = CHUNKS_AT_ONCE[0]
         """Slices that are read together: by what the last ones brought."""
 
@@ -191,7 +191,7 @@ class SliceReader:
         if live.partition in self._owned:
             self._owned[live.partition].forget(live)
 
-    def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.Rows, until_ms: int, *, full: bool) -> None:
+    def _take(self, live: LiveSlice, chunk: read.Chunk, answer: read.SliceRows, until_ms: int, *, full: bool) -> None:
         if chunk.bitmaps:
             live.load_bitmaps(answer.fired, answer.done)
         live.unread = len(answer.rows) == chunk.rows

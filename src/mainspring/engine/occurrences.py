@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 
 from ..model.ids import schedule_of
-from ..model.schedule.chain import NOBODY, Link, NotRun, Run, State, after_begin
+from ..model.schedule.chain import NOBODY, ChainMemory, ChainState, NotRun, PastRun, after_begin
 from ..model.schedule.definition import Definition
 from ..store.codec import SCHEDULED, decode
 from ..store.keys import HOUR_MS
-from ..store.owner.fire import Plant
+from ..store.owner.fire import NextOccurrence
 from ..store.schedules import Sketch, sketch
 from .flight import Flight
 from .slice import LiveSlice
@@ -26,7 +26,7 @@ SHORT_MS: Final = 120_000
 _FORGET_MS: Final = 600_000
 
 
-class Plan(msgspec.Struct, gc=False):
+class OccurrencePlan(msgspec.Struct, gc=False):
     """What happens when an occurrence begins. Of one that moves no chain, nothing.
 
     Made ahead and as complete as can be: a hundred thousand may be due in the same second. Hidden from the garbage
@@ -34,23 +34,23 @@ class Plan(msgspec.Struct, gc=False):
     """
 
     definition: Definition | None = None
-    link: Link | None = None
+    link: ChainState | None = None
     settled: bool = False
     """Nothing stands against its begin, whatever the time is by then."""
     skips: bool = False
     waited: bool = False
     """It was kept back until the run before it was over."""
     waits_for_end: bool = False
-    following: Link | None = None
+    following: ChainState | None = None
     """The chain once this one has begun."""
     sketch: Sketch | None = None
-    plant: Plant | None = None
+    plant: NextOccurrence | None = None
     put_ms: int = 0
     good_ms: int = 0
     """From the one until the other `plant` can be written as it is. Before: the clock had jumped when it was made."""
 
     @classmethod
-    def of(cls, definition: Definition, link: Link, began_ms: int) -> "Plan":
+    def of(cls, definition: Definition, link: ChainState, began_ms: int) -> "OccurrencePlan":
         """That of an occurrence which moves its chain on."""
         plan = cls(definition, link, waits_for_end=definition.slots.recurrence.waits_for_end)
         plan.foresee(began_ms)
@@ -63,7 +63,7 @@ class Plan(msgspec.Struct, gc=False):
             self.plant = self._planted(began_ms, None)
 
     @property
-    def known(self) -> tuple[Definition, Link]:
+    def known(self) -> tuple[Definition, ChainState]:
         """The schedule, and where its chain stands: of a plan that is one."""
         assert self.definition is not None
         assert self.link is not None
@@ -83,7 +83,7 @@ class Plan(msgspec.Struct, gc=False):
             self.link = msgspec.structs.replace(self.link, state=state)
             self.foresee(began_ms)
 
-    def _lead_to(self, next_ms: int | None, state: State) -> None:
+    def _lead_to(self, next_ms: int | None, state: ChainMemory) -> None:
         definition = self.definition
         assert definition is not None
         if next_ms is None:
@@ -91,21 +91,21 @@ class Plan(msgspec.Struct, gc=False):
         elif self.sketch is None or self.following is None or next_ms != self.following.planned_ms:
             self.sketch = sketch(definition, next_ms)
         idh = NOBODY if self.sketch is None else self.sketch.idh
-        self.following = Link(definition.generation, next_ms or 0, idh, state)
+        self.following = ChainState(definition.generation, next_ms or 0, idh, state)
 
     def run(self) -> None:
         self.settled, self.skips = True, False
 
-    def skip(self, next_ms: int | None, state: State) -> None:
+    def skip(self, next_ms: int | None, state: ChainMemory) -> None:
         self.settled, self.skips = True, True
         self._lead_to(next_ms, state)
 
-    def relink(self, state: State) -> None:
+    def relink(self, state: ChainMemory) -> None:
         """More is known of the last run than when this was planned."""
         if self.link is not None and state is not self.link.state:
             self.link, self.good_ms = msgspec.structs.replace(self.link, state=state), 0
 
-    def planting(self, flight: Flight, now_ms: int) -> Plant:
+    def planting(self, flight: Flight, now_ms: int) -> NextOccurrence:
         """What the server puts in the step in which this begins."""
         if self.plant is not None and self.put_ms <= now_ms < self.good_ms and not self.skips:
             self.put_ms = now_ms
@@ -117,7 +117,7 @@ class Plan(msgspec.Struct, gc=False):
         self._lead_to(*after_begin(self.definition, self.link, now_ms, waited=self.waited))
         return self._planted(now_ms, None)
 
-    def _planted(self, now_ms: int, skipped: tuple[str, int, bytes] | None) -> Plant:
+    def _planted(self, now_ms: int, skipped: tuple[str, int, bytes] | None) -> NextOccurrence:
         assert self.link is not None
         assert self.following is not None
         assert self.definition is not None
@@ -128,7 +128,7 @@ class Plan(msgspec.Struct, gc=False):
             self.good_ms = place.start_ms if place.width_ms >= HOUR_MS else self.sketch.due_ms
         else:
             self.good_ms = 1 << 62
-        return Plant(self.definition.name, self.link.claim, self.following.pack(), place, row, skipped)
+        return NextOccurrence(self.definition.name, self.link.claim, self.following.pack(), place, row, skipped)
 
 
 class Ongoing(msgspec.Struct, gc=False):
@@ -137,11 +137,11 @@ class Ongoing(msgspec.Struct, gc=False):
     name: str
     planned_ms: int
     began_ms: int
-    link: Link
-    over: Run | None = None
+    link: ChainState
+    over: PastRun | None = None
 
 
-APART: Final = Plan(settled=True)
+APART: Final = OccurrencePlan(settled=True)
 """The plan of an occurrence that moves no chain."""
 
 
@@ -151,13 +151,13 @@ class Chains:
     def __init__(self) -> None:
         self.wanted: dict[bytes, None] = {}
         """Entries of occurrences that were read and have no plan."""
-        self.plans: dict[bytes, Plan] = {}
+        self.plans: dict[bytes, OccurrencePlan] = {}
         """By entry, not by id: after an edit that keeps the planned time there are two entries of one id."""
         self.aside: dict[bytes, Flight] = {}
         """Due, but first the planner has to say something."""
         self.ready: list[Flight] = []
         """It has."""
-        self.known: dict[str, tuple[Definition, Link]] = {}
+        self.known: dict[str, tuple[Definition, ChainState]] = {}
         self.runs: dict[bytes, Ongoing] = {}
         """Last runs of schedules, by the hashes of their ids."""
         self.ended: dict[str, Ongoing] = {}
@@ -190,20 +190,20 @@ class Chains:
             leaving.append(flight)
         return leaving
 
-    def _set_aside(self, flight: Flight, plan: Plan | None) -> None:
+    def _set_aside(self, flight: Flight, plan: OccurrencePlan | None) -> None:
         if plan is None:
             self.wanted[flight.row] = None
         flight.live.held.add(flight.index)
         self.aside[flight.row] = flight
         self.asks = True
 
-    def _is_clear(self, plan: Plan, late_ms: int) -> bool:
+    def _is_clear(self, plan: OccurrencePlan, late_ms: int) -> bool:
         definition = plan.definition
         if definition is None or late_ms > definition.grace_ms or plan.waits_for_end:
             return False
         return self.is_free(plan)
 
-    def is_free(self, plan: Plan) -> bool:
+    def is_free(self, plan: OccurrencePlan) -> bool:
         """By what is known from memory the last run is over, or may go on beside this one."""
         definition, link = plan.definition, plan.link
         assert definition is not None
@@ -226,12 +226,12 @@ class Chains:
                 leaving.append(flight)
         return leaving
 
-    def plants(self, flights: Iterable[Flight], now_ms: int) -> list[Plant]:
+    def plants(self, flights: Iterable[Flight], now_ms: int) -> list[NextOccurrence]:
         """What the server puts in the step in which these begin."""
         found = []
         for flight in flights:
             plan = flight.plan
-            if isinstance(plan, Plan) and plan.link is not None:
+            if isinstance(plan, OccurrencePlan) and plan.link is not None:
                 found.append(plan.planting(flight, now_ms))
         return found
 
@@ -242,13 +242,13 @@ class Chains:
         near = False
         for flight in flights:
             plan = flight.plan
-            if isinstance(plan, Plan):
+            if isinstance(plan, OccurrencePlan):
                 self.plans.pop(flight.row, None)
                 idh = flight.row[5:21]
                 near = self._moved_on(plan, idh, ran=not plan.skips and (all_left or idh in leaving)) or near
         return near
 
-    def _moved_on(self, plan: Plan, idh: bytes, *, ran: bool) -> bool:
+    def _moved_on(self, plan: OccurrencePlan, idh: bytes, *, ran: bool) -> bool:
         """True when the following occurrence is near."""
         definition, old, link = plan.definition, plan.link, plan.following
         if definition is None or old is None or link is None:
@@ -272,7 +272,7 @@ class Chains:
                 self.runs[last] = before
         return plan.sketch is not None and plan.sketch.due_ms < plan.put_ms + NEAR_MS
 
-    def _cancelled(self, definition: Definition, old: Link, link: Link) -> Link:
+    def _cancelled(self, definition: Definition, old: ChainState, link: ChainState) -> ChainState:
         """Somebody has cancelled it before its begin: the chain has moved on, but this one is no run."""
         state = old.state.without(NotRun(old.planned_ms, old.planned_ms, 1, "cancelled"))
         link = msgspec.structs.replace(link, state=state)
@@ -283,7 +283,7 @@ class Chains:
         self._count(old.state, state)
         return link
 
-    def _count(self, before: State, after: State) -> None:
+    def _count(self, before: ChainMemory, after: ChainMemory) -> None:
         """What a begin left out: times in a pause that is over, times that found the buffer full."""
         self.not_run.update(after.not_run)
         self.not_run.subtract(before.not_run)
@@ -294,7 +294,7 @@ class Chains:
         """A run of a schedule is over for good."""
         ongoing = self.runs.get(flight.row[5:21])
         if ongoing is not None:
-            ongoing.over = Run(ongoing.planned_ms, ongoing.began_ms, now_ms, outcome)
+            ongoing.over = PastRun(ongoing.planned_ms, ongoing.began_ms, now_ms, outcome)
             self.ended[ongoing.name] = ongoing
             self.asks = True
 

@@ -18,13 +18,13 @@ from ..model.ids import idh_of
 from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.metrics import SECONDS, Histogram
-from ..model.retry import GiveUp, Policies, Wait, decide, in_time_ms
+from ..model.retry import GiveUp, Policies, RetryWait, decide, in_time_ms
 from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.keys import SECOND_MS, Slice
 from ..store.owner import fire
 from ..store.owner.fire import Death, NewPlace
-from ..store.owner.holds import Head
+from ..store.owner.holds import FailedHead
 from ..store.store import Store
 from .due import Damaged
 from .flight import Flight
@@ -179,7 +179,7 @@ class Outcomes:
             self._park(partition, flight, reason)
             return False
         match verdict:
-            case Wait(wait_ms):
+            case RetryWait(wait_ms):
                 self._report(flight, outcome, reason, "retry", now_ms + wait_ms)
                 return self._retry_later(partition, flight, wait_ms, reason)
             case GiveUp(why):
@@ -196,7 +196,7 @@ class Outcomes:
         if isinstance(outcome, Retry) and outcome.untried:
             self._place_again(partition, flight, wait_ms, flight.body)
             return False
-        verdict = GiveUp(reason) if isinstance(outcome, Dead) else Wait(wait_ms)
+        verdict = GiveUp(reason) if isinstance(outcome, Dead) else RetryWait(wait_ms)
         if self._parks(partition, flight, outcome, verdict, self._clock.now_ms()):
             if self._lanes.of(flight.body.target).on_failure == "block":
                 # The worker has told of another attempt: that the lane has waited too long for it is known here only.
@@ -210,7 +210,7 @@ class Outcomes:
         return self._retry_later(partition, flight, wait_ms, reason)
 
     def _parks(
-        self, partition: Partition, flight: Flight, outcome: Retry | Dead, verdict: Wait | GiveUp, now_ms: int
+        self, partition: Partition, flight: Flight, outcome: Retry | Dead, verdict: RetryWait | GiveUp, now_ms: int
     ) -> bool:
         """Is this the failure after which its lane stands still until somebody acts?"""
         lane = flight.body.lane
@@ -221,8 +221,8 @@ class Outcomes:
             return True
         # From its first failure: that it was put off before, untried, counts for nothing.
         since_ms = now_ms if flight.attempt == 1 else partition.lanes.since.get(lane, 0) or now_ms
-        blocks = policy.on_failure == "block" and isinstance(verdict, Wait)
-        return blocks and isinstance(verdict, Wait) and now_ms + verdict.ms > since_ms + policy.max_block_ms
+        blocks = policy.on_failure == "block" and isinstance(verdict, RetryWait)
+        return blocks and isinstance(verdict, RetryWait) and now_ms + verdict.ms > since_ms + policy.max_block_ms
 
     def _park(self, partition: Partition, flight: Flight, reason: str) -> None:
         """Head first into the lane's hold slice: there it waits with the others."""
@@ -282,7 +282,7 @@ class Outcomes:
         """The lane waits for this task. Kept on the server too: a new owner must know it."""
         now_ms = self._clock.now_ms()
         partition.held_work.head_stands(lane, inside=parked)
-        head = Head(idh, partition.lanes.since.get(lane, 0) or now_ms)
+        head = FailedHead(idh, partition.lanes.since.get(lane, 0) or now_ms)
         partition.lanes.hold(lane, idh, since_ms=head.since_ms, until_ms=until_ms)
         partition.unwritten.holds.append((lane, head.pack()))
         partition.held_work.spill_lanes(now_ms)

@@ -9,9 +9,9 @@ from ..model.clock import steady_s
 from ..store.keys import PartitionKeys, Slice
 from ..store.owner.fire import UNREAD, Commit, Death, HandOff, Known, NewPlace, Section, Touch
 from ..store.owner.read import Stranger
-from .due import MOST_SLICES, Begun, Departures, Leaving
+from .due import MOST_SLICES, BeginCall, DueSelector, Leaving
 from .flight import Flight
-from .holds import Gates, HeldWork, Taken
+from .holds import Gates, HoldPolicy, TakenMoves
 from .lanes import Lanes
 from .occurrences import Chains
 from .slice import LiveSlice
@@ -27,7 +27,7 @@ class Touched(NamedTuple):
     finished: int
 
 
-class Unwritten:
+class PendingWrites:
     """Taken along by the next call, and back again if the server wrote nothing of it."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Unwritten:
         self.forget(some)
         return Touched(some, touches, finished)
 
-    def take_back(self, begun: Begun) -> None:
+    def take_back(self, begun: BeginCall) -> None:
         """What was done has still to be committed."""
         finished = begun.section.finished
         for live, touch in zip(begun.touched, begun.section.touches, strict=True):
@@ -78,7 +78,7 @@ class Unwritten:
                 live.bits.untake_dirty(touch.d_at, touch.d)
                 self.settled(live, 0.0)
 
-    def take_all(self, number: int, token: bytes, seq: int, taken: Taken) -> Commit:
+    def take_all(self, number: int, token: bytes, seq: int, taken: TakenMoves) -> Commit:
         """All of it in one call, with the tasks that it moves into hold slices."""
         lost, self.lost = self.lost, 0
         done = self.take_done(self.dirty | dict.fromkeys(taken.lives))
@@ -97,7 +97,7 @@ class HandingOff(NamedTuple):
     has_lanes: bool
 
 
-class Handed:
+class HandedOff:
     """The tasks of a partition that workers run, as far as its owner has to know of them."""
 
     __slots__ = ("answered", "awaited", "cursor", "put_off", "ready")
@@ -129,7 +129,7 @@ class Handed:
 MOST_MOVES: Final = 200
 """Tasks that one commit moves into hold slices at most: the server does nothing else meanwhile."""
 
-NOTHING_TAKEN: Final = Taken([], [], {}, [])
+NOTHING_TAKEN: Final = TakenMoves([], [], {}, [])
 
 
 class Partition:
@@ -151,19 +151,19 @@ class Partition:
         """In the order of their starts."""
         self.soonest_ms: float = inf
         """When the next waiting task is due."""
-        self.unwritten = Unwritten()
+        self.unwritten = PendingWrites()
         self.gates = gates or Gates()
-        self.held_work = HeldWork(self.gates)
+        self.held_work = HoldPolicy(self.gates)
         self.lanes = Lanes(self.held_work.barrier_ms)
         self.held_work.lanes = self.lanes
         self._taken = NOTHING_TAKEN
         """Of the commit that is on its way: what it moves into hold slices."""
-        self.unanswered: Begun | Commit | HandingOff | None = None
+        self.unanswered: BeginCall | Commit | HandingOff | None = None
         """Sent, but the reply was lost: it must be sent again, unchanged, before anything else."""
-        self.handed = Handed()
+        self.handed = HandedOff()
         self.chains = Chains()
         """The schedules that live here."""
-        self.departures = Departures(self.chains, self.lanes, self.held_work, self.gates)
+        self.departures = DueSelector(self.chains, self.lanes, self.held_work, self.gates)
         self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
@@ -229,7 +229,7 @@ class Partition:
 
     # -- begin ---------------------------------------------------------------------------------------
 
-    def begin(self, now_ms: int, limit: int, *, commit: bool, whole: bool = False) -> Begun | None:
+    def begin(self, now_ms: int, limit: int, *, commit: bool, whole: bool = False) -> BeginCall | None:
         """Everything due by now (up to the limit) and, with `commit`, everything settled since the last one.
 
         With `whole` it begins no part of a slice that is overdue as a whole: it has its turn soon.
@@ -250,7 +250,7 @@ class Partition:
             return self.unwritten.take_done(places | dirty, places)
         return Touched(list(places), [live.touch(some, commit=False) for live, some in places.items()], 0)
 
-    def _section(self, leaving: Leaving, touched: Touched, now_ms: int) -> Begun:
+    def _section(self, leaving: Leaving, touched: Touched, now_ms: int) -> BeginCall:
         flights, places = leaving.flights, leaving.places
         due_ms = leaving.max_due_ms if flights else None
         lanes = any(live.has_lanes for live in places) and any(flight.body.lane is not None for flight in flights)
@@ -258,7 +258,7 @@ class Partition:
         plants = self.chains.plants(flights, now_ms) if any(live.has_schedules for live in places) else ()
         done, touches = touched.finished, touched.touches
         section = Section(self.number, self.token, self.seq + 1, due_ms, done, touches, known, plants)
-        return Begun(section, flights, touched.lives, leaving.alike)
+        return BeginCall(section, flights, touched.lives, leaving.alike)
 
     def _known(self, max_due_ms: int) -> list[Known]:
         limit = _second_end(max_due_ms)
@@ -273,7 +273,7 @@ class Partition:
 
     # -- answers ---------------------------------------------------------------------------------------
 
-    def begun(self, begun: Begun, x: list[bytes]) -> list[Flight]:
+    def begun(self, begun: BeginCall, x: list[bytes]) -> list[Flight]:
         """The server has the fired bits: these flights leave now, less those that were cancelled before."""
         self.seq = begun.section.seq
         _prove(begun.touched, begun.section.touches)
@@ -286,7 +286,7 @@ class Partition:
             self.needs_listing = True  # some of the following occurrences are near
         return leaving
 
-    def take_back(self, begun: Begun) -> None:
+    def take_back(self, begun: BeginCall) -> None:
         """The server wrote nothing: everything waits again, and what was done has still to be committed."""
         self.departures.take_back(begun)
         self.unwritten.take_back(begun)

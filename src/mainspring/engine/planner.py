@@ -17,7 +17,15 @@ import msgspec
 
 from ..model.clock import Clock, steady_s
 from ..model.errors import StoreError
-from ..model.schedule.chain import Link, Run, State, after_misfire, after_overlap, moved_by_end, moved_by_rules
+from ..model.schedule.chain import (
+    ChainMemory,
+    ChainState,
+    PastRun,
+    after_misfire,
+    after_overlap,
+    moved_by_end,
+    moved_by_rules,
+)
 from ..model.schedule.definition import Definition
 from ..store import schedules
 from ..store.job_queue import run_ends
@@ -25,7 +33,7 @@ from ..store.schedules import found_in_time, may_be_long, searched
 from ..store.store import Store
 from ..store.tasks.index import look_up
 from .flight import Flight
-from .occurrences import APART, Chains, Occurrence, Plan, occurrence_of
+from .occurrences import APART, Chains, Occurrence, OccurrencePlan, occurrence_of
 from .partition import Partition
 
 log = logging.getLogger("mainspring.engine")
@@ -34,34 +42,36 @@ log = logging.getLogger("mainspring.engine")
 PLANNING_S: Final = 0.25
 """For so long plans of a partition are made before the next has its turn: some times are hard to find."""
 
-Known = tuple[Definition | None, Link | None]
+KnownSchedule = tuple[Definition | None, ChainState | None]
 
 
-def fits(known: "Known | None", occurrence: Occurrence) -> bool:
+def fits(known: "KnownSchedule | None", occurrence: Occurrence) -> bool:
     return known is not None and known[1] is not None and (known[1].generation, known[1].planned_ms) == occurrence[1:]
 
 
-def plans_of(work: "Sequence[tuple[Known | None, Occurrence | None]]", now_ms: int) -> list[Plan]:
+def plans_of(work: "Sequence[tuple[KnownSchedule | None, Occurrence | None]]", now_ms: int) -> list[OccurrencePlan]:
     """Of the first of these, as far as the time goes; of one at the least."""
     return found_in_time(work, lambda one: _plan_of(*one, now_ms), PLANNING_S)
 
 
-def ways_on(waiting: "Sequence[tuple[Flight, Plan]]", now_ms: int) -> list[tuple[int | None, State] | None]:
+def ways_on(
+    waiting: "Sequence[tuple[Flight, OccurrencePlan]]", now_ms: int
+) -> list[tuple[int | None, ChainMemory] | None]:
     """Of the first of these likewise: where their chains go on without them; None: it is their time."""
     return found_in_time(waiting, lambda one: _way_on(*one, now_ms), PLANNING_S)
 
 
-def ways_past(behind: "Sequence[tuple[Flight, Plan]]") -> list[tuple[int | None, State]]:
+def ways_past(behind: "Sequence[tuple[Flight, OccurrencePlan]]") -> list[tuple[int | None, ChainMemory]]:
     """Of the first of these likewise, where the run before is not over: where their chains go on."""
     return found_in_time(behind, lambda one: after_overlap(*one[1].known), PLANNING_S)
 
 
-def pass_by(plans: Sequence[Plan], now_ms: int) -> None:
+def pass_by(plans: Sequence[OccurrencePlan], now_ms: int) -> None:
     for plan in plans:
         plan.pass_by(now_ms)
 
 
-def _way_on(flight: Flight, plan: Plan, now_ms: int) -> tuple[int | None, State] | None:
+def _way_on(flight: Flight, plan: OccurrencePlan, now_ms: int) -> tuple[int | None, ChainMemory] | None:
     definition, link = plan.known
     moved_ms = moved_by_end(definition, link)
     if moved_ms is not None:
@@ -70,14 +80,14 @@ def _way_on(flight: Flight, plan: Plan, now_ms: int) -> tuple[int | None, State]
     return after_misfire(definition, link, now_ms) if late else None
 
 
-def _plan_of(known: "Known | None", occurrence: Occurrence | None, now_ms: int) -> Plan:
+def _plan_of(known: "KnownSchedule | None", occurrence: Occurrence | None, now_ms: int) -> OccurrencePlan:
     """What its begin does; nothing, where the schedule was edited or removed, or its chain has moved on."""
     definition, link = known or (None, None)
     if definition is None or link is None or occurrence is None or not fits(known, occurrence):
         return APART
     if definition.generation != occurrence[1]:
         return APART
-    plan = Plan.of(definition, link, max(now_ms, definition.due_ms(link.planned_ms)))
+    plan = OccurrencePlan.of(definition, link, max(now_ms, definition.due_ms(link.planned_ms)))
     if (instead := moved_by_rules(definition, link)) is not None:
         log.info("schedule %s: its next occurrence is moved, for the rules of %s have changed", definition.name,
                  definition.zone, extra={"schedule": definition.name})  # fmt: skip
@@ -178,7 +188,9 @@ class Planner:
         occurrences = [occurrence_of(row) for row in rows]
         missing = {one[0]: None for one in occurrences if one is not None and not fits(chains.known.get(one[0]), one)}
         fetched = await schedules.fetch(self._store, number, list(missing)) if missing else []
-        known: dict[str, Known] = {name: (one.definition, one.link) for name, one in zip(missing, fetched, strict=True)}
+        known: dict[str, KnownSchedule] = {
+            name: (one.definition, one.link) for name, one in zip(missing, fetched, strict=True)
+        }
         now_ms = self._clock.now_ms()
         found = [None if one is None else known.get(one[0]) or chains.known.get(one[0]) for one in occurrences]
         work = sorted(
@@ -198,7 +210,7 @@ class Planner:
         await asyncio.sleep(0)
         return bool(chains.wanted)
 
-    async def _pass_by_backfilled(self, number: int, plans: Sequence[Plan], now_ms: int) -> None:
+    async def _pass_by_backfilled(self, number: int, plans: Sequence[OccurrencePlan], now_ms: int) -> None:
         """Planted over one that is put already, a chain would stand still until the next check."""
         for _ in range(PASSED_BY_AT_ONCE):
             plans = [plan for plan in plans if plan.may_be_put]
@@ -213,8 +225,8 @@ class Planner:
 
     async def _decide(self, number: int, chains: Chains) -> None:
         """What stands aside: run it, skip it, or let it wait on."""
-        ready: list[tuple[Flight, Plan]] = []
-        doubts: list[tuple[Flight, Plan]] = []
+        ready: list[tuple[Flight, OccurrencePlan]] = []
+        doubts: list[tuple[Flight, OccurrencePlan]] = []
         for row, flight in list(chains.aside.items()):
             plan = chains.plans.get(row)
             if flight.live.forgotten:
@@ -230,7 +242,7 @@ class Planner:
             ready += await self._ask_for_ends(number, chains, doubts)
         await self._settle_all(number, chains, ready)
 
-    async def _settle_all(self, number: int, chains: Chains, ready: Sequence[tuple[Flight, Plan]]) -> None:
+    async def _settle_all(self, number: int, chains: Chains, ready: Sequence[tuple[Flight, OccurrencePlan]]) -> None:
         """Nothing of the same schedules runs: is it still their time? Those that are hard to tell come last."""
         until, waiting = steady_s() + PLANNING_S, sorted(ready, key=_may_be_long)
         while waiting and self._holds_lease(number):
@@ -252,11 +264,11 @@ class Planner:
         return partition is not None and partition.holds_lease
 
     async def _ask_for_ends(
-        self, number: int, chains: Chains, doubts: list[tuple[Flight, Plan]]
-    ) -> list[tuple[Flight, Plan]]:
+        self, number: int, chains: Chains, doubts: list[tuple[Flight, OccurrencePlan]]
+    ) -> list[tuple[Flight, OccurrencePlan]]:
         """Is the run before over? Those for which it is."""
-        free: list[tuple[Flight, Plan]] = []
-        behind: list[tuple[Flight, Plan]] = []
+        free: list[tuple[Flight, OccurrencePlan]] = []
+        behind: list[tuple[Flight, OccurrencePlan]] = []
         links = [plan.link for _, plan in doubts if plan.link is not None]
         ends = await schedules.over(self._store, number, [link.state.last for link in links])
         names = [plan.definition.name for _, plan in doubts if plan.link is not None and plan.definition is not None]
@@ -266,7 +278,7 @@ class Planner:
             if definition is None:
                 continue
             if end is not None:
-                run = run_end or Run(link.state.last_ms, link.state.began_ms, None, end)
+                run = run_end or PastRun(link.state.last_ms, link.state.began_ms, None, end)
                 plan.relink(link.state.with_run(run))
                 free.append((flight, plan))
             elif link.state.is_behind(link.planned_ms):
@@ -278,7 +290,7 @@ class Planner:
         await self._skip_all(chains, behind)
         return free
 
-    async def _skip_all(self, chains: Chains, behind: Sequence[tuple[Flight, Plan]]) -> None:
+    async def _skip_all(self, chains: Chains, behind: Sequence[tuple[Flight, OccurrencePlan]]) -> None:
         """The runs before are not over. Of some it takes time to tell where their chains go on: those wait aside."""
         some = sorted(behind, key=_may_be_long)
         found = await searched((plan.definition for _, plan in some), partial(ways_past, some))
@@ -291,7 +303,9 @@ class Planner:
             self._release(chains, flight)
         chains.asks = chains.asks or len(found) < len(some)
 
-    def _settle(self, chains: Chains, flight: Flight, plan: Plan, instead: tuple[int | None, State] | None) -> None:
+    def _settle(
+        self, chains: Chains, flight: Flight, plan: OccurrencePlan, instead: tuple[int | None, ChainMemory] | None
+    ) -> None:
         definition, link = plan.known
         if instead is None:
             plan.run()
@@ -365,7 +379,7 @@ class Planner:
                 planted += await self._plant_anew(number, one.name, one.link, state)
         return planted
 
-    async def _plant_anew(self, number: int, name: str, link: Link, state: str) -> int:
+    async def _plant_anew(self, number: int, name: str, link: ChainState, state: str) -> int:
         written = await schedules.plant_anew(self._store, number, name, link.claim, state)
         if written != "ok":
             return 0  # it moved on meanwhile, or the next check takes it
@@ -376,5 +390,5 @@ class Planner:
         return 1
 
 
-def _may_be_long(one: tuple[Flight, Plan]) -> bool:
+def _may_be_long(one: tuple[Flight, OccurrencePlan]) -> bool:
     return may_be_long(one[1].definition)

@@ -155,7 +155,7 @@ class Due(NamedTuple):
     latest: int
 
 
-class Waiting:
+class DueRows:
     """The rows of one pass over the list; those that have left, or were left out, are gone from it.
 
     A row's key is `offset << 32 | index`: sorting keys sorts by millisecond, then by arrival.
@@ -292,7 +292,7 @@ def _indexes(keys: list[int]) -> list[int]:
     return [key & INDEX_MASK for key in keys]
 
 
-class Sieve:
+class RowFilter:
     """Looks at each row: it may have left, be cancelled, a repeat of another, or damaged."""
 
     __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "lost", "stubs", "tombs")
@@ -418,7 +418,7 @@ class LiveSlice:
         self.finished = 0
         """Tasks delivered since the last commit, for the counter."""
         self.bits = Bitmaps()
-        self.sieve = Sieve(place.width_ms, self.bits, self.held)
+        self.sieve = RowFilter(place.width_ms, self.bits, self.held)
         self.sift = False
         """Some rows were fired before this pass over the list: look at each."""
         self.tail, self.tail_index = b"", -1
@@ -435,7 +435,7 @@ class LiveSlice:
         # A hold slice is read many times over, a window at a time, and mostly finished from its start on.
         self.cursor = self._finished_rows() if self.slice.is_hold and not self.sieve.dedupe else 0
         self.deferred = 0
-        self.queue = Waiting(self.cursor)
+        self.queue = DueRows(self.cursor)
         """The rows that were read in this pass, and which of them wait."""
         self.sieve.start_pass()
 

@@ -42,7 +42,7 @@ class Sweeper:
         """Drop slices that are done and past their grace. True when there may be more."""
         now_ms = self._store.clock.now_ms()
         finished = [
-            fire.Finished(partition.number, partition.token, place, live.g, record)
+            fire.FinishedSlice(partition.number, partition.token, place, live.g, record)
             for partition in self._owned.values()
             for place, live in partition.slices.items()
             if place.over_ms + GRACE_MS < now_ms and live.all_done and partition.unanswered is None
@@ -61,7 +61,7 @@ class Sweeper:
         # Lanes may wait for the hold slices of others to be gone before theirs are read.
         return len(finished) == 256 or any(one.slice.is_hold for one in finished)
 
-    def _dropped(self, finished: fire.Finished, status: fire.Status) -> None:
+    def _dropped(self, finished: fire.FinishedSlice, status: fire.WriteStatus) -> None:
         partition = self._owned.get(finished.partition)
         live = partition.slices.get(finished.slice) if partition is not None else None
         if partition is None or live is None or live.g != finished.g:

@@ -97,7 +97,7 @@ behind, though all wait for its work."""
 LONGEST_S: Final = 0.01
 
 
-class Stint:
+class TimeSlice:
     """Long work in short pieces: `least_s` at a time, longer where the turns of the others are.
 
     stint.begin()

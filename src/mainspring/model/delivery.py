@@ -46,7 +46,7 @@ class Body(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return self.original_due_ms is not None
 
 
-class Columns(NamedTuple):
+class DeliveryColumns(NamedTuple):
     """Of many deliveries at once, in their order. To ask each of them costs several times as much."""
 
     idhs: bytes
@@ -102,7 +102,7 @@ class Delivery(msgspec.Struct, gc=False):
         return idempotency_key(self.namespace, self.id, self.original_due_ms)
 
     @classmethod
-    def columns(cls, batch: Sequence[Self]) -> Columns | None:  # noqa: ARG003  # for those that know more
+    def columns(cls, batch: Sequence[Self]) -> DeliveryColumns | None:  # noqa: ARG003  # for those that know more
         """Of tasks of which nothing is said but target and payload: their ids are made of their idhs, they have no
         lanes, and this is their first attempt. None where one is otherwise, or where that takes a look at each."""
         return None

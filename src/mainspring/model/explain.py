@@ -7,7 +7,7 @@ import msgspec
 
 from .task import State
 
-Code = Literal[
+ReasonCode = Literal[
     "not-due",
     "retry",
     "behind-head",
@@ -46,7 +46,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that say nothing about this task are None."""
 
     id: str
-    code: Code
+    code: ReasonCode
     text: str
     """One sentence."""
     state: State

@@ -84,7 +84,7 @@ class Limit:
         return self.rate is not None or self.concurrency is not None
 
 
-State = Literal["closed", "open", "half-open", "ramp"]
+BreakerState = Literal["closed", "open", "half-open", "ramp"]
 
 _BUCKETS: Final = 10
 """The window slides in steps of a tenth."""
@@ -178,7 +178,7 @@ class Breaker:
 
     def __init__(self, policy: BreakerPolicy) -> None:
         self._policy = policy
-        self.state: State = "closed"
+        self.state: BreakerState = "closed"
         self.since_ms = 0
         """When it came into its state."""
         self.opened_ms = 0
@@ -195,7 +195,7 @@ class Breaker:
 
     # -- what happened ---------------------------------------------------------------------------------------
 
-    def record(self, done: int, failed: int, now_ms: int, *, refused: int = 0) -> State:
+    def record(self, done: int, failed: int, now_ms: int, *, refused: int = 0) -> BreakerState:
         """So many deliveries succeeded, so many failed; returns the state it comes to.
 
         Those that were refused for good say nothing of the receiver's health. If they were probes, others go in their
@@ -240,7 +240,7 @@ class Breaker:
         self._enter("open", now_ms)
         self.next_ms = now_ms + self._open_ms
 
-    def _enter(self, state: State, now_ms: int) -> None:
+    def _enter(self, state: BreakerState, now_ms: int) -> None:
         self.state, self.since_ms = state, now_ms
         self._calls.clear()
         self._probes_out = self._probes_done = 0

@@ -39,7 +39,7 @@ class Job(msgspec.Struct, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class JobCancelled:
     """It was cancelled while it ran, and has stopped."""
 
 
@@ -48,7 +48,7 @@ class End:
     """How a job ended, after the retry policy was asked: a `Retry` comes with its `after_ms`."""
 
     job: Job
-    outcome: Done | Retry | Dead | Cancelled
+    outcome: Done | Retry | Dead | JobCancelled
     result: bytes | None = None
     """To be kept for who waits for it, for so long."""
     result_ttl_ms: int = 0

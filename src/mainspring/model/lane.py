@@ -174,7 +174,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(HoldRecord).decode
 
 
-Kind = Literal["all", "target", "queue", "lane"]
+PauseKind = Literal["all", "target", "queue", "lane"]
 Mode = Literal["hold", "drop"]
 KINDS: Final = ("all", "target", "queue", "lane")
 _KNOWN_TARGETS: Final = 4_096
@@ -183,7 +183,7 @@ _KNOWN_TARGETS: Final = 4_096
 class Scope(msgspec.Struct, frozen=True):
     """What stands still. A target that ends in `*` means all that begin so: `kafka:*`, `https://example.com/*`."""
 
-    kind: Kind = "all"
+    kind: PauseKind = "all"
     name: str = ""
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[tuple[str, str], ...]
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -43,17 +43,17 @@ class Family(msgspec.Struct, frozen=True, array_like=True):
     """All samples of one name."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     samples: tuple[Sample, ...]
 
 
-def family(name: str, kind: Kind, text: str, label: str, values: Mapping[str, float]) -> Family:
+def family(name: str, kind: MetricKind, text: str, label: str, values: Mapping[str, float]) -> Family:
     """One sample for each value of one label."""
     return Family(name, kind, text, tuple(Sample(((label, key),), value) for key, value in sorted(values.items())))
 
 
-def single(name: str, kind: Kind, text: str, value: float) -> Family:
+def single(name: str, kind: MetricKind, text: str, value: float) -> Family:
     return Family(name, kind, text, (Sample((), float(value)),))
 
 

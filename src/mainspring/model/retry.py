@@ -19,7 +19,7 @@ _WORST_RANK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RetryRule:
     """`when` is a status (`429`), a range of them (`500-599`, `5xx`), or the name of an exception type."""
 
     when: str
@@ -36,7 +36,7 @@ class Rule:
             raise InvalidInput(f"on {self.when}: the wait is {self.wait_ms} ms; it must be at least 1")
 
     @classmethod
-    def read(cls, when: str, action: object) -> "Rule":
+    def read(cls, when: str, action: object) -> "RetryRule":
         """From a setting: `dead`, `retry`, or `retry 30s`."""
         match re.split(r"[\s:]+", action.strip(), maxsplit=1) if isinstance(action, str) else ():
             case ["dead"]:
@@ -62,7 +62,7 @@ class Rule:
         return len(codes) if status is not None and status in codes else _WORST_RANK
 
 
-def rule_for(rules: Iterable[Rule], outcome: Retry | Dead) -> Rule | None:
+def rule_for(rules: Iterable[RetryRule], outcome: Retry | Dead) -> RetryRule | None:
     """The narrowest rule for what happened: a status before a range, a type before the types it is made of."""
     if not rules:
         return None
@@ -119,7 +119,7 @@ class RetryPolicy:
     jitter: Jitter = "equal"
     max_age_ms: int | None = None
     """No attempt begins later than this after the original due time."""
-    on: tuple[Rule, ...] = ()
+    on: tuple[RetryRule, ...] = ()
     """What certain failures mean; of several rules that fit the narrowest counts."""
 
     def __post_init__(self) -> None:
@@ -200,7 +200,7 @@ def added_ms(jitter: Jitter) -> int:
     raise InvalidInput(f"jitter is {jitter!r}; use 'full', 'equal', 'none', or a duration to add such as '500ms'")
 
 
-class Wait(NamedTuple):
+class RetryWait(NamedTuple):
     """Another attempt, so much later."""
 
     ms: int
@@ -225,7 +225,7 @@ def decide(
     original_due_ms: int,
     now_ms: int,
     expires_ms: int | None = None,
-) -> Wait | GiveUp:
+) -> RetryWait | GiveUp:
     """What becomes of a task whose `attempt`-th attempt failed.
 
     A time that the target named (`Retry(after_ms=…)`) goes before the wait of a rule, and that before the policy's. An
@@ -243,7 +243,7 @@ def decide(
         wait_ms = rule.wait_ms
     if policy.max_age_ms is not None and now_ms + wait_ms > original_due_ms + policy.max_age_ms:
         return GiveUp(f"{outcome.reason} (no further attempt: it would come later than max_age allows)")
-    return Wait(in_time_ms(wait_ms, expires_ms, now_ms))
+    return RetryWait(in_time_ms(wait_ms, expires_ms, now_ms))
 
 
 MAX_TEXT_BYTES: Final = 1024
@@ -328,14 +328,14 @@ def policy_table(policy: RetryPolicy) -> dict[str, Any]:
     return table | ({"on": {rule.when: rule.action for rule in policy.on}} if policy.on else {})
 
 
-def read_rules(name: str, value: object) -> tuple[Rule, ...]:
+def read_rules(name: str, value: object) -> tuple[RetryRule, ...]:
     """A table of rules, or the same as a text: `429=retry:30s 4xx=dead`."""
     if isinstance(value, str):
         pairs = [part.partition("=") for part in value.replace(",", " ").split()]
         value = {when: action for when, _, action in pairs}
     if not isinstance(value, Mapping):
         raise InvalidInput(f"{name}: expected a table of rules such as {{'429' = 'retry 30s'}}")
-    return tuple(Rule.read(str(when), action) for when, action in value.items())
+    return tuple(RetryRule.read(str(when), action) for when, action in value.items())
 
 
 def _whole(name: str, value: object) -> int:

@@ -68,7 +68,7 @@ def placed(error: BaseException) -> str:
     return f"{type(error).__name__} in {code.co_name} ({PurePath(code.co_filename).name}:{trace.tb_lineno})"
 
 
-def wordless(error: BaseException) -> BaseException:
+def redact(error: BaseException) -> BaseException:
     """A stand-in that every formatter of logs prints like `error`, with its frames and causes, but without a text."""
     return _stand_in(error, set())
 

@@ -14,13 +14,13 @@ from ..config.config import Config
 from ..model.errors import MainspringError, Refused, StoreError
 from ..store import members
 from ..store.keys import Keyspace, meta_key, slot_of
-from ..store.redis.servers import Link, Links, info_fields
+from ..store.redis.servers import Primary, Servers, info_fields
 from ..store.redis.url import safe_url
 from ..store.rights import denied
 from ..store.server_checks import Check, check_server
 from ..store.store import Store
 from ..store.verify.keys import check_keys, check_types
-from ..store.verify.report import Finding
+from ..store.verify.report import VerifyFinding
 
 PINGS: Final = 25
 SLOW_S: Final = 0.005
@@ -33,41 +33,43 @@ ORPHANS_SHOWN: Final = 3
 KAFKA_S: Final = 5.0
 
 
-class Found(NamedTuple):
+class DoctorFinding(NamedTuple):
     """Where, and what."""
 
     where: str
     check: Check
 
 
-async def checkup(config: Config, url: str, *, here: str = "this machine") -> list[Found]:
+async def checkup(config: Config, url: str, *, here: str = "this machine") -> list[DoctorFinding]:
     """All checks; one that cannot be made is an answer as well."""
-    found: list[Found] = []
+    found: list[DoctorFinding] = []
     try:
-        async with contextlib.aclosing(await Links.connect(url, config.links)) as links:
+        async with contextlib.aclosing(await Servers.connect(url, config.links)) as links:
             for link in links.all():
-                found += [Found(link.address, one) for one in await _server(config, links, link)]
-            found += [Found(f"namespace {config.namespace}", one) for one in await _namespace(config, links, url)]
+                found += [DoctorFinding(link.address, one) for one in await _server(config, links, link)]
+            found += [
+                DoctorFinding(f"namespace {config.namespace}", one) for one in await _namespace(config, links, url)
+            ]
     except Refused as error:
-        found.append(Found(safe_url(url), Check("answers", "error", str(error))))
+        found.append(DoctorFinding(safe_url(url), Check("answers", "error", str(error))))
     except StoreError as error:
         advice = (
             "Is it running, is the URL right, does a firewall stand between? Set --redis-url or MAINSPRING_REDIS_URL"
         )
-        found.append(Found(safe_url(url), Check("reach", "error", f"{error}. {advice}")))
+        found.append(DoctorFinding(safe_url(url), Check("reach", "error", f"{error}. {advice}")))
     if config.kafka_url is not None:
-        found.append(Found(safe_kafka(config.kafka_url), await asyncio.to_thread(_kafka, config)))
-    return [*found, Found(here, _files(config))]
+        found.append(DoctorFinding(safe_kafka(config.kafka_url), await asyncio.to_thread(_kafka, config)))
+    return [*found, DoctorFinding(here, _files(config))]
 
 
 # -- servers -------------------------------------------------------------------------------------------------
 
 
-async def _server(config: Config, links: Links, link: Link) -> list[Check]:
+async def _server(config: Config, links: Servers, link: Primary) -> list[Check]:
     return [*await check_server(link), await _latency(link), await _memory(link), await _rights(config, links, link)]
 
 
-async def _latency(link: Link) -> Check:
+async def _latency(link: Primary) -> Check:
     took = []
     for _ in range(PINGS):
         began = time.perf_counter()
@@ -80,7 +82,7 @@ async def _latency(link: Link) -> Check:
     return Check("latency", "warning", f"{spoken}. Run nodes in the same network zone as the server")
 
 
-async def _memory(link: Link) -> Check:
+async def _memory(link: Primary) -> Check:
     [reply] = await link.pipeline([("INFO", "memory")])
     if not isinstance(reply, bytes):
         return Check("memory", "unknown", f"the server refuses INFO ({reply})")
@@ -98,7 +100,7 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:.0f} MB"
 
 
-async def _rights(config: Config, links: Links, link: Link) -> Check:
+async def _rights(config: Config, links: Servers, link: Primary) -> Check:
     key = _key_of(Keyspace(config.namespace, config.partitions or 32), links, link)
     if key is None:
         return Check("rights", "unknown", "this server holds no partition of the namespace")
@@ -110,7 +112,7 @@ async def _rights(config: Config, links: Links, link: Link) -> Check:
     return Check("rights", "error", message)
 
 
-def _key_of(keyspace: Keyspace, links: Links, link: Link) -> str | None:
+def _key_of(keyspace: Keyspace, links: Servers, link: Primary) -> str | None:
     """A key that belongs to this server: only there its rights can be asked for."""
     for keys in keyspace.partitions:
         with contextlib.suppress(StoreError):
@@ -122,7 +124,7 @@ def _key_of(keyspace: Keyspace, links: Links, link: Link) -> str | None:
 # -- data ----------------------------------------------------------------------------------------------------
 
 
-async def _namespace(config: Config, links: Links, url: str) -> list[Check]:
+async def _namespace(config: Config, links: Servers, url: str) -> list[Check]:
     link = links.for_slot(slot_of(config.namespace))
     [known] = await link.pipeline([("HGET", meta_key(config.namespace), "partitions")])
     if known is None:
@@ -145,7 +147,7 @@ async def _orphans(store: Store) -> Check:
     return Check("orphans", "warning", message)
 
 
-async def _described(findings: AsyncIterator[Finding]) -> list[str]:
+async def _described(findings: AsyncIterator[VerifyFinding]) -> list[str]:
     return [f"{one.where} ({one.problem})" async for one in findings]
 
 

@@ -31,7 +31,7 @@ from ..sinks.kafka_options import KafkaOptions
 from ..sinks.log import LogSink, NullSink
 from ..store import access
 from ..store.members import About
-from ..store.redis.servers import LinkOptions, Links
+from ..store.redis.servers import LinkOptions, Servers
 from ..store.redis.url import safe_url
 from ..store.server_checks import check_server
 from ..store.store import Store
@@ -447,7 +447,7 @@ class Node:
 async def _check_servers(url: str, options: LinkOptions) -> None:
     """Say what is not as it should be; refuse what cannot work."""
     wrong = []
-    async with contextlib.aclosing(await Links.connect(url, options)) as links:
+    async with contextlib.aclosing(await Servers.connect(url, options)) as links:
         for link in links.all():
             for check in await check_server(link):
                 if check.status == "error":

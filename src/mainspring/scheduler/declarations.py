@@ -219,7 +219,7 @@ class Function(Generic[P, R]):
         return Order(self.handler, self._clients, when, None, **how)
 
 
-Target = Function[..., Any] | Callable[..., Any] | str
+ScheduledTarget = Function[..., Any] | Callable[..., Any] | str
 """A handler, a function that becomes one, or a target such as `https://…`."""
 
 
@@ -302,7 +302,7 @@ class Declarations(Connections):
     def register(
         self,
         name: str | None,
-        target: Target,
+        target: ScheduledTarget,
         *,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -412,7 +412,7 @@ class Declarations(Connections):
     ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 
     def cron(
-        self, spec: str | Sequence[str], target: Target | None = None, *, name: str | None = None, **rest: Any
+        self, spec: str | Sequence[str], target: ScheduledTarget | None = None, *, name: str | None = None, **rest: Any
     ) -> Any:
         """Run at the times of a cron line: `cron("0 9 * * MON-FRI", expire_order, name="morning")`, or as a decorator.
 
@@ -431,7 +431,7 @@ class Declarations(Connections):
         self, span: Delay, *, name: str | None = None, **rest: Any
     ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 
-    def every(self, span: Delay, target: Target | None = None, *, name: str | None = None, **rest: Any) -> Any:
+    def every(self, span: Delay, target: ScheduledTarget | None = None, *, name: str | None = None, **rest: Any) -> Any:
         """Run at a fixed rate: `every("30s", poll)`, or as a decorator. `start` says what it counts from."""
         return self._timed(target, name, {**rest, "every": span})
 
@@ -444,14 +444,14 @@ class Declarations(Connections):
     @overload
     def once(self, at: When, *, name: str | None = None, **rest: Any) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 
-    def once(self, at: When, target: Target | None = None, *, name: str | None = None, **rest: Any) -> Any:
+    def once(self, at: When, target: ScheduledTarget | None = None, *, name: str | None = None, **rest: Any) -> Any:
         """Run at one time and never again, however many programs declare it and however often they start."""
         at_ms = instant_ms(at, field="at")
         # No max_runs: the count outlives a new declaration, and one for another time would never run.
         return self._timed(target, name, {**rest, "every": "1d", "start": at_ms, "end": at_ms})
 
-    def _timed(self, target: Target | None, name: str | None, said: dict[str, Any]) -> Any:
-        def declare(function: Target) -> Any:
+    def _timed(self, target: ScheduledTarget | None, name: str | None, said: dict[str, Any]) -> Any:
+        def declare(function: ScheduledTarget) -> Any:
             with self._lock:
                 definition = self.register(name, function, **said)
                 if isinstance(function, (Function, str)):

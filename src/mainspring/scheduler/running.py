@@ -23,7 +23,7 @@ from .worker_process import Workplace
 
 if TYPE_CHECKING:
     from ..store.embedded import EmbeddedServer
-    from ..worker.executor import Hands
+    from ..worker.executor import Executor
     from .scheduler import Scheduler
 
 log = logging.getLogger("mainspring.scheduler")
@@ -40,7 +40,7 @@ class Running:
         # And what is declared must be fired here, whatever role `mainspring serve` has by the same settings.
         self._config = replace(config, commands=Commands(scheduler.commands), roles=("scheduler",))
         self._place: Workplace | None = None
-        self._hands: Hands | None = None
+        self._hands: Executor | None = None
         self._node: Node | None = None
         self._thread: Background | None = None
         self._watcher: asyncio.Task[None] | None = None

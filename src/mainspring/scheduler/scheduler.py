@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from ..config.config import Config
 from ..model.errors import MainspringError, NotFound, SchedulerRunning
 from ..model.retry import RetryPolicy
-from ..model.schedule.chain import Run
+from ..model.schedule.chain import PastRun
 from ..model.schedule.definition import Definition, is_over
 from ..model.schedule.view import ScheduleView
 from ..model.schedule.zone import Zone, zone
@@ -110,12 +110,12 @@ def _times(home: Zone, instants: "tuple[int, ...] | list[int]") -> tuple[datetim
     return tuple(home.datetime(ms) for ms in instants)
 
 
-def _run(home: Zone, run: Run) -> EntryRun:
+def _run(home: Zone, run: PastRun) -> EntryRun:
     span = None if run.ended_ms is None else timedelta(milliseconds=run.ended_ms - run.began_ms)
     return EntryRun(home.datetime(run.planned_ms), home.datetime(run.began_ms), span, run.outcome)
 
 
-State = Literal["stopped", "starting", "running", "stopping"]
+SchedulerState = Literal["stopped", "starting", "running", "stopping"]
 
 
 class Scheduler(Declarations):
@@ -128,7 +128,7 @@ class Scheduler(Declarations):
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config or Config.load({}, os.environ))
         self._changed = threading.Condition(self._lock)
-        self._state: State = "stopped"
+        self._state: SchedulerState = "stopped"
         self._pid = os.getpid()
         self._running: Running | None = None
         self._home: Background | None = None
@@ -153,7 +153,7 @@ class Scheduler(Declarations):
     # -- what others may ask -------------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> SchedulerState:
         with self._lock:
             if self._pid != os.getpid():
                 return "stopped"  # a child of a fork has none of its parent's threads
@@ -364,7 +364,7 @@ class Scheduler(Declarations):
             self._state, self._failure = "starting", None
             return Running(self, self.config)
 
-    def _is(self, state: State, running: "Running | None" = None, home: Background | None = None) -> None:
+    def _is(self, state: SchedulerState, running: "Running | None" = None, home: Background | None = None) -> None:
         with self._changed:
             self._state, self._running, self._home = state, running, home
             if state == "stopped":

@@ -46,7 +46,7 @@ _REASONS: Final = {
 }
 
 
-class _Answer(NamedTuple):
+class _HttpAnswer(NamedTuple):
     status: int
     body: str
     kind: str = _JSON
@@ -61,7 +61,7 @@ class _Answer(NamedTuple):
         return head.encode() + (body if with_body else b"")
 
 
-_WELL: Final = _Answer(200, '{"status":"ok"}')
+_WELL: Final = _HttpAnswer(200, '{"status":"ok"}')
 
 
 class WorkerPort:
@@ -71,7 +71,7 @@ class WorkerPort:
         self._worker = worker
         self._store = store
         self._server: asyncio.Server | None = None
-        self._answers: dict[str, Callable[[], Awaitable[_Answer]]] = {
+        self._answers: dict[str, Callable[[], Awaitable[_HttpAnswer]]] = {
             "/livez": self._livez,
             "/readyz": self._readyz,
             "/metrics": self._metrics,
@@ -114,23 +114,23 @@ class WorkerPort:
             told = await answer()
         return told.sent(with_body=method != "HEAD")
 
-    async def _livez(self) -> _Answer:
+    async def _livez(self) -> _HttpAnswer:
         """The process answers: that is all."""
         return _WELL
 
-    async def _readyz(self) -> _Answer:
+    async def _readyz(self) -> _HttpAnswer:
         if self._worker.stopping:
             return _problem(503, "the worker is stopping")
         if not await self._store.reachable():
             return _problem(503, "the server does not answer")
         return _WELL
 
-    async def _metrics(self) -> _Answer:
-        return _Answer(200, render(_families(self._worker, self._store)), _METRICS)
+    async def _metrics(self) -> _HttpAnswer:
+        return _HttpAnswer(200, render(_families(self._worker, self._store)), _METRICS)
 
 
-def _problem(status: int, detail: str) -> _Answer:
-    return _Answer(status, f'{{"status":{status},"detail":"{detail}"}}', "application/problem+json")
+def _problem(status: int, detail: str) -> _HttpAnswer:
+    return _HttpAnswer(status, f'{{"status":{status},"detail":"{detail}"}}', "application/problem+json")
 
 
 def _families(worker: Worker, store: Store) -> Iterator[Family]:

@@ -15,7 +15,7 @@ import msgspec
 
 from ..model.delivery import Delivery, Outcome, Retry
 from ..model.errors import ConfigError
-from ..model.targets.named import Plain, Spec, Targets
+from ..model.targets.named import Plain, Targets, TargetSpec
 from ..model.targets.names import SCHEMES, SINK_GROUP, is_scheme, sink_entry_points
 
 log = logging.getLogger("mainspring.targets")
@@ -59,7 +59,7 @@ _MOST_MISSED: Final = 1000
 class SpecSink(Protocol):
     """A sink whose targets have more to them than an address."""
 
-    async def deliver_to(self, spec: Spec, batch: Sequence[Delivery]) -> Sequence[Outcome]: ...
+    async def deliver_to(self, spec: TargetSpec, batch: Sequence[Delivery]) -> Sequence[Outcome]: ...
 
 
 class NamedSink:

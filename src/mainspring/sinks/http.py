@@ -13,10 +13,10 @@ from ..model.flow import Rate
 from ..model.targets.url import AllowList
 from ..model.targets.webhook import TIMEOUT_S, Webhook
 from .http_limits import Hosts, Limits
-from .http_network import ForbiddenAddress, Guard, Lookup, SystemLookup
+from .http_network import AddressGuard, ForbiddenAddress, Lookup, SystemLookup
 
 if TYPE_CHECKING:
-    from .http_request import Caller
+    from .http_request import WebhookCaller
     from .http_session import Sessions
 
 log = logging.getLogger("mainspring.http")
@@ -24,7 +24,7 @@ log = logging.getLogger("mainspring.http")
 
 GONE: Final = 410
 
-Send = Callable[[Delivery], Awaitable[Outcome]]
+SendOne = Callable[[Delivery], Awaitable[Outcome]]
 
 
 class _Word:
@@ -44,7 +44,7 @@ class Gone:
     def __init__(self) -> None:
         self._words: dict[Webhook, _Word] = {}
 
-    def noticing(self, hook: Webhook, send: Send) -> Send:
+    def noticing(self, hook: Webhook, send: SendOne) -> SendOne:
         word = self._words.setdefault(hook, _Word())
 
         async def send_unless_gone(delivery: Delivery) -> Outcome:
@@ -93,10 +93,10 @@ class HttpSink:
         self._options = options
         self._limits = Limits(options.concurrency, options.rate)
         self._system = SystemLookup()
-        self._guard = Guard(AllowList.parse(options.allow), lookup or self._system)
+        self._guard = AddressGuard(AllowList.parse(options.allow), lookup or self._system)
         self._sessions: Sessions | None = None
         self._hosts: Hosts | None = None
-        self._callers: OrderedDict[Webhook, Caller] = OrderedDict()
+        self._callers: OrderedDict[Webhook, WebhookCaller] = OrderedDict()
         self._gone = Gone()
         self._said_missing = False
 
@@ -137,11 +137,11 @@ class HttpSink:
             await sessions.close()
         self._system.close()
 
-    def _caller(self, hook: Webhook) -> "Caller | None":
+    def _caller(self, hook: Webhook) -> "WebhookCaller | None":
         caller = self._callers.get(hook)
         if caller is None:
             try:
-                from .http_request import Caller
+                from .http_request import WebhookCaller
                 from .http_session import Sessions, most_connections
             except ModuleNotFoundError as error:
                 self._say_missing(error)
@@ -151,7 +151,9 @@ class HttpSink:
                 self._sessions = Sessions(self._guard, connections // 2)
                 self._hosts = Hosts(room=self._options.room, connections=connections)
             ttl_s = self._options.result_ttl_s if hook.result_ttl_s is None else hook.result_ttl_s
-            caller = self._callers[hook] = Caller(self._sessions, hook, self._options.timeout_s, round(ttl_s * 1000))
+            caller = self._callers[hook] = WebhookCaller(
+                self._sessions, hook, self._options.timeout_s, round(ttl_s * 1000)
+            )
             if len(self._callers) > _CALLERS:
                 self._callers.popitem(last=False)
         return caller

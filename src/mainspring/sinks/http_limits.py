@@ -24,7 +24,7 @@ _UNANSWERED: Final = Retry("no outcome was noted")
 Send = Callable[[Delivery], Awaitable[Outcome]]
 
 
-class Load:
+class RequestBatch:
     """One batch: `next` to `end` is still to be begun."""
 
     __slots__ = ("_left", "batch", "end", "finished", "next", "outcomes", "send")
@@ -99,7 +99,7 @@ class Limits:
     rate: Rate | None = None
 
 
-class Pace:
+class RatePace:
     """Not faster than a rate: one after the other, or after a pause as many at once as its burst says."""
 
     __slots__ = ("_ahead_s", "_interval_s", "next_at")
@@ -119,15 +119,15 @@ class Pace:
             self.next_at = max(time.monotonic(), self.next_at) + self._interval_s
 
 
-class Line:
+class RequestQueue:
     """What waits, first come first served, and how much of it is under way."""
 
     def __init__(self, limits: Limits) -> None:
         self.most = limits.concurrency
-        self.loads: deque[Load] = deque()
+        self.loads: deque[RequestBatch] = deque()
         self.busy = 0
         self.waiting = 0
-        self.pace = Pace(limits.rate)
+        self.pace = RatePace(limits.rate)
         self.pulse = Pulse(float(limits.concurrency))
         self._booked_until = -inf
 
@@ -137,7 +137,7 @@ class Line:
         now = time.monotonic()
         return not self.busy and not self.loads and max(self.pace.next_at, self._booked_until) <= now
 
-    def begin(self) -> tuple[Load, int]:
+    def begin(self) -> tuple[RequestBatch, int]:
         load = self.loads[0]
         at = load.next
         load.next += 1
@@ -263,8 +263,8 @@ class Host:
     def __init__(self, hosts: Hosts, limits: Limits) -> None:
         self._hosts = hosts
         self._limits = limits
-        self._lines: dict[Hashable, Line] = {}
-        self._moving: deque[Line] = deque()
+        self._lines: dict[Hashable, RequestQueue] = {}
+        self._moving: deque[RequestQueue] = deque()
         """Those in which somebody waits, in turn."""
         self._workers: set[asyncio.Task[None]] = set()
         self.busy = 0
@@ -272,7 +272,7 @@ class Host:
         self.proven = 0
         """It answered with almost so many under way; less after requests that it did not answer."""
         self._waiting = 0
-        self._pace = Pace(limits.rate)
+        self._pace = RatePace(limits.rate)
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
@@ -284,7 +284,7 @@ class Host:
         self, own: tuple[Hashable, Limits] | None, batch: Sequence[Delivery], send: Send
     ) -> Sequence[Outcome]:
         line = self._line(own)
-        load = Load(batch, send)
+        load = RequestBatch(batch, send)
         # As many as it sends at one time always find room.
         room = max(line.most - line.waiting, self._hosts.room_for(self._waiting))
         taken = min(len(batch), room)
@@ -300,14 +300,14 @@ class Host:
                 self._give_up(line, load)  # cancelled: nobody wants what was not begun
         return load.outcomes
 
-    def _line(self, own: tuple[Hashable, Limits] | None) -> Line:
+    def _line(self, own: tuple[Hashable, Limits] | None) -> RequestQueue:
         key, limits = own or (None, Limits(self._limits.concurrency))
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(limits)
+            line = self._lines[key] = RequestQueue(limits)
         return line
 
-    def _add(self, line: Line, load: Load, count: int) -> None:
+    def _add(self, line: RequestQueue, load: RequestBatch, count: int) -> None:
         if not line.loads:
             self._moving.append(line)
         line.loads.append(load)
@@ -337,7 +337,7 @@ class Host:
             self._workers.add(worker)
             worker.add_done_callback(self._ended)
 
-    def _next_line(self) -> Line | None:
+    def _next_line(self) -> RequestQueue | None:
         """Whose turn it is; None when nobody may begin now."""
         if not self._moving or self.busy >= self._limits.concurrency or self._stopped:
             return None
@@ -354,7 +354,7 @@ class Host:
             self._come_back(soonest_s)
         return None
 
-    def _begin(self, line: Line) -> tuple[Load, int]:
+    def _begin(self, line: RequestQueue) -> tuple[RequestBatch, int]:
         load, at = line.begin()
         if not line.loads:
             self._moving.remove(line)
@@ -364,7 +364,7 @@ class Host:
         self._pace.took()
         return load, at
 
-    async def _work(self, line: Line, load: Load, at: int) -> None:
+    async def _work(self, line: RequestQueue, load: RequestBatch, at: int) -> None:
         while True:
             try:
                 outcome = await load.send(load.batch[at])
@@ -383,7 +383,7 @@ class Host:
             load, at = self._begin(line)
             self.fill()
 
-    def _landed(self, line: Line, *, answered: bool) -> None:
+    def _landed(self, line: RequestQueue, *, answered: bool) -> None:
         # With every answer one more: a host that is well soon has all it may have.
         self.proven = max(self.proven, self.busy + 1) if answered else self.proven // 2
         self.busy -= 1
@@ -406,7 +406,7 @@ class Host:
         self._timer = None
         self.fill()
 
-    def _give_up(self, line: Line, load: Load) -> None:
+    def _give_up(self, line: RequestQueue, load: RequestBatch) -> None:
         """Put off what is left of a load."""
         if load.next < load.end:
             line.loads.remove(load)

@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Final
 
 from ..model.errors import MainspringError
-from ..model.targets.url import Address, AllowList, WebUrl
+from ..model.targets.url import AllowList, IpAddress, WebUrl
 
 Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 """Host and port to addresses; raises OSError when there are none."""
@@ -51,7 +51,7 @@ _ONLY_BY_ADDRESS: Final = frozenset({"a metadata service", "link-local"})
 """A name may be allowed and its owner careless: credentials of the machine are not given away by that."""
 
 
-def not_public(address: Address) -> str | None:
+def not_public(address: IpAddress) -> str | None:
     """What an address is instead of public; None for a public one."""
     ranges: Sequence[tuple[IPv4Network | IPv6Network, str]] = _V4 if isinstance(address, IPv4Address) else _V6
     for network, reason in ranges:
@@ -62,7 +62,7 @@ def not_public(address: Address) -> str | None:
     return None if address.is_global else "not public"
 
 
-def embedded(address: Address) -> IPv4Address | None:
+def embedded(address: IpAddress) -> IPv4Address | None:
     """The IPv4 address that an IPv6 one carries and that something on the way may unpack."""
     if isinstance(address, IPv4Address):
         return None
@@ -77,7 +77,7 @@ def embedded(address: Address) -> IPv4Address | None:
     return None
 
 
-class Guard:
+class AddressGuard:
     """Judges addresses. `lookup` resolves names."""
 
     def __init__(self, allow: AllowList, lookup: Lookup) -> None:
@@ -107,7 +107,7 @@ class Guard:
         if text not in self._by_name:
             self._check(text, ip_address(text), by_name=False)
 
-    def _check(self, host: str, address: Address, *, by_name: bool) -> bool:
+    def _check(self, host: str, address: IpAddress, *, by_name: bool) -> bool:
         """Refuse, or say whether it is only the name that makes it acceptable."""
         parts = [one for one in (address, embedded(address)) if one is not None and not self._allow.has_address(one)]
         wrong = {one: reason for one in parts if (reason := not_public(one)) is not None}
@@ -122,7 +122,7 @@ class Guard:
             self._by_name.popitem(last=False)
 
 
-def _refusal(host: str, address: Address, wrong: dict[Address, str]) -> str:
+def _refusal(host: str, address: IpAddress, wrong: dict[IpAddress, str]) -> str:
     where = host if host == str(address) else f"{host} ({address})"
     culprit, reason = next(iter(wrong.items()))
     inside = "" if culprit == address else f" carries {culprit}, which"

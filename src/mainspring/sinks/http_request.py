@@ -194,7 +194,7 @@ JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
 
 
-class Caller:
+class WebhookCaller:
     """Sends deliveries to one webhook. What is the same for all of them is made once."""
 
     def __init__(self, sessions: Sessions, hook: Webhook, timeout_s: float, keep_ms: int) -> None:

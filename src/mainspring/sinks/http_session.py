@@ -13,7 +13,7 @@ from yarl import URL
 
 from ..model.errors import InvalidInput
 from ..model.targets.url import WebUrl
-from .http_network import Guard
+from .http_network import AddressGuard
 
 KEEP_ALIVE_S: Final = 15.0
 DNS_CACHE_S: Final = 10
@@ -23,7 +23,7 @@ _MOST_CONNECTIONS: Final = 2000
 class GuardedResolver(AbstractResolver):
     """Answers with addresses that the guard has approved; they are what is connected to."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: AddressGuard) -> None:
         self._guard = guard
 
     async def resolve(
@@ -46,7 +46,7 @@ class GuardedResolver(AbstractResolver):
         """Nothing is held open."""
 
 
-class Kept:
+class KeptConnections:
     """The connections of one host that are used again: how many there may be, at most."""
 
     __slots__ = ("busy", "most", "peak")
@@ -63,15 +63,15 @@ class Sessions:
     that needs another one gets it for one answer only.
     """
 
-    def __init__(self, guard: Guard, most_kept: int) -> None:
+    def __init__(self, guard: AddressGuard, most_kept: int) -> None:
         self._most_kept = most_kept
         self._keeping = _session(guard, keep=True)
         self._ending = _session(guard, keep=False)
-        self._hosts: dict[tuple[str, int], Kept] = {}
+        self._hosts: dict[tuple[str, int], KeptConnections] = {}
         self._sum = 0
         self._look_at = 0.0
 
-    def lend(self, host: str, port: int) -> tuple[aiohttp.ClientSession, Kept | None]:
+    def lend(self, host: str, port: int) -> tuple[aiohttp.ClientSession, KeptConnections | None]:
         """The session for a request that is sent now, and what to give back after its answer."""
         now = time.monotonic()
         if now >= self._look_at:
@@ -80,7 +80,7 @@ class Sessions:
         if self._sum >= self._most_kept and (kept is None or kept.busy >= kept.most):
             return self._ending, None
         if kept is None:
-            kept = self._hosts[host, port] = Kept()
+            kept = self._hosts[host, port] = KeptConnections()
         kept.busy += 1
         kept.peak = max(kept.peak, kept.busy)
         if kept.busy > kept.most:
@@ -88,7 +88,7 @@ class Sessions:
             self._sum += 1
         return self._keeping, kept
 
-    def give_back(self, kept: Kept | None) -> None:
+    def give_back(self, kept: KeptConnections | None) -> None:
         if kept is not None:
             kept.busy -= 1
 
@@ -105,7 +105,7 @@ class Sessions:
         self._sum = sum(kept.most for kept in self._hosts.values())
 
 
-def _session(guard: Guard, *, keep: bool) -> aiohttp.ClientSession:
+def _session(guard: AddressGuard, *, keep: bool) -> aiohttp.ClientSession:
     """A session that follows nothing, remembers no cookies and takes no proxy or password from the environment."""
 
     def gate(found: tuple[Any, ...]) -> socket.socket:

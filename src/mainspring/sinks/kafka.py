@@ -5,7 +5,7 @@ from binascii import hexlify
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from ..model.delivery import DONE, Columns, Dead, Delivery, Outcome, Retry
+from ..model.delivery import DONE, Dead, Delivery, DeliveryColumns, Outcome, Retry
 from ..model.errors import ConfigError
 from .base import Sink
 from .kafka_options import KafkaOptions
@@ -13,7 +13,7 @@ from .kafka_options import KafkaOptions
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
-    from .kafka_client import Failures
+    from .kafka_client import FailedMessages
 
 log = logging.getLogger("mainspring.kafka")
 
@@ -23,13 +23,13 @@ log = logging.getLogger("mainspring.kafka")
 # All in bytes: the library would have to turn every text into them, at a tenth of the cost of a message. A dict of
 # headers spares it the look into a tuple for each.
 
-Headers = dict[str, str | bytes | None]
-Message = tuple[bytes, bytes, Headers]
+KafkaHeaders = dict[str, str | bytes | None]
+KafkaMessage = tuple[bytes, bytes, KafkaHeaders]
 
 _IDH_BYTES: Final = 16
 
 
-def messages_of(chunk: Sequence[Delivery]) -> Iterator[Message]:
+def messages_of(chunk: Sequence[Delivery]) -> Iterator[KafkaMessage]:
     """Value, key and headers of each. The headers hold until the next one is asked for: the library copies them."""
     prefix = chunk[0].namespace.encode() + b"/"
     columns = type(chunk[0]).columns(chunk)
@@ -43,10 +43,10 @@ def identity_of(one: Delivery) -> tuple[bytes, bytes]:
     return (one.id if one.lane is None else one.lane).encode(), one.body.payload
 
 
-def _side_by_side(chunk: Sequence[Delivery], columns: Columns, prefix: bytes) -> Iterator[Message]:
+def _side_by_side(chunk: Sequence[Delivery], columns: DeliveryColumns, prefix: bytes) -> Iterator[KafkaMessage]:
     """The same as `_message_of` makes, for half of its cost. Neighbours are mostly due in the same millisecond."""
     ids = hexlify(columns.idhs, b"/", _IDH_BYTES).split(b"/")
-    headers: Headers = {"idempotency-key": b"", "id": b"", "due": b"", "attempt": b"1"}
+    headers: KafkaHeaders = {"idempotency-key": b"", "id": b"", "due": b"", "attempt": b"1"}
     written_ms, ending = -1, b""
     for one, id, due_ms in zip(chunk, ids, columns.dues_ms, strict=True):
         if due_ms != written_ms:
@@ -56,7 +56,7 @@ def _side_by_side(chunk: Sequence[Delivery], columns: Columns, prefix: bytes) ->
         yield one.body.payload, id, headers
 
 
-def _message_of(one: Delivery, prefix: bytes) -> Message:
+def _message_of(one: Delivery, prefix: bytes) -> KafkaMessage:
     body, due = one.body, b"%d" % one.original_due_ms
     if body.id is None:
         # Hexadecimal digits need no quoting, which would cost as much as all of this.
@@ -95,12 +95,12 @@ class KafkaSink:
 
     def __init__(self, options: KafkaOptions) -> None:
         _check_library(options)
-        from .kafka_client import Line, Topics
+        from .kafka_client import BatchProducer, Topics
 
         properties = options.for_library()
         self._topics = Topics(options)
-        self._line = Line(properties)
-        self._singly = Line({**properties, "batch.num.messages": "1"})
+        self._line = BatchProducer(properties)
+        self._singly = BatchProducer({**properties, "batch.num.messages": "1"})
 
     @property
     def queued(self) -> int:
@@ -130,7 +130,7 @@ class KafkaSink:
         await self._singly.aclose()
         await self._topics.aclose()
 
-    async def _judged(self, topic: str, batch: Sequence[Delivery], failures: "Failures") -> Sequence[Outcome]:
+    async def _judged(self, topic: str, batch: Sequence[Delivery], failures: "FailedMessages") -> Sequence[Outcome]:
         from confluent_kafka import KafkaError
 
         errors = [failures.get(identity_of(one)) for one in batch]

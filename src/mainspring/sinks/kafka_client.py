@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from ..model.clock import Stint
+from ..model.clock import TimeSlice
 from ..model.delivery import Dead, Delivery, Retry
 from .kafka import messages_of
 from .kafka_options import KafkaOptions
@@ -218,7 +218,7 @@ ROOM_S: Final = 0.005
 """How often a full queue is looked at again."""
 
 
-Failures = Mapping[tuple[bytes, bytes], KafkaError]
+FailedMessages = Mapping[tuple[bytes, bytes], KafkaError]
 """What was not delivered, by the key and the value of its message: reports have no headers, and a task's id may be the
 lane of another. Two that are the same in both fail together: a repeat does no harm."""
 
@@ -250,14 +250,14 @@ class Receipt:
             self._done.set_result(None)
 
 
-class Line:
+class BatchProducer:
     """Hands batches over in the order they come; they are on the wire together."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._properties = properties
         self._carrier: Carrier | None = None
         self._turn = asyncio.Lock()
-        self._stint = Stint(STINT_S)
+        self._stint = TimeSlice(STINT_S)
         self._away = False
         self.carriers_made = 0
 
@@ -270,7 +270,7 @@ class Line:
         """Connect before there is anything to send."""
         self._working()
 
-    async def send(self, topic: str, batch: Sequence[Delivery]) -> Failures:
+    async def send(self, topic: str, batch: Sequence[Delivery]) -> FailedMessages:
         """Returns when the broker has acknowledged every message, or it has failed for good."""
         failures: dict[tuple[bytes, bytes], KafkaError] = {}
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -8,13 +8,13 @@ from typing import Any, Final, Protocol
 import hiredis
 
 from ..model.errors import InvalidInput, NotConfirmed, StoreError
-from .redis.connection import Command
+from .redis.connection import RedisCommand
 
 WAIT_MS: Final = 5_000
 
 
 class Pipeline(Protocol):
-    async def __call__(self, commands: Sequence[Command], *, timeout_s: float | None) -> list[Any]: ...
+    async def __call__(self, commands: Sequence[RedisCommand], *, timeout_s: float | None) -> list[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Durability:
     """`server`, `disk` or `replicas=n`."""
 
     text: str
-    confirm: Command | None = None
+    confirm: RedisCommand | None = None
     needed: int = 0
 
 

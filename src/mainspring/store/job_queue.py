@@ -14,12 +14,12 @@ from ..model.dead_letter import DeadLetter
 from ..model.delivery import DONE, EXPIRED, Body, Dead, Done, Retry, was_sent
 from ..model.errors import StoreError
 from ..model.ids import idh_of
-from ..model.job import Cancelled, End, Ending, Job, Result, decode_result
+from ..model.job import End, Ending, Job, JobCancelled, Result, decode_result
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
-from ..model.schedule.chain import Link, Run
+from ..model.schedule.chain import ChainState, PastRun
 from .codec import HEADER_BYTES, INDEXED, SCHEDULED, decode, decode_many, entry, without_headers
 from .keys import ADDRESS_BYTES, SECOND_MS, Address, PartitionKeys, Slice, address_prefix
-from .redis.connection import Command
+from .redis.connection import RedisCommand
 from .redis.sender import Group
 from .store import Store
 from .tasks.cancel import note
@@ -53,20 +53,22 @@ def schedule_of(job: Job) -> str:
     return job.id.partition("@")[0]
 
 
-async def run_ends(store: Store, wanted: Sequence[tuple[int, str, Link]]) -> list[Run | None]:
+async def run_ends(store: Store, wanted: Sequence[tuple[int, str, ChainState]]) -> list[PastRun | None]:
     """How the last run of each chain (partition, name, link) ended; None where no worker said so."""
     groups: list[Group] = []
     for partition, name, _ in wanted:
         keys = store.keys.partitions[partition]
         groups.append((keys.slot, [("GET", end_key(keys, name))]))
-    found: list[Run | None] = []
+    found: list[PastRun | None] = []
     for (_, _, link), answer in zip(wanted, await store.run(groups) if groups else (), strict=True):
         if isinstance(answer, StoreError):
             raise answer
         end = None if answer[0] is None else decode_result(answer[0])
         state = link.state
         ours = end is not None and end.value == state.last_ms
-        found.append(Run(state.last_ms, state.began_ms, end.ended_ms, end.ending) if end is not None and ours else None)
+        found.append(
+            PastRun(state.last_ms, state.began_ms, end.ended_ms, end.ending) if end is not None and ours else None
+        )
     return found
 
 
@@ -89,7 +91,7 @@ async def with_ends(store: Store, seen: "Sequence[Seen]") -> "list[Seen]":
 MOST_ENDS: Final = 1_000
 """Jobs that a call ends at most: Lua can spread some thousand values at once."""
 
-Answer = Literal["ok", "lost"] | StoreError
+FinishAnswer = Literal["ok", "lost"] | StoreError
 
 
 class By(NamedTuple):
@@ -121,12 +123,12 @@ def by_partition(jobs: Sequence[Job], most: int = MOST_ENDS) -> list[By]:
     return every
 
 
-async def finish(store: Store, ends: Sequence[End]) -> list[Answer]:
+async def finish(store: Store, ends: Sequence[End]) -> list[FinishAnswer]:
     """End jobs; one answer each, in order. "lost": the claim is not valid any more, and nothing was written.
 
     Sent again after a lost reply it answers "lost" for what was ended, and changes nothing.
     """
-    answers: list[Answer] = ["ok"] * len(ends)
+    answers: list[FinishAnswer] = ["ok"] * len(ends)
     once: dict[tuple[int, bytes], int] = {}
     for number, end in enumerate(ends):
         if once.setdefault(end.job.key, number) != number:
@@ -146,12 +148,12 @@ async def finish(store: Store, ends: Sequence[End]) -> list[Answer]:
     return answers
 
 
-def _cancelled(ends: Sequence[End], answers: Sequence[Answer]) -> list[tuple[int, bytes]]:
+def _cancelled(ends: Sequence[End], answers: Sequence[FinishAnswer]) -> list[tuple[int, bytes]]:
     """Callers' ids whose runs were stopped: the index forgets them."""
     return [
         (end.job.partition, end.job.idh)
         for end, answer in zip(ends, answers, strict=True)
-        if isinstance(end.outcome, Cancelled) and answer == "ok" and end.job.body.id is not None
+        if isinstance(end.outcome, JobCancelled) and answer == "ok" and end.job.body.id is not None
     ]
 
 
@@ -202,7 +204,7 @@ def _group(store: Store, by: By, ends: Sequence[End], now_ms: int) -> Group:
     for place in parts.places:
         args += (place.name, fresh_score(place))
     args += (*parts.retries, *parts.deaths, *parts.lanes, *parts.cancels, *parts.results)
-    commands: list[Command] = [store.scripts.call("queue_finish", keys, args)]
+    commands: list[RedisCommand] = [store.scripts.call("queue_finish", keys, args)]
     if parts.wakes:
         commands.append(("SPUBLISH", names.wake, "1"))
     return names.slot, commands
@@ -224,7 +226,7 @@ def _add(parts: _Args, names: PartitionKeys, position: int, end: End, now_ms: in
             parts.wakes = parts.wakes or due_ms < now_ms + WAKE_MS
         case Dead() as outcome:
             parts.deaths += (position, _letter(job, outcome.reason, now_ms).encode(), now_ms)
-        case Cancelled():
+        case JobCancelled():
             parts.cancels.append(position)
             parts.x_cancels.append(_keys_of(names, job)[3])
 
@@ -268,7 +270,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_Failure).decode
 
 
-def encode_ack(outcome: Done | Retry | Dead | Cancelled) -> bytes:
+def encode_ack(outcome: Done | Retry | Dead | JobCancelled) -> bytes:
     """How a run ended, as `acks` keeps it until the owner of the partition has settled the task."""
     match outcome:
         case Done():
@@ -277,16 +279,16 @@ def encode_ack(outcome: Done | Retry | Dead | Cancelled) -> bytes:
             return b"r" + _encode(_Failure(outcome.reason[:MAX_ERROR_CHARS], outcome.after_ms, outcome.untried))
         case Dead():
             return b"x" + _encode(_Failure(outcome.reason[:MAX_ERROR_CHARS]))
-        case Cancelled():
+        case JobCancelled():
             return b"c"
 
 
-def decode_ack(raw: bytes) -> Done | Retry | Dead | Cancelled:
+def decode_ack(raw: bytes) -> Done | Retry | Dead | JobCancelled:
     match raw[:1]:
         case b"d":
             return DONE
         case b"c":
-            return Cancelled()
+            return JobCancelled()
         case b"r":
             failure = _decode(raw[1:])
             return Retry(failure.reason, failure.after_ms, failure.untried)
@@ -308,7 +310,7 @@ class Beaten(NamedTuple):
     lost: list[Job]
     """Others have them by now."""
     cancelled: list[Job]
-    """To be stopped, and ended as `Cancelled`."""
+    """To be stopped, and ended as `JobCancelled`."""
 
 
 class _Taken(NamedTuple):
@@ -406,7 +408,7 @@ async def _to_run(store: Store, taken: list[_Taken], claim: str, died: Died) -> 
         if isinstance(body, str):
             ends.append(End(job, Dead(f"the entry cannot be read: {body}")))
         elif one.called_off:
-            ends.append(End(job, Cancelled()))
+            ends.append(End(job, JobCancelled()))
         elif body.expires_ms is not None and body.expires_ms < now_ms:
             ends.append(End(job, Dead(EXPIRED)))
         else:
@@ -476,7 +478,7 @@ async def give_back(store: Store, jobs: Sequence[Job]) -> None:
     beaten = Beaten([], [])
     failures = _sort_out(every, await store.run(groups), beaten)
     if beaten.cancelled:
-        await finish(store, [End(job, Cancelled()) for job in beaten.cancelled])
+        await finish(store, [End(job, JobCancelled()) for job in beaten.cancelled])
     if failures:
         raise failures[0]
 

@@ -9,7 +9,7 @@ from ..model.dead_letter import DeadLetter
 from ..model.errors import StoreError
 from ..model.lane import PARKED, RETRY, HoldRecord, LaneAnswer, LaneInfo, LaneState, Pause, Scope
 from .keys import HOLDS_FROM_S, Address, Slice, partition_of, score_of
-from .owner.holds import Head, waits_for
+from .owner.holds import FailedHead, waits_for
 from .owner.read import slice_named
 from .redis.connection import Arg
 from .redis.sender import Group
@@ -90,7 +90,7 @@ class Failed(NamedTuple):
     """The failed head of a lane, as it stands now."""
 
     lane: str
-    head: Head
+    head: FailedHead
     address: Address | None
     found: Found | None
 
@@ -129,14 +129,14 @@ async def _read_partitions(store: Store, partitions: Iterable[int]) -> list[Lane
         keys = store.keys.partitions[p]
         listed = ("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE")
         groups.append((keys.slot, [("HGETALL", keys.held), ("HGETALL", keys.holds), listed]))
-    heads: dict[tuple[int, str], Head] = {}
+    heads: dict[tuple[int, str], FailedHead] = {}
     holds: dict[tuple[int, str], tuple[Slice, HoldRecord]] = {}
     for p, result in zip(numbers, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
         held, records, names = result
         for lane, raw in zip(held[::2], held[1::2], strict=True):
-            heads[p, lane.decode()] = Head.unpack(raw)
+            heads[p, lane.decode()] = FailedHead.unpack(raw)
         live = set(names)
         for name, raw in zip(records[::2], records[1::2], strict=True):
             record = HoldRecord.decode(raw)
@@ -155,7 +155,7 @@ def _hold(known: tuple[Slice, HoldRecord] | None, behind: int) -> _Hold | None:
     return None if known is None else _Hold(known[1], behind)
 
 
-async def _look(store: Store, heads: Mapping[tuple[int, str], Head]) -> list[Failed]:
+async def _look(store: Store, heads: Mapping[tuple[int, str], FailedHead]) -> list[Failed]:
     addresses = await look_up(store, [(p, head.idh) for (p, _), head in heads.items()])
     wanted = [(at, head.idh) for head, at in zip(heads.values(), addresses, strict=True) if at is not None]
     found = iter(await look_at(store, wanted))
@@ -226,7 +226,7 @@ async def failed_head(store: Store, lane: str) -> Failed | None:
     [raw] = await store.run_one(keys.slot, [("HGET", keys.held, lane)])
     if raw is None:
         return None
-    [failed] = await _look(store, {(keys.number, lane): Head.unpack(raw)})
+    [failed] = await _look(store, {(keys.number, lane): FailedHead.unpack(raw)})
     return failed if failed.waited_for else None
 
 

@@ -33,7 +33,7 @@ class Granted(NamedTuple):
     """Worth asking again after this; 0 when all was granted."""
 
 
-class Slots(NamedTuple):
+class SlotCount(NamedTuple):
     """How many slots there are, and how many of them are leased."""
 
     most: int
@@ -44,14 +44,14 @@ class Slots(NamedTuple):
         return self.held >= self.most
 
 
-async def running_slots(store: Store, queue: str, now_ms: int) -> Slots | None:
+async def running_slots(store: Store, queue: str, now_ms: int) -> SlotCount | None:
     """Of the jobs of a queue that may run at one time; None where nothing bounds them, or no worker has asked."""
     flat = await store.run_one(store.keys.slot, [("HGETALL", store.keys.limit(running(queue)))])
     fields: dict[bytes, bytes] = dict(zip(flat[0][::2], flat[0][1::2], strict=True))
     most = int(fields.pop(b"slots", b"0"))
     leases = [lease for one in fields.values() if (lease := _LEASE.fullmatch(one)) is not None]
     held = sum(int(lease[1]) for lease in leases if int(lease[2]) > now_ms * 1000)
-    return Slots(most, held) if most else None
+    return SlotCount(most, held) if most else None
 
 
 def running(queue: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ..model.errors import StoreError
-from .redis.connection import Arg, Command
+from .redis.connection import Arg, RedisCommand
 from .redis.sender import Group
 from .store import Store
 
@@ -49,14 +49,14 @@ class Member(NamedTuple):
     about: About
 
 
-class Taken(NamedTuple):
+class NodeIdTaken(NamedTuple):
     """Another process has this id."""
 
     left_ms: int
     about: About
 
 
-class View(NamedTuple):
+class ClusterView(NamedTuple):
     """The cluster at one moment."""
 
     now_us: int
@@ -83,16 +83,16 @@ _MEMBER: Final = re.compile(rb"(\d+):([^:]*):(\d+):([01]):(.*)", re.DOTALL)
 """As _member.lua reads it."""
 
 
-async def join(store: Store, who: Identity, about: About) -> int | Taken:
+async def join(store: Store, who: Identity, about: About) -> int | NodeIdTaken:
     """Register; the order among all nodes that ever did, or who has the id."""
     keys = store.keys
     args: list[Arg] = [who.id, who.nonce, who.lease_ms, msgspec.json.encode(about)]
     reply = await _call(store, "join", [keys.nodes, keys.beats, keys.meta], args)
     store.clock.sample(reply[0])
-    return int(reply[2]) if reply[1] == b"ok" else Taken(reply[2], _about_of(reply[3]))
+    return int(reply[2]) if reply[1] == b"ok" else NodeIdTaken(reply[2], _about_of(reply[3]))
 
 
-async def beat(store: Store, who: Identity, about: About, *, leaving: bool = False) -> View | None:
+async def beat(store: Store, who: Identity, about: About, *, leaving: bool = False) -> ClusterView | None:
     """Say that this node lives and see who else does; None when it is not registered any more."""
     keys = store.keys
     args: list[Arg] = [who.id, who.nonce, who.lease_ms, int(leaving), msgspec.json.encode(about)]
@@ -110,7 +110,7 @@ async def leave(store: Store, who: Identity) -> None:
     await announce(store)
 
 
-async def write_plan(store: Store, who: Identity, view: View, owners: Sequence[str]) -> bool:
+async def write_plan(store: Store, who: Identity, view: ClusterView, owners: Sequence[str]) -> bool:
     """Put a new plan in the place of the one in `view`; False when that is not the last one, or another leads."""
     held: dict[str, list[int]] = {}
     for number, node in enumerate(owners):
@@ -144,10 +144,10 @@ class Holding(NamedTuple):
     left_ms: int
 
 
-async def look(store: Store) -> tuple[View, list[Holding]]:
+async def look(store: Store) -> tuple[ClusterView, list[Holding]]:
     """The cluster as somebody sees it who is no part of it."""
     keys = store.keys
-    questions: list[Command] = [
+    questions: list[RedisCommand] = [
         ("HGETALL", keys.nodes),
         ("ZRANGE", keys.beats, "0", "-1", "WITHSCORES"),
         ("HMGET", keys.leader, "id", "nonce", "term"),
@@ -186,7 +186,7 @@ async def holdings(store: Store, now_ms: int) -> list[Holding]:
 
 def _view(
     now_us: int, leader: bytes, term: int, rows: Sequence[bytes | int], plan: Sequence[bytes | None], partitions: int
-) -> View:
+) -> ClusterView:
     members = {}
     for id_, order, left_ms, leaving, record in zip(*(iter(rows),) * 5, strict=True):
         assert isinstance(id_, bytes)
@@ -199,7 +199,7 @@ def _view(
         for number in numbers:
             if 0 <= number < partitions:
                 owners[number] = node
-    return View(now_us, leader.decode(errors="replace"), term, members, _whole(version), tuple(owners))
+    return ClusterView(now_us, leader.decode(errors="replace"), term, members, _whole(version), tuple(owners))
 
 
 def _about_of(record: bytes) -> About:

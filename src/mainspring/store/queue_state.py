@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ..model.errors import Conflict, StoreError
 from .keys import ADDRESS_BYTES, Address
-from .redis.connection import Command
+from .redis.connection import RedisCommand
 from .store import Store
 from .tasks.index import fields_of
 
@@ -64,7 +64,7 @@ async def cancel_queued(store: Store, partition: int, idh: bytes, place: Queued)
         names = [keys.n, keys.slices, keys.ids, keys.queued, keys.acks, keys.queue(place.queue), x]
         call = store.scripts.call("queue_cancel", names, [idh, place.raw])
         # Whoever runs it looks at once; the owner of its lane goes on.
-        calls: list[Command] = [("SPUBLISH", keys.work, "1"), ("SPUBLISH", keys.wake, "1")]
+        calls: list[RedisCommand] = [("SPUBLISH", keys.work, "1"), ("SPUBLISH", keys.wake, "1")]
         reply = (await store.run_one(keys.slot, [call, *calls]))[0]
         if reply == b"cancelled":
             return "cancelled"
@@ -90,7 +90,7 @@ class Depth(NamedTuple):
         return Depth(self.ready + other.ready, self.running + other.running, min(times, default=None))
 
 
-Asked = tuple[int, list[Command]]
+Asked = tuple[int, list[RedisCommand]]
 """What a partition is asked."""
 
 

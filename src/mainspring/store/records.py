@@ -56,7 +56,7 @@ async def read_result(store: Store, reference: Reference) -> Result | None:
     return found
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
+class KeptAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What is known of a request. Without an answer it is under way, or whoever worked on it is gone."""
 
     fingerprint: bytes
@@ -82,15 +82,15 @@ class Claim(NamedTuple):
         return cls(hashed, partition_of(hashed, len(store.keys)))
 
 
-async def claim_request(store: Store, place: Claim, fingerprint: bytes, *, window_ms: int) -> Kept | None:
+async def claim_request(store: Store, place: Claim, fingerprint: bytes, *, window_ms: int) -> KeptAnswer | None:
     """Take the key for this request; None when it was free, else what is known of it."""
     keys = store.keys.partitions[place.partition]
-    fresh = msgspec.msgpack.encode(Kept(fingerprint))
+    fresh = msgspec.msgpack.encode(KeptAnswer(fingerprint))
     [known] = await store.run_one(keys.slot, [("SET", keys.answer(place.hashed), fresh, "NX", "GET", "PX", window_ms)])
-    return None if known is None else msgspec.msgpack.decode(known, type=Kept)
+    return None if known is None else msgspec.msgpack.decode(known, type=KeptAnswer)
 
 
-async def keep_answer(store: Store, place: Claim, kept: Kept, *, window_ms: int) -> None:
+async def keep_answer(store: Store, place: Claim, kept: KeptAnswer, *, window_ms: int) -> None:
     keys = store.keys.partitions[place.partition]
     await store.run_one(keys.slot, [("SET", keys.answer(place.hashed), msgspec.msgpack.encode(kept), "PX", window_ms)])
 

@@ -3,12 +3,12 @@
 import hiredis
 
 from ..model.errors import Refused
-from .redis.servers import LinkOptions, Links
+from .redis.servers import LinkOptions, Servers
 
 
 async def hash_fields(url: str, prefix: str, field: str) -> dict[str, str]:
     """One field of every hash whose key begins so; keys of other types and hashes without it are left out."""
-    links = await Links.connect(url, LinkOptions())
+    links = await Servers.connect(url, LinkOptions())
     found: dict[str, str] = {}
     try:
         for link in links.all():

@@ -10,8 +10,8 @@ from typing import Final
 import hiredis
 
 from .acl import commands
-from .redis.connection import Command
-from .redis.servers import Link
+from .redis.connection import RedisCommand
+from .redis.servers import Primary
 
 _UNASKED: Final = frozenset({"multi", "exec", "ssubscribe", "select"})
 """These cannot be queued. Whoever may not send MULTI or EXEC cannot put a task, which the server then says itself."""
@@ -41,7 +41,7 @@ _SAMPLES: Final[dict[str, tuple[str, ...]]] = {
 """Arguments with which each can be queued."""
 
 
-def probes(key: str, *, disk: bool) -> dict[str, Command]:
+def probes(key: str, *, disk: bool) -> dict[str, RedisCommand]:
     """One call of every command that can be asked for."""
     return {
         name: (*name.upper().split("|"), *(key if one == _KEY else one for one in _SAMPLES[name]))
@@ -50,7 +50,7 @@ def probes(key: str, *, disk: bool) -> dict[str, Command]:
     }
 
 
-async def denied(link: Link, key: str, *, disk: bool = False) -> list[str]:
+async def denied(link: Primary, key: str, *, disk: bool = False) -> list[str]:
     """Commands that the server refuses this user, for this key."""
     asked = probes(key, disk=disk)
     connection = await link.dedicated()

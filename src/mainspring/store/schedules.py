@@ -11,12 +11,12 @@ from ..model.clock import steady_s
 from ..model.delivery import Body
 from ..model.errors import StoreError
 from ..model.ids import idh_of, occurrence_id
-from ..model.schedule.chain import Link, State, after_loss, from_here, link_to
+from ..model.schedule.chain import ChainMemory, ChainState, after_loss, from_here, link_to
 from ..model.schedule.definition import Definition, pack_definition, unpack_definition
 from .codec import INDEXED, LANE, SCHEDULED, entry
 from .keys import HOUR_MS, SECOND_MS, Address, PartitionKeys, Slice, address_prefix, partition_of
 from .queue_state import find_queued
-from .redis.connection import Command
+from .redis.connection import RedisCommand
 from .redis.sender import Group
 from .store import Store
 from .tasks.cancel import last_cancelled
@@ -85,7 +85,7 @@ def _sketch(definition: Definition, task_id: str, planned_ms: int, mark: int, du
     return Sketch(idh, due_ms, body, flags, entry(0, flags, idh, body)[4:])
 
 
-def row_of(definition: Definition, link: Link, now_ms: int) -> OccurrenceRow | None:
+def row_of(definition: Definition, link: ChainState, now_ms: int) -> OccurrenceRow | None:
     """The entry of a chain's planned occurrence; None when there is none."""
     if not link.planned_ms:
         return None
@@ -109,7 +109,7 @@ class Seen(NamedTuple):
     """A schedule as it stands: what the next write of it is compared with."""
 
     definition: Definition | None
-    link: Link | None
+    link: ChainState | None
     generation: int
     """Of the definition, or of the last revision of one that was removed; 0: the name is new."""
     partition: int
@@ -118,14 +118,14 @@ class Seen(NamedTuple):
     """What the partition of its name holds where it lives in another."""
 
 
-class Change(NamedTuple):
+class ScheduleWrite(NamedTuple):
     """What one write of a schedule does."""
 
     name: str
     seen: Seen
     definition: Definition | None
     """None removes it."""
-    link: Link | None
+    link: ChainState | None
     row: OccurrenceRow | None
     keep: bool = False
     """The definition stays as it is: only the chain is planted anew."""
@@ -145,7 +145,7 @@ def _read(partition: int, definition: bytes | None, link: bytes | None, revision
     generation = int.from_bytes(revision[:4], "big") if revision is not None else 0
     if found is not None:
         generation = found.generation
-    return Seen(found, None if link is None else Link.unpack(link), generation, partition)
+    return Seen(found, None if link is None else ChainState.unpack(link), generation, partition)
 
 
 async def fetch(store: Store, partition: int, names: Sequence[str]) -> list[Seen]:
@@ -175,7 +175,7 @@ async def see_at(store: Store, wanted: Sequence[tuple[int, str]]) -> list[Seen]:
     groups: list[Group] = []
     for partition, name in wanted:
         keys = store.keys.partitions[partition]
-        commands: list[Command] = [
+        commands: list[RedisCommand] = [
             ("HGET", keys.sched, name), ("HGET", keys.next, name), ("LINDEX", keys.revisions(name), 0),
         ]  # fmt: skip
         groups.append((keys.slot, commands))
@@ -222,7 +222,7 @@ async def page(store: Store, partition: int, cursor: int, count: int = 200) -> t
     return int(reply[0]), [_read(partition, raw, link) for raw, link in rows if not is_pointer(raw)]
 
 
-async def write(store: Store, changes: Sequence[Change]) -> list[Written | StoreError]:
+async def write(store: Store, changes: Sequence[ScheduleWrite]) -> list[Written | StoreError]:
     """Each change in one step; `changed` and `moved` mean that nothing was written and to look again."""
     planned = [
         (change.seen.partition, change.seen.link.idh)
@@ -236,14 +236,14 @@ async def write(store: Store, changes: Sequence[Change]) -> list[Written | Store
         keys = store.keys.partitions[change.seen.partition]
         link = change.seen.link
         at = next(found) if link is not None and link.planned_ms else None
-        commands: list[Command] = [_call(store, keys, change, at)]
+        commands: list[RedisCommand] = [_call(store, keys, change, at)]
         if change.row is not None and change.row.due_ms < now_ms + WAKE_MS:
             commands.append(("SPUBLISH", keys.wake, "1"))
         groups.append((keys.slot, commands))
     return [result if isinstance(result, StoreError) else result[0][0].decode() for result in await store.run(groups)]
 
 
-def _call(store: Store, keys: PartitionKeys, change: Change, at: bytes | None) -> Command:
+def _call(store: Store, keys: PartitionKeys, change: ScheduleWrite, at: bytes | None) -> RedisCommand:
     name, seen, definition, link, row, keep = change
     old = Address.unpack(keys.number, at) if at is not None else None
     old_place = old.slice if old is not None else Slice(1000, 0)
@@ -298,7 +298,7 @@ async def run_before(store: Store, partition: int, name: str, occurrence: tuple[
     return occurrence_id(name, link.state.last_ms) if end is None else None
 
 
-async def note_ends(store: Store, partition: int, links: Iterable[tuple[str, Link]]) -> None:
+async def note_ends(store: Store, partition: int, links: Iterable[tuple[str, ChainState]]) -> None:
     """Write what chains remember of runs that ended; a chain that has moved on since knows it already."""
     keys = store.keys.partitions[partition]
     args: list[Any] = []
@@ -344,7 +344,7 @@ class Doubtful(NamedTuple):
     """A chain whose planned occurrence may be missing."""
 
     name: str
-    link: Link
+    link: ChainState
 
 
 async def check(store: Store, partition: int, cursor: int, *, overdue_ms: int) -> tuple[int, list[Doubtful]]:
@@ -355,13 +355,13 @@ async def check(store: Store, partition: int, cursor: int, *, overdue_ms: int) -
     found = []
     for name, raw in zip(raws[::2], raws[1::2], strict=True):
         try:
-            found.append(Doubtful(name.decode(), Link.unpack(raw)))
+            found.append(Doubtful(name.decode(), ChainState.unpack(raw)))
         except (msgspec.DecodeError, ValueError):
             continue  # `mainspring verify` names it
     return int(reply[0]), found
 
 
-async def still_planned(store: Store, partition: int, links: Sequence[Link]) -> list[tuple[bool, str]]:
+async def still_planned(store: Store, partition: int, links: Sequence[ChainState]) -> list[tuple[bool, str]]:
     """Does the planned occurrence of each chain wait in its slice? And its state."""
     addresses = await look_up(store, [(partition, link.idh) for link in links])
     there = [(at, link.idh) for at, link in zip(addresses, links, strict=True) if at is not None]
@@ -409,24 +409,26 @@ async def plant_anew(store: Store, partition: int, name: str, claim: bytes | Non
     next_ms, memory = await searched((definition,), lambda: _onward(definition, seen.link, now_ms, reason_of(why)))
     for _ in range(_TRIES):
         new = link_to(definition, next_ms, memory)
-        written = await _write(store, Change(name, seen, definition, new, row_of(definition, new, now_ms), True))
+        written = await _write(store, ScheduleWrite(name, seen, definition, new, row_of(definition, new, now_ms), True))
         if written != "taken" or next_ms is None:
             return written
         [(waits, _)] = await still_planned(store, partition, [new])
         if waits:  # it is there, only the chain did not know it
-            return await _write(store, Change(name, seen, definition, new, None, True))
+            return await _write(store, ScheduleWrite(name, seen, definition, new, None, True))
         # that one ran already
         next_ms = await searched((definition,), partial(definition.slots.after, next_ms))
     return "taken"
 
 
-def _onward(definition: Definition, link: Link | None, now_ms: int, reason: str) -> tuple[int | None, State]:
+def _onward(
+    definition: Definition, link: ChainState | None, now_ms: int, reason: str
+) -> tuple[int | None, ChainMemory]:
     if link is None:
-        return from_here(definition, definition.at_ms, now_ms, State())
+        return from_here(definition, definition.at_ms, now_ms, ChainMemory())
     return after_loss(definition, link, now_ms, reason)
 
 
-async def _write(store: Store, change: Change) -> Written:
+async def _write(store: Store, change: ScheduleWrite) -> Written:
     [written] = await write(store, [change])
     if isinstance(written, StoreError):
         raise written

@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from typing import Final
 
 from ..model.clock import Clock
-from .redis.connection import Arg, Command
+from .redis.connection import Arg, RedisCommand
 
 _NEEDS: Final = {
     "tick": ("time", "fence", "entry", "place", "plant"),
@@ -131,17 +131,17 @@ class Scripts:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def call(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Command:
+    def call(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> RedisCommand:
         manual = self._clock.manual
         if not manual:
             return ("EVALSHA", _sha(name, False), len(keys), *keys, *args)
         return ("EVALSHA", _sha(name, True), len(keys), *keys, *args, self._clock.now_ms() * 1000)
 
-    def whole(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Command:
+    def whole(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> RedisCommand:
         """A call with its text: within a transaction an unknown script would fail alone, and the rest be done."""
         return self.in_full(self.call(name, keys, args))
 
-    def in_full(self, call: Command) -> Command:
+    def in_full(self, call: RedisCommand) -> RedisCommand:
         """The same call with the script's text, for a server that does not know it (any more)."""
         for name in _NEEDS:
             for manual in (False, True):

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import hiredis
 
-from mainspring.store.redis.servers import Link, info_fields
+from mainspring.store.redis.servers import Primary, info_fields
 
-Status = Literal["ok", "warning", "error", "unknown"]
+CheckStatus = Literal["ok", "warning", "error", "unknown"]
 OLDEST = (7, 0)
 _CLOCK_APART_S = 1.0
 
@@ -25,11 +25,11 @@ class Check:
     """One answer: what was looked at, how it stands, and in words what to do."""
 
     name: str
-    status: Status
+    status: CheckStatus
     message: str
 
 
-async def check_server(link: Link, *, now: Callable[[], float] = time.time) -> list[Check]:
+async def check_server(link: Primary, *, now: Callable[[], float] = time.time) -> list[Check]:
     """Asks one primary about version, role, eviction, persistence and clock."""
     info = await _info(link)
     config = await _config(link, info)
@@ -43,43 +43,43 @@ async def check_server(link: Link, *, now: Callable[[], float] = time.time) -> l
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _ServerFields:
     """The fields a server told, or why it told none."""
 
     fields: Mapping[str, str]
     denied: str = ""
 
 
-async def _info(link: Link) -> _Answer:
+async def _info(link: Primary) -> _ServerFields:
     reply = (await link.pipeline([("INFO",)]))[0]
     if isinstance(reply, hiredis.ReplyError):
-        return _Answer({}, f"the server refuses INFO ({reply})")
-    return _Answer(info_fields(reply))
+        return _ServerFields({}, f"the server refuses INFO ({reply})")
+    return _ServerFields(info_fields(reply))
 
 
-async def _config(link: Link, info: _Answer) -> _Answer:
+async def _config(link: Primary, info: _ServerFields) -> _ServerFields:
     wanted = ["save"] if info.fields.get("aof_enabled") == "0" else []
     if "maxmemory_policy" not in info.fields:
         wanted.append("maxmemory-policy")
     if "aof_enabled" not in info.fields:
         wanted += ["appendonly", "save"]
     if not wanted:
-        return _Answer({})
+        return _ServerFields({})
     replies = await link.pipeline([("CONFIG", "GET", name) for name in wanted])
     fields: dict[str, str] = {}
     for reply in replies:
         if isinstance(reply, hiredis.ReplyError):
-            return _Answer({}, f"the server refuses CONFIG GET ({reply})")
+            return _ServerFields({}, f"the server refuses CONFIG GET ({reply})")
         fields |= {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
-    return _Answer(fields)
+    return _ServerFields(fields)
 
 
-def _unknown(name: str, *answers: _Answer) -> Check:
+def _unknown(name: str, *answers: _ServerFields) -> Check:
     why = "; ".join(answer.denied for answer in answers if answer.denied)
     return Check(name, "unknown", why or "the server does not tell")
 
 
-def _version(info: _Answer) -> Check:
+def _version(info: _ServerFields) -> Check:
     # Valkey says 7.2.4 as redis_version for the sake of old clients, and its own version beside it.
     redis_version = info.fields.get("redis_version")
     if redis_version is None:
@@ -95,7 +95,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
-def _role(info: _Answer) -> Check:
+def _role(info: _ServerFields) -> Check:
     role = info.fields.get("role")
     if role is None:
         return _unknown("role", info)
@@ -106,7 +106,7 @@ def _role(info: _Answer) -> Check:
     return Check("role", "error", f"the server is a replica of {host}:{port}; name the primary in the URL")
 
 
-def _eviction(info: _Answer, config: _Answer) -> Check:
+def _eviction(info: _ServerFields, config: _ServerFields) -> Check:
     policy = info.fields.get("maxmemory_policy") or config.fields.get("maxmemory-policy")
     if policy is None:
         return _unknown("eviction", info, config)
@@ -119,7 +119,7 @@ def _eviction(info: _Answer, config: _Answer) -> Check:
     return Check("eviction", "warning", message)
 
 
-def _persistence(info: _Answer, config: _Answer) -> Check:
+def _persistence(info: _ServerFields, config: _ServerFields) -> Check:
     aof = info.fields.get("aof_enabled") or {"yes": "1", "no": "0"}.get(config.fields.get("appendonly", ""))
     if aof == "1":
         return _aof_health(info)
@@ -136,14 +136,14 @@ def _persistence(info: _Answer, config: _Answer) -> Check:
     return Check("persistence", "warning", f"{lost}. {advice}")
 
 
-def _aof_health(info: _Answer) -> Check:
+def _aof_health(info: _ServerFields) -> Check:
     if info.fields.get("aof_last_write_status", "ok") != "ok":
         message = "the append-only file cannot be written (aof_last_write_status is not ok); look at the disk"
         return Check("persistence", "warning", message)
     return Check("persistence", "ok", "the append-only file is on")
 
 
-async def _clock(link: Link, now: Callable[[], float]) -> Check:
+async def _clock(link: Primary, now: Callable[[], float]) -> Check:
     before = now()
     reply: Any = (await link.pipeline([("TIME",)]))[0]
     after = now()

@@ -13,9 +13,9 @@ from ..model.clock import OLD_S, Clock, ServerClock
 from ..model.errors import InvalidInput, NotConfirmed, OutOfMemory, Refused, StoreError, WrongFormat
 from .durability import SERVER, Durability
 from .keys import Keyspace, check_namespace, meta_key, slot_of
-from .redis.connection import Command
-from .redis.sender import Group, Replies, Results, Sender
-from .redis.servers import LinkOptions, Links, redirect_of
+from .redis.connection import RedisCommand
+from .redis.sender import Group, GroupResults, Replies, Sender
+from .redis.servers import LinkOptions, Servers, redirect_of
 from .scripts import Scripts
 
 log = logging.getLogger("mainspring.store")
@@ -34,7 +34,7 @@ class Store:
 
     def __init__(
         self,
-        links: Links,
+        links: Servers,
         keyspace: Keyspace,
         clock: Clock,
         *,
@@ -65,7 +65,7 @@ class Store:
         """
         check_namespace(namespace)
         clock = clock or ServerClock()
-        links = await Links.connect(url, options or LinkOptions())
+        links = await Servers.connect(url, options or LinkOptions())
         try:
             sender = Sender(links, Scripts(clock), patience_s=PATIENCE_S)
             count = await _agree_on_format(sender, namespace, partitions, makes=makes)
@@ -116,7 +116,7 @@ class Store:
             return False
         return True
 
-    async def run(self, groups: Sequence[Group], durability: Durability = SERVER) -> Results:
+    async def run(self, groups: Sequence[Group], durability: Durability = SERVER) -> GroupResults:
         """Send all groups, one pipeline per server. A group that failed is answered by its error.
 
         What the server refused without executing (a slot that moved, an unknown script) is repeated here. A reply
@@ -125,7 +125,7 @@ class Store:
         results = await self._sender.run(groups, durability)
         return [_as_result(group[1], result) for group, result in zip(groups, results, strict=True)]
 
-    async def run_one(self, slot: int, commands: list[Command], durability: Durability = SERVER) -> Replies:
+    async def run_one(self, slot: int, commands: list[RedisCommand], durability: Durability = SERVER) -> Replies:
         """One group; its failure is raised."""
         [result] = await self.run([(slot, commands)], durability)
         if isinstance(result, StoreError):
@@ -149,13 +149,13 @@ async def _agree_on_format(sender: Sender, namespace: str, partitions: int | Non
     wanted = DEFAULT_PARTITIONS if partitions is None else partitions
     if type(wanted) is not int or not 1 <= wanted <= 4096:
         raise InvalidInput(f"partitions is {wanted!r}; give a whole number between 1 and 4096")
-    ask: Command = ("HMGET", key, "format", "partitions")
+    ask: RedisCommand = ("HMGET", key, "format", "partitions")
     [known] = await _answered(sender, slot, [ask])
     if known == [None, None]:
         if not makes:
             return wanted
         # Asked first: on a full server nothing can be written, and a node must still be able to open what is there.
-        new: list[Command] = [("HSETNX", key, "format", FORMAT), ("HSETNX", key, "partitions", wanted), ask]
+        new: list[RedisCommand] = [("HSETNX", key, "format", FORMAT), ("HSETNX", key, "partitions", wanted), ask]
         known = (await _answered(sender, slot, new))[2]
     try:
         found_format, found = (int(value or 0) for value in known)
@@ -178,7 +178,7 @@ async def _agree_on_format(sender: Sender, namespace: str, partitions: int | Non
     return found
 
 
-async def _answered(sender: Sender, slot: int, commands: list[Command]) -> Replies:
+async def _answered(sender: Sender, slot: int, commands: list[RedisCommand]) -> Replies:
     [result] = await sender.run([(slot, commands)])
     result = _as_result(commands, result)
     if isinstance(result, StoreError):
@@ -186,7 +186,7 @@ async def _answered(sender: Sender, slot: int, commands: list[Command]) -> Repli
     return result
 
 
-def _as_result(commands: list[Command], result: Replies | StoreError) -> Replies | StoreError:
+def _as_result(commands: list[RedisCommand], result: Replies | StoreError) -> Replies | StoreError:
     if isinstance(result, NotConfirmed) and result.replies is not None:
         if isinstance(_as_result(commands, list(result.replies)), StoreError):
             result.replies = None  # not all of it was done, and nobody may read it as if it were
@@ -235,10 +235,10 @@ def _checked(reply: Any) -> Any:
     return reply
 
 
-async def neighbour(store: Store, namespace: str) -> Store | None:
+async def sibling(store: Store, namespace: str) -> Store | None:
     """A store for it; None when there is no such namespace, or none that this version (or this user) may read."""
     check_namespace(namespace)
-    ask: Command = ("HMGET", meta_key(namespace), "format", "partitions")
+    ask: RedisCommand = ("HMGET", meta_key(namespace), "format", "partitions")
     try:
         [known] = await store.run_one(slot_of(namespace), [ask])
     except Refused:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..store.codec import RESENT
 from ..store.keys import PartitionKeys
-from ..store.redis.connection import Command
+from ..store.redis.connection import RedisCommand
 from ..store.store import Store
 
 _COUNTERS = ("accepted", "queued", "done", "cancelled", "replaced", "dead", "retried", "spilled", "aside")
@@ -81,7 +81,7 @@ return out
 async def partition_balance(store: Store, keys: PartitionKeys) -> Balance:
     """One partition, at one moment."""
     prefix = keys.slices.removesuffix("slices")
-    command: Command = ("EVAL", _READ, 4, keys.slices, keys.n, keys.queued, keys.queues, prefix, *_COUNTERS)
+    command: RedisCommand = ("EVAL", _READ, 4, keys.slices, keys.n, keys.queued, keys.queues, prefix, *_COUNTERS)
     [reply] = await store.run_one(keys.slot, [command])
     return _count(reply)
 

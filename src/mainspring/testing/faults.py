@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from ..model.errors import Unavailable
-from ..store.redis.connection import Command
-from ..store.redis.servers import Link
+from ..store.redis.connection import RedisCommand
+from ..store.redis.servers import Primary
 from ..store.scripts import Scripts, _sha
 from ..store.store import Store
 
 Fault = Literal["lose reply", "never sent", "hold back", "late reply"]
-Match = Callable[[Sequence[Command]], bool]
+Match = Callable[[Sequence[RedisCommand]], bool]
 
 
 class Road:
@@ -20,10 +20,10 @@ class Road:
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
-        self.trips: list[tuple[str, Sequence[Command]]] = []
+        self.trips: list[tuple[str, Sequence[RedisCommand]]] = []
         """(address of the server, commands) of every pipeline."""
         self._faults: list[tuple[Fault, Match]] = []
-        self._held: list[tuple[Any, Sequence[Command]]] = []
+        self._held: list[tuple[Any, Sequence[RedisCommand]]] = []
         self.late = 0
         """Replies that are on their way until `deliver_late`."""
         self._arrive = asyncio.Event()
@@ -48,7 +48,9 @@ class Road:
         addresses = [address for address, _ in self.trips]
         return max((addresses.count(address) for address in set(addresses)), default=0)
 
-    async def send(self, link: Link, pipeline: Any, commands: Sequence[Command], timeout_s: float | None) -> Any:
+    async def send(
+        self, link: Primary, pipeline: Any, commands: Sequence[RedisCommand], timeout_s: float | None
+    ) -> Any:
         self.trips.append((link.address, commands))
         at = next((i for i, (_, match) in enumerate(self._faults) if match(commands)), None)
         if at is None:
@@ -68,7 +70,7 @@ class Road:
         raise Unavailable(f"a test cut the road ({fault})", sent=fault != "never sent")
 
 
-def _any(_: Sequence[Command]) -> bool:
+def _any(_: Sequence[RedisCommand]) -> bool:
     return True
 
 
@@ -97,8 +99,8 @@ def bad_road(store: Store) -> Iterator[Road]:
             del vars(link)["pipeline"]
 
 
-def _over(road: Road, link: Link, pipeline: Any) -> Any:
-    async def over(commands: Sequence[Command], *, timeout_s: float | None = None) -> Any:
+def _over(road: Road, link: Primary, pipeline: Any) -> Any:
+    async def over(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> Any:
         return await road.send(link, pipeline, commands, timeout_s)
 
     return over

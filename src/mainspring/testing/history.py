@@ -23,12 +23,12 @@ import msgspec
 
 from ..model.ids import idempotency_key
 
-Ending = Literal["done", "retry", "dead"]
+FinishedAs = Literal["done", "retry", "dead"]
 UNSURE: Final = "unsure"
 """Answer of a cancel or replace whose reply was lost: the task may have ended by it."""
 
 
-class Accepted(msgspec.Struct, frozen=True, gc=False, tag="accepted", tag_field="event", omit_defaults=True):
+class AcceptedEvent(msgspec.Struct, frozen=True, gc=False, tag="accepted", tag_field="event", omit_defaults=True):
     at_us: int
     task: str
     key: str
@@ -47,7 +47,7 @@ class Accepted(msgspec.Struct, frozen=True, gc=False, tag="accepted", tag_field=
     """When it was asked for, if known: it took effect between then and the answer."""
 
 
-class Begun(msgspec.Struct, frozen=True, gc=False, tag="begun", tag_field="event", omit_defaults=True):
+class BegunEvent(msgspec.Struct, frozen=True, gc=False, tag="begun", tag_field="event", omit_defaults=True):
     at_us: int
     task: str
     key: str
@@ -61,19 +61,19 @@ class Begun(msgspec.Struct, frozen=True, gc=False, tag="begun", tag_field="event
     """Of a run of a worker: when it came into its queue. What was put later has its turn later."""
 
 
-class Finished(msgspec.Struct, frozen=True, gc=False, tag="finished", tag_field="event"):
+class FinishedEvent(msgspec.Struct, frozen=True, gc=False, tag="finished", tag_field="event"):
     """With an empty token: the target has it, which says nothing of the server."""
 
     at_us: int
     task: str
     key: str
     attempt: int
-    ending: Ending
+    ending: FinishedAs
     partition: int
     token: str
 
 
-class Cancelled(msgspec.Struct, frozen=True, gc=False, tag="cancelled", tag_field="event", omit_defaults=True):
+class CancelledEvent(msgspec.Struct, frozen=True, gc=False, tag="cancelled", tag_field="event", omit_defaults=True):
     at_us: int
     task: str
     key: str
@@ -81,7 +81,7 @@ class Cancelled(msgspec.Struct, frozen=True, gc=False, tag="cancelled", tag_fiel
     asked_us: int = 0
 
 
-class Wrote(msgspec.Struct, frozen=True, gc=False, tag="wrote", tag_field="event", omit_defaults=True):
+class WroteEvent(msgspec.Struct, frozen=True, gc=False, tag="wrote", tag_field="event", omit_defaults=True):
     """A write of an owner that took effect on the server."""
 
     at_us: int
@@ -92,7 +92,7 @@ class Wrote(msgspec.Struct, frozen=True, gc=False, tag="wrote", tag_field="event
     """Deliveries that are under way no more: finished, or waiting for their retry."""
 
 
-class Fault(msgspec.Struct, frozen=True, gc=False, tag="fault", tag_field="event", omit_defaults=True):
+class FaultEvent(msgspec.Struct, frozen=True, gc=False, tag="fault", tag_field="event", omit_defaults=True):
     """Something failed from `at_us` to `until_us`: a lost reply, a killed node, a server that was away."""
 
     at_us: int
@@ -104,21 +104,21 @@ class Fault(msgspec.Struct, frozen=True, gc=False, tag="fault", tag_field="event
     """The servers forgot writes that they had answered in this time, except those confirmed by replicas."""
 
 
-class Healed(msgspec.Struct, frozen=True, gc=False, tag="healed", tag_field="event"):
+class HealedEvent(msgspec.Struct, frozen=True, gc=False, tag="healed", tag_field="event"):
     """From here on nothing is broken: whatever is due has to be delivered within this time."""
 
     at_us: int
     within_us: int
 
 
-class Stall(msgspec.Struct, frozen=True, gc=False, tag="stall", tag_field="event"):
+class StallEvent(msgspec.Struct, frozen=True, gc=False, tag="stall", tag_field="event"):
     """The recorder got no time in this span, as it measured itself: what was delivered could not be taken."""
 
     at_us: int
     until_us: int
 
 
-class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="event"):
+class LeftEvent(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="event"):
     """How the store describes a task when all is over."""
 
     at_us: int
@@ -126,7 +126,17 @@ class Left(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="event")
     state: str
 
 
-Event = Accepted | Begun | Finished | Cancelled | Wrote | Fault | Healed | Stall | Left
+Event = (
+    AcceptedEvent
+    | BegunEvent
+    | FinishedEvent
+    | CancelledEvent
+    | WroteEvent
+    | FaultEvent
+    | HealedEvent
+    | StallEvent
+    | LeftEvent
+)
 
 encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(Event).decode
@@ -143,47 +153,47 @@ class History:
         return idempotency_key(self.namespace, task, due_ms)
 
     def accepted(self, task: str, due_ms: int, at_us: int, *, lane: str | None = None, sure: bool = True) -> None:
-        self.events.append(Accepted(at_us, task, self.key(task, due_ms), due_ms, lane, sure))
+        self.events.append(AcceptedEvent(at_us, task, self.key(task, due_ms), due_ms, lane, sure))
 
     def replaced(
         self, task: str, old_due_ms: int, due_ms: int, at_us: int, *, lane: str | None = None, sure: bool = True
     ) -> None:
         """The task stands at another time, or another one has its id."""
         old, new = self.key(task, old_due_ms), self.key(task, due_ms)
-        self.events.append(Accepted(at_us, task, new, due_ms, lane, sure, old))
+        self.events.append(AcceptedEvent(at_us, task, new, due_ms, lane, sure, old))
 
     rescheduled = replaced
 
     def begun(
         self, task: str, key: str, attempt: int, at_us: int, *, partition: int, token: str, node: str = ""
     ) -> None:
-        self.events.append(Begun(at_us, task, key, attempt, partition, token, node))
+        self.events.append(BegunEvent(at_us, task, key, attempt, partition, token, node))
 
     def finished(
-        self, task: str, key: str, attempt: int, ending: Ending, at_us: int, *, partition: int, token: str
+        self, task: str, key: str, attempt: int, ending: FinishedAs, at_us: int, *, partition: int, token: str
     ) -> None:
-        self.events.append(Finished(at_us, task, key, attempt, ending, partition, token))
+        self.events.append(FinishedEvent(at_us, task, key, attempt, ending, partition, token))
 
     def cancelled(self, task: str, due_ms: int, answer: str, at_us: int) -> None:
-        self.events.append(Cancelled(at_us, task, self.key(task, due_ms), answer))
+        self.events.append(CancelledEvent(at_us, task, self.key(task, due_ms), answer))
 
     def wrote(self, at_us: int, what: str, *, partition: int, token: str, settled: int = 0) -> None:
-        self.events.append(Wrote(at_us, partition, token, what, settled))
+        self.events.append(WroteEvent(at_us, partition, token, what, settled))
 
     def fault(
         self, start_us: int, end_us: int, what: str = "", *, node: str | None = None, loses: bool = False
     ) -> None:
-        self.events.append(Fault(start_us, end_us, what, node, loses))
+        self.events.append(FaultEvent(start_us, end_us, what, node, loses))
 
     def healed(self, at_us: int, within_us: int) -> None:
-        self.events.append(Healed(at_us, within_us))
+        self.events.append(HealedEvent(at_us, within_us))
 
     def stalled(self, start_us: int, end_us: int) -> None:
-        self.events.append(Stall(start_us, end_us))
+        self.events.append(StallEvent(start_us, end_us))
 
     def left(self, task: str, state: str, at_us: int) -> None:
         """The state at the end, as the store tells it."""
-        self.events.append(Left(at_us, task, state))
+        self.events.append(LeftEvent(at_us, task, state))
 
     # -- several processes ---------------------------------------------------------------------------------
 
@@ -205,7 +215,7 @@ class History:
         return history
 
 
-Clash = tuple[Accepted, str]
+Clash = tuple[AcceptedEvent, str]
 """An acceptance whose key another task has, and how to say so."""
 
 
@@ -216,18 +226,18 @@ class Life:
         "accepted", "again", "begins", "cancelled", "died", "done_us", "doubted", "failed_us", "retried", "superseded"
     )  # fmt: skip
 
-    def __init__(self, accepted: Accepted) -> None:
+    def __init__(self, accepted: AcceptedEvent) -> None:
         self.accepted = accepted
         self.again: list[int] = []
         """When the same id was accepted for the same time once more, after it had ended."""
-        self.begins: list[Begun] = []
+        self.begins: list[BegunEvent] = []
         self.retried: set[int] = set()
         self.failed_us = 0
         """When its last attempt before it was done had failed."""
         self.done_us: int | None = None
         self.died = False
         self.cancelled: int | None = None
-        self.superseded: Accepted | None = None
+        self.superseded: AcceptedEvent | None = None
         self.doubted = False
         """A call that would have ended it was never answered."""
 
@@ -248,7 +258,7 @@ def lives_of(events: list[Event]) -> tuple[Lives, list[Clash]]:
     lives: Lives = {}
     found: list[Clash] = []
     for event in events:
-        if isinstance(event, Accepted):
+        if isinstance(event, AcceptedEvent):
             life = lives.get(event.key)
             if life is None:
                 lives[event.key] = Life(event)
@@ -258,30 +268,30 @@ def lives_of(events: list[Event]) -> tuple[Lives, list[Clash]]:
             else:
                 life.again.append(event.at_us)
     for event in events:
-        if isinstance(event, Accepted):
+        if isinstance(event, AcceptedEvent):
             former = lives.get(event.instead) if event.instead not in (None, event.key) else None
             if former is not None and event.sure:
                 former.superseded = event
             elif former is not None:
                 former.doubted = True
-        elif isinstance(event, (Begun, Finished, Cancelled)) and event.key in lives:
+        elif isinstance(event, (BegunEvent, FinishedEvent, CancelledEvent)) and event.key in lives:
             _add(lives[event.key], event)
     return lives, found
 
 
-def _add(life: Life, event: Begun | Finished | Cancelled) -> None:
+def _add(life: Life, event: BegunEvent | FinishedEvent | CancelledEvent) -> None:
     match event:
-        case Begun():
+        case BegunEvent():
             life.begins.append(event)
-        case Finished(ending="retry"):
+        case FinishedEvent(ending="retry"):
             life.retried.add(event.attempt)
             if life.done_us is None:
                 life.failed_us = event.at_us
-        case Finished(ending=ending):
+        case FinishedEvent(ending=ending):
             life.done_us, life.died = life.done_us or event.at_us, ending == "dead"
-        case Cancelled(answer="cancelled") if life.cancelled is None:
+        case CancelledEvent(answer="cancelled") if life.cancelled is None:
             life.cancelled = event.at_us
-        case Cancelled(answer="unsure"):
+        case CancelledEvent(answer="unsure"):
             life.doubted = True
 
 
@@ -292,7 +302,7 @@ class Faults:
         self._spans: dict[str | None, list[tuple[int, int]]] = {}
         self._lossy: list[tuple[int, int]] = []
         for event in events:
-            if isinstance(event, Fault):
+            if isinstance(event, FaultEvent):
                 _widen(self._spans.setdefault(event.node, []), event)
                 if event.loses:
                     _widen(self._lossy, event)
@@ -305,7 +315,7 @@ class Faults:
         """Answers given in this time may have been forgotten."""
         return _overlaps(self._lossy, start_us, end_us)
 
-    def forgave(self, accepted: Accepted) -> bool:
+    def forgave(self, accepted: AcceptedEvent) -> bool:
         """It was promised only what the server itself could give, and that was not enough."""
         return accepted.level == "server" and self.lossy(accepted.at_us, accepted.at_us)
 
@@ -313,7 +323,7 @@ class Faults:
 class Stalls:
     """How much of a span of time the machine gave to nobody."""
 
-    def __init__(self, stalls: Iterable[Stall]) -> None:
+    def __init__(self, stalls: Iterable[StallEvent]) -> None:
         self._spans: list[tuple[int, int]] = []
         for stall in stalls:
             _widen(self._spans, stall)
@@ -323,7 +333,7 @@ class Stalls:
         return sum(max(0, min(end_us, last) - max(start_us, first)) for first, last in self._spans)
 
 
-def _widen(spans: list[tuple[int, int]], fault: Fault | Stall) -> None:
+def _widen(spans: list[tuple[int, int]], fault: FaultEvent | StallEvent) -> None:
     start, end = fault.at_us, fault.until_us
     if spans and start <= spans[-1][1]:
         start, end = spans[-1][0], max(spans.pop()[1], end)
@@ -346,9 +356,9 @@ class _Lane:
         self.over: set[str] = set()
         self.started: set[str] = set()
         """Begun before: its next attempt, or its repeat after a fault, goes first whatever came meanwhile."""
-        self.under_way: Begun | None = None
+        self.under_way: BegunEvent | None = None
 
-    def accept(self, event: Accepted, *, first: bool, waited_for: bool) -> None:
+    def accept(self, event: AcceptedEvent, *, first: bool, waited_for: bool) -> None:
         if event.instead is not None and event.instead != event.key:
             self.over.add(event.instead)  # also when it is unsure: the former one may be gone
         if not waited_for or (first and event.key in self.over):
@@ -356,14 +366,14 @@ class _Lane:
         self.over.discard(event.key)
         heapq.heappush(self.waiting, (event.due_ms, event.key, event.at_us))
 
-    def end(self, event: Finished | Cancelled) -> None:
+    def end(self, event: FinishedEvent | CancelledEvent) -> None:
         match event:
-            case Finished():
+            case FinishedEvent():
                 if self.under_way is not None and self.under_way.key == event.key:
                     self.under_way = None
                 if event.ending != "retry":
                     self.over.add(event.key)
-            case Cancelled(answer="cancelled") | Cancelled(answer="unsure"):
+            case CancelledEvent(answer="cancelled") | CancelledEvent(answer="unsure"):
                 self.over.add(event.key)
 
     def earlier(self, due_ms: int, known_us: int) -> tuple[int, str] | None:
@@ -376,12 +386,12 @@ class _Lane:
         return next(((due, key) for due, key, _ in sorted(open_)), None)
 
 
-Broken = tuple[Begun, str]
+Broken = tuple[BegunEvent, str]
 """The begin that broke the rule, and how."""
 
 
 def lanes_broken(
-    events: Sequence[Event], first: Mapping[str, Accepted], excused: Callable[[Accepted], bool]
+    events: Sequence[Event], first: Mapping[str, AcceptedEvent], excused: Callable[[AcceptedEvent], bool]
 ) -> Iterator[Broken]:
     """Every begin out of turn. `first` has the first acceptance of each key; excused ones are waited for by nobody."""
     lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
@@ -392,16 +402,16 @@ def lanes_broken(
             gone = first.get(key)
             if gone is not None and gone.lane is not None:
                 lanes[gone.lane].over.add(key)
-        if not isinstance(event, (Accepted, Begun, Finished, Cancelled)):
+        if not isinstance(event, (AcceptedEvent, BegunEvent, FinishedEvent, CancelledEvent)):
             continue
         known = first.get(event.key)
         if known is None or known.lane is None:
             continue
         lane = lanes[known.lane]
         match event:
-            case Begun():
+            case BegunEvent():
                 yield from _begin(lane, event, known.due_ms)
-            case Accepted():
+            case AcceptedEvent():
                 lane.accept(event, first=event is known, waited_for=event.sure and not excused(event))
             case _:
                 lane.end(event)
@@ -411,14 +421,14 @@ def _leaving(events: Sequence[Event]) -> list[tuple[int, str]]:
     """From when on a task may be gone because its caller asked for it, the latest first."""
     asked = []
     for event in events:
-        if isinstance(event, Accepted) and event.asked_us and event.instead not in (None, event.key):
+        if isinstance(event, AcceptedEvent) and event.asked_us and event.instead not in (None, event.key):
             asked.append((event.asked_us, str(event.instead)))
-        elif isinstance(event, Cancelled) and event.asked_us and event.answer in ("cancelled", UNSURE):
+        elif isinstance(event, CancelledEvent) and event.asked_us and event.answer in ("cancelled", UNSURE):
             asked.append((event.asked_us, event.key))
     return sorted(asked, reverse=True)
 
 
-def _begin(lane: _Lane, begun: Begun, due_ms: int) -> Iterator[Broken]:
+def _begin(lane: _Lane, begun: BegunEvent, due_ms: int) -> Iterator[Broken]:
     other = lane.under_way
     again = begun.key in lane.started
     lane.started.add(begun.key)
@@ -439,10 +449,10 @@ def _begin(lane: _Lane, begun: Begun, due_ms: int) -> Iterator[Broken]:
 _OPEN: Final = frozenset({"pending", "fired", "queued", "running"})
 
 
-class Wait(NamedTuple):
+class DeliveryWait(NamedTuple):
     """How long one task took to be delivered once nothing hindered it."""
 
-    accepted: Accepted
+    accepted: AcceptedEvent
     since_us: int
     """When it was due and known, all was healed, and neither it nor one before it in its lane had to try again."""
     spent_us: int | None
@@ -460,14 +470,14 @@ class Wait(NamedTuple):
         return float("inf") if self.spent_us is None else float(self.spent_us - self.stalled_us)
 
 
-def waits(events: list[Event], lives: Lives, faults: Faults) -> Iterator[Wait]:
-    """Of every task that had to be delivered, by the last `Healed`; events in order of time."""
-    healed = next((event for event in reversed(events) if isinstance(event, Healed)), None)
+def waits(events: list[Event], lives: Lives, faults: Faults) -> Iterator[DeliveryWait]:
+    """Of every task that had to be delivered, by the last `HealedEvent`; events in order of time."""
+    healed = next((event for event in reversed(events) if isinstance(event, HealedEvent)), None)
     if healed is None:
         return
-    stalls = Stalls(event for event in events if isinstance(event, Stall) and event.until_us > healed.at_us)
+    stalls = Stalls(event for event in events if isinstance(event, StallEvent) and event.until_us > healed.at_us)
     failed = _failed_in_lanes(events, lives)
-    left = {event.task: event for event in events if isinstance(event, Left)}
+    left = {event.task: event for event in events if isinstance(event, LeftEvent)}
     for life in lives.values():
         accepted = life.accepted
         if _awaited(life) and not faults.forgave(accepted):
@@ -482,7 +492,7 @@ def _failed_in_lanes(events: list[Event], lives: Lives) -> dict[str, list[int]]:
     """By lane, when attempts failed: a failing head holds its lane until it is tried again."""
     failed: defaultdict[str, list[int]] = defaultdict(list)
     for event in events:
-        if isinstance(event, Finished) and event.ending == "retry" and event.key in lives:
+        if isinstance(event, FinishedEvent) and event.ending == "retry" and event.key in lives:
             lane = lives[event.key].accepted.lane
             if lane is not None:
                 failed[lane].append(event.at_us)
@@ -503,11 +513,11 @@ def _awaited(life: Life) -> bool:
     return life.accepted.sure and not ended
 
 
-def _wait(life: Life, since_us: int, within_us: int, stalls: Stalls) -> Wait:
+def _wait(life: Life, since_us: int, within_us: int, stalls: Stalls) -> DeliveryWait:
     """Only what stood still while it had to be delivered counts."""
     last_us = since_us + within_us if life.done_us is None else max(since_us, life.done_us)
     spent_us = None if life.done_us is None else last_us - since_us
-    return Wait(life.accepted, since_us, spent_us, stalls.between(since_us, last_us), within_us)
+    return DeliveryWait(life.accepted, since_us, spent_us, stalls.between(since_us, last_us), within_us)
 
 
 Rule = Literal[
@@ -527,7 +537,8 @@ class Violation(NamedTuple):
 
 # At one instant: what ends comes before what begins, and what was accepted then need not be known to it.
 _ORDER: Final[dict[type, int]] = {
-    Finished: 0, Cancelled: 1, Begun: 2, Accepted: 3, Wrote: 4, Fault: 5, Healed: 6, Stall: 7, Left: 8
+    FinishedEvent: 0, CancelledEvent: 1, BegunEvent: 2, AcceptedEvent: 3, WroteEvent: 4,
+    FaultEvent: 5, HealedEvent: 6, StallEvent: 7, LeftEvent: 8,
 }  # fmt: skip
 
 
@@ -558,7 +569,7 @@ def unpromised(history: History) -> list[Violation]:
     return [lost for lost, promised in _lost(events, lives, Faults(events)) if not promised]
 
 
-def slowest(history: History) -> Wait | None:
+def slowest(history: History) -> DeliveryWait | None:
     """Of all that was due after healing, what took longest to be delivered; what never was comes first."""
     events = _in_order(history)
     lives, _ = lives_of(events)
@@ -573,7 +584,7 @@ def _phantoms(events: list[Event], lives: Lives) -> Iterator[Violation]:
     """Delivered, but nobody put it; or put by somebody, and delivered with a key of another."""
     tasks = {life.accepted.task for life in lives.values()}
     for event in events:
-        if not isinstance(event, Begun):
+        if not isinstance(event, BegunEvent):
             continue
         life = lives.get(event.key)
         if event.task not in tasks:
@@ -627,14 +638,14 @@ def _excess(events: list[Event], lives: Lives, faults: Faults) -> Iterator[Viola
     """Of what an owner delivered, only what it had not settled on the server may be delivered again."""
     settled: Counter[_Reign] = Counter()
     for event in events:
-        if isinstance(event, Wrote):
+        if isinstance(event, WroteEvent):
             settled[event.partition, event.token] += event.settled
     if not settled:
         return  # nobody wrote down what the servers were told
     delivered: Counter[_Reign] = Counter()
-    repeated: defaultdict[_Reign, list[Begun]] = defaultdict(list)
+    repeated: defaultdict[_Reign, list[BegunEvent]] = defaultdict(list)
     for life in lives.values():
-        before: dict[int, Begun] = {}
+        before: dict[int, BegunEvent] = {}
         for begun in life.begins:
             former = before.get(begun.attempt)
             before[begun.attempt] = begun
@@ -660,9 +671,9 @@ _SAID_DONE: Final = frozenset({"done", "finished"})
 
 def _lost(events: list[Event], lives: Lives, faults: Faults) -> Iterator[tuple[Violation, bool]]:
     """What is gone, and whether it was promised not to be."""
-    left = {event.task: event.state for event in events if isinstance(event, Left)}
+    left = {event.task: event.state for event in events if isinstance(event, LeftEvent)}
     # Where targets tell what they got, the store's word that a task is done is not enough.
-    told = any(isinstance(event, Finished) and not event.token for event in events)
+    told = any(isinstance(event, FinishedEvent) and not event.token for event in events)
     alive = _ALIVE - _SAID_DONE if told else _ALIVE
     lived = Counter(life.accepted.task for life in lives.values())
     for life in lives.values():
@@ -677,7 +688,7 @@ def _lost(events: list[Event], lives: Lives, faults: Faults) -> Iterator[tuple[V
             yield Violation("lost", accepted.task, accepted.at_us, "died, and left no dead letter"), True
 
 
-def _late(waited: Iterator[Wait]) -> Iterator[Violation]:
+def _late(waited: Iterator[DeliveryWait]) -> Iterator[Violation]:
     """Not delivered in good time although everything had been in order for long enough."""
     for wait in waited:
         if wait.spent_us is None or wait.spent_us > wait.allowed_us:
@@ -690,7 +701,7 @@ def _fenced(events: list[Event], faults: Faults) -> Iterator[Violation]:
     """Epochs of the writes of a partition only grow, and one epoch is one owner."""
     newest: dict[int, tuple[int, str, int]] = {}
     for event in events:
-        if not isinstance(event, (Begun, Finished, Wrote)) or not event.token:
+        if not isinstance(event, (BegunEvent, FinishedEvent, WroteEvent)) or not event.token:
             continue
         epoch = _epoch(event.token)
         highest, token, since_us = newest.get(event.partition, (-1, "", 0))
@@ -698,7 +709,7 @@ def _fenced(events: list[Event], faults: Faults) -> Iterator[Violation]:
             newest[event.partition] = (epoch, event.token, event.at_us)
         elif event.token != token and event.at_us > since_us and not faults.lossy(since_us, event.at_us):
             text = f"partition {event.partition}: a write of {event.token} while {token} has it"
-            task = event.what if isinstance(event, Wrote) else event.task
+            task = event.what if isinstance(event, WroteEvent) else event.task
             yield Violation("fenced", task, event.at_us, text)
 
 
@@ -706,10 +717,10 @@ def _sent_too_late(events: list[Event]) -> Iterator[Violation]:
     """Handed to a target by an owner after its successor had written: it did not look at its lease any more."""
     since: dict[_Reign, int] = {}
     for event in events:
-        if isinstance(event, (Begun, Wrote)) and event.token:
+        if isinstance(event, (BegunEvent, WroteEvent)) and event.token:
             since.setdefault((event.partition, event.token), event.at_us)
     for event in events:
-        if not isinstance(event, Begun) or not event.sent_us:
+        if not isinstance(event, BegunEvent) or not event.sent_us:
             continue
         for (partition, token), since_us in since.items():
             if partition == event.partition and _epoch(token) > _epoch(event.token) and since_us < event.sent_us:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..client.client import Client
 from ..engine.dispatcher import Dispatcher
-from ..engine.due import Begun as Started
+from ..engine.due import BeginCall as Started
 from ..engine.engine import Engine
 from ..engine.flight import Flight
 from ..engine.outcomes import Commits
@@ -29,11 +29,11 @@ from ..model.task import CancelOutcome, Handle
 from ..sinks.base import Sink
 from ..store.durability import SERVER, Durability
 from ..store.owner import fire
-from ..store.redis.connection import Command
+from ..store.redis.connection import RedisCommand
 from ..store.redis.sender import Group, Replies
 from ..store.store import Store
 from .balance import partition_balance, uneven
-from .history import Begun, Ending, Event, Finished, History, Violation, Wrote
+from .history import BegunEvent, Event, FinishedAs, FinishedEvent, History, Violation, WroteEvent
 
 Tell = Callable[[Event], None]
 Deliver = Callable[[Sink, Sequence[Delivery]], Awaitable[Sequence[Outcome]]]
@@ -87,7 +87,7 @@ class EngineRecorder:
         own: dict[str, Any] = vars(engine.deliveries)
         own["_sinks"] = {scheme: _ToldSink(sink, self._deliver) for scheme, sink in own["_sinks"].items()}
 
-    def _take_answer(self, partition: Partition, started: Started, answer: fire.Answer) -> Sequence[Flight]:
+    def _take_answer(self, partition: Partition, started: Started, answer: fire.TickReply) -> Sequence[Flight]:
         section = started.section
         if answer.status == "ok":
             self._wrote(section.partition, section.token, section.seq, "tick", section.finished)
@@ -105,7 +105,7 @@ class EngineRecorder:
     def _wrote(self, partition: int, token: bytes, seq: int, what: str, settled: int) -> None:
         if self._told.get(partition) != (token, seq):
             self._told[partition] = (token, seq)
-            self._tell(Wrote(self._times.at_us.get(partition, 0), partition, token.decode(), what, settled))
+            self._tell(WroteEvent(self._times.at_us.get(partition, 0), partition, token.decode(), what, settled))
 
     async def _deliver(self, sink: Sink, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         sent_us = self._moments.now_us()
@@ -115,8 +115,8 @@ class EngineRecorder:
         for one, (began_us, token), outcome in zip(batch, starts, outcomes, strict=True):
             task, key, attempt = one.id, one.idempotency_key, one.attempt
             partition = _place(one)[0]
-            self._tell(Begun(began_us, task, key, attempt, partition, token, self._node, sent_us))
-            self._tell(Finished(at_us, task, key, attempt, _ending(outcome), partition, ""))
+            self._tell(BegunEvent(began_us, task, key, attempt, partition, token, self._node, sent_us))
+            self._tell(FinishedEvent(at_us, task, key, attempt, _ending(outcome), partition, ""))
         return outcomes
 
 
@@ -125,7 +125,7 @@ def _place(one: Delivery) -> tuple[int, str, str, int]:
     return one.live.partition, one.live.name, one.live.g_text, one.index
 
 
-def _ending(outcome: Outcome) -> Ending:
+def _ending(outcome: Outcome) -> FinishedAs:
     match outcome:
         case Done():
             return "done"
@@ -173,7 +173,7 @@ class ServerTimes:
                 self.at_us.update(dict.fromkeys(written, at_us))
         return results
 
-    def _written(self, commands: Sequence[Command]) -> list[int]:
+    def _written(self, commands: Sequence[RedisCommand]) -> list[int]:
         """The partitions whose fences this call is about: only ticks and commits name them first."""
         command = commands[0]
         if command[0] != "EVALSHA" or command[3] not in self._partitions:
@@ -193,7 +193,7 @@ def _micros(reply: Sequence[bytes]) -> int:
     return int(reply[0]) * 1_000_000 + int(reply[1])
 
 
-class Caller:
+class RecordingClient:
     """A client that writes down what it was answered."""
 
     def __init__(self, client: Client, history: History, moments: Moments | None = None) -> None:

@@ -1,7 +1,7 @@
 """Real servers for tests: one, a cluster, or a primary under sentinels; on free ports, gone after use.
 
     with standalone() as server:            # Valkey; standalone("redis") for redis-server on the PATH
-        links = await Links.connect(server.url)
+        servers = await Servers.connect(server.url)
 
 Every server listens on loopback only, keeps nothing on disk unless asked, and dies with the process that
 started it, even when that is killed.
@@ -370,7 +370,7 @@ def caught_up(primary: Server, replica: Server) -> bool:
     )
 
 
-class Group:
+class ServerGroup:
     """Several servers that end together."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
@@ -405,7 +405,7 @@ class Group:
 _NODE_TIMEOUT_MS = 2000
 
 
-class Cluster(Group):
+class ServerCluster(ServerGroup):
     """Masters first, then their replicas, in `servers`."""
 
     def __init__(self, servers: Sequence[Server], masters: int) -> None:
@@ -495,7 +495,7 @@ class Cluster(Group):
 class SlotMove:
     """A slot on its way, key by key."""
 
-    def __init__(self, nodes: Cluster, slot: int, source: Server, target: Server) -> None:
+    def __init__(self, nodes: ServerCluster, slot: int, source: Server, target: Server) -> None:
         self.slot, self.source, self.target = slot, source, target
         self._nodes = nodes
         ok(target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", _id_of(source)))
@@ -526,7 +526,7 @@ class SlotMove:
 
 def cluster(
     masters: int = 3, replicas: int = 0, kind: Kind = "valkey", *, extra_config: Mapping[str, str] | None = None
-) -> Cluster:
+) -> ServerCluster:
     """A cluster with the slots spread evenly; `replicas` per master."""
     count = masters * (1 + replicas)
     # Where nobody can take over, one that a loaded machine holds up must not be taken for lost.
@@ -534,7 +534,7 @@ def cluster(
     config = {**patient, **(extra_config or {})}
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(started(kind, {**_cluster_config(), **config})) for _ in range(count)]
-        made = Cluster(servers, masters)
+        made = ServerCluster(servers, masters)
         _assign_slots(made.masters)
         _introduce(servers)
         # A new master refuses work for two seconds: time in which replicas can copy it.
@@ -614,7 +614,7 @@ def standalone(
     return started(kind, config, password)
 
 
-class Sentinels(Group):
+class Sentinels(ServerGroup):
     """One primary, one replica and three sentinels that watch them under the name `main`."""
 
     def __init__(self, primary: Server, replica: Server, sentinels: Sequence[Server]) -> None:

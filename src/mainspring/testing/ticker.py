@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..scheduler.scheduler import Scheduler
     from .manual_worker import ManualWorker
 
-Handler = Callable[[Delivery], Outcome | Awaitable[Outcome | None] | None]
+TickedHandler = Callable[[Delivery], Outcome | Awaitable[Outcome | None] | None]
 """Answers for one delivery; None means Done."""
 
 
@@ -34,7 +34,7 @@ class RecordingSink:
 
     def __init__(self) -> None:
         self.deliveries: list[Delivery] = []
-        self.handlers: dict[str, Handler] = {}
+        self.handlers: dict[str, TickedHandler] = {}
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         return [await self._deliver_one(one) for one in batch]
@@ -60,7 +60,7 @@ class Ticker:
         namespace: str = "test",
         partitions: int | None = None,
         clock: ManualClock | None = None,
-        handlers: Mapping[str, Handler] | None = None,
+        handlers: Mapping[str, TickedHandler] | None = None,
         sinks: Mapping[str, Sink] | None = None,
         workers: bool = False,
         options: EngineOptions | None = None,
@@ -130,7 +130,7 @@ class Ticker:
         """Everything delivered so far, every attempt."""
         return self._recorder.deliveries
 
-    def answer(self, scheme: str, handler: Handler) -> None:
+    def answer(self, scheme: str, handler: TickedHandler) -> None:
         """From now on this handler says how deliveries to a kind of target end."""
         self._recorder.handlers[scheme] = handler
 

@@ -38,7 +38,7 @@ for pid in pids:
 """Reads which groups to watch until its input ends: that happens when the worker does, however it does."""
 
 
-class Guard:
+class OrphanReaper:
     """Started with the first command."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Guard:
             self._process.stdin.write(lines)
 
 
-GUARD: Final = Guard()
+GUARD: Final = OrphanReaper()
 atexit.register(GUARD.close)
 
 

@@ -54,7 +54,7 @@ class _TooLate(Exception):
     """It was told to end, or its expiry or its lease has passed, while it waited here for its turn."""
 
 
-class Run:
+class JobRun:
     """Started once, over once. What a handler does after that is nobody's business."""
 
     __slots__ = (
@@ -182,25 +182,25 @@ SPELL: Final = 256
 """Jobs in a row before the loop gets its turn."""
 
 
-class Crew:
+class CoroutinePool:
     """At most so many members; hired when needed."""
 
-    def __init__(self, most: int, now_ms: Callable[[], int], ended: Callable[[Run], None]) -> None:
+    def __init__(self, most: int, now_ms: Callable[[], int], ended: Callable[[JobRun], None]) -> None:
         self._most = most
         self._now_ms = now_ms
         self._ended = ended
         self._pid = os.getpid()
-        self._waiting: deque[Run] = deque()
+        self._waiting: deque[JobRun] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._members: set[asyncio.Task[None]] = set()
         self._called = False
         self._stopping = False
 
-    def add(self, run: Run) -> None:
+    def add(self, run: JobRun) -> None:
         self._waiting.append(run)
         self._call()
 
-    def take_back(self) -> list[Run]:
+    def take_back(self) -> list[JobRun]:
         """What nobody has begun."""
         left = list(self._waiting)
         self._waiting.clear()
@@ -265,7 +265,7 @@ class Crew:
                     self._idle.remove(idle)
                 raise
 
-    async def _do(self, me: "asyncio.Task[None]", run: Run) -> None:
+    async def _do(self, me: "asyncio.Task[None]", run: JobRun) -> None:
         if run.over:
             return  # it was stopped before its turn came
         run.task = me
@@ -311,23 +311,23 @@ def _runs(task: "asyncio.Task[None]") -> bool:
         return False
 
 
-class Threads:
+class ThreadRunner:
     """At most so many threads, started when needed. They do not keep the process from ending."""
 
-    def __init__(self, most: int, now_ms: Callable[[], int], ended: Callable[[Run], None]) -> None:
+    def __init__(self, most: int, now_ms: Callable[[], int], ended: Callable[[JobRun], None]) -> None:
         self._most = most
         self._now_ms = now_ms
         self._ended = ended
         self._pid = os.getpid()
-        self._jobs: SimpleQueue[Run | None] = SimpleQueue()
+        self._jobs: SimpleQueue[JobRun | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
-        self._done: deque[Run] = deque()
+        self._done: deque[JobRun] = deque()
         self._lock = threading.Lock()
         self._told = False
         self._free = 0
         self._started = 0
 
-    def add(self, run: Run) -> None:
+    def add(self, run: JobRun) -> None:
         with self._lock:
             self._free -= 1
             more = self._free < 0 and self._started < self._most
@@ -338,9 +338,9 @@ class Threads:
         if more:
             threading.Thread(target=self._serve, name=f"mainspring-handler-{self._started}", daemon=True).start()
 
-    def take_back(self) -> list[Run]:
+    def take_back(self) -> list[JobRun]:
         """What no thread has begun."""
-        left: list[Run] = []
+        left: list[JobRun] = []
         with contextlib.suppress(Empty):
             # Without waiting: a thread may take the last one at this very moment.
             while (run := self._jobs.get_nowait()) is not None:
@@ -360,7 +360,7 @@ class Threads:
                 Variables().run(self._do, run)
             self._tell(run)
 
-    def _do(self, run: Run) -> None:
+    def _do(self, run: JobRun) -> None:
         CURRENT.set(run.context)
         try:
             run.answered(run.work.function(**run.start(self._now_ms)))
@@ -369,7 +369,7 @@ class Threads:
         finally:
             end_if_forked(self._pid)
 
-    def _tell(self, run: Run) -> None:
+    def _tell(self, run: JobRun) -> None:
         with self._lock:
             self._free += 1
             self._done.append(run)
@@ -406,7 +406,7 @@ MOST_DELIVERIES: Final = 5
 """A job that was taken more often has ended every worker that touched it."""
 
 
-class Hands:
+class Executor:
     """Coroutines go to the crew, everything else to threads; both share one bound."""
 
     def __init__(
@@ -418,10 +418,10 @@ class Hands:
         concurrency: int,
         lease_s: float,
         memory: Memory | None = None,
-        ended: Callable[[Run], None],
+        ended: Callable[[JobRun], None],
         refused: Callable[[Job, Outcome], None],
-        returned: Callable[[list[Run]], None],
-        freed: Callable[[Run], None],
+        returned: Callable[[list[JobRun]], None],
+        freed: Callable[[JobRun], None],
     ) -> None:
         self._registry = registry
         self._namespace = namespace
@@ -433,10 +433,10 @@ class Hands:
         self._refused = refused
         self._returned = returned
         self._freed = freed
-        self._crew = Crew(concurrency, clock.now_ms, self._over)
-        self._threads = Threads(concurrency, clock.now_ms, self._over)
-        self.runs: set[Run] = set()
-        self._stuck: set[Run] = set()
+        self._crew = CoroutinePool(concurrency, clock.now_ms, self._over)
+        self._threads = ThreadRunner(concurrency, clock.now_ms, self._over)
+        self.runs: set[JobRun] = set()
+        self._stuck: set[JobRun] = set()
         """Their time is over, and their threads are not free: nothing can end a thread."""
         self.ended = 0
         self._counted = (0, time.monotonic())
@@ -471,13 +471,13 @@ class Hands:
             elif work is None:
                 self._refused(job, Retry(f"this worker does not know {job.body.target}"))
             else:
-                run = Run(job, work, self._namespace, now, self._memory, begin_by=begin_by)
+                run = JobRun(job, work, self._namespace, now, self._memory, begin_by=begin_by)
                 self.runs.add(run)
                 (self._crew if work.is_async else self._threads).add(run)
 
     # -- ending ------------------------------------------------------------------------------------------
 
-    def _over(self, run: Run) -> None:
+    def _over(self, run: JobRun) -> None:
         """The function has returned."""
         if run in self._stuck:
             self._stuck.discard(run)
@@ -485,13 +485,13 @@ class Hands:
         if not run.over:
             self._conclude(run)
 
-    def _conclude(self, run: Run) -> None:
+    def _conclude(self, run: JobRun) -> None:
         run.over = True
         self.runs.discard(run)
         self.ended += 1
         self._ended(run)
 
-    def stop_run(self, run: Run, why: Stop) -> None:
+    def stop_run(self, run: JobRun, why: Stop) -> None:
         """Tell a run to end. What cannot be stopped is left alone, and its answer will not count."""
         if run.over or run.stopped is not None:
             return
@@ -534,12 +534,12 @@ class Hands:
             self._returned(self.take_back())
         return WATCH_S
 
-    def taken_before(self, then: float) -> list[Run]:
+    def taken_before(self, then: float) -> list[JobRun]:
         return [run for run in self.runs if run.taken < then]
 
     # -- stopping ----------------------------------------------------------------------------------------
 
-    def take_back(self) -> list[Run]:
+    def take_back(self) -> list[JobRun]:
         """What was not begun: others may have it."""
         left = [run for run in (*self._crew.take_back(), *self._threads.take_back()) if not run.over]
         for run in left:

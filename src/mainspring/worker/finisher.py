@@ -10,16 +10,16 @@ from ..model.clock import Clock
 from ..model.delivery import DONE, UNREADABLE, Dead, Done, Failure, Fate, Outcome, Retry, has_expired
 from ..model.errors import StoreError
 from ..model.ids import idempotency_key
-from ..model.job import Cancelled, End, Ending, Job, Result
+from ..model.job import End, Ending, Job, JobCancelled, Result
 from ..model.lane import LanePolicies
 from ..model.limits import MAX_ERROR_CHARS
 from ..model.metrics import Histogram
-from ..model.retry import GiveUp, Policies, Wait, decide, in_time_ms
+from ..model.retry import GiveUp, Policies, RetryWait, decide, in_time_ms
 from ..roles import Failures
 from ..store import job_queue
 from ..store.job_queue import pack_end
 from ..store.store import Store
-from .executor import Run
+from .executor import JobRun
 
 log = logging.getLogger("mainspring.worker")
 
@@ -52,7 +52,7 @@ class RunMeters:
         for counts in self.counts.values():
             counts.update(dict.fromkeys(kinds, 0))
 
-    def ended(self, run: Run, fate: RunFate) -> None:
+    def ended(self, run: JobRun, fate: RunFate) -> None:
         kind = _kind_of(run.job)
         self.counts[fate][kind] += 1
         if run.started:
@@ -66,9 +66,9 @@ class RunMeters:
         self.counts[fate][_kind_of(job)] += 1
 
 
-def fate_of(outcome: Outcome | Cancelled) -> RunFate:
+def fate_of(outcome: Outcome | JobCancelled) -> RunFate:
     match outcome:
-        case Cancelled():
+        case JobCancelled():
             return "cancelled"
         case Retry():
             return "failed"
@@ -87,7 +87,7 @@ IDLE_S: Final = 60.0
 UNTRIED_WAIT_MS: Final = 1_000
 
 
-class Ends:
+class Finisher:
     """Turns runs into ends, by the retry policy; `step` writes them."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Ends:
         self.unsent: list[End] = []
         self.given_back: list[Job] = []
 
-    def add(self, run: Run) -> None:
+    def add(self, run: JobRun) -> None:
         """A run is over. One that is another worker's by now leaves no trace."""
         if run.stopped == "lost":
             self.meters.ended(run, "lost")
@@ -122,13 +122,13 @@ class Ends:
         if run.stopped == "stopping" and run.outcome is not DONE:
             self.given_back.append(run.job)
         elif run.stopped == "cancelled":
-            self._finish(run, self._end(run, Cancelled()))
+            self._finish(run, self._end(run, JobCancelled()))
         elif run.outcome is DONE and not run.work.result_ttl_ms:
             self._finish(run, End(run.job, DONE))
         else:
             self._finish(run, self._end(run, self._decided(run.job, run.outcome, run)))
 
-    def _finish(self, run: Run, end: End) -> None:
+    def _finish(self, run: JobRun, end: End) -> None:
         self.meters.ended(run, fate_of(end.outcome))
         self._put(end)
 
@@ -138,7 +138,7 @@ class Ends:
         self.meters.ended_unbegun(job, fate_of(end.outcome))
         self._put(end)
 
-    def put_back(self, runs: Iterable[Run]) -> None:
+    def put_back(self, runs: Iterable[JobRun]) -> None:
         """Jobs that others shall have."""
         self.given_back += [run.job for run in runs]
         self._wake()
@@ -150,7 +150,7 @@ class Ends:
             self._wake()
         self.unsent.append(end)
 
-    def _decided(self, job: Job, outcome: Outcome, run: Run | None) -> Outcome:
+    def _decided(self, job: Job, outcome: Outcome, run: JobRun | None) -> Outcome:
         """A failure, as the policy sees it: another attempt at a set time, or none."""
         if isinstance(outcome, Done):
             return DONE
@@ -161,7 +161,7 @@ class Ends:
         policy = self._policies.of(job.body, run.work.retry if run is not None else None, job.queue)
         parks = self._parks(job, outcome)
         match decide(policy, job.body.attempt, outcome, job.original_due_ms, now_ms, job.body.expires_ms):
-            case Wait(ms):
+            case RetryWait(ms):
                 if parks:
                     self._report(job, outcome, outcome.reason, "parked")
                 else:
@@ -176,7 +176,7 @@ class Ends:
         self.meters.ended_unbegun(job, fate_of(outcome))
         self._report(job, outcome, outcome.reason, "dead")
 
-    def _is_over(self, job: Job, outcome: Outcome | Cancelled) -> bool:
+    def _is_over(self, job: Job, outcome: Outcome | JobCancelled) -> bool:
         """No further attempt can follow. One that heads a parked lane has failed, and waits for somebody."""
         return not isinstance(outcome, Retry) and not (isinstance(outcome, Dead) and self._parks(job, outcome))
 
@@ -202,12 +202,12 @@ class Ends:
         )
         self._failures.report(failure)
 
-    def _end(self, run: Run, outcome: Outcome | Cancelled) -> End:
+    def _end(self, run: JobRun, outcome: Outcome | JobCancelled) -> End:
         ttl_ms = run.work.result_ttl_ms
         if not ttl_ms or not self._is_over(run.job, outcome):
             return End(run.job, outcome)
         ending = _ending(outcome)
-        reason = "cancelled while it ran" if isinstance(outcome, Cancelled) else ""
+        reason = "cancelled while it ran" if isinstance(outcome, JobCancelled) else ""
         if isinstance(outcome, Dead):
             reason = outcome.reason
         ended_ms = self._store.clock.now_ms()
@@ -260,5 +260,5 @@ class Ends:
             await job_queue.give_back(self._store, jobs)
 
 
-def _ending(outcome: Outcome | Cancelled) -> Ending:
-    return "dead" if isinstance(outcome, Dead) else "cancelled" if isinstance(outcome, Cancelled) else "done"
+def _ending(outcome: Outcome | JobCancelled) -> Ending:
+    return "dead" if isinstance(outcome, Dead) else "cancelled" if isinstance(outcome, JobCancelled) else "done"

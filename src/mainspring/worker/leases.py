@@ -16,12 +16,12 @@ from ..model.lane import Pauses
 from ..store import job_queue, limits
 from ..store.lanes import read_pauses
 from ..store.store import Store
-from .executor import Hands
+from .executor import Executor
 
 log = logging.getLogger("mainspring.worker")
 
 
-class Slots:
+class ConcurrencyLeases:
     """What this worker may run of the queues that have a limit."""
 
     def __init__(
@@ -121,10 +121,10 @@ QUICK_S: Final = 0.1
 """Beats that were called for come no closer together."""
 
 
-class Heart:
+class Heartbeat:
     """Keeps what is ours, and stops what is not any more."""
 
-    def __init__(self, store: Store, hands: Hands, lease_s: float) -> None:
+    def __init__(self, store: Store, hands: Executor, lease_s: float) -> None:
         self._store = store
         self._hands = hands
         self._lease_s = lease_s
@@ -160,7 +160,7 @@ SHORT_S: Final = 0.25
 """How long to wait for a slot that another worker may give back; for those of this one somebody wakes the role."""
 
 
-class Heir:
+class Reclaimer:
     """Looks where such jobs lie, and gets as many as there are room and slots for."""
 
     def __init__(
@@ -168,9 +168,9 @@ class Heir:
         store: Store,
         worker: str,
         queues: Sequence[str],
-        hands: Hands,
+        hands: Executor,
         room: Callable[[], int],
-        slots: Slots,
+        slots: ConcurrencyLeases,
         died: job_queue.Died,
         lease_s: float,
     ) -> None:

@@ -20,10 +20,10 @@ from ..store.lanes import read_pauses
 from ..store.redis.servers import Subscription
 from ..store.store import Store
 from .context import Memory
-from .executor import Hands, Run
-from .finisher import Ends
+from .executor import Executor, JobRun
+from .finisher import Finisher
 from .handler import Registry
-from .leases import Heart, Heir, Slots
+from .leases import ConcurrencyLeases, Heartbeat, Reclaimer
 
 log = logging.getLogger("mainspring.worker")
 
@@ -93,7 +93,7 @@ AT_ONCE: Final = 4
 """Partitions asked in one round under load: a few large bites cost the server less than many small ones."""
 
 
-class Calls:
+class PartitionHints:
     """For each queue the partitions worth asking. Calls come without the queue's name, so they count for all."""
 
     def __init__(self, queues: Sequence[str], partitions: int) -> None:
@@ -177,9 +177,9 @@ class Taker:
         store: Store,
         worker: str,
         shares: Shares,
-        hands: Hands,
+        hands: Executor,
         unsent: Callable[[], int],
-        slots: Slots,
+        slots: ConcurrencyLeases,
         died: job_queue.Died,
     ) -> None:
         self._store = store
@@ -189,7 +189,7 @@ class Taker:
         self._hands = hands
         self._unsent = unsent
         self._died = died
-        self.calls = Calls(shares.queues, len(store.keys))
+        self.calls = PartitionHints(shares.queues, len(store.keys))
         self._polled_at = 0.0
         self._pauses = Pauses()
         self.hungry = False
@@ -274,8 +274,10 @@ class Worker:
         self.options = options
         self._store = store
         self.failures = Failures(options.error_handler)
-        self.ends = Ends(store, options.name, _policies(options), self.failures, self._something_ended, _lanes(options))
-        self.hands = Hands(
+        self.ends = Finisher(
+            store, options.name, _policies(options), self.failures, self._something_ended, _lanes(options)
+        )
+        self.hands = Executor(
             registry,
             store.keys.namespace,
             store.clock,
@@ -288,11 +290,15 @@ class Worker:
             freed=self._freed,
         )
         shares = Shares(options.queues, strict=options.strict)
-        self.slots = slots = Slots(store, options.name, options.slots, options.lease_s, lambda: self.hands.queues)
+        self.slots = slots = ConcurrencyLeases(
+            store, options.name, options.slots, options.lease_s, lambda: self.hands.queues
+        )
         name, died = options.name, self.ends.died
         self.taker = Taker(store, name, shares, self.hands, lambda: len(self.ends.unsent), slots, died)
-        self.heart = Heart(store, self.hands, options.lease_s)
-        self.heir = Heir(store, name, shares.queues, self.hands, lambda: self.taker.room, slots, died, options.lease_s)
+        self.heart = Heartbeat(store, self.hands, options.lease_s)
+        self.heir = Reclaimer(
+            store, name, shares.queues, self.hands, lambda: self.taker.room, slots, died, options.lease_s
+        )
         self._take = Loop("worker: take", self.taker.step, max_backoff_s=0.5)
         self._end = Loop("worker: end", self.ends.step, max_backoff_s=0.5)
         self._beat = Loop("worker: beat", self.heart.beat, max_backoff_s=options.lease_s / 4)
@@ -399,13 +405,13 @@ class Worker:
     def _something_ended(self) -> None:
         self._end.wake()
 
-    def _ended(self, run: Run) -> None:
+    def _ended(self, run: JobRun) -> None:
         self.ends.add(run)
         self._freed(run)
         if not self.hands.runs:
             self._idle.set()
 
-    def _freed(self, run: Run) -> None:
+    def _freed(self, run: JobRun) -> None:
         """There may be a place, and a slot of its queue."""
         if self.taker.hungry and self.taker.worthwhile:
             self._take.wake()

@@ -13,8 +13,8 @@ from typing import Final
 import hiredis
 
 from mainspring.store.keys import Keyspace
-from mainspring.testing.history import Fault
-from mainspring.testing.servers import Cluster, Server, ok, wait_until
+from mainspring.testing.history import FaultEvent
+from mainspring.testing.servers import Server, ServerCluster, ok, wait_until
 
 from .fleet import Fleet, Member
 from .network import Road
@@ -39,7 +39,7 @@ class Ground:
 
     def note(self, what: str, start_us: int, *, node: str | None, loses: bool = False, after_s: float = 0.0) -> None:
         """Something was broken from then until now, and its effects last a little longer."""
-        self.journal.add(Fault(start_us, now_us() + int(after_s * 1e6), what, node, loses))
+        self.journal.add(FaultEvent(start_us, now_us() + int(after_s * 1e6), what, node, loses))
 
 
 async def kill(on: Ground, fleet: Fleet, member: Member | None, what: str, size: float, *, leases: float) -> bool:
@@ -379,7 +379,7 @@ def _move(stage: Clustered, slot: int, size: float) -> bool:
     return True
 
 
-def _wait_failed_over(cluster: Cluster, victim: Server) -> None:
+def _wait_failed_over(cluster: ServerCluster, victim: Server) -> None:
     living = [server for server in cluster.servers if server is not victim]
     wait_until(
         lambda: all(_covered(server, victim.port) for server in living), "a replica was promoted", timeout_s=30.0

@@ -15,7 +15,7 @@ from mainspring.model.errors import Conflict, StoreError
 from mainspring.model.ids import idempotency_key, occurrence_id
 from mainspring.model.schedule.input import define
 from mainspring.model.task import Handle, Task
-from mainspring.testing.history import UNSURE, Accepted, Begun, Cancelled, Event, Fault
+from mainspring.testing.history import UNSURE, AcceptedEvent, BegunEvent, CancelledEvent, Event, FaultEvent
 
 from .network import Road
 from .profile import Profile
@@ -37,7 +37,7 @@ class Put:
 
     __slots__ = ("accepted", "id")
 
-    def __init__(self, id: str, accepted: Accepted) -> None:
+    def __init__(self, id: str, accepted: AcceptedEvent) -> None:
         self.id, self.accepted = id, accepted
 
 
@@ -62,7 +62,7 @@ class Load:
         self._road = road
         self._count = 0
         self._busy: set[asyncio.Task[None]] = set()
-        self.open: dict[str, Accepted] = {}
+        self.open: dict[str, AcceptedEvent] = {}
         """What must be delivered, by key."""
         self.expiring: dict[str, Put] = {}
         self.put = 0
@@ -122,7 +122,7 @@ class Load:
         with contextlib.suppress(StoreError):
             answer = await self._client.cancel(put.id, lane=accepted.lane)
         answer = UNSURE if answer == "cancelling" else answer  # its run may succeed before it is broken off
-        self._journal.add(Cancelled(now_us(), accepted.task, accepted.key, answer, asked_us))
+        self._journal.add(CancelledEvent(now_us(), accepted.task, accepted.key, answer, asked_us))
         if answer in ("cancelled", UNSURE):
             self.open.pop(accepted.key, None)
 
@@ -203,16 +203,16 @@ class Load:
         key = self._key(handle.id.partition("~")[0] if task.id is None else task.id, task)
         return Put(handle.id, self._accept(task, key, level, sure=True, twice=twice))
 
-    def _accept(self, task: Task, key: str, level: str, *, sure: bool, twice: bool) -> Accepted:
+    def _accept(self, task: Task, key: str, level: str, *, sure: bool, twice: bool) -> AcceptedEvent:
         expires_ms = task.expires if isinstance(task.expires, int) else None
         assert isinstance(task.at, int)
-        accepted = Accepted(now_us(), _name(task), key, task.at, task.lane, sure, None, expires_ms, twice, level)
+        accepted = AcceptedEvent(now_us(), _name(task), key, task.at, task.lane, sure, None, expires_ms, twice, level)
         self._note(accepted)
         return accepted
 
     def _replaced(
         self,
-        old: Accepted,
+        old: AcceptedEvent,
         due_ms: int,
         level: str,
         asked_us: int,
@@ -225,14 +225,16 @@ class Load:
         key = f"{old.key.rpartition('/')[0]}/{due_ms}"
         instead = None if beside else old.key
         twice = old.twice or twice
-        self._note(Accepted(now_us(), old.task, key, due_ms, old.lane, sure, instead, None, twice, level, asked_us))
+        self._note(
+            AcceptedEvent(now_us(), old.task, key, due_ms, old.lane, sure, instead, None, twice, level, asked_us)
+        )
         self.open.pop(old.key, None)
 
-    def _doubt(self, accepted: Accepted, asked_us: int) -> None:
-        self._journal.add(Cancelled(now_us(), accepted.task, accepted.key, UNSURE, asked_us))
+    def _doubt(self, accepted: AcceptedEvent, asked_us: int) -> None:
+        self._journal.add(CancelledEvent(now_us(), accepted.task, accepted.key, UNSURE, asked_us))
         self.open.pop(accepted.key, None)
 
-    def _note(self, accepted: Accepted) -> None:
+    def _note(self, accepted: AcceptedEvent) -> None:
         self._journal.add(accepted)
         self.put += 1
         self.unsure += not accepted.sure
@@ -281,7 +283,7 @@ class Load:
         now_ms = time.time_ns() // 1_000_000
         return max(now_ms + 300, min(now_ms + int(ahead_s * 1000), self.ends_us // 1000))
 
-    def _other_due_ms(self, accepted: Accepted) -> int:
+    def _other_due_ms(self, accepted: AcceptedEvent) -> int:
         """Another time than it has: the same one would be the same task."""
         due_ms = self._due_ms()
         return due_ms if due_ms != accepted.due_ms else due_ms + 1
@@ -315,7 +317,7 @@ class Recurring:
 
     def __init__(self, client: Client, journal: Journal, target: str) -> None:
         self._client, self._journal, self._target = client, journal, target
-        self.open: dict[str, Accepted] = {}
+        self.open: dict[str, AcceptedEvent] = {}
         """What must be delivered, by key."""
 
     async def add(self, until_us: int) -> None:
@@ -337,7 +339,7 @@ class Recurring:
 
     def _expect(self, task: str, planned_ms: int) -> None:
         key = idempotency_key(self._client.store.keys.namespace, task, planned_ms)
-        accepted = self.open[key] = Accepted(now_us(), task, key, planned_ms)
+        accepted = self.open[key] = AcceptedEvent(now_us(), task, key, planned_ms)
         self._journal.add(accepted)
 
 
@@ -345,11 +347,11 @@ def with_keys(events: list[Event]) -> list[Event]:
     """A put without an id that was never answered gets the key with which its task was first delivered."""
     keys: dict[str, str] = {}
     for event in events:
-        if isinstance(event, Begun):
+        if isinstance(event, BegunEvent):
             keys.setdefault(event.task, event.key)
     return [
         msgspec.structs.replace(event, key=keys.get(event.task, event.key))
-        if isinstance(event, Accepted) and event.key.startswith(UNKNOWN_KEY)
+        if isinstance(event, AcceptedEvent) and event.key.startswith(UNKNOWN_KEY)
         else event
         for event in events
     ]
@@ -357,7 +359,7 @@ def with_keys(events: list[Event]) -> list[Event]:
 
 def unplanned(events: list[Event]) -> int:
     """Stalls that nobody caused: not those of nodes that were stopped on purpose."""
-    faults = [event for event in events if isinstance(event, Fault)]
+    faults = [event for event in events if isinstance(event, FaultEvent)]
     stopped = [one for one in faults if one.what.startswith("stop ")]
     return sum(
         one.what == STALL
@@ -376,4 +378,4 @@ def twice_begun(events: list[Event]) -> set[str]:
 
 
 def _begins(events: list[Event]) -> Counter[tuple[str, int]]:
-    return Counter((event.key, event.attempt) for event in events if isinstance(event, Begun))
+    return Counter((event.key, event.attempt) for event in events if isinstance(event, BegunEvent))

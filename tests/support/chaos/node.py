@@ -33,7 +33,7 @@ class Calls:
     async def _watch(self, store: Any, sections: Sequence[fire.Section]) -> Any:
         answers = await self._tick(store, sections)
         for section, answer in zip(sections, answers, strict=True):
-            if isinstance(answer, fire.Answer) and answer.status == "ok" and section.max_due_ms is not None:
+            if isinstance(answer, fire.TickReply) and answer.status == "ok" and section.max_due_ms is not None:
                 self.last[section.partition] = (section.token.decode(), section.seq)
         return answers
 

@@ -9,7 +9,7 @@ from typing import BinaryIO, Final, Literal
 
 import msgspec
 
-from mainspring.testing.history import Begun, Ending, Event, Fault, Finished, Wrote, encode
+from mainspring.testing.history import BegunEvent, Event, FaultEvent, FinishedAs, FinishedEvent, WroteEvent, encode
 
 from .wire_log import Witness, Write
 
@@ -97,7 +97,7 @@ class Journal:
         self._file.close()
 
     def wrote(self, write: Write) -> None:
-        self.add(Wrote(write.at_us, write.partition, write.token, write.what, write.settled))
+        self.add(WroteEvent(write.at_us, write.partition, write.token, write.what, write.settled))
 
 
 class Recorder:
@@ -139,28 +139,30 @@ class Recorder:
 
     def stalled(self, stalled: Stalled) -> None:
         node = stalled.node or None
-        self._journal.add(Fault(stalled.from_us, stalled.until_us, STALL, node))
+        self._journal.add(FaultEvent(stalled.from_us, stalled.until_us, STALL, node))
 
     def _note_run(self, run: Run, writer: asyncio.StreamWriter) -> None:
         """Without a token: claims of workers are none of an owner's."""
         if not run.over:
-            self._journal.add(Begun(now_us(), run.task, run.key, run.attempt, 0, "", run.worker, 0, run.queued_us))
+            self._journal.add(BegunEvent(now_us(), run.task, run.key, run.attempt, 0, "", run.worker, 0, run.queued_us))
             return
         answer = answer_to(run.task, run.attempt)
-        self._journal.add(Finished(now_us(), run.task, run.key, run.attempt, answer, 0, ""))
+        self._journal.add(FinishedEvent(now_us(), run.task, run.key, run.attempt, answer, 0, ""))
         if answer != "retry":
             self.ended.add(run.key)
         writer.write(frame(pack(answer)))
 
-    def _take(self, node: str, given: Given) -> Ending:
+    def _take(self, node: str, given: Given) -> FinishedAs:
         answer = answer_to(given.task, given.attempt)
         try:
             begun_us = self._witness.begun_at(given.partition, given.token, given.seq)
         except KeyError:
             self.untold.append(given)
             begun_us = now_us()
-        self._journal.add(Begun(begun_us, given.task, given.key, given.attempt, given.partition, given.token, node))
-        self._journal.add(Finished(now_us(), given.task, given.key, given.attempt, answer, given.partition, ""))
+        self._journal.add(
+            BegunEvent(begun_us, given.task, given.key, given.attempt, given.partition, given.token, node)
+        )
+        self._journal.add(FinishedEvent(now_us(), given.task, given.key, given.attempt, answer, given.partition, ""))
         if answer != "retry":
             self.ended.add(given.key)
         return answer

@@ -16,15 +16,15 @@ from mainspring.store.keys import Keyspace
 from mainspring.store.redis.servers import LinkOptions
 from mainspring.testing.balance import balance
 from mainspring.testing.history import (
-    Accepted,
-    Begun,
-    Fault,
-    Healed,
+    AcceptedEvent,
+    BegunEvent,
+    FaultEvent,
+    HealedEvent,
     History,
-    Left,
-    Stall,
+    LeftEvent,
+    StallEvent,
     Violation,
-    Wrote,
+    WroteEvent,
     check,
     slowest,
     unpromised,
@@ -63,9 +63,9 @@ class Pulse:
         until_us = now_us()
         from_us = until_us - int(late_s * 1e6)
         if late_s > _LATE_S:
-            self._journal.add(Stall(from_us, until_us))
+            self._journal.add(StallEvent(from_us, until_us))
         if late_s > self._long_s:
-            self._journal.add(Fault(from_us, until_us, STALL))
+            self._journal.add(FaultEvent(from_us, until_us, STALL))
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,7 +283,7 @@ class Run:
         for road in (*roads, *(member.road for one in self._fleets(fleet) for member in one.live)):
             road.weather.clear()
         await self._ready(fleet)
-        self.journal.add(Healed(now_us(), int(self.profile.within_s * 1e6)))
+        self.journal.add(HealedEvent(now_us(), int(self.profile.within_s * 1e6)))
         ends_us = max(load.ends_us for load in self.loads)
         await asyncio.sleep(max(0.0, (ends_us - now_us()) / 1e6))
 
@@ -300,7 +300,7 @@ class Run:
 
     def _owed(self) -> list[str]:
         """What must still be delivered: all that was promised through what happened."""
-        lossy = [one for one in self.journal.events if isinstance(one, Fault) and one.loses]
+        lossy = [one for one in self.journal.events if isinstance(one, FaultEvent) and one.loses]
         owed = [load.open for load in self.loads]
         if self.recurring is not None:
             owed.append(self.recurring.open)
@@ -316,7 +316,9 @@ class Run:
             for put in load.expiring.values():
                 if put.accepted.key not in self.recorder.ended:
                     info = await client.get(put.id)
-                    self.journal.add(Left(now_us(), put.accepted.task, info.state if info.state == "dead" else "gone"))
+                    self.journal.add(
+                        LeftEvent(now_us(), put.accepted.task, info.state if info.state == "dead" else "gone")
+                    )
         try:
             await balance(client.store)
         except AssertionError as error:
@@ -346,7 +348,7 @@ class Run:
             missing=len(planned - self.recorder.ended),
             doubled=len(planned & twice_begun(events)),
             unsure=sum(load.unsure for load in self.loads),
-            deliveries=sum(isinstance(event, Begun) for event in events),
+            deliveries=sum(isinstance(event, BegunEvent) for event in events),
             duplicates=duplicates(events),
             violations=dict(Counter(one.rule for one in found)),
             unpromised=len(unpromised(history)),
@@ -354,7 +356,7 @@ class Run:
             drained_s=self.drained_s,
             slowest_s=last.spent_us / 1e6 if last is not None and last.spent_us is not None else None,
             stalled_s=last.stalled_us / 1e6 if last is not None else 0.0,
-            takeovers=sum(isinstance(event, Wrote) and event.what == "acquire" for event in events),
+            takeovers=sum(isinstance(event, WroteEvent) and event.what == "acquire" for event in events),
             stalls=unplanned(events),
             failures=self.failures,
             histories=str(self.folder),
@@ -364,7 +366,7 @@ class Run:
         return report
 
 
-def _forgiven(accepted: Accepted, lossy: list[Fault]) -> bool:
+def _forgiven(accepted: AcceptedEvent, lossy: list[FaultEvent]) -> bool:
     return accepted.level == "server" and any(one.at_us <= accepted.at_us <= one.until_us for one in lossy)
 
 

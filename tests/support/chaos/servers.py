@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, Final, Protocol
 
 from mainspring.store.keys import Keyspace
-from mainspring.testing.servers import Cluster, Server, cluster, ok, standalone, wait_until
+from mainspring.testing.servers import Server, ServerCluster, cluster, ok, standalone, wait_until
 
 from .network import Cable, Proxy, Road, Weather
 from .profile import Profile
@@ -74,7 +74,7 @@ class Clustered(_Base):
 
     def __init__(self, profile: Profile, keys: Keyspace, witness: Witness) -> None:
         super().__init__(profile, keys, witness)
-        self.cluster: Cluster = cluster(3, 1, extra_config=profile.server_config)
+        self.cluster: ServerCluster = cluster(3, 1, extra_config=profile.server_config)
 
     @property
     def direct_url(self) -> str:

@@ -9,18 +9,18 @@ import msgspec
 
 from mainspring.engine import lookahead, sweeper
 from mainspring.engine.deliveries import Deliveries
-from mainspring.engine.due import Boarding
+from mainspring.engine.due import RowDecoder
 from mainspring.engine.flight import Flight
 from mainspring.engine.lookahead import LookAhead
 from mainspring.engine.outcomes import Commits, Outcomes
 from mainspring.engine.partition import Partition
-from mainspring.engine.slice import LiveSlice, Sieve
+from mainspring.engine.slice import LiveSlice, RowFilter
 from mainspring.model.delivery import DONE
 from mainspring.model.errors import StoreError
 from mainspring.store.codec import HEADER_BYTES, RESENT, decode, entry
 from mainspring.store.owner import fire, holds
 from mainspring.store.owner.read import Listed
-from mainspring.store.redis.connection import Arg, Command
+from mainspring.store.redis.connection import Arg, RedisCommand
 from mainspring.store.scripts import Scripts, _sha
 from mainspring.store.store import Store
 from mainspring.store.tasks import put
@@ -32,7 +32,7 @@ from .scripts import INCARNATION, ONLY_THERE
 
 
 def _callers_clock(_: Any) -> Any:
-    def call(self: Scripts, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Command:
+    def call(self: Scripts, name: str, keys: Sequence[str], args: Sequence[Arg]) -> RedisCommand:
         return ("EVALSHA", _sha(name, True), len(keys), *keys, *args, self._clock.now_ms() * 1000)
 
     return call
@@ -109,11 +109,11 @@ async def _put_retries(store: Store, work: fire.Commit) -> None:
         await store.run_one(keys.slot, [("HINCRBY", keys.n, "accepted", -1)])
 
 
-CommitCall = Callable[[Store, fire.Commit], Awaitable[fire.Status]]
+CommitCall = Callable[[Store, fire.Commit], Awaitable[fire.WriteStatus]]
 
 
 def _retries_after(commit: CommitCall) -> CommitCall:
-    async def late(store: Store, work: fire.Commit) -> fire.Status:
+    async def late(store: Store, work: fire.Commit) -> fire.WriteStatus:
         status = await commit(store, work._replace(retries=[]))
         if status == "ok":
             await _put_retries(store, work)
@@ -123,7 +123,7 @@ def _retries_after(commit: CommitCall) -> CommitCall:
 
 
 def _retries_before(commit: CommitCall) -> CommitCall:
-    async def early(store: Store, work: fire.Commit) -> fire.Status:
+    async def early(store: Store, work: fire.Commit) -> fire.WriteStatus:
         await _put_retries(store, work)
         return await commit(store, work._replace(retries=[]))
 
@@ -222,7 +222,7 @@ _READ: Final = (
     Mutation(
         "lane-order-ignored",
         "tasks of a lane begin as they come due",
-        (Patch(Boarding, "waits_for_turn", lambda _: lambda _self, _flight: False),),
+        (Patch(RowDecoder, "waits_for_turn", lambda _: lambda _self, _flight: False),),
     ),
     Mutation(
         "failing-head-lets-others-pass",
@@ -250,7 +250,7 @@ _READ: Final = (
     Mutation(
         "copies-not-recognised",
         "copies of one put count as tasks of their own",
-        (Patch(Sieve, "_is_repeat", lambda _: lambda _self, _row, _index: False),),
+        (Patch(RowFilter, "_is_repeat", lambda _: lambda _self, _row, _index: False),),
     ),
 )
 

@@ -4,14 +4,14 @@ from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any, Final
 
-from mainspring.engine.holds import HeldWork
+from mainspring.engine.holds import HoldPolicy
 from mainspring.store.owner import fire, holds
 from mainspring.store.store import Store
 from mainspring.store.tasks import put
 
 from .kinds import Mutation, Patch, Rewrite
 
-CommitCall = Callable[[Store, fire.Commit], Awaitable[fire.Status]]
+CommitCall = Callable[[Store, fire.Commit], Awaitable[fire.WriteStatus]]
 
 
 async def _put_moves(store: Store, work: fire.Commit) -> None:
@@ -23,7 +23,7 @@ async def _put_moves(store: Store, work: fire.Commit) -> None:
 
 
 def _moves_after(commit: CommitCall) -> CommitCall:
-    async def late(store: Store, work: fire.Commit) -> fire.Status:
+    async def late(store: Store, work: fire.Commit) -> fire.WriteStatus:
         status = await commit(store, work._replace(moves=[]))
         if status == "ok":
             await _put_moves(store, work)
@@ -33,7 +33,7 @@ def _moves_after(commit: CommitCall) -> CommitCall:
 
 
 def _moves_before(commit: CommitCall) -> CommitCall:
-    async def early(store: Store, work: fire.Commit) -> fire.Status:
+    async def early(store: Store, work: fire.Commit) -> fire.WriteStatus:
         await _put_moves(store, work)
         return await commit(store, work._replace(moves=[]))
 
@@ -78,7 +78,7 @@ HOLDS: Final = (
     Mutation(
         "new-ones-overtake-held-work",
         "a lane goes on although what was moved aside has not been read",
-        (Patch(HeldWork, "barrier_ms", lambda _: lambda _self, _lane: inf),),
+        (Patch(HoldPolicy, "barrier_ms", lambda _: lambda _self, _lane: inf),),
     ),
     Mutation(
         "takeover-forgets-hold-slices",
@@ -88,6 +88,6 @@ HOLDS: Final = (
     Mutation(
         "held-work-never-comes-back",
         "a hold does not end when its lane is free",
-        (Patch(HeldWork, "_end_if_over", _stays_closed),),
+        (Patch(HoldPolicy, "_end_if_over", _stays_closed),),
     ),
 )

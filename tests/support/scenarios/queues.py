@@ -6,7 +6,7 @@ from mainspring.model.delivery import DONE, Done, Retry
 from mainspring.model.ids import idempotency_key
 from mainspring.model.job import End, Job
 from mainspring.store import job_queue
-from mainspring.testing.history import Begun, Ending, Finished
+from mainspring.testing.history import BegunEvent, FinishedAs, FinishedEvent
 
 from .owners import STALL_MS
 from .world import RETRY_MS, World
@@ -29,20 +29,20 @@ class WorkerByHand:
         """What others have taken, as if their leases were over: they count on the server's own clock."""
         return self._begun(await job_queue.reclaim(self._world.store, self.name, {0: {"work": 10}}, lease_ms=0))
 
-    async def end(self, jobs: list[Job], outcome: Done | Retry = DONE) -> list[job_queue.Answer]:
+    async def end(self, jobs: list[Job], outcome: Done | Retry = DONE) -> list[job_queue.FinishAnswer]:
         answers = await job_queue.finish(self._world.store, [End(job, outcome) for job in jobs])
         for job, answer in zip(jobs, answers, strict=True):
             if answer == "ok":
-                ending: Ending = "done" if isinstance(outcome, Done) else "retry"
+                ending: FinishedAs = "done" if isinstance(outcome, Done) else "retry"
                 at_us = self._world.now_us()
-                event = Finished(at_us, job.id, self._key(job), job.body.attempt, ending, job.partition, "")
+                event = FinishedEvent(at_us, job.id, self._key(job), job.body.attempt, ending, job.partition, "")
                 self._world.history.events.append(event)
         return answers
 
     def _begun(self, jobs: list[Job]) -> list[Job]:
         for job in jobs:
             at_us = self._world.now_us()
-            event = Begun(at_us, job.id, self._key(job), job.body.attempt, job.partition, "", self.name)
+            event = BegunEvent(at_us, job.id, self._key(job), job.body.attempt, job.partition, "", self.name)
             self._world.history.events.append(event)
         return jobs
 

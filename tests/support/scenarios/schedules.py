@@ -5,9 +5,9 @@ Each planned time counts as accepted from the start: it has to run, once, and no
 from typing import Any, Final
 
 from mainspring.model.ids import idempotency_key, occurrence_id
-from mainspring.store.redis.connection import Command
+from mainspring.store.redis.connection import RedisCommand
 from mainspring.testing.faults import bad_road, calls
-from mainspring.testing.history import Accepted
+from mainspring.testing.history import AcceptedEvent
 
 from .owners import STALL_MS
 from .world import World, on_the_way
@@ -27,7 +27,7 @@ def _expect(world: World, *planned_ms: int) -> None:
         due_ms = world.at(planned)
         task = occurrence_id(NAME, due_ms)
         key = idempotency_key(world.namespace, task, due_ms)
-        world.history.events.append(Accepted(world.now_us(), task, key, due_ms))
+        world.history.events.append(AcceptedEvent(world.now_us(), task, key, due_ms))
 
 
 async def schedule_runs_and_ends(world: World) -> None:
@@ -76,7 +76,7 @@ async def late_copy_of_the_begin_of_a_run(world: World) -> None:
     await _add(world, 1_000, 2_000, 3_000)
     await node.read()
     world.go_to(1_000)
-    sent: list[tuple[int, list[Command]]] = []
+    sent: list[tuple[int, list[RedisCommand]]] = []
     with bad_road(node.store) as road:
         await node.fire()
         slot = node.store.keys.partitions[0].slot

@@ -8,7 +8,7 @@ from mainspring.model.clock import ServerClock
 from mainspring.model.delivery import Retry
 from mainspring.store.store import Store
 from mainspring.testing.faults import bad_road, calls, uses
-from mainspring.testing.recording import Caller, record
+from mainspring.testing.recording import RecordingClient, record
 from mainspring.testing.ticker import RecordingSink
 
 from .world import RETRY_MS, World, on_the_way
@@ -153,7 +153,7 @@ async def clock_an_hour_ahead(world: World) -> None:
     honest = await Store.open(world.url, namespace=world.namespace, partitions=1)
     fast = await Store.open(world.url, namespace=world.namespace, partitions=1, clock=_HourAhead())
     try:
-        caller = Caller(Client.over(honest), world.history)
+        caller = RecordingClient(Client.over(honest), world.history)
         await caller.put(honest.clock.now_ms() + 600_000)
         engine = Engine(fast, {"log": RecordingSink()}, EngineOptions(node="fast"))
         record(engine, world.history.events.append, node="fast")

@@ -13,12 +13,12 @@ from mainspring.model.delivery import Delivery, Outcome
 from mainspring.model.errors import StoreError
 from mainspring.model.retry import RetryPolicy
 from mainspring.store.keys import PartitionKeys
-from mainspring.store.redis.connection import Command
+from mainspring.store.redis.connection import RedisCommand
 from mainspring.store.scripts import text_of
 from mainspring.store.store import Store
 from mainspring.testing.faults import Match
 from mainspring.testing.history import History, Violation, check
-from mainspring.testing.recording import Caller, Moments, books, record
+from mainspring.testing.recording import Moments, RecordingClient, books, record
 from mainspring.testing.ticker import Ticker
 
 LEASE_S: Final = 60
@@ -43,13 +43,13 @@ class World:
         self.history = History(namespace)
         self._moments = Moments(self.clock)
         self._stack = AsyncExitStack()
-        self._caller: Caller | None = None
+        self._caller: RecordingClient | None = None
 
     async def __aenter__(self) -> Self:
-        self._caller = Caller(Client.over(await self._open(self.clock)), self.history, self._moments)
+        self._caller = RecordingClient(Client.over(await self._open(self.clock)), self.history, self._moments)
         # A call that the server answers with "unknown script" does nothing: losing that reply would be no accident.
         names = (*_SCRIPTS, *_SCRIPTS_OF_QUEUES, *_SCRIPTS_OF_SCHEDULES)
-        loads: list[Command] = [("SCRIPT", "LOAD", text_of(name, True)) for name in names]
+        loads: list[RedisCommand] = [("SCRIPT", "LOAD", text_of(name, True)) for name in names]
         await self.store.run_one(self.keys.slot, loads)
         return self
 
@@ -66,7 +66,7 @@ class World:
     # -- who is there ----------------------------------------------------------------------------------------
 
     @property
-    def caller(self) -> Caller:
+    def caller(self) -> RecordingClient:
         assert self._caller is not None, "use 'async with World(…)'"
         return self._caller
 
@@ -236,7 +236,7 @@ def on_the_way(store: Store, match: Match, *, before: Work | None = None, after:
     [link] = store.links.all()
     send, waiting = link.pipeline, [True]
 
-    async def over(commands: Sequence[Command], *, timeout_s: float | None = None) -> list[Any]:
+    async def over(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
         if not waiting or not match(commands):
             return await send(commands, timeout_s=timeout_s)
         waiting.clear()

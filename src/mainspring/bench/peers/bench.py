@@ -27,8 +27,8 @@ import msgspec
 
 from ...model.errors import InvalidInput, MainspringError
 from ...testing.servers import missing
-from ..environment import Ground, Where, ground
-from ..lifecycle import Progress
+from ..environment import BenchEnvironment, ServerChoice, ground
+from ..lifecycle import BenchProgress
 from .other_side import RUN
 
 # Which Python has the peers: this one, where `mainspring[peers]` is installed, else one in the cache folder.
@@ -127,7 +127,7 @@ STALL_S: Final = 30.0
 _POLL_S: Final = 0.25
 
 
-class Runs:
+class RunFile:
     """The file, seen from the bench. Its length is the counter."""
 
     def __init__(self, path: Path) -> None:
@@ -162,7 +162,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PeerVerdict:
     """What became of tasks whose due times are known. A task's first run counts; the others are duplicates."""
 
     lost: int
@@ -185,7 +185,7 @@ class Verdict:
         return round(self.late_ms[min(len(self.late_ms) - 1, int(len(self.late_ms) * share))], 2)
 
 
-def judge(times: Mapping[int, list[int]], dues_ms: Iterable[tuple[int, int]]) -> Verdict:
+def judge(times: Mapping[int, list[int]], dues_ms: Iterable[tuple[int, int]]) -> PeerVerdict:
     """`dues_ms`: number and due time of every task that counts."""
     lost = duplicated = 0
     late_ms: list[float] = []
@@ -200,7 +200,7 @@ def judge(times: Mapping[int, list[int]], dues_ms: Iterable[tuple[int, int]]) ->
         late_ms.append(min(runs) / 1e6 - due_ms)
     late_ms.sort()
     early = sum(late < 0 for late in late_ms)
-    return Verdict(lost, duplicated, early, late_ms, min(began_ns, default=0), max(began_ns, default=0))
+    return PeerVerdict(lost, duplicated, early, late_ms, min(began_ns, default=0), max(began_ns, default=0))
 
 
 OTHER_SIDE: Final = Path(__file__).with_name("other_side.py")
@@ -242,16 +242,22 @@ class Measured(msgspec.Struct, frozen=True):
     lost: int
 
 
-async def measure(one: Contender, demand: Demand, where: Where, progress: Progress) -> Measured:
+async def measure(one: Contender, demand: Demand, where: ServerChoice, progress: BenchProgress) -> Measured:
     with tempfile.TemporaryDirectory(prefix="mainspring-peers-") as folder:
-        runs = Runs(Path(folder) / "runs")
+        runs = RunFile(Path(folder) / "runs")
         async with ground(where) as place, _side(one, "produce", place.url, runs) as producer:
-            return await Stage(one, demand, place, runs, producer, progress).play()
+            return await PeerStage(one, demand, place, runs, producer, progress).play()
 
 
-class Stage:
+class PeerStage:
     def __init__(
-        self, one: Contender, demand: Demand, place: Ground, runs: Runs, producer: "Side", progress: Progress
+        self,
+        one: Contender,
+        demand: Demand,
+        place: BenchEnvironment,
+        runs: RunFile,
+        producer: "PeerProcess",
+        progress: BenchProgress,
     ) -> None:
         self._one = one
         self._demand = demand
@@ -316,7 +322,7 @@ class Stage:
         return lambda done: self._progress(f"{self._one.name}: {what}", done, total)
 
 
-class Side:
+class PeerProcess:
     """The other process: JSON lines there and back."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
@@ -324,7 +330,7 @@ class Side:
         self._log = log
         self.version = ""
 
-    async def start(self, url: str, runs: Runs) -> None:
+    async def start(self, url: str, runs: RunFile) -> None:
         # Not in the arguments: the URL may hold a password.
         self.version = (await self.ask(url=url, runs=str(runs.path)))["version"]
 
@@ -350,7 +356,7 @@ class Side:
 
 
 @contextlib.asynccontextmanager
-async def _side(one: Contender, role: str, url: str, runs: Runs) -> AsyncIterator[Side]:
+async def _side(one: Contender, role: str, url: str, runs: RunFile) -> AsyncIterator[PeerProcess]:
     log = runs.path.with_name(f"{role}.log")
     with log.open("wb") as said:
         process = await asyncio.create_subprocess_exec(
@@ -364,7 +370,7 @@ async def _side(one: Contender, role: str, url: str, runs: Runs) -> AsyncIterato
             stderr=said,
             start_new_session=True,
         )
-    side = Side(process, log)
+    side = PeerProcess(process, log)
     try:
         await side.start(url, runs)
         yield side
@@ -384,7 +390,7 @@ _SHARES: Final = {"rq": 0.25}
 """Of the tasks, for those that would take very long with all of them."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     """`None` where nothing was measured; `error` says why."""
 
     peer: str
@@ -406,14 +412,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return self.peer != OURSELVES or not (self.early or self.duplicated or self.lost or self.error)
 
 
-def server_of_choice() -> Where:
+def server_of_choice() -> ServerChoice:
     """Redis where it is installed, for that is what the peers are made for; else the embedded Valkey."""
-    return Where(server="valkey" if missing("redis") else "redis")
+    return ServerChoice(server="valkey" if missing("redis") else "redis")
 
 
 async def peers(
-    where: Where, demand: Demand, only: Sequence[str], progress: Progress, *, install: bool = True
-) -> list[Row]:
+    where: ServerChoice, demand: Demand, only: Sequence[str], progress: BenchProgress, *, install: bool = True
+) -> list[PeerRow]:
     if unknown := set(only) - {OURSELVES, *PEERS}:
         raise InvalidInput(f"--only {', '.join(sorted(unknown))}: there are {', '.join((OURSELVES, *PEERS))}")
     if demand.tasks < 1 or demand.rate < 1 or demand.seconds <= 0:
@@ -427,16 +433,16 @@ async def peers(
     ]
 
 
-async def _row(name: str, where: Where, demand: Demand, progress: Progress, *, install: bool) -> Row:
+async def _row(name: str, where: ServerChoice, demand: Demand, progress: BenchProgress, *, install: bool) -> PeerRow:
     tasks = max(1, round(demand.tasks * _SHARES.get(name, 1.0)))
     try:
         one = await _contender(name, progress, install=install)
     except PeersMissing as error:
-        return Row(peer=name, tasks=tasks, error=str(error))
+        return PeerRow(peer=name, tasks=tasks, error=str(error))
     return await row_of(one, where, msgspec.structs.replace(demand, tasks=tasks), progress)
 
 
-async def _contender(name: str, progress: Progress, *, install: bool) -> Contender:
+async def _contender(name: str, progress: BenchProgress, *, install: bool) -> Contender:
     file = _HERE / f"{name}.py"
     if name == OURSELVES:
         return Contender(name, file, Path(sys.executable), ("node", "consume"))
@@ -444,9 +450,9 @@ async def _contender(name: str, progress: Progress, *, install: bool) -> Contend
     return Contender(name, file, await python_with_peers(install=install))
 
 
-async def row_of(one: Contender, where: Where, demand: Demand, progress: Progress) -> Row:
+async def row_of(one: Contender, where: ServerChoice, demand: Demand, progress: BenchProgress) -> PeerRow:
     try:
         measured = await measure(one, demand, where, progress)
     except (MainspringError, OSError) as error:
-        return Row(peer=one.name, tasks=demand.tasks, error=str(error))
-    return Row(peer=one.name, **msgspec.structs.asdict(measured))
+        return PeerRow(peer=one.name, tasks=demand.tasks, error=str(error))
+    return PeerRow(peer=one.name, **msgspec.structs.asdict(measured))

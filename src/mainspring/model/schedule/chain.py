@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..ids import IDH_BYTES, idh_of, occurrence_id
-from .definition import Definition, Pause
+from .definition import Definition, SchedulePause
 from .zone import tz_version
 
 NOT_RUN_KEPT: Final = 10
@@ -31,7 +31,7 @@ class NotRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Runs made before: what follows for the same reason without a run between belongs to it."""
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PastRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run that is over."""
 
     planned_ms: int
@@ -40,7 +40,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
     outcome: str
 
 
-class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
+class ChainMemory(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
     "last": "l", "last_ms": "p", "began_ms": "b", "runs": "n", "not_run": "m", "recent": "r", "history": "h",
     "cuts": "c", "rested_ms": "e", "behind_ms": "u",
 }):  # fmt: skip
@@ -53,7 +53,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
     runs: int = 0
     not_run: dict[str, int] = {}
     recent: tuple[NotRun, ...] = ()
-    history: tuple[Run, ...] = ()
+    history: tuple[PastRun, ...] = ()
     cuts: tuple[tuple[int, int], ...] = ()
     """(after, until] of planned times that are counted, and left out when their turn comes: they found the buffer
     full, or somebody has cancelled them ahead of their time."""
@@ -70,18 +70,18 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
     def is_behind(self, planned_ms: int) -> bool:
         return planned_ms <= self.behind_ms
 
-    def with_run(self, run: Run) -> "State":
+    def with_run(self, run: PastRun) -> "ChainMemory":
         """Note how the last run ended; said twice it is the same."""
         if self.history and self.history[-1].planned_ms >= run.planned_ms:
             return self
         return replace(self, history=(*self.history, run)[-RUNS_KEPT:])
 
-    def called_off(self, planned_ms: int, reason: str) -> "State":
+    def called_off(self, planned_ms: int, reason: str) -> "ChainMemory":
         """Note one planned time that does not run, and that no edit or pause brings back."""
         state = self.without(NotRun(planned_ms, planned_ms, 1, reason))
         return replace(state, cuts=(*state.cuts, (planned_ms - 1, planned_ms))[-CUTS_KEPT:])
 
-    def passing_by(self, after_ms: int, until_ms: int) -> "State":
+    def passing_by(self, after_ms: int, until_ms: int) -> "ChainMemory":
         """Leave out planned times that somebody else has put, uncounted: they run."""
         kept = (cut for cut in self.cuts if not after_ms <= cut[0] <= cut[1] <= until_ms)
         return replace(self, cuts=(*kept, (after_ms, until_ms))[-CUTS_KEPT:])
@@ -89,14 +89,14 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
     def cut_over(self, planned_ms: int) -> tuple[int, int] | None:
         return next((cut for cut in self.cuts if cut[0] < planned_ms <= cut[1]), None)
 
-    def with_cuts_from(self, from_ms: int) -> "State":
+    def with_cuts_from(self, from_ms: int) -> "ChainMemory":
         """Without those that nothing will come to any more."""
         if not self.cuts:
             return self  # nearly always
         kept = tuple(cut for cut in self.cuts if cut[1] >= from_ms)
         return self if len(kept) == len(self.cuts) else replace(self, cuts=kept)
 
-    def without(self, slot: NotRun) -> "State":
+    def without(self, slot: NotRun) -> "ChainMemory":
         """Note planned times that do not run."""
         if slot.count < 1:
             return self
@@ -109,13 +109,13 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename={
         return replace(self, not_run=counts, recent=tuple(recent[-NOT_RUN_KEPT:]))
 
 
-class Link(msgspec.Struct, frozen=True, gc=False):
+class ChainState(msgspec.Struct, frozen=True, gc=False):
     """Where a chain stands: the one planned occurrence (`planned_ms` 0: none), and its memory."""
 
     generation: int
     planned_ms: int
     idh: bytes
-    state: State
+    state: ChainMemory
 
     @property
     def claim(self) -> bytes:
@@ -126,26 +126,28 @@ class Link(msgspec.Struct, frozen=True, gc=False):
         return _HEAD.pack(self.generation, self.planned_ms, self.idh) + _encode(self.state)
 
     @classmethod
-    def unpack(cls, raw: bytes) -> "Link":
+    def unpack(cls, raw: bytes) -> "ChainState":
         generation, planned_ms, idh = _HEAD.unpack(raw[: _HEAD.size])
         return cls(generation, planned_ms, idh, _decode(raw[_HEAD.size :]))
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(State).decode
+_decode: Final = msgspec.msgpack.Decoder(ChainMemory).decode
 
 
-def link_to(definition: Definition, planned_ms: int | None, state: State) -> Link:
+def link_to(definition: Definition, planned_ms: int | None, state: ChainMemory) -> ChainState:
     """The chain with this occurrence planned; None: with none any more."""
     if planned_ms is None:
-        return Link(definition.generation, 0, NOBODY, state)
-    return Link(definition.generation, planned_ms, idh_of(occurrence_id(definition.name, planned_ms)), state)
+        return ChainState(definition.generation, 0, NOBODY, state)
+    return ChainState(definition.generation, planned_ms, idh_of(occurrence_id(definition.name, planned_ms)), state)
 
 
 # -- the chain moves on ---------------------------------------------------------------------------------------------
 
 
-def after_begin(definition: Definition, link: Link, now_ms: int, *, waited: bool = False) -> tuple[int | None, State]:
+def after_begin(
+    definition: Definition, link: ChainState, now_ms: int, *, waited: bool = False
+) -> tuple[int | None, ChainMemory]:
     """The occurrence runs: what is planned next. `waited`: it was kept back until the run before it was over."""
     state = _after_rest(definition, link)
     state = replace(state, last=link.idh, last_ms=link.planned_ms, began_ms=now_ms, runs=state.runs + 1)
@@ -162,7 +164,7 @@ def after_begin(definition: Definition, link: Link, now_ms: int, *, waited: bool
     return next_ms, state
 
 
-def _uncut(definition: Definition, state: State, after_ms: int) -> int | None:
+def _uncut(definition: Definition, state: ChainMemory, after_ms: int) -> int | None:
     """The first planned time that is not left out."""
     next_ms = definition.slots.after(after_ms)
     while state.cuts and next_ms is not None and (cut := state.cut_over(next_ms)) is not None:
@@ -170,7 +172,7 @@ def _uncut(definition: Definition, state: State, after_ms: int) -> int | None:
     return next_ms
 
 
-def _count(definition: Definition, state: State, from_ms: int, to_ms: int) -> int:
+def _count(definition: Definition, state: ChainMemory, from_ms: int, to_ms: int) -> int:
     """Planned times in [from_ms, to_ms] that are not counted yet."""
     count = definition.slots.count(from_ms, to_ms) if from_ms <= to_ms else 0
     for low_ms, high_ms in state.cuts:
@@ -179,7 +181,9 @@ def _count(definition: Definition, state: State, from_ms: int, to_ms: int) -> in
     return max(0, count)
 
 
-def _after_wait(definition: Definition, state: State, next_ms: int, now_ms: int) -> tuple[int | None, State]:
+def _after_wait(
+    definition: Definition, state: ChainMemory, next_ms: int, now_ms: int
+) -> tuple[int | None, ChainMemory]:
     """Other planned times have passed meanwhile: as many as the rule allows wait in turn, the rest is left out."""
     rule = definition.overlap_rule
     kept = rule.most - 1 if rule.word == "buffer_all" else 0
@@ -196,13 +200,13 @@ def _after_wait(definition: Definition, state: State, next_ms: int, now_ms: int)
     return next_ms, replace(state, cuts=(*cuts, (last_ms, now_ms)))
 
 
-def after_overlap(definition: Definition, link: Link) -> tuple[int | None, State]:
+def after_overlap(definition: Definition, link: ChainState) -> tuple[int | None, ChainMemory]:
     """The run before is not over: this one is left out."""
     state = _after_rest(definition, link).without(NotRun(link.planned_ms, link.planned_ms, 1, "overlap"))
     return _uncut(definition, state, link.planned_ms), state
 
 
-def after_misfire(definition: Definition, link: Link, now_ms: int) -> tuple[int | None, State] | None:
+def after_misfire(definition: Definition, link: ChainState, now_ms: int) -> tuple[int | None, ChainMemory] | None:
     """Nobody was up when it was due. None: it runs all the same; else what is planned instead."""
     rule, planned_ms, state = definition.misfire_rule, link.planned_ms, link.state
     if definition.slots.one_by_one:
@@ -224,7 +228,7 @@ def after_misfire(definition: Definition, link: Link, now_ms: int) -> tuple[int 
     return next_ms, _after_rest(definition, link).without(missed)
 
 
-def _kept_of_missed(definition: Definition, state: State, planned_ms: int, now_ms: int, kept: int) -> int | None:
+def _kept_of_missed(definition: Definition, state: ChainMemory, planned_ms: int, now_ms: int, kept: int) -> int | None:
     """The first of the newest so many that were missed and are not left out."""
     if kept > 1:
         next_ms = definition.slots.last(kept, planned_ms, now_ms)
@@ -235,14 +239,14 @@ def _kept_of_missed(definition: Definition, state: State, planned_ms: int, now_m
     return next_ms
 
 
-def after_loss(definition: Definition, link: Link, now_ms: int, reason: str) -> tuple[int | None, State]:
+def after_loss(definition: Definition, link: ChainState, now_ms: int, reason: str) -> tuple[int | None, ChainMemory]:
     """The planned occurrence is not there (any more): the chain goes on behind it."""
     state = link.state if definition.paused_at(now_ms) else _after_rest(definition, link)
     state = state.called_off(link.planned_ms, reason)
     return from_here(definition, link.planned_ms, now_ms, state)
 
 
-def _after_rest(definition: Definition, link: Link) -> State:
+def _after_rest(definition: Definition, link: ChainState) -> ChainMemory:
     """A pause has ended by itself before this occurrence: what fell into it is counted, once."""
     pause, state = definition.paused, link.state
     if pause is None or pause.until_ms is None or pause.until_ms <= state.rested_ms:
@@ -253,7 +257,7 @@ def _after_rest(definition: Definition, link: Link) -> State:
     return replace(state, rested_ms=pause.until_ms)
 
 
-def from_here(definition: Definition, after_ms: int, now_ms: int, state: State) -> tuple[int | None, State]:
+def from_here(definition: Definition, after_ms: int, now_ms: int, state: ChainMemory) -> tuple[int | None, ChainMemory]:
     """Where a chain goes on that stopped after a time: what has passed since is missed, by the rule for that."""
     next_ms = _uncut(definition, state, after_ms)
     if next_ms is None or next_ms > now_ms:
@@ -262,7 +266,7 @@ def from_here(definition: Definition, after_ms: int, now_ms: int, state: State) 
     return after_misfire(definition, link, now_ms) or (next_ms, state)
 
 
-def moved_by_rules(definition: Definition, link: Link) -> tuple[int | None, State] | None:
+def moved_by_rules(definition: Definition, link: ChainState) -> tuple[int | None, ChainMemory] | None:
     """The clocks of its zone go by other rules than when it was planned: what is planned instead. None: it runs.
 
     Run at its old time it would run once more at the new one, if that is later. If that has passed, it is high time."""
@@ -277,7 +281,7 @@ def moved_by_rules(definition: Definition, link: Link) -> tuple[int | None, Stat
     return _uncut(definition, state, planned_ms), state
 
 
-def moved_by_end(definition: Definition, link: Link) -> int | None:
+def moved_by_end(definition: Definition, link: ChainState) -> int | None:
     """With a delay counted from the end of the last run: where this occurrence really belongs, if later."""
     state = link.state
     recurrence = definition.slots.recurrence
@@ -291,10 +295,10 @@ def moved_by_end(definition: Definition, link: Link) -> int | None:
 
 
 def first_of(
-    definition: Definition, old: Definition | None, link: Link | None, now_ms: int
-) -> tuple[int | None, State]:
+    definition: Definition, old: Definition | None, link: ChainState | None, now_ms: int
+) -> tuple[int | None, ChainMemory]:
     """The first occurrence of a new generation, and what it remembers of the one before."""
-    state = State() if link is None else link.state
+    state = ChainMemory() if link is None else link.state
     if old is not None and link is not None and link.planned_ms and not old.paused_at(now_ms):
         state = _after_rest(old, link)
     same_times = old is not None and old.slots is definition.slots
@@ -315,7 +319,7 @@ def first_of(
     return _uncut(definition, state, now_ms), state
 
 
-def _still_counting(definition: Definition, link: Link | None, state: State, now_ms: int) -> int | None:
+def _still_counting(definition: Definition, link: ChainState | None, state: ChainMemory, now_ms: int) -> int | None:
     """With a delay: an edit does not begin to count anew. `link` is the chain where its times are still the same."""
     if link is not None and link.planned_ms > now_ms:
         is_cut = state.cut_over(link.planned_ms) is not None
@@ -324,7 +328,7 @@ def _still_counting(definition: Definition, link: Link | None, state: State, now
     return definition.slots.recurrence.next_after(now_ms, ended_ms=ended_ms)
 
 
-def _not_behind(old: Definition | None, link: Link | None, now_ms: int) -> int:
+def _not_behind(old: Definition | None, link: ChainState | None, now_ms: int) -> int:
     """Planned times from here on may still be counted or planned."""
     places_ms = [now_ms + 1]
     if link is not None and link.planned_ms:
@@ -334,16 +338,18 @@ def _not_behind(old: Definition | None, link: Link | None, now_ms: int) -> int:
     return min(places_ms)
 
 
-def _first_after_pause(definition: Definition, pause: Pause, state: State) -> int | None:
+def _first_after_pause(definition: Definition, pause: SchedulePause, state: ChainMemory) -> int | None:
     """The misfire rule says which of those that were held back run at its end."""
     if pause.until_ms is None:
         return None
     if pause.mode == "hold":
-        return from_here(definition, pause.first_ms - 1, pause.until_ms, State(cuts=state.cuts))[0]
+        return from_here(definition, pause.first_ms - 1, pause.until_ms, ChainMemory(cuts=state.cuts))[0]
     return _uncut(definition, state, pause.until_ms - 1)
 
 
-def _resumed(definition: Definition, pause: Pause, now_ms: int, state: State) -> tuple[int | None, State]:
+def _resumed(
+    definition: Definition, pause: SchedulePause, now_ms: int, state: ChainMemory
+) -> tuple[int | None, ChainMemory]:
     until_ms = now_ms if pause.until_ms is None else min(now_ms, pause.until_ms)
     if pause.mode == "hold":
         return from_here(definition, pause.first_ms - 1, now_ms, state)

@@ -15,7 +15,7 @@ from ..limits import HORIZON_MS
 from ..retry import RetryPolicy, check_against
 from ..targets.names import check_target
 from ..targets.webhook import TIMEOUT_S, is_web
-from .recurrence import Slots, slots_of
+from .recurrence import PlannedTimes, slots_of
 
 # Small shifts that keep schedules from starting all at once. Pure: every node computes the same, a restart too.
 #
@@ -54,13 +54,13 @@ _RULE: Final = re.compile(r"([a-z_]+)(?:\((\d{1,6})\))?")
 _SAMPLE: Final = 20
 
 
-class Rule(NamedTuple):
+class CountedRule(NamedTuple):
     word: str
     most: int
 
 
 @lru_cache(maxsize=256)
-def read_rule(text: str, field: str, words: tuple[str, ...], counted: str) -> Rule:
+def read_rule(text: str, field: str, words: tuple[str, ...], counted: str) -> CountedRule:
     """`skip`, or with a number where that makes sense: `buffer_all(10)`."""
     match = _RULE.fullmatch(text)
     if match is None or match[1] not in words or (match[2] and match[1] != counted):
@@ -68,10 +68,10 @@ def read_rule(text: str, field: str, words: tuple[str, ...], counted: str) -> Ru
     most = int(match[2]) if match[2] else _KEPT_BY_DEFAULT
     if not 1 <= most <= MOST_KEPT:
         raise InvalidInput(f"{field} is {text!r}; the number must lie between 1 and {MOST_KEPT}")
-    return Rule(match[1], most)
+    return CountedRule(match[1], most)
 
 
-class Pause(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class SchedulePause(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Why a schedule rests. `drop`: what would have run meanwhile is left out; `hold`: the misfire rule decides."""
 
     at_ms: int
@@ -115,7 +115,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     spread_ms: int = 0
     anchor_ms: int | None = None
     """What intervals count from, where there is no start: when the schedule was first added."""
-    paused: Pause | None = None
+    paused: SchedulePause | None = None
     note: str = ""
     source: str = ""
     """Who looks after it: a file that is applied again and again may remove only what is its own."""
@@ -135,15 +135,15 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
         return (f"once at {instant_text(self.start_ms)}",)
 
     @property
-    def overlap_rule(self) -> Rule:
+    def overlap_rule(self) -> CountedRule:
         return read_rule(self.overlap, "overlap", get_args(OverlapRule), "buffer_all")
 
     @property
-    def misfire_rule(self) -> Rule:
+    def misfire_rule(self) -> CountedRule:
         return read_rule(self.misfire, "misfire", get_args(MisfireRule), "all")
 
     @property
-    def slots(self) -> Slots:
+    def slots(self) -> PlannedTimes:
         return slots_of(self)
 
     def paused_at(self, now_ms: int) -> bool:

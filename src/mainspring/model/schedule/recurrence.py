@@ -137,7 +137,7 @@ class Days:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CronExclusion:
     """Whatever matches a cron line: five fields cover whole minutes, six cover seconds."""
 
     cron: Cron
@@ -151,7 +151,7 @@ class Line:
         return bool(self.cron.hours >> hour & 1 and self.cron.minutes >> minute & 1)
 
 
-Exclusion = Days | Line
+Exclusion = Days | CronExclusion
 
 
 class LeftOut:
@@ -163,7 +163,7 @@ class LeftOut:
     def __init__(self, every: Sequence[Exclusion], planned: Sequence[Spec], start_ms: int | None = None) -> None:
         """`planned` are the specs of the schedule; its start is what intervals count from."""
         self._ranges = [one for one in every if isinstance(one, Days)]
-        self._lines = [one for one in every if isinstance(one, Line)]
+        self._lines = [one for one in every if isinstance(one, CronExclusion)]
         self._planned = planned
         self._start_ms = start_ms
         self._hours: dict[tuple[int, int, int], int] = {}
@@ -206,7 +206,7 @@ class LeftOut:
         return hours
 
 
-def _is_covered(plan: DayPlan, hour: int, lines: Sequence[Line]) -> bool:
+def _is_covered(plan: DayPlan, hour: int, lines: Sequence[CronExclusion]) -> bool:
     """Nothing that this plans in the hour is left by the lines of the day."""
     there = [line for line in lines if line.cron.hours >> hour & 1]
     whole = _together(line.cron.minutes for line in there if not plan.seconds & ~line.seconds)
@@ -233,7 +233,7 @@ def exclusion(text: str, name: str = "") -> Exclusion:
     """Read `2026-12-25`, `2026-12-24..2027-01-02`, or a cron line."""
     match = _DATES.fullmatch(text.strip())
     if match is None:
-        return Line(Cron.parse(text, name))
+        return CronExclusion(Cron.parse(text, name))
     try:
         first, last = (date.fromisoformat(day) for day in (match[1], match[2] or match[1]))
     except ValueError as error:
@@ -393,7 +393,7 @@ def read_spec(text: str, name: str, anchor_ms: int | None) -> Spec:
     return Every(read.interval_ms, anchor_ms) if isinstance(read, Every) else read
 
 
-class Slots:
+class PlannedTimes:
     """What a recurrence says, and its last answers."""
 
     __slots__ = ("_answers", "one_by_one", "recurrence")
@@ -463,7 +463,7 @@ class Slots:
         return counted
 
 
-def slots_of(definition: "Definition") -> Slots:
+def slots_of(definition: "Definition") -> PlannedTimes:
     """Schedules that say the same share one: at midnight all of them ask for the same next day."""
     named = anchored = False
     for text in definition.specs:
@@ -482,8 +482,8 @@ def slots_of(definition: "Definition") -> Slots:
 def _slots(
     name: str, specs: tuple[str, ...], zone: str, gap: str, overlap: str, exclude: tuple[str, ...],
     start_ms: int | None, end_ms: int | None, anchor_ms: int | None,
-) -> Slots:  # fmt: skip
-    return Slots(
+) -> PlannedTimes:  # fmt: skip
+    return PlannedTimes(
         Recurrence.parse(
             [read_spec(text, name, anchor_ms) for text in specs], name=name, zone=zone, exclude=exclude,
             start_ms=start_ms, end_ms=end_ms,

@@ -10,13 +10,13 @@ from typing import Any, Final, Literal
 import msgspec
 
 from ..retry import WorstCase
-from .chain import Link, NotRun, Run, State
+from .chain import ChainMemory, ChainState, NotRun, PastRun
 from .cron import ALIASES, Cron, is_spread
 from .definition import Definition, changes
 from .recurrence import AfterEnd, Recurrence
 from .zone import Segment, planned_in_gap, planned_in_overlap, zone
 
-Code = Literal["dst-gap", "dst-overlap", "midnight", "too-long", "day-or", "too-often", "wide-step"]
+FindingCode = Literal["dst-gap", "dst-overlap", "midnight", "too-long", "day-or", "too-often", "wide-step"]
 
 _AHEAD_S: Final = 5 * 365 * 86_400
 SAMPLE: Final = 200
@@ -28,7 +28,7 @@ _MIDNIGHT: Final = 1
 class Finding:
     """`code` is for programs and stays the same; `message` is for people and says what to do."""
 
-    code: Code
+    code: FindingCode
     message: str
 
 
@@ -113,7 +113,7 @@ def _clock_changes(cron: Cron, recurrence: Recurrence, now_s: int) -> Iterator[F
 
 
 def _told(
-    code: Code, what: str, then: str, cron: Cron, recurrence: Recurrence, changes: list[tuple[Segment, int]]
+    code: FindingCode, what: str, then: str, cron: Cron, recurrence: Recurrence, changes: list[tuple[Segment, int]]
 ) -> Finding:
     change, local_s = changes[0]
     local = datetime.fromtimestamp(local_s, UTC).strftime("%Y-%m-%d %H:%M")
@@ -160,7 +160,7 @@ class ScheduleView(msgspec.Struct, frozen=True):
     not_run: dict[str, int] = {}
     """Planned times that did not run, by reason: missed, overlap, paused, cancelled, lost."""
     recent_not_run: tuple[NotRun, ...] = ()
-    last_runs: tuple[Run, ...] = ()
+    last_runs: tuple[PastRun, ...] = ()
     """The last that are over, the newest last."""
     running_since_ms: int | None = None
     """When the last run began, as long as its end was not seen."""
@@ -208,7 +208,7 @@ def _iso(zone_name: str, at_ms: int) -> str:
     return zone(zone_name).datetime(at_ms).isoformat()
 
 
-def _run_as_dict(run: Run, at: Callable[[int], str]) -> dict[str, Any]:
+def _run_as_dict(run: PastRun, at: Callable[[int], str]) -> dict[str, Any]:
     ended = run.ended_ms
     return {
         "planned": at(run.planned_ms),
@@ -294,8 +294,8 @@ _ALWAYS: Final = ("specs", "timezone", "target", "payload")
 _DEFAULTS: Final = _in_words(Definition(name="", specs=(), target=""), "UTC")
 
 
-def view_of(definition: Definition, link: Link | None, now_ms: int) -> ScheduleView:
-    state = State() if link is None else link.state
+def view_of(definition: Definition, link: ChainState | None, now_ms: int) -> ScheduleView:
+    state = ChainMemory() if link is None else link.state
     planned_ms = 0 if link is None else link.planned_ms
     runs = (planned_ms, *definition.next_runs(planned_ms, 2, runs=state.runs + 1)) if planned_ms else ()
     paused = definition.paused_at(now_ms)

@@ -49,13 +49,13 @@ class Plain:
             )
 
 
-Spec = Webhook | Plain
+TargetSpec = Webhook | Plain
 
 
-class Targets(Mapping[str, Spec]):
+class Targets(Mapping[str, TargetSpec]):
     """What each name stands for. Never changes once made."""
 
-    def __init__(self, specs: Mapping[str, Spec] | None = None) -> None:
+    def __init__(self, specs: Mapping[str, TargetSpec] | None = None) -> None:
         self._specs = dict(specs or {})
         for name in self._specs:
             if not _NAME.fullmatch(name):
@@ -92,7 +92,7 @@ class Targets(Mapping[str, Spec]):
     def breakers(self) -> dict[str, BreakerPolicy]:
         return {f"{SCHEME}:{name}": spec.breaker for name, spec in self._specs.items() if spec.breaker is not None}
 
-    def __getitem__(self, name: str) -> Spec:
+    def __getitem__(self, name: str) -> TargetSpec:
         return self._specs[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -112,7 +112,7 @@ class _Kind(NamedTuple):
     what: str
     settings: tuple[str, ...]
     spec: type
-    read: Callable[[Mapping[str, object]], Spec]
+    read: Callable[[Mapping[str, object]], TargetSpec]
     write: Callable[[Any], dict[str, Any]]
 
 
@@ -142,7 +142,7 @@ _SHARED: Final = ("retry", "breaker", "lane_policy")
 """Settings that every kind of target may have."""
 
 
-def _read_spec(table: object) -> Spec:
+def _read_spec(table: object) -> TargetSpec:
     if not isinstance(table, Mapping):
         raise InvalidInput("expected a table; write [targets.<name>] and its settings below")
     found = [kind for name, kind in _KINDS.items() if name in table]
@@ -163,11 +163,11 @@ def _read_spec(table: object) -> Spec:
     return replace(spec, lane_policy=read_lane_policy(table))
 
 
-def _shared_table(spec: Spec) -> dict[str, Any]:
+def _shared_table(spec: TargetSpec) -> dict[str, Any]:
     shared: dict[str, Any] = {} if spec.retry is None else {"retry": policy_table(spec.retry)}
     shared |= {} if spec.lane_policy is None else {"lane_policy": str(spec.lane_policy)}
     return shared | ({} if spec.breaker is None else {"breaker": str(spec.breaker)})
 
 
-def _kind_of(spec: Spec) -> _Kind:
+def _kind_of(spec: TargetSpec) -> _Kind:
     return next(kind for kind in _KINDS.values() if isinstance(spec, kind.spec))

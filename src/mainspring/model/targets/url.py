@@ -24,7 +24,7 @@ _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _AMBIGUOUS: Final = re.compile("[\u00df\u03c2\u200c\u200d]")
 """Letters that the two standards for names in other scripts turn into different names."""
 
-Address = IPv4Address | IPv6Address
+IpAddress = IPv4Address | IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class WebUrl:
     port: int
     path: str
     """Path and query."""
-    address: Address | None
+    address: IpAddress | None
     """The host, where it is a number and not a name."""
 
     @property
@@ -107,7 +107,7 @@ def _split(text: str, authority: str) -> tuple[str, int | None]:
     return host, int(port)
 
 
-def _host(text: str, host: str) -> tuple[str, Address | None]:
+def _host(text: str, host: str) -> tuple[str, IpAddress | None]:
     if host.startswith("["):
         try:
             address = IPv6Address("" if "%" in host else host[1:-1])
@@ -165,7 +165,7 @@ class AllowList:
                 )
         return cls(tuple(networks), frozenset(names))
 
-    def has_address(self, address: Address) -> bool:
+    def has_address(self, address: IpAddress) -> bool:
         return any(address in network for network in self.networks)
 
     def has_name(self, host: str) -> bool:

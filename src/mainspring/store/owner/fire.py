@@ -9,12 +9,12 @@ import msgspec
 from ...model.errors import StoreError
 from ...model.ids import IDH_BYTES
 from ..keys import Address, PartitionKeys, Slice, address_prefix
-from ..redis.connection import Command
+from ..redis.connection import RedisCommand
 from ..redis.sender import Group
 from ..store import Store
 from ..tasks.put import fresh_score
 
-Status = Literal["ok", "fenced", "rolledback", "early", "stale", "more", "refused"]
+WriteStatus = Literal["ok", "fenced", "rolledback", "early", "stale", "more", "refused"]
 
 
 COUNTS: Final = Struct(">HHHHHIH")
@@ -60,7 +60,7 @@ class Known(NamedTuple):
     cursor: int
 
 
-class Plant(msgspec.Struct, frozen=True, gc=False):
+class NextOccurrence(msgspec.Struct, frozen=True, gc=False):
     """What becomes of a schedule when an occurrence of it begins, or is skipped."""
 
     name: str
@@ -85,20 +85,20 @@ class Section(NamedTuple):
     finished: int
     touches: list[Touch]
     known: list[Known]
-    plants: Sequence[Plant] = ()
+    plants: Sequence[NextOccurrence] = ()
 
 
-class Answer(NamedTuple):
-    status: Status
+class TickReply(NamedTuple):
+    status: WriteStatus
     x: list[bytes]
     """Cancelled bits, per touched slice, of the byte range whose fired bits were set."""
 
 
-async def tick(store: Store, sections: Sequence[Section]) -> list[Answer | StoreError]:
+async def tick(store: Store, sections: Sequence[Section]) -> list[TickReply | StoreError]:
     """Commit and begin for many partitions: one call a server, in a cluster one a partition."""
     chunks = [[i] for i in range(len(sections))] if store.links.cluster else _chunks(sections)
     groups = [_tick_group(store, [sections[i] for i in chunk]) for chunk in chunks]
-    answers: list[Answer | StoreError] = []
+    answers: list[TickReply | StoreError] = []
     newest_us = 0
     for chunk, result in zip(chunks, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
@@ -107,8 +107,8 @@ async def tick(store: Store, sections: Sequence[Section]) -> list[Answer | Store
         [reply] = result
         newest_us = max(newest_us, reply[0])
         for i, row in zip(chunk, reply[1:], strict=True):
-            status = cast("Status", row[0].decode())
-            answers.append(Answer(status, _x_by_touch(sections[i], row[1:]) if status == "ok" else []))
+            status = cast("WriteStatus", row[0].decode())
+            answers.append(TickReply(status, _x_by_touch(sections[i], row[1:]) if status == "ok" else []))
     if newest_us:
         # All answers wait for the slowest server. The time in an early one is old by now: taken last, it would set
         # the clock back behind begins of this very call, and what expired before them would go out.
@@ -202,7 +202,7 @@ def _lay_out(
         _lay_out_plants(names, plants, keys, args)
 
 
-def _lay_out_plants(names: PartitionKeys, plants: Sequence[Plant], keys: list[str], args: list[Any]) -> None:
+def _lay_out_plants(names: PartitionKeys, plants: Sequence[NextOccurrence], keys: list[str], args: list[Any]) -> None:
     wanted = (plant.slice for plant in plants if plant.slice is not None)
     places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
     skips: dict[str, int] = {}
@@ -285,7 +285,7 @@ class Commit(NamedTuple):
     """(name of a hold slice, record of its hold); an empty record forgets it."""
 
 
-async def commit(store: Store, work: Commit) -> Status:
+async def commit(store: Store, work: Commit) -> WriteStatus:
     names = store.keys.partitions[work.partition]
     wanted = [retry.slice for retry in work.retries] + [moves.slice for moves in work.moves]
     places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
@@ -313,7 +313,7 @@ async def commit(store: Store, work: Commit) -> Status:
         args += record
     reply = await store.call(work.partition, "commit", keys, args)
     store.clock.sample(reply[0])
-    return cast("Status", reply[1].decode())
+    return cast("WriteStatus", reply[1].decode())
 
 
 def _lay_out_moves(all_moves: Sequence[Moves], places: dict[Slice, int], keys: list[str], args: list[Any]) -> None:
@@ -322,7 +322,7 @@ def _lay_out_moves(all_moves: Sequence[Moves], places: dict[Slice, int], keys: l
         args += (places[place], address_prefix(place), head, f_at, bits, len(rows) // 3, *rows)
 
 
-class Finished(NamedTuple):
+class FinishedSlice(NamedTuple):
     """A slice that its owner believes to be done."""
 
     partition: int
@@ -333,15 +333,15 @@ class Finished(NamedTuple):
     """Of a hold slice: what is kept of its hold, as long as ids of its tasks are."""
 
 
-async def drop(store: Store, slices: Sequence[Finished]) -> list[Status | StoreError]:
+async def drop(store: Store, slices: Sequence[FinishedSlice]) -> list[WriteStatus | StoreError]:
     groups: list[Group] = []
     for part, token, place, g, record in slices:
         names = store.keys.partitions[part]
         keys = [names.own, names.slices, *names.slice_keys(place.name), names.holds]
-        call: Command = store.scripts.call("drop", keys, [token, place.name, repr(g), place.over_ms, record])
+        call: RedisCommand = store.scripts.call("drop", keys, [token, place.name, repr(g), place.over_ms, record])
         groups.append((names.slot, [call]))
     return [
-        result if isinstance(result, StoreError) else cast("Status", result[0][1].decode())
+        result if isinstance(result, StoreError) else cast("WriteStatus", result[0][1].decode())
         for result in await store.run(groups)
     ]
 
@@ -368,15 +368,15 @@ class HandOff(NamedTuple):
     """Queue -> records: the packed address a task comes from, then its entry."""
 
 
-class Handed(NamedTuple):
-    status: Status
+class HandOffReply(NamedTuple):
+    status: WriteStatus
     answers: dict[int, bytes]
     """Of some tasks, by their place among all records: BUSY, or how a run of it had ended before."""
 
 
-async def hand_off(store: Store, works: Sequence[HandOff]) -> list[Handed | StoreError]:
+async def hand_off(store: Store, works: Sequence[HandOff]) -> list[HandOffReply | StoreError]:
     """One call a partition, all in one trip a server."""
-    handed: list[Handed | StoreError] = []
+    handed: list[HandOffReply | StoreError] = []
     for result in await store.run([_group(store, work) for work in works]):
         if isinstance(result, StoreError):
             handed.append(result)
@@ -384,7 +384,7 @@ async def hand_off(store: Store, works: Sequence[HandOff]) -> list[Handed | Stor
         now_us, status, flat = result[0]
         store.clock.sample(now_us)
         answers = {position - 1: answer for position, answer in zip(flat[::2], flat[1::2], strict=True)}
-        handed.append(Handed(cast("Status", status.decode()), answers))
+        handed.append(HandOffReply(cast("WriteStatus", status.decode()), answers))
     return handed
 
 
@@ -455,7 +455,7 @@ async def sweep_acks(store: Store, partition: int) -> None:
         return
     keys = store.keys.partitions[partition]
     places = {raw: Address.unpack(partition, raw) for raw in answer.acks}
-    asked: list[Command] = [("ZSCORE", keys.slices, place.slice.name) for place in places.values()]
+    asked: list[RedisCommand] = [("ZSCORE", keys.slices, place.slice.name) for place in places.values()]
     scores = await store.run_one(keys.slot, asked)
     # No slice has the incarnation of one that ever was: what is gone now stays so.
     gone = [

@@ -13,7 +13,7 @@ from ..tasks.query import Found, look_at
 from .read import slice_named
 
 
-class Head(NamedTuple):
+class FailedHead(NamedTuple):
     """The failed task a lane waits for."""
 
     idh: bytes
@@ -21,7 +21,7 @@ class Head(NamedTuple):
     """When it failed for the first time; 0 where nobody wrote it down."""
 
     @classmethod
-    def unpack(cls, raw: bytes) -> "Head":
+    def unpack(cls, raw: bytes) -> "FailedHead":
         return cls(raw[:16], int.from_bytes(raw[16:24], "big"))
 
     def pack(self) -> bytes:
@@ -29,7 +29,7 @@ class Head(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    heads: dict[str, Head]
+    heads: dict[str, FailedHead]
     slices: dict[Slice, HoldRecord | None]
     """Hold slices with tasks in them; None where the record is lost."""
     ended: dict[str, int]
@@ -49,7 +49,7 @@ async def inherit(store: Store, partition: int) -> Inherited:
             ("ZRANGE", keys.slices, HOLDS_FROM_S, "+inf", "BYSCORE"),
         ],
     )
-    heads = {held[i].decode(): Head.unpack(held[i + 1]) for i in range(0, len(held), 2)}
+    heads = {held[i].decode(): FailedHead.unpack(held[i + 1]) for i in range(0, len(held), 2)}
     known = {records[i].decode(errors="replace"): HoldRecord.decode(records[i + 1]) for i in range(0, len(records), 2)}
     places = [_hold_slice(name.decode(errors="replace")) for name in reversed(names)]
     slices = {place: known.pop(place.name, None) for place in places if place is not None}

@@ -18,19 +18,19 @@ class Busy(NamedTuple):
     left_ms: int
 
 
-Answer = Acquired | Busy | StoreError
+AcquireAnswer = Acquired | Busy | StoreError
 
 
 async def acquire(
     store: Store, partitions: Sequence[int], *, owner: str, nonce: str, lease_ms: int, free_ms: int = 0
-) -> list[Answer]:
+) -> list[AcquireAnswer]:
     """Try to become the owner of each partition that nobody has, or had in the last `free_ms`."""
     args: list[Arg] = [owner, nonce, lease_ms, free_ms]
     groups: list[Group] = []
     for p in partitions:
         keys = store.keys.partitions[p]
         groups.append((keys.slot, [store.scripts.call("acquire", [keys.own, keys.fence], args)]))
-    answers: list[Answer] = []
+    answers: list[AcquireAnswer] = []
     for result in await store.run(groups):
         if isinstance(result, StoreError):
             answers.append(result)

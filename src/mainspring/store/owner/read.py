@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...model.errors import StoreError
 from ..keys import PartitionKeys, Slice
-from ..redis.connection import Command
+from ..redis.connection import RedisCommand
 from ..redis.sender import Group
 from ..store import Store
 
@@ -71,7 +71,7 @@ def _tell(key: str, name: bytes) -> None:
     log.error("%s holds '%s', which is no slice and is passed over; `mainspring verify` can remove it", key, shown)
 
 
-class Listing(NamedTuple):
+class SliceListing(NamedTuple):
     """The slices of a partition that start before a time, earliest first."""
 
     slices: list[Listed]
@@ -97,7 +97,7 @@ class Chunk(NamedTuple):
     """Rows to read once more before the first: they show that the list is still the one that was read."""
 
 
-class Rows(NamedTuple):
+class SliceRows(NamedTuple):
     rows: list[bytes]
     fired: bytes
     done: bytes
@@ -119,16 +119,16 @@ async def accepted_counts(store: Store, partitions: Sequence[int]) -> list[int |
 
 async def list_slices(
     store: Store, partitions: Sequence[int], *, before_ms: int, limits: Sequence[int]
-) -> list[Listing | StoreError]:
+) -> list[SliceListing | StoreError]:
     """Per partition: slices that start before a time, and when the first one after them starts."""
     limit_s = f"({-(-before_ms // 1000)}"
     groups: list[Group] = []
     for p, limit in zip(partitions, limits, strict=True):
         keys = store.keys.partitions[p]
-        now: Command = (
+        now: RedisCommand = (
             "ZRANGE", keys.slices, "-inf", limit_s, "BYSCORE", "LIMIT", 0, limit, "WITHSCORES",
         )  # fmt: skip
-        later: Command = (
+        later: RedisCommand = (
             "ZRANGE", keys.slices, limit_s[1:], "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES",
         )  # fmt: skip
         groups.append((keys.slot, [now, later]))
@@ -138,23 +138,23 @@ async def list_slices(
     ]
 
 
-def _listing(keys: PartitionKeys, now: list[bytes], later: list[bytes]) -> Listing:
+def _listing(keys: PartitionKeys, now: list[bytes], later: list[bytes]) -> SliceListing:
     slices, strangers = sorted_out(keys, now)
     # By its score: it may be a stranger too, and slices may follow it.
     next_s = float(later[1]) if later else inf
-    return Listing(slices, strangers, int(next_s) * 1000 if isfinite(next_s) else None)
+    return SliceListing(slices, strangers, int(next_s) * 1000 if isfinite(next_s) else None)
 
 
-async def read_chunks(store: Store, chunks: Sequence[Chunk]) -> list[Rows | StoreError]:
+async def read_chunks(store: Store, chunks: Sequence[Chunk]) -> list[SliceRows | StoreError]:
     groups: list[Group] = []
     for chunk in chunks:
         keys = store.keys.partitions[chunk.partition]
         s, f, d, _ = keys.slice_keys(chunk.slice.name)
-        commands: list[Command] = [("LRANGE", s, chunk.first - chunk.overlap, chunk.first + chunk.rows - 1)]
+        commands: list[RedisCommand] = [("LRANGE", s, chunk.first - chunk.overlap, chunk.first + chunk.rows - 1)]
         if chunk.bitmaps:
             commands += [("GET", f), ("GET", d)]
         groups.append((keys.slot, commands))
-    answers: list[Rows | StoreError] = []
+    answers: list[SliceRows | StoreError] = []
     for chunk, result in zip(chunks, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             answers.append(result)
@@ -164,7 +164,7 @@ async def read_chunks(store: Store, chunks: Sequence[Chunk]) -> list[Rows | Stor
         if before:
             del rows[: chunk.overlap]
         fired, done = (result[1] or b"", result[2] or b"") if chunk.bitmaps else (b"", b"")
-        answers.append(Rows(rows, fired, done, before))
+        answers.append(SliceRows(rows, fired, done, before))
     return answers
 
 

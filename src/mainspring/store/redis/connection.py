@@ -19,14 +19,14 @@ from mainspring.model.errors import ConfigError, MainspringError, Refused, Unava
 from mainspring.store.redis.url import Endpoint, Tls
 
 Arg = bytes | str | int | float
-Command = tuple[Arg, ...]
+RedisCommand = tuple[Arg, ...]
 
 _HELD_UP_S = 0.05
 """A timer that comes so late tells of this process, not of the server: while it stood still (a paused machine, a
 blocked loop) the reply could not be read, or not even be sent. The wait begins anew, once."""
 _NOTHING = object()
 # hiredis types its argument as a tuple of exactly one.
-_pack = cast("Callable[[Command], bytes]", hiredis.pack_command)
+_pack = cast("Callable[[RedisCommand], bytes]", hiredis.pack_command)
 
 
 class _Waiter:
@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
             raise
         return connection
 
-    async def pipeline(self, commands: Sequence[Command], *, timeout_s: float | None) -> list[Any]:
+    async def pipeline(self, commands: Sequence[RedisCommand], *, timeout_s: float | None) -> list[Any]:
         """Sends all commands in one write and returns all replies; error replies are values."""
         if not commands:
             return []
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
         if self.closed:
             self._loop.call_soon(on_lost)
 
-    def send(self, commands: Sequence[Command]) -> None:
+    def send(self, commands: Sequence[RedisCommand]) -> None:
         """Writes without waiting; the replies go to the listener. For subscriptions only."""
         if self.closed:
             raise Unavailable(f"{self.address}: {self._problem}", sent=False)
@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     async def _greet(self, endpoint: Endpoint, client_name: str) -> None:
-        commands: list[Command] = []
+        commands: list[RedisCommand] = []
         if endpoint.password is not None:
             login = (endpoint.user,) if endpoint.user is not None else ()
             commands.append(("AUTH", *login, endpoint.password))

@@ -22,25 +22,25 @@ import hiredis
 from ...model.errors import NotConfirmed, StoreError, Unavailable
 from ..durability import SERVER, Durability, Pipeline, confirm
 from ..scripts import Scripts
-from .connection import Command, Connection
-from .servers import Link, Links, Node, read_redirect, redirect_of
+from .connection import Connection, RedisCommand
+from .servers import Primary, ServerAddress, Servers, read_redirect, redirect_of
 
-Group = tuple[int, list[Command]]
+Group = tuple[int, list[RedisCommand]]
 """Commands for one slot, sent together."""
 Replies = list[Any]
-Results = list[Replies | StoreError]
+GroupResults = list[Replies | StoreError]
 
 _RETRY_S: Final = 0.05
 _NOT_EXECUTED: Final = frozenset({"moved", "ask", "tryagain", "clusterdown", "readonly", "loading", "masterdown"})
 _ELSEWHERE: Final = frozenset({"moved", "readonly"})
 
 
-class Part(NamedTuple):
+class GroupPart(NamedTuple):
     """Commands of one group, from `first` on, that are sent together."""
 
     group: int
     first: int
-    commands: list[Command]
+    commands: list[RedisCommand]
     error: hiredis.ReplyError | None = None
     """How it was refused."""
 
@@ -56,17 +56,17 @@ class Sender:
     same call wait with it. Without, it comes back at once, for a caller who has work for other slots as well.
     """
 
-    def __init__(self, links: Links, scripts: Scripts, *, patience_s: float, timeout_s: float | None = None) -> None:
+    def __init__(self, links: Servers, scripts: Scripts, *, patience_s: float, timeout_s: float | None = None) -> None:
         self._links = links
         self._scripts = scripts
         self._patience_s = patience_s
         self._timeout_s = timeout_s
-        self._waiting: dict[Link, Connection] = {}
+        self._waiting: dict[Primary, Connection] = {}
 
-    async def run(self, groups: Sequence[Group], durability: Durability = SERVER) -> Results:
+    async def run(self, groups: Sequence[Group], durability: Durability = SERVER) -> GroupResults:
         """Replies of each group, or why it failed. A reply that was lost is never repeated here."""
-        results: Results = [Unavailable("not sent", sent=False)] * len(groups)
-        await self._send(groups, [Part(i, 0, group[1]) for i, group in enumerate(groups)], results, durability)
+        results: GroupResults = [Unavailable("not sent", sent=False)] * len(groups)
+        await self._send(groups, [GroupPart(i, 0, group[1]) for i, group in enumerate(groups)], results, durability)
         refused = _refused(groups, results)
         if refused:
             await self._repeat(groups, refused, results, durability)
@@ -82,7 +82,7 @@ class Sender:
     # -- what was refused ------------------------------------------------------------------------------
 
     async def _repeat(
-        self, groups: Sequence[Group], refused: list[Part], results: Results, durability: Durability
+        self, groups: Sequence[Group], refused: list[GroupPart], results: GroupResults, durability: Durability
     ) -> None:
         deadline = asyncio.get_running_loop().time() + self._patience_s
         pause_s = 0.0
@@ -101,7 +101,7 @@ class Sender:
         for part in refused:
             results[part.group] = _keeps_refusing(part, groups[part.group][0], results[part.group])
 
-    async def _learn(self, groups: Sequence[Group], refused: list[Part], pause_s: float) -> None:
+    async def _learn(self, groups: Sequence[Group], refused: list[GroupPart], pause_s: float) -> None:
         """Find out where the refused ones belong now. A slot on its way (TRYAGAIN) needs nothing but time."""
         moves = [self._named(part, groups[part.group][0]) for part in refused if part.refusal == "moved"]
         if pause_s or not any(part.refusal in _ELSEWHERE for part in refused):
@@ -112,7 +112,7 @@ class Sender:
             # After the refresh: of all servers this one knows best, and the others may not have heard of it yet.
             self._links.learn(slot, node)
 
-    def _named(self, part: Part, slot: int) -> tuple[int, Node]:
+    def _named(self, part: GroupPart, slot: int) -> tuple[int, ServerAddress]:
         """The slot and the server that a redirect names."""
         assert part.error is not None
         try:
@@ -121,8 +121,10 @@ class Sender:
             answered = self._links.all()[0]
         return read_redirect(part.error, (answered.endpoint.host, answered.endpoint.port))
 
-    async def _ask(self, groups: Sequence[Group], asked: list[Part], results: Results, durability: Durability) -> None:
-        by_link: dict[Link, list[Part]] = {}
+    async def _ask(
+        self, groups: Sequence[Group], asked: list[GroupPart], results: GroupResults, durability: Durability
+    ) -> None:
+        by_link: dict[Primary, list[GroupPart]] = {}
         for part in asked:
             _, node = self._named(part, groups[part.group][0])
             by_link.setdefault(self._links.at(node), []).append(part)
@@ -133,9 +135,9 @@ class Sender:
     # -- sending -----------------------------------------------------------------------------------------
 
     async def _send(
-        self, groups: Sequence[Group], parts: Sequence[Part], results: Results, durability: Durability
+        self, groups: Sequence[Group], parts: Sequence[GroupPart], results: GroupResults, durability: Durability
     ) -> None:
-        by_link: dict[Link, list[Part]] = {}
+        by_link: dict[Primary, list[GroupPart]] = {}
         for part in parts:
             try:
                 link = self._links.for_slot(groups[part.group][0])
@@ -154,10 +156,10 @@ class Sender:
 
     async def _send_to(
         self,
-        link: Link,
+        link: Primary,
         groups: Sequence[Group],
-        parts: list[Part],
-        results: Results,
+        parts: list[GroupPart],
+        results: GroupResults,
         durability: Durability,
         *,
         asking: bool = False,
@@ -184,7 +186,7 @@ class Sender:
             at += size
 
     async def _exchange(
-        self, pipeline: Pipeline, commands: list[Command], timeout_s: float, *, asking: bool
+        self, pipeline: Pipeline, commands: list[RedisCommand], timeout_s: float, *, asking: bool
     ) -> Replies:
         """Replies to all commands; scripts that the server does not know are sent in full."""
         replies = await _pipelined(pipeline, commands, timeout_s, asking=asking)
@@ -198,7 +200,7 @@ class Sender:
                 replies[j] = reply
         return replies
 
-    async def _confirmed(self, link: Link) -> Pipeline:
+    async def _confirmed(self, link: Primary) -> Pipeline:
         """A connection of its own: one that waits for disks or replicas would hold up everybody else."""
         connection = self._waiting.get(link)
         if connection is None or connection.closed:
@@ -207,11 +209,11 @@ class Sender:
         return connection.pipeline
 
 
-async def _pipelined(pipeline: Pipeline, commands: list[Command], timeout_s: float, *, asking: bool) -> Replies:
+async def _pipelined(pipeline: Pipeline, commands: list[RedisCommand], timeout_s: float, *, asking: bool) -> Replies:
     if not asking:
         return await pipeline(commands, timeout_s=timeout_s)
     # ASKING counts for the next command, and before MULTI for the whole transaction.
-    sent: list[Command] = []
+    sent: list[RedisCommand] = []
     wanted: list[int] = []
     for unit in _units(commands):
         sent.append(("ASKING",))
@@ -221,7 +223,7 @@ async def _pipelined(pipeline: Pipeline, commands: list[Command], timeout_s: flo
     return [replies[at] for at in wanted]
 
 
-def _units(commands: Sequence[Command]) -> Iterable[range]:
+def _units(commands: Sequence[RedisCommand]) -> Iterable[range]:
     """Single commands, and transactions from MULTI to EXEC."""
     start = 0
     while start < len(commands):
@@ -233,7 +235,9 @@ def _units(commands: Sequence[Command]) -> Iterable[range]:
         start = stop
 
 
-def _put_in(results: Results, part: Part, size: int, replies: Replies, shortfall: NotConfirmed | None) -> None:
+def _put_in(
+    results: GroupResults, part: GroupPart, size: int, replies: Replies, shortfall: NotConfirmed | None
+) -> None:
     """Put the replies of a part where they belong in its group's."""
     if shortfall is not None and _executed(part.commands, replies):
         # Each group its own: what was written, and where, stands in its replies.
@@ -247,9 +251,9 @@ def _put_in(results: Results, part: Part, size: int, replies: Replies, shortfall
             known[part.first : part.first + len(replies)] = replies
 
 
-def _refused(groups: Sequence[Group], results: Results, among: Iterable[int] | None = None) -> list[Part]:
+def _refused(groups: Sequence[Group], results: GroupResults, among: Iterable[int] | None = None) -> list[GroupPart]:
     """The units that were refused without being executed."""
-    parts: list[Part] = []
+    parts: list[GroupPart] = []
     for i in range(len(groups)) if among is None else sorted(among):
         replies = results[i]
         if isinstance(replies, StoreError) or not any(map(_was_refused, replies)):
@@ -258,7 +262,7 @@ def _refused(groups: Sequence[Group], results: Results, among: Iterable[int] | N
         for unit in _units(commands):
             errors = [replies[j] for j in unit if _was_refused(replies[j])]
             if errors:
-                parts.append(Part(i, unit.start, commands[unit.start : unit.stop], errors[0]))
+                parts.append(GroupPart(i, unit.start, commands[unit.start : unit.stop], errors[0]))
     return parts
 
 
@@ -270,12 +274,12 @@ def _is_unknown(error: hiredis.ReplyError) -> bool:
     return redirect_of(error) == "noscript"
 
 
-def _executed(commands: Sequence[Command], replies: Replies) -> bool:
+def _executed(commands: Sequence[RedisCommand], replies: Replies) -> bool:
     """Was any unit executed? Of a transaction the answer to EXEC tells."""
     return any(not isinstance(replies[unit.stop - 1], hiredis.ReplyError) for unit in _units(commands))
 
 
-def _keeps_refusing(part: Part, slot: int, result: Replies | StoreError) -> StoreError:
+def _keeps_refusing(part: GroupPart, slot: int, result: Replies | StoreError) -> StoreError:
     if isinstance(result, StoreError):
         return result
     # Where other commands of the group were executed, a repeat of the whole must be one that expects it.

@@ -20,7 +20,7 @@ import hiredis
 
 from mainspring.model.errors import InvalidInput, Refused, StoreError, Unavailable
 from mainspring.model.metrics import Histogram
-from mainspring.store.redis.connection import Command, Connection
+from mainspring.store.redis.connection import Connection, RedisCommand
 from mainspring.store.redis.url import (
     AnyEndpoint,
     ClusterEndpoint,
@@ -37,7 +37,7 @@ SLOTS = 16384
 # short enough that a dead node does not hold up a failover.
 _GRACE_S = 0.25
 
-Node = tuple[str, int]
+ServerAddress = tuple[str, int]
 T = TypeVar("T")
 
 
@@ -47,8 +47,8 @@ class SlotMap:
 
     healthy: bool
     epoch: int
-    ranges: tuple[tuple[int, int, Node], ...]
-    nodes: tuple[Node, ...] = ()
+    ranges: tuple[tuple[int, int, ServerAddress], ...]
+    nodes: tuple[ServerAddress, ...] = ()
     """Primaries and replicas: all that can be asked who is primary."""
 
     @property
@@ -66,7 +66,7 @@ def key_slot(key: bytes) -> int:
     return crc_hqx(key, 0) % SLOTS
 
 
-def read_slot_map(info: Any, slots: Any, asked: Node) -> SlotMap:
+def read_slot_map(info: Any, slots: Any, asked: ServerAddress) -> SlotMap:
     """Reads the replies of CLUSTER INFO and CLUSTER SLOTS. INFO may be denied; SLOTS is needed."""
     if isinstance(slots, hiredis.ReplyError):
         raise Refused(f"CLUSTER SLOTS was refused: {slots}")
@@ -77,7 +77,7 @@ def read_slot_map(info: Any, slots: Any, asked: Node) -> SlotMap:
     return SlotMap(healthy, int(fields.get("cluster_current_epoch", "0")), ranges, nodes)
 
 
-def read_redirect(error: hiredis.ReplyError, asked: Node) -> tuple[int, Node]:
+def read_redirect(error: hiredis.ReplyError, asked: ServerAddress) -> tuple[int, ServerAddress]:
     """Reads "MOVED 15891 host:port" and "ASK …": the slot and who is to be asked for it."""
     _, slot, address = str(error).split(" ")[:3]
     host, _, port = address.rpartition(":")
@@ -85,13 +85,13 @@ def read_redirect(error: hiredis.ReplyError, asked: Node) -> tuple[int, Node]:
     return int(slot), (asked[0] if host in ("", "?") else host, int(port))
 
 
-def _node(row: Sequence[Any], asked: Node) -> Node:
+def _node(row: Sequence[Any], asked: ServerAddress) -> ServerAddress:
     # A node that does not know its own host name says nothing or "?": it means the one we asked.
     host = (row[0] or b"").decode()
     return (asked[0] if host in ("", "?") else host, int(row[1]))
 
 
-def read_sentinel_master(reply: Any) -> tuple[int, Node]:
+def read_sentinel_master(reply: Any) -> tuple[int, ServerAddress]:
     """Reads SENTINEL MASTER: (config epoch, address). A higher epoch is a later failover."""
     if isinstance(reply, hiredis.ReplyError):
         raise Refused(f"the sentinel answered: {reply}")
@@ -151,7 +151,7 @@ class Subscription:
         on_message: Callable[[str], None],
         on_connect: Callable[[], None],
         *,
-        route: Callable[[str], Link],
+        route: Callable[[str], Primary],
         refresh: Callable[[], Awaitable[None]],
     ) -> None:
         self._channels = tuple(channels)
@@ -159,7 +159,7 @@ class Subscription:
         self._on_connect = on_connect
         self._route = route
         self._refresh = refresh
-        self._listeners: dict[Link, _Listener] = {}
+        self._listeners: dict[Primary, _Listener] = {}
         self._task = asyncio.create_task(self._run(), name="mainspring-subscription")
 
     async def close(self) -> None:
@@ -196,7 +196,7 @@ class Subscription:
             self._on_connect()
         return whole and all(answers)
 
-    async def _join(self, link: Link, channels: Sequence[str]) -> bool:
+    async def _join(self, link: Primary, channels: Sequence[str]) -> bool:
         try:
             listener = _Listener(await link.dedicated(), channels, self._on_message)
         except StoreError:
@@ -212,9 +212,9 @@ class Subscription:
         self._listeners[link] = listener
         return True
 
-    def _by_link(self) -> tuple[dict[Link, list[str]], bool]:
+    def _by_link(self) -> tuple[dict[Primary, list[str]], bool]:
         """Channels by server, and whether every channel has one."""
-        groups: dict[Link, list[str]] = defaultdict(list)
+        groups: dict[Primary, list[str]] = defaultdict(list)
         whole = True
         for channel in self._channels:
             try:
@@ -302,7 +302,7 @@ class _Listener:
                 self._over.set()
 
 
-def _commands(channels: Sequence[str]) -> list[Command]:
+def _commands(channels: Sequence[str]) -> list[RedisCommand]:
     # One command per slot: a cluster refuses channels of several slots in one.
     slots: dict[int, list[str]] = defaultdict(list)
     for channel in channels:
@@ -370,7 +370,7 @@ class Shared(Generic[T]):
 class Topology(Protocol):
     """What a link must know of its surroundings: where channels live, and how to learn that anew."""
 
-    def for_channel(self, channel: str) -> Link: ...
+    def for_channel(self, channel: str) -> Primary: ...
 
     async def refresh(self) -> None: ...
 
@@ -378,7 +378,7 @@ class Topology(Protocol):
         """Closes the subscription with everything else; it may outlive the link it was asked of."""
 
 
-class Link:
+class Primary:
     """One primary: a main connection, opened when needed and again after it broke, and extra ones."""
 
     def __init__(self, endpoint: Endpoint, options: LinkOptions, topology: Topology) -> None:
@@ -398,7 +398,7 @@ class Link:
     def timeout_s(self) -> float:
         return self._options.timeout_s
 
-    async def pipeline(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> list[Any]:
+    async def pipeline(self, commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
         """Sends on the main connection. One attempt to open it, none to send again."""
         main = self._main
         if main is None or main.closed:
@@ -479,26 +479,26 @@ class Link:
 _LOOK_EVERY_S = 0.25
 
 
-class Links:
+class Servers:
     """All primaries: one for a standalone server or behind sentinels, several in a cluster."""
 
     def __init__(self, endpoint: AnyEndpoint, options: LinkOptions) -> None:
         self.cluster = isinstance(endpoint, ClusterEndpoint)
         self._endpoint = endpoint
         self._options = options
-        self._primaries: dict[Node, Link] = {}
-        self._former: list[Link] = []
-        self._guests: dict[Node, Link] = {}
+        self._primaries: dict[ServerAddress, Primary] = {}
+        self._former: list[Primary] = []
+        self._guests: dict[ServerAddress, Primary] = {}
         """Nodes that a redirect named and that hold no slots, as far as is known."""
-        self._known: tuple[Node, ...] = ()
-        self._slots: list[Link | None] = [None] * SLOTS
+        self._known: tuple[ServerAddress, ...] = ()
+        self._slots: list[Primary | None] = [None] * SLOTS
         self._refreshed: Shared[None] = Shared(self._refresh)
         self._looking: asyncio.Task[None] | None = None
         self._look_again = 0.0
         self._subscriptions: set[Subscription] = set()
 
     @classmethod
-    async def connect(cls, url: str, options: LinkOptions | None = None) -> Links:
+    async def connect(cls, url: str, options: LinkOptions | None = None) -> Servers:
         """Finds the primaries and reaches them, or raises the error that says why not."""
         options = options or LinkOptions()
         links = cls(_with_tls(parse_url(url), options), options)
@@ -510,16 +510,16 @@ class Links:
             raise
         return links
 
-    def for_slot(self, slot: int) -> Link:
+    def for_slot(self, slot: int) -> Primary:
         link = self._slots[slot]
         if link is None:
             raise Unavailable(f"no server of the cluster holds slot {slot}", sent=False)
         return link
 
-    def for_channel(self, channel: str) -> Link:
+    def for_channel(self, channel: str) -> Primary:
         return self.for_slot(key_slot(channel.encode()))
 
-    def all(self) -> list[Link]:
+    def all(self) -> list[Primary]:
         return list(self._primaries.values())
 
     async def refresh(self) -> None:
@@ -534,14 +534,14 @@ class Links:
         self._look_again = now + _LOOK_EVERY_S
         self._looking = asyncio.create_task(self._look(), name="mainspring-look")
 
-    def at(self, node: Node) -> Link:
+    def at(self, node: ServerAddress) -> Primary:
         """The server with this address, which a redirect named."""
         link = self._primaries.get(node) or self._guests.get(node)
         if link is None:
-            link = self._guests[node] = Link(self._base().at(*node), self._options, self)
+            link = self._guests[node] = Primary(self._base().at(*node), self._options, self)
         return link
 
-    def learn(self, slot: int, node: Node) -> None:
+    def learn(self, slot: int, node: ServerAddress) -> None:
         """A server says who holds a slot: it knows before the others do."""
         self._slots[slot] = self.at(node)
 
@@ -610,7 +610,7 @@ class Links:
                 errors.append(error)
         raise _none_answered(f"sentinel with a reachable primary {watch.master!r}", errors)
 
-    async def _named_by(self, sentinel: Endpoint, master: str) -> tuple[int, Node]:
+    async def _named_by(self, sentinel: Endpoint, master: str) -> tuple[int, ServerAddress]:
         # Sentinels have a login of their own, in the URL.
         return read_sentinel_master((await self._put(sentinel, [("SENTINEL", "MASTER", master)]))[0])
 
@@ -619,12 +619,12 @@ class Links:
         # Where ROLE is forbidden the sentinel's word must do.
         return isinstance(role, hiredis.ReplyError) or role[0] == b"master"
 
-    async def _ask(self, endpoint: Endpoint, commands: Sequence[Command]) -> list[Any]:
+    async def _ask(self, endpoint: Endpoint, commands: Sequence[RedisCommand]) -> list[Any]:
         options = self._options
         known = await signed(endpoint, options.credentials, within_s=options.connect_timeout_s)
         return await self._put(known, commands)
 
-    async def _put(self, endpoint: Endpoint, commands: Sequence[Command]) -> list[Any]:
+    async def _put(self, endpoint: Endpoint, commands: Sequence[RedisCommand]) -> list[Any]:
         """Questions go over their own short connection, never behind a busy pipeline."""
         timeout_s = self._options.connect_timeout_s
         connection = await Connection.open(endpoint, connect_timeout_s=timeout_s, client_name=self._options.client_name)
@@ -633,14 +633,14 @@ class Links:
         finally:
             connection.close()
 
-    def _adopt(self, ranges: Sequence[tuple[int, int, Node]]) -> None:
+    def _adopt(self, ranges: Sequence[tuple[int, int, ServerAddress]]) -> None:
         old, self._primaries = self._primaries, {}
-        slots: list[Link | None] = [None] * SLOTS
+        slots: list[Primary | None] = [None] * SLOTS
         base = self._base()
         for first, last, node in ranges:
             link = self._primaries.get(node) or old.pop(node, None) or self._guests.pop(node, None)
             if link is None:
-                link = Link(base.at(*node) if base.path is None else base, self._options, self)
+                link = Primary(base.at(*node) if base.path is None else base, self._options, self)
             self._primaries[node] = link
             slots[first : last + 1] = [link] * (last - first + 1)
         self._slots = slots

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from ...model.errors import StoreError
 from ...model.ids import IDH_BYTES
 from ..keys import ADDRESS_BYTES, R_UNIT, Address, PartitionKeys, score_of
-from ..redis.connection import Command
+from ..redis.connection import RedisCommand
 from ..redis.sender import Group
 from ..store import Store
 from .index import MOST_AT_ONCE
@@ -32,17 +32,17 @@ class Cancel(NamedTuple):
 
 
 CancelStatus = Literal["cancelled", "too late", "gone"]
-Answers = list[CancelStatus | Address | StoreError]
+CancelAnswers = list[CancelStatus | Address | StoreError]
 Members = list[int]
 """Numbers of cancels that concern one slice, by place in it."""
 
 
-async def cancel(store: Store, cancels: Sequence[Cancel]) -> Answers:
+async def cancel(store: Store, cancels: Sequence[Cancel]) -> CancelAnswers:
     """Cancel by address. An Address in the answer is where the task was moved to."""
     by_slice: dict[tuple[int, bytes, bool], Members] = {}
     for i, (p, at, _, indexed) in enumerate(cancels):
         by_slice.setdefault((p, at[:_PLACE_BYTES], indexed), []).append(i)
-    answers: Answers = ["cancelled"] * len(cancels)
+    answers: CancelAnswers = ["cancelled"] * len(cancels)
     dense: dict[int, list[tuple[Members, bytes]]] = {}
     scattered: dict[int, list[Members]] = {}
     for (p, _, indexed), members in by_slice.items():
@@ -83,7 +83,7 @@ def _calls(slices: Sequence[tuple[Members, Any]]) -> list[list[int]]:
 
 
 async def _compact(
-    store: Store, cancels: Sequence[Cancel], dense: dict[int, list[tuple[Members, bytes]]], answers: Answers
+    store: Store, cancels: Sequence[Cancel], dense: dict[int, list[tuple[Members, bytes]]], answers: CancelAnswers
 ) -> dict[int, list[Members]]:
     """Cancel most of some slices; return those that have to be cancelled task by task."""
     groups: list[Group] = []
@@ -107,7 +107,7 @@ async def _compact(
 
 def _compact_call(
     store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], slices: list[tuple[Members, bytes]], *, first: bool
-) -> list[Command]:
+) -> list[RedisCommand]:
     names = [keys.n, keys.slices, keys.ids, keys.held]
     args: list[Any] = []
     near_ms = store.clock.now_ms() + _NEAR_MS
@@ -127,7 +127,7 @@ def _compact_call(
 
 
 async def _cancel_each(
-    store: Store, cancels: Sequence[Cancel], scattered: dict[int, list[Members]], answers: Answers
+    store: Store, cancels: Sequence[Cancel], scattered: dict[int, list[Members]], answers: CancelAnswers
 ) -> None:
     groups: list[Group] = []
     orders: list[list[int]] = []
@@ -154,7 +154,7 @@ def _refused(one: Cancel, word: bytes) -> CancelStatus | Address:
     return cast("CancelStatus", word.decode())
 
 
-def _cancel_call(store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], slices: list[Members]) -> Command:
+def _cancel_call(store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], slices: list[Members]) -> RedisCommand:
     args: list[Any] = [len(slices)]
     names = [keys.n, keys.slices, keys.ids]
     for members in slices:

@@ -13,7 +13,7 @@ from ...model.ids import GENERATED, IDH_BYTES
 from ...model.task import State, TaskInfo
 from ..keys import ADDRESS_BYTES, Address, Slice, address_prefix
 from ..queue_state import find_queued
-from ..redis.connection import Arg, Command
+from ..redis.connection import Arg, RedisCommand
 from ..redis.sender import Group
 from ..store import Store
 from .cancel import last_cancelled
@@ -21,7 +21,7 @@ from .encode import Intake
 from .find import Finder, Located, Reference
 from .index import look_up_packed
 from .put import WAKE_MS, Widths, fresh_score
-from .put_ids import Patience
+from .put_ids import RetryWindow
 from .query import describe, look_at
 
 AT_ONCE: Final = 100
@@ -35,14 +35,14 @@ _STRETCH: Final = 128
 
 _decode: Final = msgspec.msgpack.Decoder(DeadLetter).decode
 
-Place = tuple[int, int, bytes]
+LetterPlace = tuple[int, int, bytes]
 """Where a letter stands among all: time of death in ms, partition, idh."""
 
 
-class Kept(NamedTuple):
+class KeptLetter(NamedTuple):
     """A letter, and where it is kept."""
 
-    place: Place
+    place: LetterPlace
     letter: DeadLetter
 
 
@@ -52,15 +52,15 @@ class Kept(NamedTuple):
 class _Merged:
     """The places of all partitions' letters in one order, with no more than a stretch of each in memory."""
 
-    def __init__(self, store: Store, where: DeadFilter, after: Place | None, *, newest_first: bool) -> None:
+    def __init__(self, store: Store, where: DeadFilter, after: LetterPlace | None, *, newest_first: bool) -> None:
         self._store = store
         self._newest_first = newest_first
         self._end_ms = where.from_ms if newest_first else where.to_ms
         start_ms = where.to_ms if newest_first else where.from_ms
         self._from = [_start(p, start_ms, after, newest_first) for p in range(len(store.keys))]
-        self._read: list[list[Place]] = [[] for _ in self._from]
+        self._read: list[list[LetterPlace]] = [[] for _ in self._from]
         self._open = set(range(len(self._from)))
-        self._ready: deque[Place] = deque()
+        self._ready: deque[LetterPlace] = deque()
 
     async def more(self) -> bool:
         while not self._ready and (self._open or any(self._read)):
@@ -68,8 +68,8 @@ class _Merged:
             self._settle()
         return bool(self._ready)
 
-    async def take(self, count: int) -> list[Place]:
-        taken: list[Place] = []
+    async def take(self, count: int) -> list[LetterPlace]:
+        taken: list[LetterPlace] = []
         while len(taken) < count and await self.more():
             taken.append(self._ready.popleft())
         return taken
@@ -113,7 +113,7 @@ class _Merged:
         self._ready.extend(everything)
 
 
-def _start(partition: int, start_ms: int, after: Place | None, newest_first: bool) -> tuple[int, bytes]:
+def _start(partition: int, start_ms: int, after: LetterPlace | None, newest_first: bool) -> tuple[int, bytes]:
     """(time, idh) from which a partition is read: letters of the same time are in the order of partitions."""
     if after is None:
         return start_ms, b""
@@ -123,7 +123,7 @@ def _start(partition: int, start_ms: int, after: Place | None, newest_first: boo
     return limit(begin, (start_ms, b""))
 
 
-async def walk(store: Store, where: DeadFilter, *, newest_first: bool = False) -> AsyncIterator[list[Kept]]:
+async def walk(store: Store, where: DeadFilter, *, newest_first: bool = False) -> AsyncIterator[list[KeptLetter]]:
     """All letters that fit, some at a time. Letters may go and come meanwhile: those that stay are met once."""
     merged = _Merged(store, where, None, newest_first=newest_first)
     while places := await merged.take(AT_ONCE):
@@ -132,7 +132,7 @@ async def walk(store: Store, where: DeadFilter, *, newest_first: bool = False) -
             yield fitting
 
 
-async def page(store: Store, where: DeadFilter, *, after: Place | None, limit: int) -> DeadPage:
+async def page(store: Store, where: DeadFilter, *, after: LetterPlace | None, limit: int) -> DeadPage:
     """Letters that fit, the newest first."""
     merged = _Merged(store, where, after, newest_first=True)
     letters: list[DeadLetter] = []
@@ -170,11 +170,11 @@ async def list_dead(store: Store, *, limit: int = 100) -> list[DeadLetter]:
     return (await page(store, DeadFilter(), after=None, limit=limit)).letters
 
 
-def _text(place: Place) -> str:
+def _text(place: LetterPlace) -> str:
     return f"{place[0]}.{place[1]}.{place[2].hex()}"
 
 
-def parse_place(text: str) -> Place:
+def parse_place(text: str) -> LetterPlace:
     """A cursor; ValueError for what is none."""
     time_ms, partition, idh = text.split(".")
     place = int(time_ms), int(partition), bytes.fromhex(idh)
@@ -186,7 +186,7 @@ def parse_place(text: str) -> Place:
 # -- single letters --------------------------------------------------------------------------------------------
 
 
-async def _read(store: Store, places: Sequence[Place]) -> list[Kept | None]:
+async def _read(store: Store, places: Sequence[LetterPlace]) -> list[KeptLetter | None]:
     """None for a letter that has gone since."""
     by_partition: dict[int, list[int]] = {}
     for i, (_, p, _) in enumerate(places):
@@ -195,17 +195,17 @@ async def _read(store: Store, places: Sequence[Place]) -> list[Kept | None]:
     for p, numbers in by_partition.items():
         keys = store.keys.partitions[p]
         groups.append((keys.slot, [("HMGET", keys.dead, *[places[i][2] for i in numbers])]))
-    found: list[Kept | None] = [None] * len(places)
+    found: list[KeptLetter | None] = [None] * len(places)
     for numbers, result in zip(by_partition.values(), await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
         for i, record in zip(numbers, result[0], strict=True):
             if record is not None:
-                found[i] = Kept(places[i], _letter(places[i], record))
+                found[i] = KeptLetter(places[i], _letter(places[i], record))
     return found
 
 
-async def find_letter(store: Store, reference: Reference) -> Kept | None:
+async def find_letter(store: Store, reference: Reference) -> KeptLetter | None:
     """The letter of an id: from its own partition, or from any where a lane may have chosen another."""
     idh, home = reference.idh, reference.home
     partitions = [home, *(p for p in range(len(store.keys)) if reference.elsewhere and p != home)]
@@ -219,11 +219,11 @@ async def find_letter(store: Store, reference: Reference) -> Kept | None:
         score, record = result
         if score is not None and record is not None:
             place = (int(float(score)), p, idh)
-            return Kept(place, _letter(place, record))
+            return KeptLetter(place, _letter(place, record))
     return None
 
 
-def _letter(place: Place, record: bytes) -> DeadLetter:
+def _letter(place: LetterPlace, record: bytes) -> DeadLetter:
     """One that cannot be read is shown as what it is: a page must not fail for it."""
     try:
         return _decode(record)
@@ -232,11 +232,11 @@ def _letter(place: Place, record: bytes) -> DeadLetter:
         return DeadLetter(id=place[2].hex(), reason=reason, died_ms=place[0], due_ms=0, entry=record)
 
 
-async def drop(store: Store, letters: Sequence[Kept], *, wait_s: float = 0.0) -> list[bool]:
+async def drop(store: Store, letters: Sequence[KeptLetter], *, wait_s: float = 0.0) -> list[bool]:
     """Forget letters for good; False for one that had gone, or died again, before."""
     dropped = [False] * len(letters)
     unsure: set[int] = set()
-    todo, patience = list(range(len(letters))), Patience(store, wait_s)
+    todo, patience = list(range(len(letters))), RetryWindow(store, wait_s)
     while todo:
         by_partition: dict[int, list[int]] = {}
         for i in todo:
@@ -257,7 +257,7 @@ async def drop(store: Store, letters: Sequence[Kept], *, wait_s: float = 0.0) ->
     return dropped
 
 
-def _drop_call(store: Store, partition: int, places: Sequence[Place]) -> Group:
+def _drop_call(store: Store, partition: int, places: Sequence[LetterPlace]) -> Group:
     keys = store.keys.partitions[partition]
     args: list[Arg] = [len(places)]
     for died_ms, _, idh in places:
@@ -277,7 +277,7 @@ class _Wish(NamedTuple):
     """A letter with the entry it shall become: both are settled before the first attempt."""
 
     number: int
-    kept: Kept
+    kept: KeptLetter
     slice: Slice
     row: bytes
     due_ms: int
@@ -304,7 +304,9 @@ class Replayer:
         self._widths = widths
         self._wait_s = wait_s
 
-    async def replay(self, letters: Sequence[Kept], dues_ms: Sequence[int], *, new_key: bool = False) -> list[Replayed]:
+    async def replay(
+        self, letters: Sequence[KeptLetter], dues_ms: Sequence[int], *, new_key: bool = False
+    ) -> list[Replayed]:
         """One answer per letter, in order. A caller bounds how many: all of a partition go in one call."""
         answers: list[Replayed | None] = [_if_damaged(kept.letter) for kept in letters]
         now_ms = self._store.clock.now_ms()
@@ -317,7 +319,7 @@ class Replayer:
             answers[number] = answer
         return [answer for answer in answers if answer is not None]
 
-    async def rehearse(self, letters: Sequence[Kept], dues_ms: Sequence[int]) -> list[Replayed]:
+    async def rehearse(self, letters: Sequence[KeptLetter], dues_ms: Sequence[int]) -> list[Replayed]:
         """What `replay` would answer now; nothing is written."""
         wanted = [(kept.place[1], kept.place[2]) for kept in letters]
         raws = await look_up_packed(self._store, wanted)
@@ -335,7 +337,7 @@ class Replayer:
             answers.append(_if_damaged(kept.letter) or conflict or Replayed(kept.letter.id, "replayed", due_ms))
         return answers
 
-    def _wish(self, number: int, kept: Kept, due_ms: int, now_ms: int, new_key: bool) -> _Wish:
+    def _wish(self, number: int, kept: KeptLetter, due_ms: int, now_ms: int, new_key: bool) -> _Wish:
         letter, (_, partition, idh) = kept.letter, kept.place
         body = Body(
             letter.target,
@@ -353,7 +355,7 @@ class Replayer:
     async def _fulfil(self, wishes: list[_Wish], now_ms: int) -> list[tuple[int, Replayed]]:
         raws = await look_up_packed(self._store, [(one.kept.place[1], one.kept.place[2]) for one in wishes])
         todo = [_Attempt(wish, raw or b"") for wish, raw in zip(wishes, raws, strict=True)]
-        patience = Patience(self._store, self._wait_s)
+        patience = RetryWindow(self._store, self._wait_s)
         answers: list[tuple[int, Replayed]] = []
         while todo:
             by_partition: dict[int, list[_Attempt]] = {}
@@ -438,19 +440,19 @@ def _call(store: Store, partition: int, attempts: list[_Attempt], now_ms: int) -
         died_ms, _, idh = wish.kept.place
         number = 0 if old_place is None else olds.index(old_place) + 1
         args += (idh, died_ms, places.index(wish.slice) + 1, wish.row, attempt.indexed, number, handle)
-    commands: list[Command] = [store.scripts.call("dead_replay", names, args)]
+    commands: list[RedisCommand] = [store.scripts.call("dead_replay", names, args)]
     if any(attempt.wish.due_ms < now_ms + WAKE_MS for attempt in attempts):
         commands.append(("SPUBLISH", keys.wake, "1"))
     return keys.slot, commands
 
 
-class Ended(NamedTuple):
+class EndedTask(NamedTuple):
     state: State
-    kept: Kept | None
+    kept: KeptLetter | None
     """Its dead letter."""
 
 
-async def in_index(store: Store, task_id: str, lane: str | None) -> TaskInfo:
+async def find_live(store: Store, task_id: str, lane: str | None) -> TaskInfo:
     """The task that has this id now. "unknown" where the id is free, whatever is kept of those who had it before."""
     located = await Finder(store).find(Reference.parse(task_id, lane, len(store.keys)))
     return TaskInfo(task_id, "unknown") if located is None else describe(task_id, located.entry)
@@ -462,20 +464,20 @@ async def cancelled_ms(store: Store, reference: Reference) -> int | None:
     return (await last_cancelled(store, partitions)).get(reference.idh)
 
 
-async def how_it_ended(store: Store, reference: Reference, located: Located | None) -> Ended:
+async def how_it_ended(store: Store, reference: Reference, located: Located | None) -> EndedTask:
     state: State = "unknown" if located is None else located.entry.state
     kept = await find_letter(store, reference) if state in ("unknown", "dead") else None
     off_ms = await cancelled_ms(store, reference) if located is None and reference.address is None else None
     if kept is not None and (off_ms is None or off_ms < kept.letter.died_ms):
         # An id is forgotten some time after its end, its dead letter is not.
-        return Ended("dead", kept)
+        return EndedTask("dead", kept)
     if off_ms is not None:
-        return Ended("cancelled", None)
+        return EndedTask("cancelled", None)
     if located is None and reference.address is not None:
         # Its old places were followed as far as that is done.
         [entry] = await look_at(store, [(reference.address, reference.idh)])
-        return Ended(entry.state, None)
-    return Ended(state, None)
+        return EndedTask(entry.state, None)
+    return EndedTask(state, None)
 
 
 async def info_of(store: Store, task_id: str, reference: Reference, located: Located | None) -> TaskInfo:

@@ -26,7 +26,7 @@ from ...model.times import check_horizon, delay_ms, expiry_ms, instant_ms, timeo
 from ..codec import INDEXED, LANE, bin_head, entry, short_head
 from ..keys import HOUR_MS, SECOND_MS, Keyspace, Slice, partition_of
 from .index import IdRow
-from .put import Rows, Widths
+from .put import PutRows, Widths
 
 # Generated ids: random bytes chosen so that the tasks of one call go where they cost least.
 #
@@ -148,7 +148,7 @@ class Bounds(NamedTuple):
     max_payload_bytes: int
 
 
-class Columns(NamedTuple):
+class TaskColumns(NamedTuple):
     numbers: Sequence[int]
     """Which tasks of the call: a range where they are all of them."""
     dues_ms: list[int]
@@ -160,7 +160,7 @@ class Columns(NamedTuple):
         """Of those that stand there in the columns."""
         return some if isinstance(self.numbers, range) else [self.numbers[at] for at in some]
 
-    def by_width(self, far_ms: int) -> "list[tuple[int, Columns]]":
+    def by_width(self, far_ms: int) -> "list[tuple[int, TaskColumns]]":
         """By the width of their slices: seconds, and hours from `far_ms` on."""
         if max(self.dues_ms) < far_ms:
             return [(SECOND_MS, self)]
@@ -169,8 +169,8 @@ class Columns(NamedTuple):
         far = [due_ms >= far_ms for due_ms in self.dues_ms]
         return [(SECOND_MS, self._only([not is_far for is_far in far])), (HOUR_MS, self._only(far))]
 
-    def _only(self, chosen: Sequence[bool]) -> "Columns":
-        return Columns(
+    def _only(self, chosen: Sequence[bool]) -> "TaskColumns":
+        return TaskColumns(
             list(compress(self.numbers, chosen)),
             list(compress(self.dues_ms, chosen)),
             list(compress(self.leads, chosen)),
@@ -191,8 +191,8 @@ class Columns(NamedTuple):
 class SortedOut(NamedTuple):
     """The tasks of a call by how they are encoded."""
 
-    plain: Columns | None
-    named: Columns | None
+    plain: TaskColumns | None
+    named: TaskColumns | None
     """Those with ids."""
     others: Sequence[int]
     """The numbers of those that are not usual, or wrong."""
@@ -216,11 +216,13 @@ def sort_out(tasks: Sequence[Task], bounds: Bounds) -> SortedOut:
     return SortedOut(plain, named, [number for number in everyone if number not in taken])
 
 
-def _some(tasks: Sequence[Task], numbers: Sequence[int], bounds: Bounds, *, named: bool = False) -> Columns | None:
+def _some(tasks: Sequence[Task], numbers: Sequence[int], bounds: Bounds, *, named: bool = False) -> TaskColumns | None:
     return _columns([tasks[number] for number in numbers], numbers, bounds, named=named) if numbers else None
 
 
-def _columns(tasks: Sequence[Task], numbers: Sequence[int], bounds: Bounds, *, named: bool = False) -> Columns | None:
+def _columns(
+    tasks: Sequence[Task], numbers: Sequence[int], bounds: Bounds, *, named: bool = False
+) -> TaskColumns | None:
     """None if one of them is not usual, or wrong."""
     if not tasks or not _are_usual(tasks, bounds):
         return None
@@ -237,7 +239,7 @@ def _columns(tasks: Sequence[Task], numbers: Sequence[int], bounds: Bounds, *, n
         leads = list(map(by_size.__getitem__, sizes))
     else:
         leads = [heads[target] + bin_head(size) for target, size in zip(targets, sizes, strict=True)]
-    return Columns(numbers, cast("list[int]", [task.at for task in tasks]), leads, payloads)
+    return TaskColumns(numbers, cast("list[int]", [task.at for task in tasks]), leads, payloads)
 
 
 def _are_usual(tasks: Sequence[Task], bounds: Bounds) -> bool:
@@ -323,7 +325,7 @@ _new: Final = tuple.__new__
 """Makes a named tuple without the call in between."""
 
 
-class Run(NamedTuple):
+class SliceRun(NamedTuple):
     """Tasks without ids that stand one behind the other in a slice."""
 
     partition: int
@@ -342,8 +344,8 @@ class Batch:
     def __init__(self, size: int, now_ms: int) -> None:
         self.size = size
         self.now_ms = now_ms
-        self.rows = Rows()
-        self.runs: list[Run] = []
+        self.rows = PutRows()
+        self.runs: list[SliceRun] = []
         self.named: dict[int, Named] = {}
         """Tasks with ids, by their numbers in the call."""
 
@@ -382,7 +384,7 @@ class Intake:
                 batch.named = dict(sorted(batch.named.items()))
         return batch
 
-    def _take_plain(self, batch: Batch, tasks: Sequence[Task], usual: Columns, width_ms: int) -> None:
+    def _take_plain(self, batch: Batch, tasks: Sequence[Task], usual: TaskColumns, width_ms: int) -> None:
         """Those of one slice together, so that it gets many rows at once; each stretch into one partition."""
         stretches = self._ids[width_ms].draw(len(usual.numbers))
         stretch, used = next(stretches), 0
@@ -403,7 +405,7 @@ class Intake:
                 at += len(some)
                 used += len(some)
 
-    def _take_named(self, batch: Batch, tasks: Sequence[Task], usual: Columns, width_ms: int) -> None:
+    def _take_named(self, batch: Batch, tasks: Sequence[Task], usual: TaskColumns, width_ms: int) -> None:
         # Names of this function: each look into an object would cost as much as what is found there.
         places: dict[int, Slice] = {}
         named, now_ms, partitions, place_of = batch.named, batch.now_ms, self._partitions, self._widths.place
@@ -443,7 +445,7 @@ class Intake:
             return
         partition = self.partition_for(idh, task.lane)
         place, row = self._full(task, idh, None, partition, due_ms, now_ms, payload, raw)
-        batch.runs.append(Run(partition, place, batch.rows.add(partition, place, row), (number,), due_ms))
+        batch.runs.append(SliceRun(partition, place, batch.rows.add(partition, place, row), (number,), due_ms))
 
     def partition_for(self, idh: bytes, lane: str | None) -> int:
         """The partition of a task without a caller-given id."""
@@ -517,11 +519,11 @@ class Intake:
 
 
 def _append(
-    batch: Batch, usual: Columns, some: Sequence[int], place: Slice, stretch: Stretch, heads: Sequence[bytes]
+    batch: Batch, usual: TaskColumns, some: Sequence[int], place: Slice, stretch: Stretch, heads: Sequence[bytes]
 ) -> None:
     """Rows of one slice."""
     rows = batch.rows.list_for(stretch.partition, place)
-    batch.runs.append(Run(stretch.partition, place, len(rows), usual.numbers_of(some)))
+    batch.runs.append(SliceRun(stretch.partition, place, len(rows), usual.numbers_of(some)))
     batch.rows.size += len(some)
     # Names of this function: each look into a column by its field would cost as much as what is found there.
     (_, dues_ms, leads, payloads), start_ms, tail = usual, place.start_ms, stretch.tail

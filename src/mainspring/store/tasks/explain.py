@@ -7,20 +7,20 @@ import msgspec
 
 from ...model.dead_letter import DeadLetter
 from ...model.delivery import DROPPED, EXPIRED, EXPIRED_RUNNING, Body
-from ...model.explain import UNKNOWN, Code, Explanation, moment, span
+from ...model.explain import UNKNOWN, Explanation, ReasonCode, moment, span
 from ...model.ids import schedule_of
 from ...model.lane import PARKED, HoldRecord, Pause, Pauses
 from ...model.task import State
 from ..codec import HEADER_BYTES, LANE, decode, is_tomb
 from ..keys import Address, PartitionKeys, r_of
 from ..lanes import read_pauses
-from ..limits import Slots, running_slots
-from ..members import About, Holding, View, look
+from ..limits import SlotCount, running_slots
+from ..members import About, ClusterView, Holding, look
 from ..owner.holds import record_of, waits_for
 from ..owner.read import slices_in
 from ..schedules import run_before
 from ..store import Store
-from .dead_letters import Kept, how_it_ended
+from .dead_letters import KeptLetter, how_it_ended
 from .find import Finder, Located, Reference
 from .index import look_up
 from .query import Found, look_at
@@ -31,7 +31,7 @@ _ROWS_READ: Final = 50_000
 """In a long backlog the one before it may stand further back: then none is named."""
 
 
-class Head(NamedTuple):
+class LaneHead(NamedTuple):
     """The task a lane waits for."""
 
     id: str
@@ -40,7 +40,7 @@ class Head(NamedTuple):
     body: Body | None
 
 
-async def head_before(store: Store, lane: str, idh: bytes, address: Address, place_ms: int) -> Head | None:
+async def head_before(store: Store, lane: str, idh: bytes, address: Address, place_ms: int) -> LaneHead | None:
     """The task that this one, which stands at `place_ms`, has to wait for; None when it is its turn."""
     keys = store.keys.partitions[address.partition]
     [held] = await store.run_one(keys.slot, [("HGET", keys.held, lane)])
@@ -51,21 +51,23 @@ async def head_before(store: Store, lane: str, idh: bytes, address: Address, pla
     return await _earlier(store, keys, lane, idh, (place_ms, address.index))
 
 
-async def _retrying(store: Store, lane: str, partition: int, idh: bytes) -> Head | None:
+async def _retrying(store: Store, lane: str, partition: int, idh: bytes) -> LaneHead | None:
     """The failed head; None where its id is another lane's by now, and the owner has not heard of it yet."""
     [address] = await look_up(store, [(partition, idh)])
     if address is None:
-        return Head(idh.hex(), "unknown", None, None)
+        return LaneHead(idh.hex(), "unknown", None, None)
     [found] = await look_at(store, [(address, idh)])
     if found.body is not None and not waits_for(lane, found):
         return None
     task_id = found.body.id if found.body is not None and found.body.id else f"{idh.hex()}~{address.text()}"
-    return Head(task_id, found.state, found.due_ms, found.body)
+    return LaneHead(task_id, found.state, found.due_ms, found.body)
 
 
-async def _earlier(store: Store, keys: PartitionKeys, lane: str, idh: bytes, before: tuple[int, int]) -> Head | None:
+async def _earlier(
+    store: Store, keys: PartitionKeys, lane: str, idh: bytes, before: tuple[int, int]
+) -> LaneHead | None:
     """The one of the lane that is under way; else the first that is due before."""
-    first: tuple[tuple[int, int], Head] | None = None
+    first: tuple[tuple[int, int], LaneHead] | None = None
     async for where, address, row, fired in _unsettled(store, keys, before[0]):
         body = _of_lane(row, lane)
         if body is None or row[5:HEADER_BYTES] == idh:
@@ -73,9 +75,9 @@ async def _earlier(store: Store, keys: PartitionKeys, lane: str, idh: bytes, bef
         due_ms = where[0] if body.due_ms is None else body.due_ms
         task_id = body.id or f"{row[5:HEADER_BYTES].hex()}~{address.text()}"
         if fired:
-            return Head(task_id, "fired", due_ms, body)
+            return LaneHead(task_id, "fired", due_ms, body)
         if where < min(before, first[0] if first is not None else before):
-            first = where, Head(task_id, "pending", due_ms, body)
+            first = where, LaneHead(task_id, "pending", due_ms, body)
     return None if first is None else first[1]
 
 
@@ -142,7 +144,7 @@ async def over(store: Store, task_id: str, reference: Reference, located: Locate
     )
 
 
-_ENDS: Final[dict[str, tuple[Code, str]]] = {
+_ENDS: Final[dict[str, tuple[ReasonCode, str]]] = {
     "done": ("done", "It was delivered."),
     "finished": ("finished", "It is over and its slice is gone: it was delivered, unless it was cancelled before."),
     "cancelled": ("cancelled", "It was cancelled and will not fire."),
@@ -152,7 +154,7 @@ _ENDS: Final[dict[str, tuple[Code, str]]] = {
 }
 
 
-def _dead(task_id: str, now_ms: int, kept: Kept) -> Explanation:
+def _dead(task_id: str, now_ms: int, kept: KeptLetter) -> Explanation:
     letter = kept.letter
     code, text = _how_it_died(letter, now_ms)
     return Explanation(
@@ -172,7 +174,7 @@ def _dead(task_id: str, now_ms: int, kept: Kept) -> Explanation:
     )
 
 
-def _how_it_died(letter: DeadLetter, now_ms: int) -> tuple[Code, str]:
+def _how_it_died(letter: DeadLetter, now_ms: int) -> tuple[ReasonCode, str]:
     ago = f"{span(max(0, now_ms - letter.died_ms))} ago"
     if letter.reason == EXPIRED_RUNNING:
         return "expired", f"A worker was running it when it expired, {ago}; replay it to run it once more."
@@ -197,14 +199,14 @@ class Facts(NamedTuple):
     id: str
     now_ms: int
     located: Located
-    view: View
+    view: ClusterView
     holding: Holding
-    head: Head | None
+    head: LaneHead | None
     hold: HoldRecord | None = None
     """Of the hold slice it stands in."""
     pause: Pause | None = None
     """What stands still by somebody's will, and this task with it; of one in a queue, what stops its workers."""
-    slots: Slots | None = None
+    slots: SlotCount | None = None
     """Of its queue, where only so many jobs may run at one time."""
     run_before: str | None = None
     """The run of the same schedule that it waits for."""
@@ -233,16 +235,16 @@ class Facts(NamedTuple):
         return None if member is None else member.about
 
 
-Reason = Callable[[Facts], tuple[Code, str] | None]
+Reason = Callable[[Facts], tuple[ReasonCode, str] | None]
 
 
-def _unreadable(facts: Facts) -> tuple[Code, str] | None:
+def _unreadable(facts: Facts) -> tuple[ReasonCode, str] | None:
     if facts.entry.body is not None:
         return None
     return "unreadable", "Its entry cannot be read; the owner of its partition puts it with the dead letters."
 
 
-def _in_queue(facts: Facts) -> tuple[Code, str] | None:
+def _in_queue(facts: Facts) -> tuple[ReasonCode, str] | None:
     place = facts.entry.queued
     if place is None:
         return None
@@ -256,7 +258,7 @@ def _in_queue(facts: Facts) -> tuple[Code, str] | None:
     return "running", f"Worker {place.worker} has been running it for {ago}{stops}."
 
 
-def _expired(facts: Facts) -> tuple[Code, str] | None:
+def _expired(facts: Facts) -> tuple[ReasonCode, str] | None:
     expires_ms = facts.entry.body.expires_ms if facts.entry.body is not None else None
     if facts.entry.state not in ("pending", "queued") or expires_ms is None or expires_ms >= facts.now_ms:
         return None
@@ -265,7 +267,7 @@ def _expired(facts: Facts) -> tuple[Code, str] | None:
     return "expired", f"It expired {ago} ago and is not delivered any more; {who} puts it with the dead letters."
 
 
-def _ahead(facts: Facts) -> tuple[Code, str] | None:
+def _ahead(facts: Facts) -> tuple[ReasonCode, str] | None:
     """Its time, or that of its next attempt, has not come."""
     body, due_ms = facts.entry.body, facts.entry.due_ms
     if facts.entry.state != "pending" or facts.late_ms >= 0 or body is None or due_ms is None:
@@ -283,7 +285,7 @@ def _ahead(facts: Facts) -> tuple[Code, str] | None:
     return "retry", f"It failed {body.attempt - 1} times; attempt {body.attempt} comes {when}{error}{nobody}."
 
 
-def _ownerless(facts: Facts) -> tuple[Code, str] | None:
+def _ownerless(facts: Facts) -> tuple[ReasonCode, str] | None:
     if facts.owner is not None:
         return None
     begun = facts.entry.state == "fired"
@@ -296,14 +298,14 @@ def _ownerless(facts: Facts) -> tuple[Code, str] | None:
     return "no-owner", f"{what}, and its partition {facts.located.address.partition} has no owner{after}."
 
 
-def _under_way(facts: Facts) -> tuple[Code, str] | None:
+def _under_way(facts: Facts) -> tuple[ReasonCode, str] | None:
     if facts.entry.state != "fired" or facts.entry.due_ms is None:
         return None
     since = f"begun at {moment(facts.entry.due_ms)} or later"
     return "fired", f"Node {facts.owner} is delivering it, {since}, and has not finished."
 
 
-def _held(facts: Facts) -> tuple[Code, str] | None:
+def _held(facts: Facts) -> tuple[ReasonCode, str] | None:
     """Its receiver is in trouble, limited, or slow; it does not use up attempts meanwhile."""
     hold = facts.hold
     if hold is None or hold.code not in _HELD or facts.entry.state != "pending":
@@ -319,7 +321,7 @@ def _probed(hold: HoldRecord, now_ms: int) -> str:
     return f"; the next probe {when} ({moment(hold.until_ms)})"
 
 
-_HELD: Final[dict[str, Code]] = {
+_HELD: Final[dict[str, ReasonCode]] = {
     "breaker": "breaker",
     "rate-limited": "rate-limited",
     "catch-up": "catch-up",
@@ -327,14 +329,14 @@ _HELD: Final[dict[str, Code]] = {
 }
 
 
-def _paused_queue(facts: Facts) -> tuple[Code, str] | None:
+def _paused_queue(facts: Facts) -> tuple[ReasonCode, str] | None:
     """Its time has come, and no worker takes it."""
     if facts.entry.state != "queued" or facts.pause is None:
         return None
     return "paused", f"It waits in its queue, which is paused: {_paused_by(facts.pause)}."
 
 
-def _paused(facts: Facts) -> tuple[Code, str] | None:
+def _paused(facts: Facts) -> tuple[ReasonCode, str] | None:
     if facts.entry.state != "pending" or facts.pause is None:
         return None
     after = "it is dropped" if facts.pause.mode == "drop" else "it goes out afterwards"
@@ -348,7 +350,7 @@ def _paused_by(pause: Pause) -> str:
     return f"{pause.scope.text}, since {moment(pause.since_ms)}{by}{why}, {until}"
 
 
-def _parked(facts: Facts) -> tuple[Code, str] | None:
+def _parked(facts: Facts) -> tuple[ReasonCode, str] | None:
     hold, body = facts.hold, facts.entry.body
     if hold is None or hold.cause != PARKED or body is None or body.lane is None:
         return None
@@ -360,7 +362,7 @@ def _parked(facts: Facts) -> tuple[Code, str] | None:
     return "parked", f"Its lane {body.lane} is parked behind {facts.head.id}, which failed ({hold.reason}); {then}."
 
 
-def _coming_back(facts: Facts) -> tuple[Code, str] | None:
+def _coming_back(facts: Facts) -> tuple[ReasonCode, str] | None:
     """It was moved aside, and what held it up is over."""
     hold = facts.hold
     if hold is None or facts.entry.state != "pending":
@@ -368,7 +370,7 @@ def _coming_back(facts: Facts) -> tuple[Code, str] | None:
     return "held", f"It was held back since {moment(hold.since_ms)} and is coming back now."
 
 
-def _behind_head(facts: Facts) -> tuple[Code, str] | None:
+def _behind_head(facts: Facts) -> tuple[ReasonCode, str] | None:
     head = facts.head
     if head is None:
         return None
@@ -376,7 +378,7 @@ def _behind_head(facts: Facts) -> tuple[Code, str] | None:
     return "behind-head", f"It waits in lane {lane} behind {head.id}, which {_doing(head, facts.now_ms)}."
 
 
-def _doing(head: Head, now_ms: int) -> str:
+def _doing(head: LaneHead, now_ms: int) -> str:
     if head.state == "fired":
         return "is being delivered"
     if head.state != "pending" or head.due_ms is None:
@@ -388,13 +390,13 @@ def _doing(head: Head, now_ms: int) -> str:
     return f"comes first and is due {ahead}"
 
 
-def _run_before(facts: Facts) -> tuple[Code, str] | None:
+def _run_before(facts: Facts) -> tuple[ReasonCode, str] | None:
     if facts.run_before is None:
         return None
     return "run-before", f"It is a run of a schedule and waits until the one before it, {facts.run_before}, is over."
 
 
-def _overdue(facts: Facts) -> tuple[Code, str]:
+def _overdue(facts: Facts) -> tuple[ReasonCode, str]:
     late = span(facts.late_ms)
     if facts.late_ms < PROMPT_MS:
         return "due", f"It has been due for {late}; node {facts.owner} is about to fire it."
@@ -450,7 +452,7 @@ async def _pause_of(store: Store, entry: Found, body: Body, hold: HoldRecord | N
     return pauses.of_task(body.target, body.lane) or before
 
 
-def _explanation(facts: Facts, code: Code, text: str) -> Explanation:
+def _explanation(facts: Facts, code: ReasonCode, text: str) -> Explanation:
     entry, body, head = facts.entry, facts.entry.body, facts.head
     told: dict[str, Any] = {}
     if body is not None:

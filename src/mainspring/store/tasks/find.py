@@ -16,7 +16,7 @@ from ..queue_state import Queued, cancel_queued, find_queued, read_record
 from ..store import Store
 from .cancel import Cancel, CancelStatus, cancel, note
 from .encode import Intake
-from .index import Contest, IdRow, look_up, look_up_packed, replace
+from .index import ConflictBackoff, IdRow, look_up, look_up_packed, replace
 from .query import Found, look_at
 
 _MOVES_FOLLOWED = 64
@@ -207,7 +207,7 @@ class Finder:
     ) -> Address:
         """Put a pending task in another place; its old place points to the new one. With `expired` also one whose time
         is over by then: it is recorded as such there."""
-        contest, left = Contest("cannot be moved: it"), None
+        contest, left = ConflictBackoff("cannot be moved: it"), None
         while True:
             located = await self.find(reference)
             if located is None:

@@ -21,7 +21,7 @@ _FIRST_BREAK_S: Final = 0.002
 _LONGEST_BREAK_S: Final = 0.1
 
 
-class Contest:
+class ConflictBackoff:
     """Breaks of random length let one of them through after the other."""
 
     def __init__(self, about: str, wait_s: float = 0.0) -> None:

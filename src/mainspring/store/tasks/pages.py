@@ -12,7 +12,7 @@ from ...model.task import ListedState, TaskFilter
 from ..codec import HEADER_BYTES, INDEXED, RESENT, TOMB, decode, is_tomb
 from ..keys import HOLDS_FROM_S, HOUR_MS, SECOND_MS, Address, PartitionKeys, Slice, r_of
 from ..owner.read import slices_in
-from ..redis.connection import Command
+from ..redis.connection import RedisCommand
 from ..redis.sender import Group, Replies
 from ..store import Store
 
@@ -268,7 +268,7 @@ async def _read_batch(store: Store, batch: list[_Reading], chunk: int) -> list[R
 def _slice_window(keys: PartitionKeys, one: _Reading, chunk: int) -> Group:
     s, *maps = keys.slice_keys(one.at[1].name)
     first, last = one.next, one.next + chunk - 1
-    bits: list[Command] = [("GETRANGE", key, first // 8, last // 8) for key in maps]
+    bits: list[RedisCommand] = [("GETRANGE", key, first // 8, last // 8) for key in maps]
     # The score last: if it is still the one that was listed, so it was when the entries were read.
     return keys.slot, [("LRANGE", s, first, last), *bits, ("ZSCORE", keys.slices, one.at[1].name)]
 
@@ -283,7 +283,7 @@ _GROWTH: Final = 8
 """So many times more slices at most are read at once than the time before, when they held less than was expected."""
 
 
-class Listing(NamedTuple):
+class EarliestSlices(NamedTuple):
     """The earliest slices of all partitions, complete up to `until_ms` (None: to the end of the range)."""
 
     slices: list[Sliced]
@@ -293,7 +293,7 @@ class Listing(NamedTuple):
     """Whether there are hold slices: of tasks that were due before and may not go out yet."""
 
 
-class Part(NamedTuple):
+class PagePart(NamedTuple):
     """Rows in the order of pages, and where to go on if not all could be searched."""
 
     rows: list[Row]
@@ -333,8 +333,8 @@ class _Ripening:
 
 
 async def in_due_order(
-    store: Store, listing: Listing, span: tuple[int, int], look: Look, searched_at_most: int
-) -> Part:
+    store: Store, listing: EarliestSlices, span: tuple[int, int], look: Look, searched_at_most: int
+) -> PagePart:
     """The first rows from `span` on. With a filter on content the search ends when, after the slices that it had to
     begin with, it went through `searched_at_most` entries."""
     start_ms, to_ms = span
@@ -350,10 +350,10 @@ async def in_due_order(
         end_ms = to_ms if until_ms is None else min(to_ms, until_ms)
         await rows.read(chosen, rate, end_ms)
         if len(rows.ripe) >= look.wanted or end_ms == to_ms:
-            return Part(_exactly_first(look.wanted, rows.ripe), None)
+            return PagePart(_exactly_first(look.wanted, rows.ripe), None)
         begun_with = rows.seen if begun_with is None else begun_with
         if look.where.by_content and rows.seen - begun_with >= searched_at_most:
-            return Part(_exactly_first(look.wanted, rows.ripe), start_of(end_ms))
+            return PagePart(_exactly_first(look.wanted, rows.ripe), start_of(end_ms))
         start_ms, rate = end_ms, rows.learned(rate)
         if until_ms == listing.until_ms:
             listing = await list_slices(store, start_ms, to_ms, slices_wanted)
@@ -368,14 +368,14 @@ def start_of(due_ms: int) -> Place:
     return due_ms, -1, -1, -1, -1
 
 
-async def list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> Listing:
+async def list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> EarliestSlices:
     """One round trip: the slices from a time on, and how full they are on average."""
     high = f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
     # Of the slices that began in an earlier second only the one of this hour can reach so far.
     hour = Slice.at(start_ms, HOUR_MS)
     groups: list[Group] = []
     for keys in store.keys.partitions:
-        commands: list[Command] = [
+        commands: list[RedisCommand] = [
             ("ZSCORE", keys.slices, hour.name),
             ("ZRANGE", keys.slices, start_ms // 1000, high, "BYSCORE", "LIMIT", 0, limit, "WITHSCORES"),
             ("HMGET", keys.n, *COUNTERS),
@@ -400,7 +400,7 @@ async def list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> Li
         if score is not None and hour.start_ms // 1000 < start_ms // 1000:
             listed.append((p, hour, float(score)))
         found += [one for one in listed if one[1].end_ms > start_ms]
-    return Listing(found, until_ms, max(pending, 1) / max(total, 1), held)
+    return EarliestSlices(found, until_ms, max(pending, 1) / max(total, 1), held)
 
 
 def still_open(counters: list[bytes | None]) -> int:
@@ -409,7 +409,7 @@ def still_open(counters: list[bytes | None]) -> int:
     return accepted - sum(settled)
 
 
-def _choose(listing: Listing, start_ms: int, rows_needed: int) -> tuple[list[Sliced], int | None]:
+def _choose(listing: EarliestSlices, start_ms: int, rows_needed: int) -> tuple[list[Sliced], int | None]:
     """Whole seconds, until enough rows are to be expected in them; and up to which time nothing is left out."""
     slices, until_ms, rows_a_slice, _ = listing
     if until_ms is not None:
@@ -521,7 +521,7 @@ async def _slices_from(store: Store, at: Place, most: int) -> list[Sliced]:
     return sorted(one for one in found if (one[0], one[1].start_ms, False) >= behind)[:most]
 
 
-def _list_from(keys: PartitionKeys, low: int, most: int) -> Command:
+def _list_from(keys: PartitionKeys, low: int, most: int) -> RedisCommand:
     return ("ZRANGE", keys.slices, max(low, HOLDS_FROM_S), "+inf", "BYSCORE", "LIMIT", 0, most, "WITHSCORES")
 
 
@@ -549,7 +549,7 @@ async def _read_held(
 def _held_window(keys: PartitionKeys, place: Slice, first: int, last: int) -> Group:
     """Reads entries of a slice and their bits; `first` begins a byte of the bitmaps."""
     s, *maps = keys.slice_keys(place.name)
-    bits: list[Command] = [("GETRANGE", key, first // 8, last // 8) for key in maps]
+    bits: list[RedisCommand] = [("GETRANGE", key, first // 8, last // 8) for key in maps]
     return keys.slot, [("LRANGE", s, first, last), *bits]
 
 

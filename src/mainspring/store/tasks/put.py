@@ -10,7 +10,7 @@ from ...model.errors import StoreError, Unavailable
 from ..codec import RESENT
 from ..durability import SERVER, Durability, executed
 from ..keys import HOUR_MS, SECOND_MS, WIDTHS_MS, Address, PartitionKeys, Slice, base36, r_of, score_of
-from ..redis.connection import Command
+from ..redis.connection import RedisCommand
 from ..redis.sender import Group
 from ..store import Store
 
@@ -22,7 +22,7 @@ WAKE_MS: Final = 1_500
 
 
 SMALL_BATCH: Final = 1_024
-_EXEC: Final[Command] = ("EXEC",)
+_EXEC: Final[RedisCommand] = ("EXEC",)
 
 
 class Widths:
@@ -48,7 +48,7 @@ class Widths:
             self._crowded.add((partition, place))
 
 
-class Rows:
+class PutRows:
     """Entries on their way, grouped by partition and slice, in the order they came."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ Places = dict[tuple[int, Slice], tuple[int, int]]
 
 async def put_rows(
     store: Store,
-    rows: Rows,
+    rows: PutRows,
     widths: Widths,
     places: Places,
     *,
@@ -120,9 +120,9 @@ def fresh_score(place: Slice) -> str:
     return repr(score_of(place.start_ms, random.getrandbits(20)))
 
 
-def _transaction(store: Store, rows: Rows, members: list[int], now_ms: int, *, resent: bool) -> Group:
-    commands: list[Command] = [("MULTI",)]
-    wakes: list[Command] = []
+def _transaction(store: Store, rows: PutRows, members: list[int], now_ms: int, *, resent: bool) -> Group:
+    commands: list[RedisCommand] = [("MULTI",)]
+    wakes: list[RedisCommand] = []
     for p in members:
         slices = rows.groups[p]
         keys = store.keys.partitions[p]
@@ -134,11 +134,11 @@ def _transaction(store: Store, rows: Rows, members: list[int], now_ms: int, *, r
     return store.keys.partitions[members[0]].slot, [*commands, _EXEC, *wakes]
 
 
-def commands_for(keys: PartitionKeys, slices: dict[Slice, list[bytes]], *, resent: bool = False) -> list[Command]:
+def commands_for(keys: PartitionKeys, slices: dict[Slice, list[bytes]], *, resent: bool = False) -> list[RedisCommand]:
     """What PROTOCOL "Put" sends within its transaction."""
     scores: list[Any] = []
     names = []
-    pushes: list[Command] = []
+    pushes: list[RedisCommand] = []
     count = 0
     for place, entries in slices.items():
         name = place.name

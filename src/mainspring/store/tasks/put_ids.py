@@ -12,11 +12,11 @@ from ..codec import decode
 from ..durability import SERVER, Durability, executed
 from ..keys import Address, PartitionKeys, Slice, address_prefix
 from ..queue_state import find_queued
-from ..redis.connection import Command
+from ..redis.connection import RedisCommand
 from ..redis.sender import Group
 from ..store import Store
 from .encode import Intake, Named
-from .index import MOST_AT_ONCE, Contest, IdRow, Replaced, replace
+from .index import MOST_AT_ONCE, ConflictBackoff, IdRow, Replaced, replace
 from .put import CROWDED, WAKE_MS, Widths, fresh_score
 from .query import Found, look_at
 
@@ -26,7 +26,7 @@ MANY: Final = 32
 SHARES_AT_ONCE: Final = 32
 """Partitions of one such script at most: the server does nothing else meanwhile."""
 
-By = dict[Slice, list[int]]
+RowsBySlice = dict[Slice, list[int]]
 """The numbers of rows by slice: that is the order in which they are sent."""
 
 
@@ -37,7 +37,7 @@ class _Share:
 
     def __init__(self, keys: PartitionKeys, first: int, rows: Sequence[IdRow]) -> None:
         self.keys, self.first, self.rows = keys, first, rows
-        self.order: By = {rows[0].slice: [0]}
+        self.order: RowsBySlice = {rows[0].slice: [0]}
         if len(rows) > 1:
             for i in range(1, len(rows)):
                 self.order.setdefault(rows[i].slice, []).append(i)
@@ -104,7 +104,7 @@ def _group(store: Store, call: list[_Share], now_ms: int, durability: Durability
     return call[0].keys.slot, commands
 
 
-def _few(store: Store, call: list[_Share]) -> Command:
+def _few(store: Store, call: list[_Share]) -> RedisCommand:
     """One script that gets everything."""
     args: list[Any] = [len(call)]
     names: list[str] = []
@@ -130,11 +130,11 @@ _EXEC: Final = 3
 """Where the reply of EXEC stands, not counting the pushes: behind MULTI, ZADD and the script."""
 
 
-def _many(store: Store, share: _Share) -> list[Command]:
+def _many(store: Store, share: _Share) -> list[RedisCommand]:
     """Plain appends, and a script that gets the ids alone."""
     keys, rows = share.keys, share.rows
     scores: list[Any] = []
-    pushes: list[Command] = []
+    pushes: list[RedisCommand] = []
     names = [keys.n, keys.slices, keys.ids]
     idhs: list[bytes] = []
     args: list[Any] = []
@@ -170,7 +170,7 @@ def _known(share: _Share, reply: Any, widths: Widths) -> dict[int, Address]:
     }
 
 
-class Patience:
+class RetryWindow:
     """How long a call goes on after failures that may pass: one more attempt at once, then for `wait_s`."""
 
     def __init__(self, store: Store, wait_s: float) -> None:
@@ -223,7 +223,7 @@ class NamedPuts:
         first, *later = _rounds(items)
         shortfall: NotConfirmed | None = None
         for todo in [first] if on_conflict == "keep" else [first, *later]:
-            patience = Patience(self._store, wait_s)
+            patience = RetryWindow(self._store, wait_s)
             patience.shortfall = shortfall
             known = await self._put_new(items, todo, handles, now_ms, patience.level(level), patience)
             entries = await self._look([(address, items[i].row.idh) for i, address in known], patience)
@@ -243,7 +243,7 @@ class NamedPuts:
         handles: list[Handle | None],
         now_ms: int,
         level: Durability,
-        patience: Patience,
+        patience: RetryWindow,
     ) -> list[tuple[int, Address]]:
         """Put what is new; return what is known. A repeat after a lost reply finds its own ids: that is safe."""
         known: list[tuple[int, Address]] = []
@@ -273,7 +273,7 @@ class NamedPuts:
                 await patience.after(failure)
         return known
 
-    async def _look(self, wanted: list[tuple[Address, bytes]], patience: Patience) -> list[Found]:
+    async def _look(self, wanted: list[tuple[Address, bytes]], patience: RetryWindow) -> list[Found]:
         """All at once: a bulk put that is repeated finds every one of its ids known."""
         while True:
             try:
@@ -289,9 +289,9 @@ class NamedPuts:
         on_conflict: OnConflict,
         now_ms: int,
         level: Durability,
-        patience: Patience,
+        patience: RetryWindow,
     ) -> Handle:
-        contest = Contest(f"id {item.id!r}", patience.wait_s)
+        contest = ConflictBackoff(f"id {item.id!r}", patience.wait_s)
         while True:
             try:
                 answer = await self._try_known(item, current, seen, on_conflict, now_ms, level, patience)
@@ -308,7 +308,7 @@ class NamedPuts:
             seen = None
             await contest.lost()
 
-    async def _kept(self, item: Named, at: Address, level: Durability, patience: Patience) -> Handle:
+    async def _kept(self, item: Named, at: Address, level: Durability, patience: RetryWindow) -> Handle:
         """Somebody put it while we looked: that is what is kept, whatever has become of it since."""
         [entry] = await self._look([(at, item.row.idh)], patience)
         while entry.moved_to is not None:
@@ -326,7 +326,7 @@ class NamedPuts:
         on_conflict: OnConflict,
         now_ms: int,
         level: Durability,
-        patience: Patience,
+        patience: RetryWindow,
     ) -> Handle | Replaced:
         """One attempt: the handle, or why there is none yet."""
         former: Found | None = None

@@ -12,7 +12,7 @@ from ..codec import FORWARD, HEADER_BYTES, TOMB_BYTES, decode, decode_payload, i
 from ..keys import ADDRESS_BYTES, HOLDS_FROM_S, Address, Slice
 from ..owner.read import slices_in
 from ..queue_state import Queued
-from ..redis.connection import Command
+from ..redis.connection import RedisCommand
 from ..redis.sender import Group
 from ..store import Store
 from .pages import (
@@ -210,9 +210,9 @@ async def _pending_in(store: Store, slices: list[tuple[int, Slice]]) -> list[int
     for p, place in slices:
         keys = store.keys.partitions[p]
         s, f, d, x = keys.slice_keys(place.name)
-        bitmaps: list[Command] = [("GET", f), ("GET", d), ("GET", x)]
+        bitmaps: list[RedisCommand] = [("GET", f), ("GET", d), ("GET", x)]
         # Before its time a slice can only have cancelled entries.
-        untouched: list[Command] = [("BITCOUNT", x)]
+        untouched: list[RedisCommand] = [("BITCOUNT", x)]
         groups.append((keys.slot, [("LLEN", s), *(bitmaps if place.start_ms <= now_ms + 1000 else untouched)]))
     counts = []
     for result in await store.run(groups):

@@ -9,7 +9,7 @@ import msgspec
 from ...model.dead_letter import DeadLetter
 from ...model.ids import IDH_BYTES
 from ...model.lane import HoldRecord
-from ...model.schedule.chain import Link
+from ...model.schedule.chain import ChainState
 from ...model.schedule.definition import unpack_definition
 from ..codec import FORWARD, HEADER_BYTES, TOMB_BYTES
 from ..keys import ADDRESS_BYTES, R_UNIT, WIDTHS_MS, Address, PartitionKeys, Slice, r_of, score_of
@@ -21,7 +21,7 @@ from ..tasks.query import look_at
 from .keys import (
     MOST_AT_ONCE,
     TRIES,
-    Reading,
+    PartitionReading,
     SliceCount,
     check_keys,
     check_types,
@@ -31,19 +31,19 @@ from .keys import (
     set_score,
     shown,
 )
-from .report import Finding, Repair, Report
+from .report import Repair, Report, VerifyFinding
 
 
-async def check_books(store: Store, keys: PartitionKeys, reading: Reading) -> AsyncIterator[Finding]:
+async def check_books(store: Store, keys: PartitionKeys, reading: PartitionReading) -> AsyncIterator[VerifyFinding]:
     if not reading.exact:
         problem = f"its {len(reading.slices)} slices changed faster than they could be read"
         advice = f"verify again in a calmer moment; more than {MOST_AT_ONCE} slices are not read in one step"
-        yield Finding("not-proven", keys.number, keys.slices, problem, advice=advice)
+        yield VerifyFinding("not-proven", keys.number, keys.slices, problem, advice=advice)
     elif reading.garbled or reading.books.missing:
-        yield Finding("unbalanced", keys.number, keys.n, problem_of(reading), partial(_set_right, store, keys))
+        yield VerifyFinding("unbalanced", keys.number, keys.n, problem_of(reading), partial(_set_right, store, keys))
 
 
-def problem_of(reading: Reading) -> str:
+def problem_of(reading: PartitionReading) -> str:
     problems = [f"the counter {name} holds {value!r}, no number" for name, value in reading.garbled.items()]
     missing = reading.books.missing
     if missing > 0:
@@ -67,31 +67,33 @@ async def _set_right(store: Store, keys: PartitionKeys) -> Repair:
     return Repair(False, "the partition keeps changing; verify again in a calmer moment")
 
 
-async def check_slices(store: Store, keys: PartitionKeys, reading: Reading) -> AsyncIterator[Finding]:
+async def check_slices(store: Store, keys: PartitionKeys, reading: PartitionReading) -> AsyncIterator[VerifyFinding]:
     for name, _ in reading.nameless:
         problem = "stands among the live slices, but no owner can read that name"
-        yield Finding("bad-slice", keys.number, shown(name), problem, partial(_remove_name, store, keys, name))
+        yield VerifyFinding("bad-slice", keys.number, shown(name), problem, partial(_remove_name, store, keys, name))
     for one in reading.slices:
         finding = _fault_of(store, keys, one)
         if finding is not None:
             yield finding
 
 
-def _fault_of(store: Store, keys: PartitionKeys, one: SliceCount) -> Finding | None:
+def _fault_of(store: Store, keys: PartitionKeys, one: SliceCount) -> VerifyFinding | None:
     place = one.slice
     s = keys.entries(place.name)
     if one.length == 0:
         problem = "a live slice without entries: what stood there is gone"
-        return Finding(
+        return VerifyFinding(
             "empty-slice", keys.number, s, problem, partial(remove_remains, store, keys, place, repr(one.score))
         )
     right = score_of(place.start_ms, r_of(one.score))
     if one.score != right:
         problem = f"has the score {one.score!r}, which is not of its time: it would fire at the wrong one"
-        return Finding("bad-slice", keys.number, s, problem, partial(set_score, store, keys, place, one.score, right))
+        return VerifyFinding(
+            "bad-slice", keys.number, s, problem, partial(set_score, store, keys, place, one.score, right)
+        )
     if one.stray:
         problem = f"bits past the end of its {one.length} entries: new tasks there would look finished"
-        return Finding("stray-bits", keys.number, s, problem, partial(_cut_bits, store, keys, one))
+        return VerifyFinding("stray-bits", keys.number, s, problem, partial(_cut_bits, store, keys, one))
     return None
 
 
@@ -121,7 +123,7 @@ Pair = tuple[bytes, bytes]
 """An id's hash and its address, as the index holds them."""
 
 
-async def check_index(store: Store, keys: PartitionKeys) -> AsyncIterator[Finding]:
+async def check_index(store: Store, keys: PartitionKeys) -> AsyncIterator[VerifyFinding]:
     """Every id of the partition, page by page."""
     cursor = 0
     while True:
@@ -132,7 +134,7 @@ async def check_index(store: Store, keys: PartitionKeys) -> AsyncIterator[Findin
         for at in range(0, len(pairs), IDS_A_PAGE):
             for pair, fault in await _faults(store, keys, pairs[at : at + IDS_A_PAGE]):
                 repair = partial(_repair_id, store, keys, pair)
-                yield Finding(
+                yield VerifyFinding(
                     "orphan-index", keys.number, f"{keys.ids} {pair[0].hex()}", _INDEX_PROBLEMS[fault], repair
                 )
         if not cursor:
@@ -190,7 +192,7 @@ Suspect = tuple[bytes, bytes, Address | None]
 """Lane, the head it waits for as the lane has it (idh first), and where the index has that head."""
 
 
-async def check_lanes(store: Store, keys: PartitionKeys) -> AsyncIterator[Finding]:
+async def check_lanes(store: Store, keys: PartitionKeys) -> AsyncIterator[VerifyFinding]:
     cursor = 0
     while True:
         [reply] = await store.run_one(keys.slot, [("HSCAN", keys.held, cursor, "COUNT", LANES_A_PAGE)])
@@ -205,7 +207,7 @@ async def check_lanes(store: Store, keys: PartitionKeys) -> AsyncIterator[Findin
             idh = suspect[1][:IDH_BYTES].hex()
             problem = f"waits for the task {idh}, which is nowhere: nothing of the lane will fire"
             where = f"{keys.held} {shown(suspect[0])}"
-            yield Finding("held-lane", keys.number, where, problem, partial(_free, store, keys, suspect))
+            yield VerifyFinding("held-lane", keys.number, where, problem, partial(_free, store, keys, suspect))
         if not cursor:
             return
 
@@ -286,7 +288,7 @@ async def _free(store: Store, keys: PartitionKeys, suspect: Suspect) -> Repair:
 RECORDS_A_PAGE: Final = 256
 
 
-async def check_holds(store: Store, keys: PartitionKeys) -> AsyncIterator[Finding]:
+async def check_holds(store: Store, keys: PartitionKeys) -> AsyncIterator[VerifyFinding]:
     """A record without a slice is no fault: all that was to be moved there may have been cancelled. Nor is a slice
     without a record: its next owner opens it."""
     cursor = 0
@@ -297,7 +299,7 @@ async def check_holds(store: Store, keys: PartitionKeys) -> AsyncIterator[Findin
             problem = _problem_of(name, raw)
             if problem is not None:
                 repair = partial(_remove, store, keys, name)
-                yield Finding("hold-record", keys.number, f"{keys.holds} {shown(name)}", problem, repair)
+                yield VerifyFinding("hold-record", keys.number, f"{keys.holds} {shown(name)}", problem, repair)
         if not cursor:
             return
 
@@ -326,7 +328,7 @@ _LETTER_PROBLEMS: Final = {
 _decode: Final = msgspec.msgpack.Decoder(DeadLetter).decode
 
 
-async def check_dead_letters(store: Store, keys: PartitionKeys) -> AsyncIterator[Finding]:
+async def check_dead_letters(store: Store, keys: PartitionKeys) -> AsyncIterator[VerifyFinding]:
     told: set[bytes] = set()
     for command, key in (("HSCAN", keys.dead), ("ZSCAN", keys.dead_times)):
         cursor = 0
@@ -338,7 +340,9 @@ async def check_dead_letters(store: Store, keys: PartitionKeys) -> AsyncIterator
                     if idh not in told:
                         told.add(idh)
                         repair = partial(_repair_letter, store, keys, idh)
-                        yield Finding("dead-letter", keys.number, f"{key} {idh.hex()}", _LETTER_PROBLEMS[there], repair)
+                        yield VerifyFinding(
+                            "dead-letter", keys.number, f"{key} {idh.hex()}", _LETTER_PROBLEMS[there], repair
+                        )
             if not cursor:
                 break
 
@@ -377,11 +381,11 @@ _QUEUE_PROBLEMS: Final = {
     "place": "a queued task whose entry is gone from its stream: no worker will get it",
 }
 
-Task = tuple[bytes, bytes, bytes]
+QueuedTask = tuple[bytes, bytes, bytes]
 """idh, stream id, packed address."""
 
 
-async def check_queues(store: Store, keys: PartitionKeys) -> AsyncIterator[Finding]:
+async def check_queues(store: Store, keys: PartitionKeys) -> AsyncIterator[VerifyFinding]:
     queues = await _names(store, keys)
     told: set[bytes] = set()
     async for queue, tasks in _pages(store, keys, queues):
@@ -390,11 +394,11 @@ async def check_queues(store: Store, keys: PartitionKeys) -> AsyncIterator[Findi
                 told.add(idh)
                 repair = partial(_repair_task, store, keys, queue, (idh, entry, address))
                 where = f"{keys.queue(queue)} {entry.decode()}"
-                yield Finding(f"queue-{there}", keys.number, where, _QUEUE_PROBLEMS[there], repair)
+                yield VerifyFinding(f"queue-{there}", keys.number, where, _QUEUE_PROBLEMS[there], repair)
     queued, aside, places, entries, _ = await _count(store, keys, queues, set_right=False)
     if queued + aside != places or places != entries:
         problem = f"counted are {queued} and {aside} of lanes; there are {places} places and {entries} entries"
-        yield Finding("queue-count", keys.number, keys.n, problem, partial(_recount, store, keys, queues))
+        yield VerifyFinding("queue-count", keys.number, keys.n, problem, partial(_recount, store, keys, queues))
 
 
 async def _names(store: Store, keys: PartitionKeys) -> list[str]:
@@ -408,7 +412,9 @@ async def _names(store: Store, keys: PartitionKeys) -> list[str]:
             return sorted(name.decode() for name in names)
 
 
-async def _pages(store: Store, keys: PartitionKeys, queues: Sequence[str]) -> AsyncIterator[tuple[str, list[Task]]]:
+async def _pages(
+    store: Store, keys: PartitionKeys, queues: Sequence[str]
+) -> AsyncIterator[tuple[str, list[QueuedTask]]]:
     """All that is in the streams, then all that is said to be."""
     for queue in queues:
         first = b"-"
@@ -422,7 +428,7 @@ async def _pages(store: Store, keys: PartitionKeys, queues: Sequence[str]) -> As
     while True:
         [reply] = await store.run_one(keys.slot, [("HSCAN", keys.queued, cursor, "COUNT", TASKS_A_PAGE)])
         cursor, flat = int(reply[0]), reply[1]
-        found: dict[str, list[Task]] = {}
+        found: dict[str, list[QueuedTask]] = {}
         for idh, place in zip(flat[::2], flat[1::2], strict=True):
             entry, queue = place[ADDRESS_BYTES:].split(b" ")[:2]
             found.setdefault(queue.decode(), []).append((idh, entry, place[:ADDRESS_BYTES]))
@@ -433,9 +439,9 @@ async def _pages(store: Store, keys: PartitionKeys, queues: Sequence[str]) -> As
 
 
 async def _incomplete_tasks(
-    store: Store, keys: PartitionKeys, queue: str, tasks: Sequence[Task]
-) -> list[tuple[Task, str]]:
-    found: list[tuple[Task, str]] = []
+    store: Store, keys: PartitionKeys, queue: str, tasks: Sequence[QueuedTask]
+) -> list[tuple[QueuedTask, str]]:
+    found: list[tuple[QueuedTask, str]] = []
     for first in range(0, len(tasks), TASKS_A_PAGE):
         some = tasks[first : first + TASKS_A_PAGE]
         args = [value for idh, entry, _ in some for value in (idh, entry)]
@@ -446,7 +452,7 @@ async def _incomplete_tasks(
     return found
 
 
-async def _repair_task(store: Store, keys: PartitionKeys, queue: str, task: Task) -> Repair:
+async def _repair_task(store: Store, keys: PartitionKeys, queue: str, task: QueuedTask) -> Repair:
     idh, entry, address = task
     s, _, d, _ = keys.slice_keys(Address.unpack(keys.number, address).slice.name)
     names = [keys.queued, keys.queue(queue), keys.slices, s, d, keys.own, keys.fence]
@@ -478,7 +484,7 @@ A_PAGE: Final = 200
 KIND: Final = "schedule-chain"
 
 
-async def check_schedules(store: Store, keys: PartitionKeys) -> AsyncIterator[Finding]:
+async def check_schedules(store: Store, keys: PartitionKeys) -> AsyncIterator[VerifyFinding]:
     cursor = 0
     while True:
         [reply] = await store.run_one(keys.slot, [("HSCAN", keys.sched, cursor, "COUNT", A_PAGE)])
@@ -498,7 +504,7 @@ async def check_schedules(store: Store, keys: PartitionKeys) -> AsyncIterator[Fi
             break
 
 
-async def _look(store: Store, keys: PartitionKeys, names: Sequence[bytes]) -> list[Finding]:
+async def _look(store: Store, keys: PartitionKeys, names: Sequence[bytes]) -> list[VerifyFinding]:
     findings = []
     suspects = await _broken(store, keys, names)
     # Twice: a chain that moved on between the two looks is not broken, and is found where it stands by then.
@@ -509,26 +515,28 @@ async def _look(store: Store, keys: PartitionKeys, names: Sequence[bytes]) -> li
         where = f"{keys.sched} {name.decode(errors='replace')}"
         if why == "unreadable":
             advice = "write it anew: mainspring schedule remove, then add"
-            findings.append(Finding(KIND, keys.number, where, "a schedule that cannot be read", None, advice))
+            findings.append(VerifyFinding(KIND, keys.number, where, "a schedule that cannot be read", None, advice))
             continue
         problem = f"a schedule without its next occurrence ({why}): it would not run any more"
         claim = None if link is None else link.claim
         repair = partial(_repair_chain, store, keys, name.decode(), claim, why)
-        findings.append(Finding(KIND, keys.number, where, problem, repair))
+        findings.append(VerifyFinding(KIND, keys.number, where, problem, repair))
     return findings
 
 
-async def _broken(store: Store, keys: PartitionKeys, names: Sequence[bytes]) -> list[tuple[bytes, Link | None, str]]:
+async def _broken(
+    store: Store, keys: PartitionKeys, names: Sequence[bytes]
+) -> list[tuple[bytes, ChainState | None, str]]:
     """Those whose planned occurrence does not wait: name, chain, and what is the matter."""
     definitions, raws = await store.run_one(keys.slot, [("HMGET", keys.sched, *names), ("HMGET", keys.next, *names)])
-    found: list[tuple[bytes, Link | None, str]] = []
-    planned: list[tuple[bytes, Link]] = []
+    found: list[tuple[bytes, ChainState | None, str]] = []
+    planned: list[tuple[bytes, ChainState]] = []
     for name, definition, raw in zip(names, definitions, raws, strict=True):
         if definition is None or is_pointer(definition):
             continue  # removed by now, or living in the partition of its lane
         try:
             unpack_definition(definition)
-            link = None if raw is None else Link.unpack(raw)
+            link = None if raw is None else ChainState.unpack(raw)
         except (msgspec.DecodeError, ValueError):
             found.append((name, None, "unreadable"))
             continue
@@ -548,14 +556,16 @@ async def _repair_chain(store: Store, keys: PartitionKeys, name: str, claim: byt
     return Repair(written == "changed", "it has changed by now" if written == "changed" else f"not planted: {written}")
 
 
-async def _without_schedule(store: Store, keys: PartitionKeys, names: Sequence[bytes]) -> list[Finding]:
+async def _without_schedule(store: Store, keys: PartitionKeys, names: Sequence[bytes]) -> list[VerifyFinding]:
     [definitions] = await store.run_one(keys.slot, [("HMGET", keys.sched, *names)])
     findings = []
     for name, definition in zip(names, definitions, strict=True):
         if definition is None:
             where = f"{keys.next} {name.decode(errors='replace')}"
             repair = partial(_forget, store, keys, name)
-            findings.append(Finding(KIND, keys.number, where, "the chain of a schedule that is not there", repair))
+            findings.append(
+                VerifyFinding(KIND, keys.number, where, "the chain of a schedule that is not there", repair)
+            )
     return findings
 
 
@@ -570,7 +580,7 @@ async def _forget(store: Store, keys: PartitionKeys, name: bytes) -> Repair:
 # so traffic is never mistaken for damage; each step looks at a bounded number of slices, ids or keys. A repair checks
 # again, in the same step in which it writes, and never removes an entry.
 
-Progress = Callable[[int, int], None]
+VerifyProgress = Callable[[int, int], None]
 """Called with how many partitions were looked through, and how many there are."""
 
 CHECKS: Final = (check_index, check_lanes, check_holds, check_dead_letters, check_queues, check_schedules)
@@ -578,7 +588,7 @@ CHECKS: Final = (check_index, check_lanes, check_holds, check_dead_letters, chec
 it here, and name what it finds in `report.KINDS`; a new key belongs into `keys`."""
 
 
-async def verify(store: Store, *, repair: bool = False, progress: Progress | None = None) -> Report:
+async def verify(store: Store, *, repair: bool = False, progress: VerifyProgress | None = None) -> Report:
     """Look through a whole namespace; with `repair`, set right what can be. `progress` is told of each partition."""
     report = Report(store.keys.namespace, len(store.keys), repair=repair)
     unreadable: set[int] = set()
@@ -597,7 +607,7 @@ async def verify(store: Store, *, repair: bool = False, progress: Progress | Non
     return report
 
 
-def _partition_of(finding: Finding) -> set[int]:
+def _partition_of(finding: VerifyFinding) -> set[int]:
     return set() if finding.partition is None else {finding.partition}
 
 

@@ -11,10 +11,10 @@ from ...model.errors import StoreError
 from ..keys import Keyspace, PartitionKeys, Slice
 from ..owner.read import slice_named
 from ..redis.sender import Group
-from ..redis.servers import Link
+from ..redis.servers import Primary
 from ..store import Store, error_of
 from ..tasks.put import fresh_score
-from .report import Books, Finding, Repair
+from .report import Books, Repair, VerifyFinding
 
 KEYS_A_PAGE: Final = 1_000
 _PARTITION_TYPES: Final = {
@@ -65,7 +65,7 @@ def fixed_keys(keyspace: Keyspace) -> Fixed:
     return known
 
 
-async def check_types(store: Store) -> AsyncIterator[Finding]:
+async def check_types(store: Store) -> AsyncIterator[VerifyFinding]:
     """Keys with a fixed name hold what they should, or nothing."""
     by_partition: dict[int | None, list[tuple[bytes, bytes]]] = {}
     for key, (number, kind) in fixed_keys(store.keys).items():
@@ -82,7 +82,7 @@ async def check_types(store: Store) -> AsyncIterator[Finding]:
                 yield _wrong_type(number, key, kind, found)
 
 
-async def check_keys(store: Store, unreadable: Collection[int]) -> AsyncIterator[Finding]:
+async def check_keys(store: Store, unreadable: Collection[int]) -> AsyncIterator[VerifyFinding]:
     """All keys of all servers, page by page. Partitions whose own keys are unreadable are left out."""
     fixed = fixed_keys(store.keys)
     by_tag = {keys.tag.encode(): keys for keys in store.keys.partitions}
@@ -96,7 +96,7 @@ async def check_keys(store: Store, unreadable: Collection[int]) -> AsyncIterator
                     yield finding
 
 
-async def _pages(link: Link, namespace: str) -> AsyncIterator[list[bytes]]:
+async def _pages(link: Primary, namespace: str) -> AsyncIterator[list[bytes]]:
     cursor = b"0"
     while True:
         [reply] = await link.pipeline([("SCAN", cursor, "MATCH", f"{{{namespace}[:}}]*", "COUNT", KEYS_A_PAGE)])
@@ -110,11 +110,11 @@ async def _pages(link: Link, namespace: str) -> AsyncIterator[list[bytes]]:
 
 async def _check_page(
     store: Store,
-    link: Link,
+    link: Primary,
     page: Sequence[bytes],
     by_tag: dict[bytes, PartitionKeys],
     unreadable: Collection[int],
-) -> AsyncIterator[Finding]:
+) -> AsyncIterator[VerifyFinding]:
     types = await link.pipeline([("TYPE", key) for key in page])
     places: dict[int, set[Slice]] = {}
     for key, found in zip(page, types, strict=True):
@@ -146,7 +146,7 @@ def _named(key: bytes, by_tag: dict[bytes, PartitionKeys]) -> tuple[PartitionKey
     return None
 
 
-async def _without_slice(store: Store, keys: PartitionKeys, places: list[Slice]) -> list[Finding]:
+async def _without_slice(store: Store, keys: PartitionKeys, places: list[Slice]) -> list[VerifyFinding]:
     """Of slices that have keys: those that are not live. Looked at in one step, so nothing is on its way."""
     names = [place.name for place in places]
     call_keys = [keys.slices, *(key for name in names for key in keys.slice_keys(name))]
@@ -157,12 +157,12 @@ async def _without_slice(store: Store, keys: PartitionKeys, places: list[Slice])
         if entries:
             problem = f"entries in no live slice ({entries}): nobody will fire them"
             repair = partial(put_back, store, keys, place)
-            findings.append(Finding("orphan-list", keys.number, keys.entries(place.name), problem, repair))
+            findings.append(VerifyFinding("orphan-list", keys.number, keys.entries(place.name), problem, repair))
         else:
             problem = f"bitmaps without a slice ({bitmaps}): new tasks of that time would look finished"
             repair = partial(remove_remains, store, keys, place, "")
             where = f"{{{keys.tag}}}:[fdx]:{place.name}"
-            findings.append(Finding("orphan-bitmap", keys.number, where, problem, repair))
+            findings.append(VerifyFinding("orphan-bitmap", keys.number, where, problem, repair))
     return findings
 
 
@@ -196,8 +196,8 @@ async def remove_remains(store: Store, keys: PartitionKeys, place: Slice, score:
     return Repair(True, "removed" if reply == b"ok" else "it has entries by now: nothing to remove")
 
 
-def _wrong_type(number: int | None, key: bytes, expected: bytes, found: bytes) -> Finding:
-    return Finding(
+def _wrong_type(number: int | None, key: bytes, expected: bytes, found: bytes) -> VerifyFinding:
+    return VerifyFinding(
         "wrong-type",
         number,
         shown(key),
@@ -207,8 +207,8 @@ def _wrong_type(number: int | None, key: bytes, expected: bytes, found: bytes) -
     )
 
 
-def _unknown(key: bytes, found: bytes) -> Finding:
-    return Finding(
+def _unknown(key: bytes, found: bytes) -> VerifyFinding:
+    return VerifyFinding(
         "unknown-key",
         None,
         shown(key),
@@ -242,7 +242,7 @@ class SliceCount(NamedTuple):
     """Bits are set past the end of the list."""
 
 
-class Reading(NamedTuple):
+class PartitionReading(NamedTuple):
     """A partition as it stood."""
 
     exact: bool
@@ -275,7 +275,7 @@ async def list_live(store: Store, keys: PartitionKeys) -> dict[bytes, float]:
             return found
 
 
-async def read_partition(store: Store, keys: PartitionKeys) -> Reading:
+async def read_partition(store: Store, keys: PartitionKeys) -> PartitionReading:
     """Count a partition so that all of it was true at one moment."""
     tries = 0
     while True:
@@ -285,7 +285,7 @@ async def read_partition(store: Store, keys: PartitionKeys) -> Reading:
             return reading
 
 
-async def _read(store: Store, keys: PartitionKeys, *, most: int) -> Reading:
+async def _read(store: Store, keys: PartitionKeys, *, most: int) -> PartitionReading:
     [before] = await store.run_one(keys.slot, [("HMGET", keys.n, *_COUNTERS, "repairs")])
     listed = await list_live(store, keys)
     slices = [place for name in listed if (place := slice_named(name)) is not None]
@@ -304,14 +304,14 @@ def _whole(counted: _Counted, listed: dict[bytes, float]) -> bool:
     return counted.live == len(listed) and None not in counted.slices
 
 
-def _reading(parts: Sequence[_Counted], listed: dict[bytes, float], *, exact: bool) -> Reading:
+def _reading(parts: Sequence[_Counted], listed: dict[bytes, float], *, exact: bool) -> PartitionReading:
     counters, garbled = _numbers(parts[-1].counters)
     slices = [one for part in parts for one in part.slices if one is not None]
     books = Books(
         **counters, pending=sum(one.pending for one in slices), fired=sum(one.fired for one in slices)
     )  # fmt: skip
     nameless = [(name, score) for name, score in listed.items() if slice_named(name) is None]
-    return Reading(exact, books, slices, nameless, garbled, parts[-1].counters[-1] or b"0")
+    return PartitionReading(exact, books, slices, nameless, garbled, parts[-1].counters[-1] or b"0")
 
 
 def _numbers(raw: Sequence[bytes | None]) -> tuple[dict[str, int], dict[str, str]]:

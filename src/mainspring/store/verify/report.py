@@ -62,7 +62,7 @@ class Repair(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class VerifyFinding:
     """Something that is not as it should be, and how it can be set right."""
 
     kind: str
@@ -77,7 +77,7 @@ class Finding:
 
 
 class Told(NamedTuple):
-    finding: Finding
+    finding: VerifyFinding
     repair: Repair | None
 
 
@@ -95,7 +95,7 @@ class Report:
         self.told: list[Told] = []
         self._repair = repair
 
-    async def take(self, finding: Finding) -> None:
+    async def take(self, finding: VerifyFinding) -> None:
         repair = None
         if self._repair:
             repair = await finding.repair() if finding.repair is not None else Repair(False, finding.advice)
