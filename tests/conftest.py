@@ -1,77 +1,170 @@
-"""Which of several test processes gets what, and when: a file stays together, the long ones go first."""
+"""Real servers for every test of the data path: a namespace of its own, and nothing left behind."""
 
-import gc
-import signal
-from collections import Counter
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from functools import cache
+from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
+import uvloop
+from tests.support import narrow_rights
+from tests.support.fleets import KINDS, PARTITIONS, Fleet, masters_of
+from tests.support.kafka_topics import need_kafka
+from tests.support.missing_parts import need_server
 
-ON_ONE_BROKER = ("test_kafka_sink.py", "test_demo.py", "test_sink_contract.py", "test_bench_e2e.py", "test_poc.py")
-"""Files that share a Kafka broker, so one process runs them all: a broker takes longer to start than to be used."""
+from mainspring.client.client import Client
+from mainspring.model.clock import ManualClock
+from mainspring.store.store import Store
+from mainspring.store.tasks import encode
+from mainspring.testing.balance import balance
+from mainspring.testing.kafka import Broker, broker
+from mainspring.testing.servers import (
+    Kind,
+    Server,
+    all_keys,
+    belongs_to,
+    cluster,
+    delete_namespace,
+    standalone,
+)
+from mainspring.testing.ticker import Ticker
 
-LONG = (
-    "test_chaos.py", *ON_ONE_BROKER, "test_state_machine.py", "test_bench.py", "test_serve.py", "test_spill.py",
-    "test_supervisor.py", "test_engine.py", "test_bench_peers.py", "test_cron_oracle.py", "test_valves.py",
-    "test_outage.py", "test_scheduler_life.py", "test_resharding.py", "test_worker_life.py", "test_links.py",
-    "test_failover.py", "test_api_serve.py", "test_verify_live.py", "test_api_schema.py", "test_guides.py",
-    "test_planted_bugs.py", "test_leader_and_followers.py", "test_worker_process.py", "test_commands.py",
-    "test_node.py", "test_examples.py", "test_held_list.py", "test_cluster.py", "test_many_lanes.py",
-    "test_schedule_processes.py", "test_queue_resharding.py", "test_network_partition.py", "test_embedded.py",
-    "test_metrics_move.py", "test_doctor.py", "test_deploy.py", "test_schedule_commands.py",
-    "test_bench_schedules.py", "test_bench_queue.py", "test_hand_over_on_a_bad_road.py", "test_bench_http.py",
-    "test_schedule_preview.py",
-)  # fmt: skip
-"""Files that take long, the longest first: one of them at the very end would keep the others waiting for it. Those with
-few tests above all, for the others go by how many they have."""
+pytest_plugins = ["tests.support.suite"]
 
-# How long an example takes says more about the machine than about what is tested.
-settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+STRETCH = 32
+"""Tasks of one call that share a partition: less than usual, so that some hundred of them reach all partitions."""
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell that runs the tests in the background has Ctrl-C ignored, also by the processes that tests send it to.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
-
-
-def _file_of(nodeid: str) -> str:
-    return nodeid.split("::", 1)[0].rpartition("/")[2]
+UVLOOP_ON: Final = ("redis", "cluster")
+"""Where a test runs on uvloop, as nodes do, which costs less; elsewhere on asyncio's own loop, as programs may."""
 
 
-class LongestFirst(LoadFileScheduling):  # type: ignore[misc]  # its package brings no types
-    """Hands out files in the order of the collection."""
+class Loops:
+    """Makes the event loop of the test that is about to run."""
 
-    def _split_scope(self, nodeid: str) -> str:
-        return "kafka" if _file_of(nodeid) in ON_ONE_BROKER else super()._split_scope(nodeid)
+    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
-    if config.getoption("dist") != "loadfile":
-        return None
-    config.option.loadscopereorder = False  # it would go by the number of tests alone
-    return LongestFirst(config, log)
+    @classmethod
+    def new(cls) -> asyncio.AbstractEventLoop:
+        return cls.factory()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not hasattr(config, "workerinput"):
-        return
-    tests = Counter(item.nodeid.split("::", 1)[0] for item in items)
-    rank = {name: number for number, name in enumerate(LONG)}
-
-    def place(item: pytest.Item) -> tuple[int, int, str]:
-        path = item.nodeid.split("::", 1)[0]
-        return rank.get(_file_of(path), len(rank)), -tests[path], path
-
-    items.sort(key=place)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    kind = item.callspec.params.get("fleet") if hasattr(item, "callspec") else None
+    Loops.factory = uvloop.new_event_loop if kind in UVLOOP_ON else asyncio.new_event_loop
 
 
-def pytest_collection_finish() -> None:
-    """Thousands of tests in memory: the collector need not look at them again and again."""
-    gc.collect()
-    gc.freeze()
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"by server": Loops.new}
+
+
+@pytest.fixture(scope="session")
+def fleets() -> Iterator[Callable[[str], Fleet]]:
+    """Starts each kind when it is asked for first. All run to the end: pytest would end one where the next begins."""
+    with ExitStack() as stack:
+
+        @cache
+        def of_kind(name: str) -> Fleet:
+            made: Fleet = cluster(3, 0) if name == "cluster" else standalone("redis" if name == "redis" else "valkey")
+            stack.enter_context(made)
+            if name in narrow_rights.ON:
+                more = [f"+{command}" for command in narrow_rights.TESTS_OWN]
+                narrow_rights.sign_in(made, masters_of(made), more=more)
+            return made
+
+        yield of_kind
+
+
+@pytest.fixture(autouse=True)
+def _small_loads_reach_all_partitions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where a server is used: tests of the arithmetic itself see the real figure."""
+    if {"fleet", "server", "kind"} & set(request.fixturenames):
+        monkeypatch.setattr(encode, "STRETCH", STRETCH)
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def fleet(request: pytest.FixtureRequest, fleets: Callable[[str], Fleet]) -> Fleet:
+    """Valkey as embedded, Debian's Redis 7.0, and a cluster of three masters: started once."""
+    need_server("redis" if request.param == "redis" else "valkey")
+    return fleets(request.param)
+
+
+@pytest.fixture(scope="module", params=["valkey", "redis"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """For tests that start servers of their own."""
+    kind: Kind = request.param
+    need_server(kind)
+    return kind
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A Valkey for the tests of one module, where the kind of server does not matter."""
+    with standalone() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Broker]:
+    """One broker for all tests; each makes topics of its own. Whoever stops or kills it starts it again."""
+    need_kafka()
+    with broker(extra={"auto.create.topics.enable": "true"}) as started:
+        yield started
+
+
+@pytest.fixture
+def namespace(fleet: Fleet) -> Iterator[str]:
+    """A fresh namespace. A test that writes outside of it fails, and so does one whose keys cannot be found again."""
+    name = f"t{uuid.uuid4().hex[:10]}"
+    yield name
+    strangers: list[bytes] = []
+    left = 0
+    for server in masters_of(fleet):
+        strangers += [key for key in all_keys(server) if not belongs_to(key, name)]
+        delete_namespace(server, name)
+        count, _ = server.calls([("DBSIZE",), ("FLUSHALL",)])  # the next test starts clean in any case
+        left += count
+    assert not strangers, f"keys outside the test's namespace: {strangers[:5]}"
+    assert left == 0, f"{left} keys are left after the namespace was cleared"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def store(fleet: Fleet, namespace: str, clock: ManualClock) -> AsyncIterator[Store]:
+    """A store under a clock held by hand. Whatever a test did, the books must balance at its end."""
+    opened = await Store.open(fleet.url, namespace=namespace, partitions=PARTITIONS, clock=clock)
+    try:
+        yield opened
+        await balance(opened)
+    finally:
+        await opened.aclose()
+
+
+@pytest.fixture
+def client(store: Store) -> Client:
+    return Client.over(store)
+
+
+@pytest.fixture
+async def tickers(fleet: Fleet, namespace: str, clock: ManualClock) -> AsyncIterator[Callable[..., Awaitable[Ticker]]]:
+    """Makes tickers on the test's namespace and clock; all are closed at the end."""
+    async with AsyncExitStack() as stack:
+
+        async def make(**options: Any) -> Ticker:
+            made = Ticker(fleet.url, namespace=namespace, partitions=PARTITIONS, clock=clock, **options)
+            return await stack.enter_async_context(made)
+
+        yield make
+
+
+@pytest.fixture
+async def ticker(tickers: Callable[..., Awaitable[Ticker]], store: Store) -> Ticker:
+    return await tickers()

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.chaos import run as chaos_run
+from tests.support.chaos.network import refused
+from tests.support.chaos.profile import PROFILES, Profile
+from tests.support.chaos.run import run
 
 from mainspring.testing.history import HealedEvent, History
-
-from ..support.chaos import run as chaos_run
-from ..support.chaos.network import refused
-from ..support.chaos.profile import PROFILES, Profile
-from ..support.chaos.run import run
 
 SEED = int(os.environ.get("MAINSPRING_CHAOS_SEED", "1"))
 

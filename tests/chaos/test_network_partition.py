@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import pytest
+from tests.support.chaos.network import Cable, refused
 
 from mainspring.bench.fleet import NodeOrder
 from mainspring.client.client import Client
@@ -19,8 +20,6 @@ from mainspring.store import members
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import standalone
-
-from ..support.chaos.network import Cable, refused
 
 LEASE_S = 1.5
 TASKS = 2_000

@@ -3,9 +3,8 @@
 from collections import Counter
 
 import pytest
-
-from ..support.chaos.profile import PROFILES, plan
-from ..support.chaos.run import too_few
+from tests.support.chaos.profile import PROFILES, plan
+from tests.support.chaos.run import too_few
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
+from tests.support.recording import Moments, RecordingClient, books, record
+
 from mainspring.client.client import Client
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.clock import ManualClock
@@ -18,7 +20,6 @@ from mainspring.store.scripts import text_of
 from mainspring.store.store import Store
 from mainspring.testing.faults import Match
 from mainspring.testing.history import History, Violation, check
-from mainspring.testing.recording import Moments, RecordingClient, books, record
 from mainspring.testing.ticker import Ticker
 
 LEASE_S: Final = 60

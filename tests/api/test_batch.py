@@ -1,0 +1,279 @@
+"""`/v1/tasks:batch`: every line has its outcome, wrong ones fail alone, and what is sent again counts once."""
+
+import gzip
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.support.api_calls import LATER, Api, serving_api
+
+from mainspring.config.config import Config
+from mainspring.model.errors import Unavailable
+from mainspring.testing.balance import balance
+from mainspring.testing.servers import Server
+
+LIMITS = {"api_batch_lines": 5_000, "api_batch_bytes": 2_000_000, "api_body_bytes": 100_000}
+
+
+@pytest.fixture
+async def api(server: Server) -> AsyncIterator[Api]:
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4, **LIMITS)) as made:  # type: ignore[arg-type]
+        yield made
+        await balance(made.client.store)
+    server.call("FLUSHALL")
+
+
+def line(n: int, **more: Any) -> dict[str, Any]:
+    return {"target": "null:", "at": LATER + n, "payload": {"n": n}} | more
+
+
+async def pending(api: Api) -> int:
+    return (await api.client.count()).pending
+
+
+async def test_every_line_is_a_task_with_an_answer_in_order(api: Api) -> None:
+    answer = await api.batch([line(n, **({"id": f"o{n}"} if n % 2 else {})) for n in range(3000)])
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/x-ndjson")
+    *told, last = answer.lines
+    assert [one["line"] for one in told] == list(range(1, 3001))
+    assert [one["due_ms"] for one in told] == [LATER + n for n in range(3000)]
+    assert told[1]["id"] == "o1"
+    assert last == {"summary": {
+        "lines": 3000, "created": 3000, "kept": 0, "replaced": 0, "failed": 0, "complete": True, "next_line": None,
+        "error": None,
+    }}  # fmt: skip
+    assert await pending(api) == 3000
+    for one in (told[0], told[1], told[2998]):
+        assert (await api.client.get(one["id"])).payload == {"n": one["line"] - 1}
+
+
+async def test_wrong_lines_fail_alone_and_are_named_by_their_number(api: Api) -> None:
+    lines: list[Any] = [
+        line(0, id="good"),
+        b"{not json}\n",
+        line(1, target="smtp:x"),
+        b"\n",
+        line(2, after="1s"),
+        b'{"target": "null:"} {"target": "null:"}\n',
+        b'{"target": "null:", "payload": %b%b}\n' % (b"[" * 2000, b"]" * 2000),
+        b'{"target": "null:", "payload": "\xff"}\n',
+        line(3, expires=1),
+        line(4, retry="nonsense"),
+        line(4, timeout="nonsense"),
+        line(5, colour="red"),
+        b"  \r\n",
+        line(6),
+    ]
+    told = (await api.batch(lines)).lines
+    failed = {one["line"]: one["error"]["type"].rpartition(":")[2] for one in told if "error" in one}
+    assert failed == {
+        2: "malformed", 3: "invalid", 5: "invalid", 6: "malformed", 7: "invalid", 8: "invalid",
+        9: "invalid", 10: "invalid", 11: "invalid", 12: "invalid",
+    }  # fmt: skip
+    assert [one["line"] for one in told if "id" in one] == [1, 14]
+    assert told[-1]["summary"]["failed"] == 10
+    assert await pending(api) == 2
+
+
+async def test_a_batch_sent_again_counts_once(api: Api) -> None:
+    lines = [line(n, id=f"o{n}") for n in range(500)]
+    first, again = await api.batch(lines), await api.batch(lines)
+    assert first.lines[-1]["summary"]["created"] == 500
+    assert again.lines[-1]["summary"]["kept"] == 500
+    assert await pending(api) == 500
+
+
+async def test_lines_without_ids_count_once_under_one_idempotency_key(api: Api) -> None:
+    lines = [line(1), line(1), line(2)]
+    for key, created in (("k", 3), ("k", 0), ("other", 3)):
+        told = (await api.batch(lines, idempotency_key=key)).lines
+        assert told[-1]["summary"]["created"] == created
+    changed = (await api.batch([line(1), line(7)], idempotency_key="k")).lines
+    assert [one["outcome"] for one in changed[:-1]] == ["kept", "created"]
+    rejecting = await api.batch([line(1), line(8), line(9, id="own")], "?on_conflict=reject", idempotency_key="k")
+    assert [one["outcome"] for one in rejecting.lines[:-1]] == ["kept", "created", "created"]
+    again = await api.batch([line(1), line(8), line(9, id="own")], "?on_conflict=reject", idempotency_key="k")
+    assert [one.get("outcome") for one in again.lines[:-1]] == ["kept", "kept", None], "the rule is for callers' ids"
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "schlüssel"])
+async def test_an_idempotency_key_that_is_none_makes_no_two_batches_one(api: Api, key: str) -> None:
+    for _ in range(2):
+        refused = await api.batch([line(1)], idempotency_key=key.encode().decode("latin-1"))
+        assert (refused.status, refused.problem) == (400, "invalid")
+    assert (await api.get("/v1/tasks:count")).json["pending"] == 0
+
+
+async def test_the_rule_for_known_ids_holds_for_all_lines(api: Api) -> None:
+    await api.batch([line(n, id=f"o{n}") for n in range(3)])
+    moved = await api.batch([line(100, id="o1"), line(100, id="o9")], "?on_conflict=replace")
+    assert [one["outcome"] for one in moved.lines[:-1]] == ["replaced", "created"]
+    refused = await api.batch([line(0, id="o1"), line(0, id="new"), line(0, id="new")], "?on_conflict=reject")
+    summary = refused.lines[-1]["summary"]
+    assert (summary["lines"], summary["created"], summary["failed"]) == (3, 1, 2)
+    assert [one.get("outcome") for one in refused.lines[:-1]] == [None, "created", None]
+    assert refused.lines[0]["error"]["type"].endswith(":conflict")
+
+
+async def test_answers_may_be_left_out_but_never_errors(api: Api) -> None:
+    told = (await api.batch([line(0), line(1, target="x"), line(2)], "?answers=errors")).lines
+    assert [one.get("line") for one in told] == [2, None]
+    assert told[-1]["summary"]["created"] == 2
+    again = [line(0, id="a"), line(1, id="a"), line(2)]
+    for rule, counts in (("keep", (2, 1, 0)), ("replace", (1, 0, 2)), ("reject", (1, 0, 0))):
+        summary = (await api.batch(again, f"?answers=errors&on_conflict={rule}")).lines[-1]["summary"]
+        assert (summary["created"], summary["kept"], summary["replaced"]) == counts
+
+
+async def test_a_body_in_pieces_cut_anywhere_is_read_whole(api: Api) -> None:
+    whole = b"".join(json.dumps(line(n)).encode() + b"\n" for n in range(200)).rstrip(b"\n")
+    pieces = iter([whole[at : at + 37] for at in range(0, len(whole), 37)])
+    assert (await api.batch(pieces)).lines[-1]["summary"]["created"] == 200
+
+
+async def test_too_many_lines_are_cut_and_the_rest_can_be_sent(api: Api) -> None:
+    lines = [line(n, id=f"o{n}") for n in range(6000)]
+    summary = (await api.batch(lines)).lines[-1]["summary"]
+    assert (summary["created"], summary["complete"], summary["next_line"]) == (5000, False, 5001)
+    assert summary["error"]["type"].endswith(":too-large")
+    assert await pending(api) == 5000
+    rest = (await api.batch(lines[summary["next_line"] - 1 :])).lines[-1]["summary"]
+    assert (rest["created"], rest["complete"]) == (1000, True)
+
+
+async def test_a_body_that_is_known_to_be_too_large_is_refused_whole(api: Api) -> None:
+    answer = await api.batch([line(n, payload="x" * 1000) for n in range(2000)])
+    assert (answer.status, answer.problem) == (413, "too-large")
+    assert await pending(api) == 0
+
+
+async def test_a_body_of_unknown_length_is_cut_where_the_limit_is(api: Api) -> None:
+    lines = iter([json.dumps(line(n, payload="x" * 1000)).encode() + b"\n" for n in range(3000)])
+    summary = (await api.batch(lines)).lines[-1]["summary"]
+    assert summary["complete"] is False
+    assert summary["next_line"] == summary["lines"] + 1
+    assert await pending(api) == summary["created"] < 3000
+
+
+async def test_an_endless_line_is_cut(api: Api) -> None:
+    summary = (await api.batch(iter([b"x" * 50_000] * 30))).lines[-1]["summary"]
+    assert (summary["complete"], summary["created"]) == (False, 0)
+
+
+async def test_an_empty_batch_is_one(api: Api) -> None:
+    for body in (b"", b"\n\n", b"  "):
+        assert (await api.batch(body)).lines == [{"summary": {
+            "lines": 0, "created": 0, "kept": 0, "replaced": 0, "failed": 0, "complete": True, "next_line": None,
+            "error": None,
+        }}]  # fmt: skip
+
+
+async def test_a_full_server_refuses_the_whole_batch(api: Api, server: Server) -> None:
+    server.call("CONFIG", "SET", "maxmemory", "1")
+    try:
+        answer = await api.batch([line(n) for n in range(10)])
+        assert (answer.status, answer.problem) == (507, "out-of-memory")
+    finally:
+        server.call("CONFIG", "SET", "maxmemory", "0")
+    assert await pending(api) == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "status"), [("?on_conflict=maybe", 400), ("?durability=stone", 400), ("?answers=some", 400)]
+)
+async def test_wrong_parameters_are_refused_before_anything_is_read(api: Api, query: str, status: int) -> None:
+    assert (await api.batch([line(1)], query)).status == status
+    assert await pending(api) == 0
+
+
+async def test_another_content_type_is_refused(api: Api) -> None:
+    answer = await api.batch([line(1)], content_type="text/csv")
+    assert (answer.status, answer.problem) == (415, "content-type")
+
+
+@pytest.mark.parametrize("path", ["/v1/tasks:batch", "/v1/tasks", "/ticks", "/ticks?replace=true"])
+async def test_a_compressed_body_is_called_that_and_not_malformed(api: Api, path: str) -> None:
+    packed = gzip.compress(b'{"target": "null:"}')
+    answer = await api.call("POST", path, packed, content_type="application/json", content_encoding="gzip")
+    assert (answer.status, answer.problem) == (415, "content-type")
+    assert "the content encoding is 'gzip'" in answer.json["detail"]
+    plain = await api.call("POST", "/v1/tasks", b'{"target": "null:", "after": "1h"}', content_encoding="identity")
+    assert plain.status == 201
+
+
+async def test_more_lines_than_travel_together_are_each_stored_once(server: Server) -> None:
+    """Short lines: more of them fit into one portion than travel in one write."""
+    lines = [b'{"target":"null:","at":%d}\n' % (LATER + n) for n in range(12_000)]
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4)) as api:
+        told = (await api.batch(lines)).lines
+        assert told[-1]["summary"]["created"] == 12_000
+        assert len({one["id"] for one in told[:-1]}) == 12_000
+        assert await pending(api) == 12_000
+        await balance(api.client.store)
+    server.call("FLUSHALL")
+
+
+async def test_a_server_that_goes_away_in_the_middle_is_told_with_the_line_to_go_on_from(api: Api) -> None:
+    first = [line(n, id=f"o{n}", payload="x" * 1000) for n in range(1000)]
+
+    async def break_after_the_first(*_: Any, **__: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            raise Unavailable("the connection broke", sent=True)
+        return await put_many(*_, **__)
+
+    calls: list[int] = []
+    put_many = api.client.put_many
+    api.client.put_many = break_after_the_first  # type: ignore[method-assign]
+    try:
+        told = (await api.batch(first)).lines
+    finally:
+        del api.client.put_many
+    summary = told[-1]["summary"]
+    stored = await pending(api)
+    assert (summary["complete"], summary["created"], summary["next_line"]) == (False, stored, stored + 1)
+    assert summary["error"]["type"].endswith(":unavailable")
+    assert {one["error"]["status"] for one in told[:-1] if "error" in one} == {503}
+    rest = (await api.batch(first[stored:])).lines[-1]["summary"]
+    assert rest["created"] == 1000 - stored
+
+
+async def test_a_line_longer_than_a_portion_is_read_where_the_limits_allow_it(server: Server) -> None:
+    config = Config(redis_url=server.url, port=0, partitions=4, api_body_bytes=2_000_000)
+    long = b'{"target":"null:","at":%d,%b"payload":1}\n' % (LATER, b" " * 1_000_000)
+    async with serving_api(config) as api:
+        told = (await api.batch([long, line(1), long])).lines
+        assert [one.get("outcome") for one in told[:-1]] == ["created"] * 3
+    server.call("FLUSHALL")
+
+
+@pytest.mark.parametrize(("levels", "failed"), [(62, 0), (63, 0), (64, 1), (500, 1)])
+async def test_a_line_that_is_nested_too_deep_fails_alone(api: Api, levels: int, failed: int) -> None:
+    deep: Any = 1
+    for _ in range(levels):
+        deep = [deep]
+    answer = await api.batch([line(0), line(1, payload=deep), line(2)])
+    assert answer.lines[-1]["summary"]["failed"] == failed
+    assert await pending(api) == 3 - failed
+
+
+@pytest.mark.parametrize("answers", ["all", "errors"])
+async def test_a_batch_that_is_stored_and_not_confirmed_has_its_lines(api: Api, answers: str) -> None:
+    """The server of these tests writes nothing to disk. Without the ids nobody could find what is stored."""
+    await api.client.put("null:", {"n": 5}, at=LATER + 5, id="o5")
+    lines = [line(n, **({"id": f"o{n}"} if n % 2 else {})) for n in range(100)]
+    answer = await api.batch([*lines, line(1, target="smtp:x")], f"?durability=disk&answers={answers}")
+    assert answer.status == 200
+    *told, last = answer.lines
+    assert [(one["id"] if n % 2 else "", one["confirmed"]) for n, one in enumerate(told[:-1])] == [
+        (f"o{n}" if n % 2 else "", False) for n in range(100)
+    ]
+    assert told[-1]["error"]["type"].endswith(":invalid")
+    summary = last["summary"]
+    assert (summary["created"], summary["kept"], summary["failed"]) == (99, 1, 1)
+    assert (summary["complete"], summary["next_line"]) == (False, 1)
+    assert summary["error"]["type"].endswith(":not-confirmed")
+    assert await pending(api) == 100
+    for one in (told[0], told[1]):
+        assert (await api.client.get(one["id"])).due_ms == one["due_ms"]

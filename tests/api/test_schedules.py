@@ -1,0 +1,439 @@
+"""Schedules, lanes, queues and pauses over real HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from tests.support.api_calls import LATER, Answer, Api, serving_api
+
+from mainspring.config.config import Config
+from mainspring.model.delivery import Delivery, Outcome, Retry
+from mainspring.sinks.log import NullSink
+from mainspring.testing.balance import balance
+from mainspring.testing.servers import Server
+
+
+class FailingSink:
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        return [Retry("try later", after_ms=3_600_000)] * len(batch)
+
+    async def aclose(self) -> None:
+        return
+
+
+@pytest.fixture
+async def api(server: Server) -> AsyncIterator[Api]:
+    config = Config(redis_url=server.url, port=0, partitions=4)
+    async with serving_api(config, {"null": NullSink(), "log": FailingSink()}) as made:
+        yield made
+        await balance(made.client.store)
+    server.call("FLUSHALL")
+
+
+NIGHTLY: dict[str, Any] = {"name": "nightly", "cron": "0 2 * * *", "target": "null:", "payload": {"job": "backup"}}
+
+
+async def add(api: Api, **fields: Any) -> Answer:
+    return await api.post("/v1/schedules", NIGHTLY | fields)
+
+
+async def whats(api: Api) -> list[str]:
+    changes = (await api.get("/v1/audit?limit=100")).json["changes"]
+    return [one["change"]["what"] for one in reversed(changes)]
+
+
+# -- schedules -------------------------------------------------------------------------------------------------
+
+
+async def test_a_schedule_is_added_looked_at_listed_and_removed(api: Api) -> None:
+    made = await add(api, timezone="Europe/Paris")
+    assert made.status == 201, made
+    assert (made.json["state"], made.json["generation"], len(made.json["next"])) == ("active", 1, 3)
+    assert all("T02:00:00+0" in run for run in made.json["next"])
+    assert (await api.get("/v1/schedules/nightly")).json == made.json
+    listed = (await api.get("/v1/schedules")).json
+    assert ([one["name"] for one in listed["schedules"]], listed["next"]) == (["nightly"], None)
+    assert (await api.delete("/v1/schedules/nightly")).json == {"name": "nightly", "outcome": "removed"}
+    assert (await api.get("/v1/schedules/nightly")).problem == "not-found"
+    assert await whats(api) == ["schedule.add", "schedule.remove"]
+
+
+async def test_schedules_that_name_no_zone_have_that_of_the_settings(server: Server) -> None:
+    config = Config(redis_url=server.url, port=0, partitions=4, timezone="Asia/Tokyo")
+    async with serving_api(config, {"null": NullSink()}) as api:
+        assert (await add(api)).json["timezone"] == "Asia/Tokyo"
+        assert (await add(api, name="own", timezone="UTC")).json["timezone"] == "UTC"
+        put = await api.call("PUT", "/v1/schedules/put", {"cron": "0 2 * * *", "target": "null:"})
+        assert [run[10:] for run in put.json["next"]] == ["T02:00:00+09:00"] * 3
+        edited = await api.call("PATCH", "/v1/schedules/own", {"cron": "0 3 * * *"})
+        assert edited.json["timezone"] == "UTC", "an edit leaves it as it is"
+        told = (await api.post("/v1/schedules:preview", {"cron": "0 2 * * *", "count": 1})).json
+        assert told["runs"][0].endswith("T02:00:00+09:00")
+        far = (await api.post("/v1/schedules:preview", {"every": "3650d", "count": 1000})).json
+        assert far["runs"][-1].startswith("64"), "as far as calendars go"
+        local = {"cron": "0 2 * * *", "count": 1, "after": "2027-01-01 02:00", "end": "2027-01-02 02:00"}
+        assert (await api.post("/v1/schedules:preview", local)).json["runs"] == ["2027-01-02T02:00:00+09:00"]
+    server.call("FLUSHALL")
+
+
+async def test_what_an_edit_would_change_and_what_revisions_say_is_in_the_words_of_the_fields(api: Api) -> None:
+    await add(api)
+    diff = await api.post("/v1/schedules/nightly/diff", {"payload": {"job": True}, "timeout": "5s", "timezone": "UTC"})
+    assert diff.json == {"payload": [{"job": "backup"}, {"job": True}], "timeout": [None, "5s"]}
+    await api.post("/v1/schedules/nightly/pause", {"reason": "move"})
+    paused, first = (await api.get("/v1/schedules/nightly/history")).json["revisions"]
+    assert (paused["paused"]["reason"], "paused" in first, bool(first["tz_version"])) == ("move", False, True)
+
+
+async def test_a_taken_name_goes_by_the_rule(api: Api) -> None:
+    await add(api)
+    assert (await add(api, cron="0 3 * * *")).problem == "conflict"
+    kept = await add(api, cron="0 3 * * *", on_conflict="keep")
+    assert (kept.status, kept.json["specs"]) == (200, ["0 2 * * *"])
+    replaced = await add(api, cron="0 3 * * *", on_conflict="replace")
+    assert (replaced.status, replaced.json["specs"], replaced.json["generation"]) == (200, ["0 3 * * *"], 2)
+    await api.post("/v1/schedules/nightly/pause", {"reason": "move"})
+    again = await add(api, cron="0 3 * * *", on_conflict="replace")
+    assert (again.json["state"], again.json["generation"]) == ("paused", 3), "the same as before: nothing is written"
+    put = await api.call("PUT", "/v1/schedules/nightly", {"cron": "0 4 * * *", "target": "null:"})
+    assert (put.json["state"], put.json["paused"]["reason"], put.json["generation"]) == ("paused", "move", 4)
+    written = await api.call("PUT", "/v1/schedules/nightly", {"every": "5m", "target": "null:"})
+    assert (written.status, written.json["specs"]) == (200, ["@every 5m"])
+    more = await api.call("PATCH", "/v1/schedules/nightly", {"cron": "0 3 * * *"})
+    assert more.json["specs"] == ["0 3 * * *", "@every 5m"]
+    less = await api.call("PATCH", "/v1/schedules/nightly", {"every": None})
+    assert less.json["specs"] == ["0 3 * * *"]
+    fresh = await api.call("PUT", "/v1/schedules/fresh", {"every": "5m", "target": "null:"})
+    assert fresh.status == 201
+
+
+async def test_an_add_repeated_with_its_idempotency_key_is_one(api: Api) -> None:
+    first = await api.post("/v1/schedules", NIGHTLY, idempotency_key="k")
+    again = await api.post("/v1/schedules", NIGHTLY, idempotency_key="k")
+    assert (first.status, again.status, again.body) == (201, 201, first.body)
+
+
+async def test_an_edit_changes_some_fields_and_a_stale_one_is_a_conflict(api: Api) -> None:
+    await add(api)
+    diff = await api.post("/v1/schedules/nightly/diff", {"cron": "0 4 * * *"})
+    assert diff.status == 200
+    assert "0 4 * * *" in diff.body.decode()
+    edited = await api.call("PATCH", "/v1/schedules/nightly", {"cron": "0 4 * * *", "generation": 1})
+    assert (edited.status, edited.json["specs"], edited.json["generation"]) == (200, ["0 4 * * *"], 2)
+    assert edited.json["payload"] == {"job": "backup"}
+    stale = await api.call("PATCH", "/v1/schedules/nightly", {"cron": "0 5 * * *", "generation": 1})
+    assert (stale.status, stale.problem) == (409, "conflict")
+    history = (await api.get("/v1/schedules/nightly/history")).json["revisions"]
+    assert [one["generation"] for one in history] == [2, 1]
+    back = await api.post("/v1/schedules/nightly/rollback", {"generation": 1})
+    assert (back.json["specs"], back.json["generation"]) == (["0 2 * * *"], 3)
+    change = (await api.get("/v1/audit")).json["changes"][1]["change"]
+    assert (change["before"]["specs"], change["after"]["specs"]) == (["0 2 * * *"], ["0 4 * * *"])
+    assert "payload" not in change["before"]
+
+
+async def test_a_schedule_rests_and_goes_on(api: Api) -> None:
+    await add(api)
+    paused = await api.post("/v1/schedules/nightly/pause", {"reason": "holiday", "for": "2d", "mode": "hold"})
+    assert (paused.status, paused.json["state"], paused.json["paused"]["reason"]) == (200, "paused", "holiday")
+    resumed = await api.post("/v1/schedules/nightly/resume")
+    assert (resumed.status, resumed.json["state"]) == (200, "active")
+    for wrong in ({"until": LATER, "for": "1h"}, {"until": 1}, {"mode": "maybe"}, {"for": "soon"}):
+        assert (await api.post("/v1/schedules/nightly/pause", wrong)).problem == "invalid"
+
+
+async def test_a_schedule_is_triggered_and_filled_in(api: Api) -> None:
+    await add(api)
+    ran = await api.post("/v1/schedules/nightly/trigger", {"after": "1h"})
+    assert ran.status == 201
+    assert (await api.client.get(ran.json["id"])).state == "pending"
+    body = {"start": "2026-01-01T00:00:00Z", "end": "2026-01-04T00:00:00Z", "rate": 1}
+    planned = await api.post("/v1/schedules/nightly/backfill", body | {"dry_run": True})
+    assert (planned.json["planned"], planned.json["created"]) == (3, 0)
+    done = await api.post("/v1/schedules/nightly/backfill", body)
+    again = await api.post("/v1/schedules/nightly/backfill", body)
+    assert (done.json["created"], again.json["created"], again.json["kept"]) == (3, 0, 3)
+    assert await whats(api) == ["schedule.add", "schedule.trigger", "schedule.backfill", "schedule.backfill"]
+
+
+async def test_a_trigger_repeated_with_its_idempotency_key_runs_once(api: Api) -> None:
+    await add(api)
+    first = await api.post("/v1/schedules/nightly/trigger", {"after": "1h"}, idempotency_key="k")
+    again = await api.post("/v1/schedules/nightly/trigger", {"after": "1h"}, idempotency_key="k")
+    assert (first.status, again.status, again.body) == (201, 201, first.body)
+    other = await api.post("/v1/schedules/nightly/trigger", {"after": "2h"}, idempotency_key="k")
+    assert (other.status, other.problem) == (422, "idempotency")
+    assert (await whats(api)).count("schedule.trigger") == 1
+
+
+async def test_a_preview_stores_nothing(api: Api, server: Server) -> None:
+    body = {"cron": "30 2 * * *", "timezone": "Europe/Paris", "count": 4, "after": "2026-03-27T12:00:00Z"}
+    told = (await api.post("/v1/schedules:preview", body)).json
+    assert told["runs"][0] == "2026-03-28T02:30:00+01:00"
+    assert told["runs"][1].startswith("2026-03-29T03:")  # 02:30 does not exist on that day
+    assert any("clock" in warning or "02:30" in warning for warning in told["warnings"])
+    assert (await api.get("/v1/schedules")).json["schedules"] == []
+
+
+HOOK: dict[str, Any] = {"name": "hook", "every": "5s", "target": "https://example.com/"}
+
+
+async def test_a_schedule_is_told_with_its_worst_case_as_a_sum(api: Api) -> None:
+    calm = {"every": "1h", "retry": "3 base=200ms jitter=none", "timeout": "1s"}
+    made = await api.post("/v1/schedules", HOOK | calm)
+    assert made.json["worst_case"] == {"ms": 3_600, "sum": "3 x 1,000 ms + 200 ms + 400 ms = 3,600 ms"}
+    assert (await api.get("/v1/schedules/hook")).json["worst_case"] == made.json["worst_case"]
+    edited = await api.call("PATCH", "/v1/schedules/hook", {"timeout": "2s"})
+    assert (edited.json["worst_case"]["ms"], edited.json["findings"]) == (6_600, [])
+    [listed] = (await api.get("/v1/schedules")).json["schedules"]
+    assert "worst_case" not in listed
+
+
+async def test_retries_of_a_webhook_without_a_timeout_count_with_the_usual_one(api: Api) -> None:
+    refused = await api.post("/v1/schedules", HOOK | {"retry": "3 base=200ms"})
+    assert (refused.status, refused.problem) == (400, "invalid")
+    assert "3 x 15,000 ms + 200 ms + 400 ms = 45,600 ms" in refused.json["detail"]
+    assert (await api.post("/v1/schedules", HOOK | {"retry": "3 base=200ms", "timeout": "1s"})).status == 201
+
+
+async def test_retries_that_the_nodes_settings_say_are_told_and_not_refused(server: Server) -> None:
+    targets = {"shop": {"url": "https://example.com/", "timeout": "2s", "retry": "2 base=1s"}}
+    config = Config(redis_url=server.url, port=0, partitions=4, targets=targets, retry="1")  # type: ignore[arg-type]
+    async with serving_api(config, {"null": NullSink()}) as api:
+        made = await api.post("/v1/schedules", HOOK | {"target": "target:shop", "every": "4s"})
+        [finding] = made.json["findings"]
+        assert (made.status, finding["code"]) == (201, "too-long")
+        assert "2 x 2,000 ms + 1,000 ms = 5,000 ms" in finding["message"]
+        plain = await api.post("/v1/schedules", HOOK | {"name": "plain"})
+        assert (plain.status, plain.json["worst_case"]["sum"]) == (201, "15,000 ms = 15,000 ms")
+        beside = await api.call("PATCH", "/v1/schedules/plain", {"overlap": "allow"})
+        assert beside.json["findings"] == []
+    server.call("FLUSHALL")
+
+
+async def test_a_preview_with_a_target_tells_how_long_a_run_may_take(api: Api) -> None:
+    body = {"every": "1m", "target": "https://example.com/", "count": 1}
+    told = (await api.post("/v1/schedules:preview", body)).json
+    assert told["worst_case"]["ms"] == 121_000
+    assert told["worst_case"]["sum"] in told["warnings"][0]
+    short = (await api.post("/v1/schedules:preview", body | {"retry": "2 base=1s", "timeout": "1s"})).json
+    assert (short["worst_case"]["ms"], short["warnings"]) == (3_000, [])
+    assert (await api.post("/v1/schedules:preview", body | {"overlap": "allow"})).json["warnings"] == []
+    assert "worst_case" not in (await api.post("/v1/schedules:preview", {"every": "1m"})).json
+    for wrong in ({"target": "smtp:x"}, {"overlap": "sometimes"}, {"retry": "often"}):
+        assert (await api.post("/v1/schedules:preview", body | wrong)).problem == "invalid"
+
+
+async def test_a_key_that_is_bound_to_targets_previews_for_these_and_for_none(api: Api) -> None:
+    api.token = await api.key("operator", targets=("log:",))
+    for target, status in (({}, 200), ({"target": "log:"}, 200), ({"target": "target:shop"}, 403)):
+        assert (await api.post("/v1/schedules:preview", {"every": "1m", **target})).status == status
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cron": "61 * * * *"},
+        {"cron": []},
+        {"cron": None},
+        {"target": "smtp:x"},
+        {"name": "a@b"},
+        {"name": ""},
+        {"timezone": "Mars/Base"},
+        {"colour": "red"},
+        {"start": "9999-12-31T23:59:59-23:59"},
+        {"max_runs": -1},
+        {"misfire": "perhaps"},
+        {"retry": {"colour": 1}},
+        {"timeout": "soon"},
+        {"payload": "x" * 70_000},
+    ],
+)
+async def test_a_wrong_schedule_is_refused_and_leaves_nothing(api: Api, fields: dict[str, Any]) -> None:
+    answer = await add(api, **fields)
+    assert (answer.status, answer.problem) == (400, "invalid")
+    assert (await api.get("/v1/schedules")).json["schedules"] == []
+
+
+async def test_every_call_on_an_unknown_schedule_is_404(api: Api) -> None:
+    whole = {"start": "2026-01-01T00:00:00Z", "end": "2026-01-02T00:00:00Z"}
+    for verb, body in (
+        ("diff", {}),
+        ("pause", {}),
+        ("resume", {}),
+        ("trigger", {}),
+        ("backfill", whole),
+        ("rollback", {}),
+    ):
+        answer = await api.post(f"/v1/schedules/nobody/{verb}", body)
+        assert (answer.status, answer.problem) == (404, "not-found"), verb
+    assert (await api.get("/v1/schedules/nobody/history")).problem == "not-found"
+    assert (await api.call("PATCH", "/v1/schedules/nobody", {"note": "x"})).problem == "not-found"
+    assert (await api.delete("/v1/schedules/nobody")).problem == "not-found"
+
+
+async def test_a_bound_key_sees_and_writes_only_schedules_of_its_targets(api: Api) -> None:
+    await add(api)
+    await add(api, name="mine", target="log:")
+    api.token = await api.key("operator", targets=("log:",))
+    assert [one["name"] for one in (await api.get("/v1/schedules")).json["schedules"]] == ["mine"]
+    assert (await api.get("/v1/schedules/nightly")).status == 404
+    assert (await api.delete("/v1/schedules/nightly")).status == 404
+    assert (await add(api, name="new")).status == 403
+    assert (await add(api, target="log:", on_conflict="replace")).status == 409
+    assert (await api.call("PATCH", "/v1/schedules/mine", {"target": "null:"})).status == 403
+
+
+async def test_a_bound_key_neither_sees_nor_brings_back_a_revision_that_went_elsewhere(api: Api) -> None:
+    await add(api, name="mine", payload="theirs")
+    await api.call("PATCH", "/v1/schedules/mine", {"target": "log:", "payload": "ours"})
+    api.token = await api.key("operator", targets=("log:",))
+    assert [one["payload"] for one in (await api.get("/v1/schedules/mine/history")).json["revisions"]] == ["ours"]
+    for body in ({}, {"generation": 1}):
+        assert (await api.post("/v1/schedules/mine/rollback", body)).status == 403
+    assert (await api.get("/v1/schedules/mine")).json["generation"] == 2
+
+
+async def test_a_bound_key_brings_back_no_such_revision_over_a_pause_either(api: Api) -> None:
+    await add(api, name="mine")
+    await api.call("PATCH", "/v1/schedules/mine", {"target": "log:"})
+    api.token = await api.key("operator", targets=("log:",))
+    await api.post("/v1/schedules/mine/pause", {})
+    await api.post("/v1/schedules/mine/resume")
+    refused = await api.post("/v1/schedules/mine/rollback", {})  # the last that was another is the first one
+    assert (refused.status, refused.problem) == (403, "forbidden")
+    assert (await api.get("/v1/schedules/mine")).json["target"] == "log:"
+
+
+async def test_a_removed_schedule_comes_back_by_a_rollback(api: Api) -> None:
+    await add(api)
+    await api.delete("/v1/schedules/nightly")
+    back = await api.post("/v1/schedules/nightly/rollback")
+    assert (back.status, back.json["payload"], back.json["generation"]) == (200, {"job": "backup"}, 2)
+    assert (await whats(api))[-2:] == ["schedule.remove", "schedule.rollback"]
+
+
+# -- pauses, lanes, queues -------------------------------------------------------------------------------------
+
+
+async def test_a_target_is_paused_listed_and_resumed(api: Api) -> None:
+    made = await api.post("/v1/pauses", {"target": "null:*", "reason": "deploy", "for": "1h"})
+    assert made.status == 201, made
+    assert (made.json["scope"], made.json["mode"], made.json["reason"]) == ("target null:*", "hold", "deploy")
+    assert (await api.get("/v1/pauses")).json["pauses"] == [made.json]
+    assert (await api.delete("/v1/pauses?target=null:*")).json == {"scope": "target null:*", "outcome": "resumed"}
+    assert (await api.delete("/v1/pauses?target=null:*")).problem == "not-found"
+    assert await whats(api) == ["pause.add", "pause.remove"]
+    everything = await api.post("/v1/pauses", {"all": True})
+    assert everything.json["scope"] == "all"
+    assert (await api.delete("/v1/pauses?all=true")).status == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"target": "a", "lane": "b"}, {"all": True, "lane": "b"}, {"target": "nothing"}, {"lane": "a", "until": 1}],
+)
+async def test_a_wrong_pause_is_refused(api: Api, body: dict[str, Any]) -> None:
+    assert (await api.post("/v1/pauses", body)).problem == "invalid"
+    assert (await api.get("/v1/pauses")).json == {"pauses": []}
+
+
+async def standing(api: Api, count: int = 1) -> list[dict[str, Any]]:
+    """Lanes, once so many stand still."""
+    for _ in range(1200):
+        lanes: list[dict[str, Any]] = (await api.get("/v1/lanes")).json["lanes"]
+        if len(lanes) == count:
+            return lanes
+        await asyncio.sleep(0.05)
+    raise AssertionError("the lanes do not stand still")
+
+
+async def test_a_preview_of_times_that_are_hard_to_find_ends_and_holds_up_nobody(api: Api) -> None:
+    """Once an hour, behind a hundred steps over what is left out, of thirty lines each."""
+    lines = [f"{n},{n + 1} * * * * *" for n in range(0, 60, 2)]
+    hard = {"cron": lines, "exclude": ["* 1-59 * * * *", "1-59 0 * * * *"], "count": 1000}
+
+    async def preview() -> tuple[Any, int]:
+        looking, answered = asyncio.create_task(api.post("/v1/schedules:preview", hard)), 0
+        while not looking.done():
+            assert (await api.get("/livez")).status == 200
+            answered += 1
+        return (await looking).json, answered
+
+    shown, answered = await preview()
+    for _ in range(4):  # one that falls into a standstill of the machine shows nothing
+        if shown["runs"] and answered > 5:
+            break
+        shown, answered = await preview()
+    assert 0 < len(shown["runs"]) < 1000
+    assert "hard to find" in shown["warnings"][-1]
+    assert answered > 5
+    many = await api.post("/v1/schedules:preview", {"cron": [f"{n} * * * *" for n in range(33)]})
+    assert many.problem == "invalid"
+
+
+async def test_a_diff_to_times_that_are_hard_to_find_holds_up_nobody(api: Api) -> None:
+    """Every line is left out whole, which takes a century of days to find out."""
+    await api.client.schedules.add("hard", cron="0 0 * * *", target="null:")
+    everything = {"exclude": ["0-29 * * * *", "30-59 * * * *"]}
+    looking = asyncio.create_task(api.post("/v1/schedules/hard/diff", everything))
+    answered = 0
+    while not looking.done():
+        assert (await api.get("/livez")).status == 200
+        answered += 1
+    assert "its exclusions leave none of its runs" in (await looking).json["detail"]
+    assert answered > 5
+    fine = (await api.post("/v1/schedules/hard/diff", {"exclude": ["* * 24 12 *"]})).json
+    assert fine == {"exclude": [[], ["* * 24 12 *"]]}
+
+
+async def test_lanes_come_by_pages_in_the_order_of_the_list(api: Api) -> None:
+    for n in range(5):
+        await api.client.put("log:", "head", id=f"head-{n}", lane=f"a.b/{n} ä")
+    names = [one["lane"] for one in await standing(api, 5)]
+    paged: list[str] = []
+    page: dict[str, Any] = (await api.get("/v1/lanes?limit=2")).json
+    while page["next"] is not None:
+        assert len(page["lanes"]) == 2
+        paged += [one["lane"] for one in page["lanes"]]
+        page = (await api.get(f"/v1/lanes?limit=2&cursor={quote(page['next'])}")).json
+    assert [*paged, page["lanes"][0]["lane"]] == names
+    for wrong in ("limit=0", "limit=1001", "cursor=x", "cursor=%C2%B2.a"):
+        assert (await api.get(f"/v1/lanes?{wrong}")).problem == "invalid"
+
+
+async def test_a_lane_behind_a_failed_head_is_shown_and_goes_on_without_it(api: Api) -> None:
+    await api.client.put("log:", "head", id="head", lane="shop/1")
+    lanes = await standing(api)
+    assert (lanes[0]["lane"], lanes[0]["head_id"], lanes[0]["error"]) == ("shop/1", "head", "try later")
+    assert (await api.get("/v1/lanes/shop%2F1")).json["state"] == "retrying"
+    assert (await api.post("/v1/lanes/shop%2F1/skip-head", {"reason": "not needed"})).json["answer"] == "ok"
+    again = await api.post("/v1/lanes/shop%2F1/skip-head")
+    assert (again.status, again.problem) == (409, "conflict")
+    assert "lane.skip-head" in await whats(api)
+
+
+async def test_a_lane_that_flows_has_no_head_to_retry(api: Api) -> None:
+    for verb in ("retry-head", "resume"):
+        answer = await api.post(f"/v1/lanes/free/{verb}")
+        assert (answer.status, answer.problem) == (409, "conflict")
+
+
+async def test_queues_tell_how_long_they_are(api: Api) -> None:
+    await api.client.put("queue:mail/send", 1)
+    for _ in range(1200):
+        queues = (await api.get("/v1/queues")).json["queues"]
+        if queues:
+            break
+        await asyncio.sleep(0.05)
+    else:
+        raise AssertionError("the task does not reach its queue")
+    assert (queues[0]["name"], queues[0]["ready"], queues[0]["running"]) == ("mail", 1, 0)
+    for state, count in (("queued", 1), ("running", 0)):
+        listed = (await api.get(f"/v1/tasks?state={state}")).json
+        assert (len(listed["tasks"]), listed["next"]) == (count, None)
+    await api.post("/v1/pauses", {"queue": "mail"})
+    assert (await api.get("/v1/queues/mail")).json["paused"] is True
+    assert (await api.get("/v1/queues/nobody")).problem == "not-found"

@@ -1,0 +1,410 @@
+"""`/v1/tasks` over real HTTP: what each route answers, what it changes, and what it leaves alone."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.support.api_calls import LATER, Answer, Api, serving_api
+from tests.support.job_queues import TARGET, HandWorker
+
+from mainspring.client.client import Client
+from mainspring.config.config import Config
+from mainspring.model.errors import Unavailable
+from mainspring.model.flow import Rate
+from mainspring.model.task import Task
+from mainspring.store import records
+from mainspring.testing.balance import balance
+from mainspring.testing.servers import Server
+
+
+@pytest.fixture
+async def api(server: Server) -> AsyncIterator[Api]:
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4)) as made:
+        yield made
+        await balance(made.client.store)
+    server.call("FLUSHALL")
+
+
+async def put(api: Api, **fields: Any) -> Answer:
+    return await api.post("/v1/tasks", {"target": "null:", "at": LATER} | fields)
+
+
+# -- create ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_task_is_201_with_its_place_and_can_be_looked_at_there(api: Api) -> None:
+    made = await put(
+        api, payload={"order": 42, "sum": 1.50}, lane="shop 1", expires="1h", retry="3 base=1s", timeout="5s"
+    )
+    assert made.status == 201
+    assert made.json["outcome"] == "created"
+    assert made.json["due_ms"] == LATER
+    found = await api.get(made.headers["location"])
+    assert found.status == 200
+    assert found.json["id"] == made.json["id"]
+    assert found.json["state"] == "pending"
+    assert found.json["payload"] == {"order": 42, "sum": 1.5}
+    assert (found.json["lane"], found.json["expires_ms"]) == ("shop 1", LATER + 3_600_000)
+    assert (found.json["retry"], found.json["timeout_ms"]) == ("3", 5_000)
+
+
+async def test_a_task_without_a_time_is_due_now_and_one_with_a_delay_later(api: Api) -> None:
+    now_ms = api.client.store.clock.now_ms()
+    now = await api.post("/v1/tasks", {"target": "null:"})
+    later = await api.post("/v1/tasks", {"target": "null:", "after": "30m"})
+    assert now_ms <= now.json["due_ms"] <= now_ms + 60_000
+    assert now_ms + 1_800_000 <= later.json["due_ms"] <= now_ms + 1_860_000
+
+
+async def test_an_id_may_hold_anything_and_is_found_by_its_path(api: Api) -> None:
+    task_id = "order/42 ü%2F?&#{x}"
+    made = await put(api, id=task_id)
+    assert made.json["id"] == task_id
+    assert "/" not in made.headers["location"].removeprefix("/v1/tasks/")
+    assert (await api.get(made.headers["location"])).json["id"] == task_id
+
+
+@pytest.mark.parametrize(
+    ("on_conflict", "status", "outcome", "due_ms"),
+    [
+        ("keep", 200, "kept", LATER),
+        ("replace", 200, "replaced", LATER + 1000),
+        ("earliest", 200, "kept", LATER),
+        ("reject", 409, None, LATER),
+    ],
+)
+async def test_a_second_task_with_an_id_goes_by_the_rule(
+    api: Api, on_conflict: str, status: int, outcome: str | None, due_ms: int
+) -> None:
+    await put(api, id="a")
+    again = await put(api, id="a", at=LATER + 1000, on_conflict=on_conflict)
+    assert again.status == status
+    if outcome is None:
+        assert again.problem == "conflict"
+    else:
+        assert (again.json["outcome"], again.json["due_ms"]) == (outcome, due_ms)
+    assert (await api.client.get("a")).due_ms == due_ms
+
+
+async def test_rejects_in_a_crowd_refuse_all_but_one_of_an_id(api: Api) -> None:
+    """They travel in one write; a refusal must not be taken for one's own earlier put."""
+    answers = await asyncio.gather(*(put(api, id=f"n{n % 5}", on_conflict="reject") for n in range(40)))
+    statuses = [answer.status for answer in answers]
+    assert (statuses.count(201), statuses.count(409)) == (5, 35)
+
+
+async def test_a_durability_that_cannot_be_confirmed_says_that_the_task_is_stored(api: Api) -> None:
+    answer = await put(api, id="a", durability="disk")
+    assert (answer.status, answer.problem) == (503, "not-confirmed")
+    assert (await api.client.get("a")).state == "pending"
+    assert (await put(api, id="a", durability="disk", on_conflict="reject")).problem == "conflict"
+    moved = await put(api, id="a", durability="disk", at=LATER + 1, on_conflict="replace")
+    assert (moved.problem, moved.json["outcome"], moved.json["due_ms"]) == ("not-confirmed", "replaced", LATER + 1)
+
+
+async def test_tasks_that_are_not_confirmed_are_named_each_to_who_put_it(api: Api) -> None:
+    """They travel in one write; without its id nobody could find a task that has none of its own."""
+    answers = await asyncio.gather(*(put(api, payload={"n": n}, durability="disk") for n in range(20)))
+    assert {answer.problem for answer in answers} == {"not-confirmed"}
+    assert [(await api.client.get(answer.json["id"])).payload for answer in answers] == [{"n": n} for n in range(20)]
+    assert {answer.json["due_ms"] for answer in answers} == {LATER}
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("no target", {"target": None}, "$.target"),
+    ("an unknown scheme", {"target": "smtp:a"}, "no known scheme"),
+    ("an unknown field", {"when": 1}, "unknown field `when`"),
+    ("both times", {"after": "1s"}, "both at and after"),
+    ("a delay that is none", {"at": None, "after": "soon"}, "not a delay"),
+    ("an endless delay", {"at": None, "after": "9" * 400 + "w"}, ""),
+    ("a naive time", {"at": "2030-01-01T09:00:00"}, "naive"),
+    ("the end of time", {"at": "9999-12-31T23:59:59-23:59"}, ""),
+    ("an id of a generated form", {"id": "0" * 32}, "generated"),
+    ("a long id", {"id": "x" * 257}, "at most 256"),
+    ("an empty lane", {"lane": ""}, "lane is empty"),
+    ("expires before it is due", {"expires": LATER - 1}, "expires lies before"),
+    ("expires after all time", {"expires": "9999-12-31T23:59:59-23:59"}, ""),
+    ("a large payload", {"payload": "x" * 70_000}, "at most 65536"),
+    ("a rule that is none", {"on_conflict": "maybe"}, "on_conflict"),
+    ("a level that is none", {"durability": "stone"}, "durability"),
+    ("a timeout that is none", {"timeout": "long"}, "timeout"),
+    ("no time at all", {"timeout": "0s"}, "leave it out"),
+    ("a retry that is none", {"retry": "often"}, "retry"),
+    ("a web target without a host", {"target": "http://"}, ""),
+]
+
+
+@pytest.mark.parametrize(("fields", "detail"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+async def test_a_wrong_task_is_refused_and_leaves_nothing(api: Api, fields: dict[str, Any], detail: str) -> None:
+    answer = await put(api, **fields)
+    assert (answer.status, answer.problem) == (400, "invalid")
+    assert detail in answer.json["detail"]
+    assert (await api.client.count()).pending == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "slug"),
+    [
+        (b"", 400, "invalid"),
+        (b"{", 400, "malformed"),
+        (b"\xff", 400, "malformed"),
+        (b"[1]", 400, "invalid"),
+        (b'{"target": "null:", "payload": %b%b}' % (b"[" * 65, b"]" * 65), 400, "invalid"),
+        (b'{"target": "null:", "payload": %b' % (b'{"a":' * 30_000), 413, "too-large"),
+        (b'{"target": "null:", "payload": %b' % (b"[" * 100_000), 400, "invalid"),
+        (b" " * 200_000, 413, "too-large"),
+        (b'{"target": "null:", "payload": "\xff"}', 400, "invalid"),
+        (b'{"target": "null:", "payload": 1e999}', 400, "invalid"),
+        (b'{"target": "null:", "payload": [-%b]}' % (b"9" * 5000), 400, "invalid"),
+    ],
+)
+async def test_a_body_that_is_no_task_is_refused(api: Api, body: bytes, status: int, slug: str) -> None:
+    answer = await api.call("POST", "/v1/tasks", body, content_type="application/json")
+    assert (answer.status, answer.problem) == (status, slug)
+    assert (await api.client.count()).pending == 0
+
+
+async def test_a_payload_nested_as_deep_as_allowed_is_taken(api: Api) -> None:
+    deep = b'{"target": "null:", "at": %d, "payload": %b"]["%b}' % (LATER, b"[" * 63, b"]" * 63)
+    assert (await api.call("POST", "/v1/tasks", deep)).status == 201
+
+
+async def test_a_wrong_task_in_a_crowd_fails_alone(api: Api) -> None:
+    answers = await asyncio.gather(*(put(api, id=f"n{n}", **({} if n % 4 else {"expires": 1})) for n in range(40)))
+    assert [answer.status for answer in answers] == [201 if n % 4 else 400 for n in range(40)]
+    assert (await api.client.count()).pending == 30
+
+
+# -- idempotency -----------------------------------------------------------------------------------------------
+
+
+async def test_a_request_repeated_with_its_key_is_one_task_and_one_answer(api: Api) -> None:
+    body = {"target": "null:", "after": "1h", "payload": 1}
+    first = await api.post("/v1/tasks", body, idempotency_key="pay-1")
+    again = await api.post("/v1/tasks", body, idempotency_key="pay-1")
+    assert (first.status, again.status) == (201, 201)
+    assert first.body == again.body
+    assert first.headers["location"] == again.headers["location"]
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert (await api.client.count()).pending == 1
+
+
+async def test_a_key_that_was_used_for_something_else_is_422(api: Api) -> None:
+    await put(api, id="a")
+    first = await api.post("/v1/tasks", {"target": "null:", "at": LATER}, idempotency_key="k")
+    other = await api.post("/v1/tasks", {"target": "null:", "at": LATER + 1}, idempotency_key="k")
+    assert first.status == 201
+    assert (other.status, other.problem) == (422, "idempotency")
+    assert (await api.client.count()).pending == 2
+
+
+@pytest.mark.parametrize("on_conflict", ["keep", "reject", "replace"])
+async def test_the_same_request_many_times_at_once_is_one_task(api: Api, on_conflict: str) -> None:
+    body = {"target": "null:", "after": "1h", "on_conflict": on_conflict}
+    answers = await asyncio.gather(*(api.post("/v1/tasks", body, idempotency_key="k") for _ in range(20)))
+    assert {answer.status for answer in answers} == {201}
+    assert len({answer.json["id"] for answer in answers}) == 1
+    assert (await api.client.count()).pending == 1
+
+
+async def test_a_key_of_a_refused_request_is_free_again(api: Api) -> None:
+    wrong = await api.post("/v1/tasks", {"target": "null:", "after": "soon"}, idempotency_key="k")
+    right = await api.post("/v1/tasks", {"target": "null:", "after": "1h"}, idempotency_key="k")
+    assert (wrong.status, right.status) == (400, 201)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "ü"])
+async def test_a_key_that_is_none_is_refused(api: Api, key: str) -> None:
+    answer = await api.post("/v1/tasks", {"target": "null:"}, idempotency_key=key.encode().decode("latin-1"))
+    assert (answer.status, answer.problem) == (400, "invalid")
+
+
+# -- look ------------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_knows_an_unknown_id(api: Api) -> None:
+    for method, path in (
+        ("GET", "/v1/tasks/nobody"),
+        ("DELETE", "/v1/tasks/nobody"),
+        ("GET", "/v1/tasks/nobody/explain"),
+        ("GET", "/v1/tasks/nobody/result"),
+        ("POST", "/v1/tasks/nobody/reschedule"),
+        ("GET", "/v1/tasks/" + "0" * 32),
+        ("GET", "/v1/dead/nobody"),
+        ("POST", "/v1/dead/nobody/replay"),
+        ("DELETE", "/v1/dead/nobody"),
+    ):
+        answer = await api.call(method, path, {"after": "1s"} if method == "POST" else None)
+        assert (answer.status, answer.problem) == (404, "not-found"), path
+
+
+async def test_an_id_from_another_namespace_is_invalid_or_unknown(api: Api) -> None:
+    answer = await api.get("/v1/tasks/" + "0" * 32 + "~zz.rs.1.1.1")
+    assert answer.status in (400, 404)
+
+
+async def test_bytes_are_told_in_base64(api: Api) -> None:
+    await api.client.put("null:", b"\xff\x00", at=LATER, id="raw")
+    told = (await api.get("/v1/tasks/raw")).json
+    assert base64.b64decode(told["payload_base64"]) == b"\xff\x00"
+    assert "payload" not in told
+
+
+async def test_tasks_are_listed_in_due_order_page_by_page(api: Api) -> None:
+    for n in range(25):
+        await api.client.put("null:", n, at=LATER + n * 700)
+    seen, cursor = [], ""
+    while True:
+        page = (await api.get(f"/v1/tasks?limit=10{cursor}")).json
+        seen += [task["payload"] for task in page["tasks"]]
+        if page["next"] is None:
+            break
+        cursor = f"&cursor={page['next']}"
+    assert seen == list(range(25))
+
+
+async def test_a_list_can_be_narrowed_by_time_target_and_lane(api: Api) -> None:
+    for n in range(12):
+        target = "log:" if n % 2 else "null:"
+        await api.client.put(target, n, at=LATER + n * 1000, lane="even" if n % 4 == 0 else None)
+
+    async def listed(query: str) -> list[int]:
+        answer = await api.get(f"/v1/tasks?{query}")
+        assert answer.status == 200, answer
+        return [task["payload"] for task in answer.json["tasks"]]
+
+    assert await listed("target=log:") == [1, 3, 5, 7, 9, 11]
+    assert await listed("target=n*") == [0, 2, 4, 6, 8, 10]
+    assert await listed("lane=even") == [0, 4, 8]
+    assert await listed(f"due_after={LATER + 3000}&due_before={LATER + 6000}") == [3, 4, 5]
+    assert await listed(f"due_after={LATER + 3000}&target=log:&limit=2") == [3, 5]
+    assert await listed("state=fired") == []
+    assert await listed("due_after=2030-03-17T17:46:48Z&lane=even") == [8]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0", "limit=1001", "limit=ten", "cursor=x", "cursor=1.2.3", "cursor=9999999999999999999999.0.0.0",
+        "due_after=yesterday", "due_after=-1", "due_after=99999999999999999", "state=done", "colour=red",
+        "limit=1&limit=2", "lane=%ff", "due_before=1970-01-01T00:00:00Z",
+    ],
+)  # fmt: skip
+async def test_wrong_parameters_of_a_list_are_refused(api: Api, query: str) -> None:
+    answer = await api.get(f"/v1/tasks?{query}")
+    assert answer.status == 400
+    assert answer.problem in ("invalid", "malformed")
+
+
+async def test_explain_says_why_a_task_has_not_run(api: Api) -> None:
+    await put(api, id="a")
+    told = (await api.get("/v1/tasks/a/explain")).json
+    assert (told["code"], told["state"], told["due_ms"]) == ("not-due", "pending", LATER)
+
+
+# -- change ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_task_is_cancelled_and_a_second_cancel_says_so(api: Api) -> None:
+    await put(api, id="a")
+    first, again = await api.delete("/v1/tasks/a"), await api.delete("/v1/tasks/a")
+    assert (first.status, first.json) == (200, {"id": "a", "outcome": "cancelled"})
+    assert again.status in (404, 409)
+    assert (await api.client.get("a")).state in ("cancelled", "unknown")
+
+
+async def test_a_task_without_an_id_is_cancelled_by_its_handle(api: Api) -> None:
+    made = await put(api)
+    assert (await api.delete(made.headers["location"])).status == 200
+    assert (await api.client.count()).pending == 0
+
+
+async def test_a_task_moves_to_another_time(api: Api) -> None:
+    await put(api, id="a", lane="l")
+    moved = await api.post("/v1/tasks/a/reschedule?lane=l", {"at": LATER + 5000})
+    assert (moved.status, moved.json["due_ms"]) == (200, LATER + 5000)
+    assert (await api.client.get("a", lane="l")).due_ms == LATER + 5000
+    for wrong in ({}, {"at": LATER, "after": "1s"}, {"at": "soon"}, {"at": "9999-12-31T23:59:59-23:59"}):
+        assert (await api.post("/v1/tasks/a/reschedule?lane=l", wrong)).problem == "invalid"
+
+
+async def test_what_is_over_cannot_be_cancelled_or_moved(api: Api) -> None:
+    await api.client.put("null:", 1, id="done")
+    for _ in range(600):
+        if (await api.client.get("done")).state not in ("pending", "fired"):
+            break
+        await asyncio.sleep(0.05)
+    cancel = await api.delete("/v1/tasks/done")
+    assert (cancel.status, cancel.problem) == (409, "too-late")
+    move = await api.post("/v1/tasks/done/reschedule", {"after": "1h"})
+    assert (move.status, move.problem) == (409, "conflict")
+
+
+async def test_a_request_whose_answer_was_lost_is_answered_as_the_first_time(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task is stored, and the node dies (here: loses the store) before the answer is kept."""
+    body = {"target": "null:", "after": "1h"}
+
+    async def lost(*_: Any, **__: Any) -> None:
+        raise Unavailable("the connection broke", sent=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "keep_answer", lost)
+        first = await api.post("/v1/tasks", body, idempotency_key="k")
+        assert (first.status, first.problem) == (503, "unavailable")
+    again = await api.post("/v1/tasks", body, idempotency_key="k")
+    assert (again.status, again.json["outcome"]) == (201, "created")
+    assert (await api.client.count()).pending == 1
+    third = await api.post("/v1/tasks", body, idempotency_key="k")
+    assert (third.body, third.headers["idempotency-replayed"]) == (again.body, "true")
+
+
+async def test_pending_tasks_are_counted(api: Api) -> None:
+    for n in range(3):
+        await api.client.put("log:", at=LATER + n * 1_000)
+    assert (await api.get("/v1/tasks:count")).json == {"pending": 3, "exact": True}
+    hours = LATER // 3_600_000 * 3_600_000
+    found = (await api.get(f"/v1/tasks:count?due_after={hours}&due_before={hours + 7_200_000}")).json
+    assert found == {"pending": 3, "exact": True}
+    assert (await api.get("/v1/tasks:count?due_before=2029-01-01T00:00:00Z")).json["pending"] == 0
+    assert (await api.get("/v1/tasks:count?due_after=soon")).problem == "invalid"
+    api.token = await api.key("reader", targets=("log:",))
+    assert (await api.get("/v1/tasks:count")).problem == "forbidden"
+
+
+async def test_a_task_that_a_worker_runs_is_not_called_cancelled(api: Api) -> None:
+    """Its worker is told to stop it, and may be done before: that is another answer."""
+    await api.client.put(TARGET, 1, id="runs")
+    worker = HandWorker(api.client.store)
+    for _ in range(600):
+        if await worker.take():
+            break
+        await asyncio.sleep(0.05)
+    ended = await api.delete("/v1/tasks/runs")
+    assert (ended.status, ended.json) == (202, {"id": "runs", "outcome": "cancelling"})
+
+
+async def test_explain_says_that_what_is_overdue_goes_out_little_by_little(server: Server) -> None:
+    async with Client(server.url, namespace="slowly", partitions=4) as client:
+        due_ms = client.store.clock.now_ms() + 100
+        await client.put_many(Task("null:", n, due_ms, id=f"late-{n}") for n in range(200))
+        for _ in range(600):
+            if client.store.clock.now_ms() > due_ms + 1_100:  # nobody is there to fire them
+                break
+            await asyncio.sleep(0.05)
+    config = Config(
+        redis_url=server.url, port=0, partitions=4, namespace="slowly", catch_up_rate=Rate(1.0), catch_up_after_s=1.0
+    )
+    codes: set[str] = set()
+    async with serving_api(config) as api:
+        for _ in range(600):
+            codes.add((await api.get("/v1/tasks/late-199/explain")).json["code"])
+            if "catch-up" in codes:
+                break
+            await asyncio.sleep(0.05)
+        assert "catch-up" in codes
+    server.call("FLUSHALL")

@@ -1,0 +1,147 @@
+"""The guides can be followed: every command of theirs is typed, in a folder of its own, and answers as they say."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.missing_parts import gap
+from tests.support.paths import ROOT
+from tests.support.serving import ENVIRON
+
+from mainspring.testing.servers import free_port, wait_until
+
+GUIDES = ROOT / "docs" / "guides"
+STAYS = ("mainspring serve", "mainspring worker", "python3 ")
+"""What runs in a terminal of its own."""
+
+
+def blocks(guide: str) -> Iterator[tuple[str, str]]:
+    text = (GUIDES / guide).read_text()
+    yield from re.findall(r"```(console|python|toml)\n(.*?)```", text, re.DOTALL)
+
+
+class Reader:
+    """Somebody who does what a guide says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.api = free_port()
+        self.other = free_port()
+        programs = Path(sys.executable).parent
+        self.environ = ENVIRON | {"PATH": f"{programs}:{os.environ['PATH']}", "MAINSPRING_PORT": str(self.api)}
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def own(self, text: str) -> str:
+        """Ports of this run in the place of those that a person would use."""
+        return text.replace("localhost:8000", f"localhost:{self.api}").replace("9001", str(self.other))
+
+    @property
+    def printed(self) -> str:
+        return "".join(file.read_text() for file in sorted(self.folder.glob("terminal-*")))
+
+    def save(self, code: str) -> None:
+        name = code.splitlines()[0].removeprefix("# ")
+        (self.folder / name).write_text(self.own(code))
+
+    def type(self, command: str, shown: list[str]) -> None:
+        line = self.own(command)
+        if command.startswith(STAYS):
+            self.leave_running(line)
+            return
+        told = subprocess.run(
+            ["bash", "-c", line],
+            cwd=self.folder,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert told.returncode == 0, (command, told.stderr, self.printed)
+        for expected in shown:
+            assert masked(expected) in masked(told.stdout), (command, told.stdout)
+
+    def leave_running(self, line: str) -> None:
+        log = self.folder / f"terminal-{len(self.running)}"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {line}"], cwd=self.folder, env=self.environ, stdout=out, stderr=out
+            )
+        self.running.append(process)
+        if "mainspring serve" in line:
+            wait_until(lambda: "the API is at" in log.read_text(), f"serve is ready: {log}", timeout_s=60)
+
+    def go_home(self) -> None:
+        for process in reversed(self.running):
+            process.terminate()
+        for process in self.running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            process.kill()
+
+
+def masked(text: str) -> str:
+    """Times and numbers are others each time."""
+    return re.sub(r"\d+", "#", text)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    one = Reader(tmp_path)
+    try:
+        yield one
+    finally:
+        one.go_home()
+
+
+def follow(reader: Reader, guide: str) -> None:
+    for language, code in blocks(guide):
+        if language != "console":
+            reader.save(code)
+            continue
+        for command, shown in re.findall(r"^\$ ((?:.*\\\n)*.*)\n?((?:(?!\$ ).*\n?)*)", code, re.MULTILINE):
+            reader.type(command, shown.splitlines())
+
+
+def test_an_order_expires_unless_it_is_paid(reader: Reader) -> None:
+    follow(reader, "order-expiry.md")
+    wait_until(lambda: '{"order": 43}' in reader.printed, "the unpaid order has expired", timeout_s=60)
+    assert '{"order": 42}' not in reader.printed
+
+
+def test_a_url_is_called_again_and_again(reader: Reader) -> None:
+    follow(reader, "recurring-http.md")
+    wait_until(lambda: "/poll main/poll%40" in reader.printed, "the receiver was called", timeout_s=60)
+
+
+def test_one_of_many_workers_runs_a_command(reader: Reader) -> None:
+    follow(reader, "commands-on-pods.md")
+    get = ["mainspring", "task", "get", "backup-by-hand", "--data-dir", "data"]
+
+    def done() -> bool:
+        told = subprocess.run(
+            get, cwd=reader.folder, env=reader.environ, capture_output=True, text=True, check=False, timeout=60
+        )
+        return re.search(r"^state +(done|finished)$", told.stdout, re.MULTILINE) is not None
+
+    wait_until(done, "a worker has run the command", timeout_s=60)
+
+
+def test_ticks_go_where_the_guide_says(reader: Reader) -> None:
+    """Without a broker here: the lines that need none, into the log."""
+    if shutil.which("curl") is None:
+        gap("curl is not installed")
+    reader.leave_running("mainspring serve --data-dir data")
+    text = (GUIDES / "kafka-ticks.md").read_text()
+    lines = re.search(r"^\$ cat ticks.ndjson\n(.*?)^\$", text, re.DOTALL | re.MULTILINE)
+    assert lines is not None
+    (reader.folder / "ticks.ndjson").write_text(lines[1].replace("kafka:ticks", "log:"))
+    for command, shown in re.findall(r"^\$ (curl (?:.*\\\n)*.*)\n((?:\{.*\n)*)", text, re.MULTILINE):
+        reader.type(command, shown.splitlines())
+    wait_until(lambda: '{"item": "user1234", "at": ' in reader.printed, "the tick has fired", timeout_s=60)

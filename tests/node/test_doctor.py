@@ -1,0 +1,102 @@
+"""`mainspring doctor` as a user runs it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.serving import run, serving
+
+from mainspring.testing.servers import Server, free_port, standalone
+
+Found = dict[str, dict[str, str]]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with standalone(aof=True) as made:
+        yield made
+
+
+def examined(folder: Path, url: str, *options: str, **environ: str) -> tuple[int, Found]:
+    told = run("doctor", "--redis-url", url, "--json", *options, cwd=folder, **environ)
+    assert "Traceback" not in told.stderr, told.stderr
+    return told.returncode, {row["name"]: row for row in json.loads(told.stdout)}
+
+
+def test_a_good_server_gets_nothing_but_ok_and_nothing_is_written(server: Server, tmp_path: Path) -> None:
+    code, found = examined(tmp_path, server.url, "--strict")
+    for _ in range(10):  # a loaded machine may need 5 ms for a round trip, and that is rightly told
+        if found["latency"]["status"] == "ok":
+            break
+        code, found = examined(tmp_path, server.url, "--strict")
+    assert {name: row["status"] for name, row in found.items()} == dict.fromkeys(
+        ["version", "role", "eviction", "persistence", "clock", "latency", "memory", "rights", "data", "open files"],
+        "ok",
+    )
+    assert code == 0
+    assert server.call("DBSIZE") == 0
+
+
+def test_a_warning_counts_only_if_it_is_asked_to(server: Server, tmp_path: Path) -> None:
+    server.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    code, found = examined(tmp_path, server.url)
+    assert (code, found["eviction"]["status"]) == (0, "warning")
+    assert "noeviction" in found["eviction"]["message"]
+    assert examined(tmp_path, server.url, "--strict")[0] == 1
+
+
+def test_a_server_that_is_nearly_full_is_told(server: Server, tmp_path: Path) -> None:
+    used = server.info("memory")["used_memory"]
+    server.call("CONFIG", "SET", "maxmemory", str(int(used) + 100_000))
+    _, found = examined(tmp_path, server.url)
+    assert found["memory"]["status"] == "warning"
+    assert "Raise maxmemory" in found["memory"]["message"]
+
+
+def test_a_server_that_is_not_there_is_an_answer_and_no_trace(tmp_path: Path) -> None:
+    code, found = examined(tmp_path, f"redis://:secret@127.0.0.1:{free_port()}")
+    assert (code, found["reach"]["status"]) == (1, "error")
+    assert "Is it running" in found["reach"]["message"]
+    assert "secret" not in json.dumps(found)
+
+
+def test_a_server_that_refuses_writes_is_examined_to_the_end(server: Server, tmp_path: Path) -> None:
+    with serving(tmp_path) as start:
+        start("--redis-url", server.url)
+        server.call("CONFIG", "SET", "min-replicas-to-write", 1)
+        code, found = examined(tmp_path, server.url)
+        server.call("CONFIG", "SET", "min-replicas-to-write", 0)
+    assert (code, found["orphans"]["status"], "nodes" in found) == (0, "ok", True)
+
+
+def test_a_wrong_password_is_no_question_of_firewalls(server: Server, tmp_path: Path) -> None:
+    server.call("CONFIG", "SET", "requirepass", "secret")
+    code, found = examined(tmp_path, server.url.replace("redis://", "redis://:wrong@"))
+    assert (code, found["answers"]["status"]) == (1, "error")
+    assert "AUTH was refused" in found["answers"]["message"]
+    assert "firewall" not in found["answers"]["message"]
+
+
+def test_a_broker_that_is_not_there_is_told(server: Server, tmp_path: Path) -> None:
+    code, found = examined(tmp_path, server.url, MAINSPRING_KAFKA_URL=f"kafka://127.0.0.1:{free_port()}")
+    assert (code, found["kafka"]["status"]) == (1, "error")
+    assert "kafka_url" in found["kafka"]["message"]
+
+
+def test_orphans_and_a_namespace_without_nodes_are_told(server: Server, tmp_path: Path) -> None:
+    with serving(tmp_path) as start:
+        node = start("--redis-url", server.url)
+        _, found = examined(tmp_path, server.url)
+        assert (found["nodes"]["status"], found["orphans"]["status"]) == ("ok", "ok")
+        assert node.end() == 0
+    server.call("SET", "{main}:stray", "1")
+    code, found = examined(tmp_path, server.url)
+    assert (code, found["nodes"]["status"], found["orphans"]["status"]) == (0, "warning", "warning")
+    assert "{main}:stray" in found["orphans"]["message"]
+    assert "mainspring verify" in found["orphans"]["message"]
+
+
+def test_wrong_settings_are_exit_code_2(tmp_path: Path) -> None:
+    assert run("doctor", "--redis-url", "ftp://nowhere", cwd=tmp_path).returncode == 2
+    assert run("doctor", "--redis-url", "http://me:secret@nowhere", cwd=tmp_path).returncode == 2

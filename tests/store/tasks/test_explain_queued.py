@@ -1,0 +1,88 @@
+"""`explain` of what is in a queue: what keeps workers from it, and what does not."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.support.job_queues import QUEUE, TARGET, HandWorker
+
+from mainspring.model.delivery import EXPIRED_RUNNING, Dead
+from mainspring.model.flow import Limit
+from mainspring.store.limits import Ask, ask, running
+from mainspring.store.store import Store
+from mainspring.testing.ticker import Ticker
+
+Tickers = Callable[..., Awaitable[Ticker]]
+LEASE_MS = 5_000
+
+
+@pytest.fixture
+async def ticker(tickers: Tickers, store: Store) -> Ticker:
+    return await tickers(workers=True)
+
+
+async def queued(ticker: Ticker, **options: Any) -> None:
+    await ticker.client.put(TARGET, id="x", after="1s", **options)
+    await ticker.advance(seconds=1)
+
+
+async def lease(store: Store, worker: str, used: int, want: int) -> None:
+    await ask(store, worker, [Ask(running(QUEUE), Limit(concurrency=3), used, want)], LEASE_MS)
+
+
+async def test_a_queue_of_which_as_many_run_as_may_is_rate_limited(ticker: Ticker, store: Store) -> None:
+    await queued(ticker)
+    await lease(store, "w1", 0, 2)
+    assert (await ticker.client.explain("x")).code == "queued", "a slot is free"
+    await lease(store, "w2", 0, 1)
+    found = await ticker.client.explain("x")
+    assert (found.code, found.state, found.queue) == ("rate-limited", "queued", QUEUE)
+    assert found.text.startswith("It has been in queue mail for ")
+    assert found.text.endswith(": as many run of it as may at one time, 3 on all workers.")
+    await lease(store, "w2", 0, 0)
+    assert (await ticker.client.explain("x")).code == "queued"
+
+
+async def test_slots_of_workers_that_died_keep_nobody_waiting(ticker: Ticker, store: Store) -> None:
+    await queued(ticker)
+    await lease(store, "w1", 0, 3)
+    ticker.clock.advance(ms=LEASE_MS)
+    assert (await ticker.client.explain("x")).code == "queued"
+
+
+@pytest.mark.parametrize(
+    ("scope", "code"),
+    [
+        ({"queue": QUEUE}, "paused"),
+        ({}, "paused"),
+        ({"queue": "other"}, "queued"),
+        ({"lane": "a"}, "queued"),
+        ({"target": TARGET}, "queued"),
+    ],
+)
+async def test_only_a_pause_of_its_queue_keeps_workers_from_it(
+    ticker: Ticker, scope: dict[str, Any], code: str
+) -> None:
+    await queued(ticker, lane="a")
+    await ticker.client.pause(**scope, who="ops")
+    found = await ticker.client.explain("x", lane="a")
+    assert (found.code, found.who) == (code, "ops" if code == "paused" else None)
+    assert ("which is paused" in found.text) is (code == "paused")
+
+
+async def test_what_expires_in_its_queue_is_told_before_a_worker_comes_to_it(ticker: Ticker) -> None:
+    await queued(ticker, expires="2s")
+    await ticker.client.pause(queue=QUEUE)
+    ticker.clock.advance(seconds=10)
+    found = await ticker.client.explain("x")
+    assert (found.code, found.state) == ("expired", "queued")
+    assert "the next worker that comes to it puts it with the dead letters" in found.text
+
+
+async def test_what_expired_while_it_ran_has_expired(ticker: Ticker, store: Store) -> None:
+    worker = HandWorker(store)
+    await queued(ticker, expires="2s")
+    await worker.end(await worker.take_one(), outcome=Dead(EXPIRED_RUNNING))
+    found = await ticker.client.explain("x")
+    assert (found.code, found.state, found.reason) == ("expired", "dead", EXPIRED_RUNNING)
+    assert found.text.startswith("A worker was running it when it expired, ")

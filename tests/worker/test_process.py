@@ -1,0 +1,212 @@
+"""`mainspring worker` as a process: killed, stopped, shared, and called wrongly."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.serving import run
+from tests.support.workers import Place, WorkerProcess, lines, open_place, until
+
+from mainspring.model.task import Task
+from mainspring.testing.servers import Server, standalone
+
+APP = '''
+import asyncio, json, os, time
+from pathlib import Path
+from mainspring import Config, Context, Scheduler, current
+
+scheduler = Scheduler(Config(namespace="app"))
+not_a_scheduler = 42
+
+
+def note(**what):
+    ctx = current()
+    line = json.dumps({"pid": os.getpid(), "id": ctx.id, "key": ctx.idempotency_key, "attempt": ctx.attempt} | what)
+    fd = os.open("notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, (line + "\\\\n").encode())
+    os.close(fd)
+
+
+@scheduler.handler(queue="mail")
+async def send(to: str) -> None:
+    note(to=to)
+
+
+@scheduler.handler(queue="mail")
+async def hold() -> None:
+    """Runs until a file of its name is there."""
+    note(event="begun")
+    while not Path(current().id).exists():
+        await asyncio.sleep(0.01)
+    note(event="done")
+
+
+@scheduler.handler(queue="mail")
+def hang() -> None:
+    note(event="begun")
+    time.sleep(600)
+
+
+@scheduler.handler(queue="mail")
+async def go_on() -> None:
+    note(event="begun")
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+
+
+@scheduler.handler(queue="mail", result_ttl="1m")
+async def chain(n: int) -> str:
+    """Puts tasks itself, through the worker's connections."""
+    await send.now(id=f"follow-{n}").aput(to=f"follow-{n}")
+    return "put"
+'''.replace("\\\\n", "\\n")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with standalone(aof=True) as made:
+        yield made
+
+
+@pytest.fixture
+async def place(server: Server) -> AsyncIterator[Place]:
+    async with open_place(server.url, "app", 4) as made:
+        yield made
+
+
+@pytest.fixture
+def start(server: Server, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    (tmp_path / "app.py").write_text(APP)
+    made: list[WorkerProcess] = []
+
+    def begin(*options: str, lease: str = "1s") -> WorkerProcess:
+        made.append(WorkerProcess(tmp_path, "app:scheduler", "--redis-url", server.url, "--lease", lease, *options))
+        return made[-1].wait_started()
+
+    yield begin
+    for one in made:
+        one.remove()
+
+
+async def test_the_job_of_a_killed_worker_runs_once_more_with_the_same_key(
+    place: Place, start: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    # Longer than any hiccup of a loaded machine: the job changes hands because its worker is dead.
+    workers = [await asyncio.to_thread(start, lease="6s") for _ in range(2)]
+    await place.client.put("queue:mail/hold", id="order-1")
+    await until(lambda: lines(notes))
+    victim = next(one for one in workers if one.pid == lines(notes)[0]["pid"])
+    victim.process.kill()
+    await until(lambda: len(lines(notes)) == 2)
+    (tmp_path / "order-1").touch()
+    await place.settled()
+    first, second, end = lines(notes)
+    assert (first["key"], first["attempt"]) == (second["key"], second["attempt"])
+    assert second["pid"] == end["pid"] != first["pid"]
+    assert end["event"] == "done"
+
+
+async def test_a_signal_ends_a_worker_when_its_jobs_are_done_and_what_was_not_begun_runs_elsewhere(
+    place: Place, start: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    patient = {"lease": "30s"}  # what runs stays where it is, however slow the machine
+    first = await asyncio.to_thread(start, "--concurrency", "2", "--shutdown-timeout", "60s", **patient)
+    await place.client.put_many(Task("queue:mail/hold", None, id=f"job-{n}") for n in range(2))
+    await until(lambda: len(lines(notes)) == 2)
+    first.process.send_signal(signal.SIGTERM)
+    await until(lambda: "stopping" in first.log)
+    await place.client.put_many(Task("queue:mail/send", {"to": str(n)}, id=f"mail-{n}") for n in range(5))
+    second = await asyncio.to_thread(start, **patient)
+    await until(lambda: len(lines(notes)) == 7)
+    for n in range(2):
+        (tmp_path / f"job-{n}").touch()
+    assert await asyncio.to_thread(first.process.wait, 60) == 0
+    await place.settled()
+    done = [one for one in lines(notes) if one.get("event") == "done"]
+    assert {one["pid"] for one in done} == {first.pid}
+    assert {one["pid"] for one in lines(notes) if "to" in one} == {second.pid}
+
+
+async def test_a_second_signal_ends_a_worker_at_once(
+    place: Place, start: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    worker = await asyncio.to_thread(start)
+    await place.client.put("queue:mail/hang", id="hung")
+    await until(lambda: lines(tmp_path / "notes"))
+    worker.process.send_signal(signal.SIGTERM)
+    await until(lambda: "stopping" in worker.log)
+    await asyncio.sleep(0.4)  # a signal that follows at once is the echo of the first
+    worker.process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(worker.process.wait, 60) == 128 + signal.SIGTERM
+    await place.client.cancel("hung")
+    await asyncio.to_thread(start)
+    await place.settled()
+
+
+@pytest.mark.parametrize("handler", ["hang", "go_on"])
+async def test_a_handler_that_does_not_end_does_not_keep_a_worker_from_stopping(
+    place: Place, start: Callable[..., WorkerProcess], tmp_path: Path, handler: str
+) -> None:
+    worker = await asyncio.to_thread(start, "--shutdown-timeout", "200ms")
+    await place.client.put(f"queue:mail/{handler}", id="hung")
+    await until(lambda: lines(tmp_path / "notes"))
+    assert await asyncio.to_thread(worker.end) == 0
+    assert "1 runs are broken off" in worker.log
+    await place.client.cancel("hung")
+    await asyncio.to_thread(start)
+    await place.settled()
+
+
+async def test_a_worker_goes_on_when_its_server_was_away(
+    place: Place, server: Server, start: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    worker = await asyncio.to_thread(start)
+    await place.client.put("queue:mail/hold", id="through")
+    await place.client.put("queue:mail/send", {"to": "before"}, id="before")
+    await until(lambda: len(lines(notes)) == 2)
+    await asyncio.to_thread(server.restart)
+    (tmp_path / "through").touch()
+    await place.client.put("queue:mail/send", {"to": "after"}, id="after")
+    await until(lambda: any(one["id"] == "after" for one in lines(notes)))
+    await place.settled()
+    assert worker.process.poll() is None
+    assert [one["event"] for one in lines(notes) if one["id"] == "through"].count("done") >= 1
+
+
+async def test_a_handler_puts_tasks_through_its_own_scheduler(
+    place: Place, start: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    await asyncio.to_thread(start)
+    handle = await place.client.put("queue:mail/chain", {"n": 1})
+    assert await handle.result(timeout=60) == "put"
+    await place.settled()
+    assert [one["to"] for one in lines(tmp_path / "notes")] == ["follow-1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere:scheduler"], "'nowhere:scheduler': there is no module 'nowhere'"),
+        (["app"], "'app' names no scheduler; write module:attribute"),
+        (["app:missing"], "module 'app' has no 'missing'"),
+        (["app:not_a_scheduler"], "app:not_a_scheduler is a int, not a Scheduler"),
+        (["app:scheduler", "--queues", "mail:x"], "the weight of mail is 'x'"),
+        (["app:scheduler", "--queues", "mail,mail"], "mail is named twice"),
+        (["app:scheduler", "--concurrency", "0"], "worker_concurrency is 0"),
+        ([], "there is nothing to run: no handlers"),
+    ],
+)
+def test_a_wrong_call_is_one_clear_error(arguments: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    ended = run("worker", *arguments, "--redis-url", "redis://127.0.0.1:1", cwd=tmp_path)
+    assert ended.returncode == 2, ended.stderr
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
