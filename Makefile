@@ -37,17 +37,17 @@ $(STAMP): pyproject.toml requirements/dev.txt
 serve: install ## run a scheduler with its own embedded server on port 8000
 	@exec $(BIN)/mainspring serve $(ARGS)
 
-test: install ## run the tests on real servers (fetches redis-server where it can; WORKERS=n at a time, else 4)
+test: install ## run the tests on real servers, each test on one kind (ARGS=--all-servers: on every kind; WORKERS=n at a time, else 4)
 	@tools/install-parts
 	@# More processes than cores: most tests wait for servers and other processes more than they work.
-	@$(BIN)/python -m pytest -n $(or $(WORKERS),4) --dist loadfile -m "not slow" $(ARGS)
+	@$(BIN)/python tools/run-tests -n $(or $(WORKERS),4) --dist loadfile -m "not slow" $(ARGS)
 
 test-slow: install ## the long runs of which `make test` has a small one: chaos, planted bugs, brokers, peers
 	@tools/install-parts
-	@$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist worksteal -m slow $(ARGS)
+	@$(BIN)/python tools/run-tests -n $(or $(WORKERS),2) --dist worksteal -m slow $(ARGS)
 
 test-cron-long: install ## 200,000 random schedules against a walk over every minute (about ten minutes)
-	@MAINSPRING_CRON_CASES=200000 $(BIN)/python -m pytest -q -n auto tests/unit/test_cron_oracle.py $(ARGS)
+	@MAINSPRING_CRON_CASES=200000 $(BIN)/python -m pytest -q -n auto tests/model/schedule/test_cron_oracle.py $(ARGS)
 
 chaos: install ## real processes under faults for about two minutes, then the proof (SEED=n for another plan)
 	@$(BIN)/python -m tests.support.chaos --seed $(or $(SEED),1) $(ARGS)
