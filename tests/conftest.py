@@ -9,10 +9,6 @@ from typing import Any, Final
 
 import pytest
 import uvloop
-from tests.support import narrow_rights
-from tests.support.fleets import KINDS, PARTITIONS, Fleet, masters_of
-from tests.support.kafka_topics import need_kafka
-from tests.support.missing_parts import need_server
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
@@ -30,6 +26,10 @@ from mainspring.testing.servers import (
     standalone,
 )
 from mainspring.testing.ticker import Ticker
+from tests.support import narrow_rights
+from tests.support.fleets import KINDS, PARTITIONS, Fleet, masters_of
+from tests.support.kafka_topics import need_kafka
+from tests.support.missing_parts import need_server
 
 pytest_plugins = ["tests.support.suite"]
 

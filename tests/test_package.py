@@ -1,13 +1,16 @@
 """What `mainspring` offers, and that importing it is cheap."""
 
+import re
 import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 import mainspring
+from tests.support.paths import ROOT
 
 
 def loaded_after(code: str) -> set[str]:
@@ -49,6 +52,28 @@ def test_settings_are_read_without_an_event_loop() -> None:
 def test_the_package_says_that_it_is_typed() -> None:
     """Without this file a type checker takes everything of the package for `Any`."""
     assert (resources.files("mainspring") / "py.typed").is_file()
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    names = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    source = ROOT / "src"
+    files = {str(file.relative_to(source)) for file in source.rglob("*") if file.is_file()}
+    assert names == {file for file in files if "__pycache__" not in file}
+
+
+def test_what_ships_for_tests_is_documented_or_used_by_what_ships() -> None:
+    """What only the tests of this repository use is in tests/support."""
+    package = ROOT / "src" / "mainspring"
+    shipped = {file: file.read_text(encoding="utf-8") for file in package.rglob("*.py")}
+    docs = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    for module in (package / "testing").glob("*.py"):
+        used = re.compile(rf"(?:\btesting\.|from \.|import ){module.stem}\b")
+        by_others = any(used.search(text) for file, text in shipped.items() if file != module)
+        if module.stem not in ("__init__", "plugin"):  # the package itself, and an entry point
+            assert by_others or f"mainspring.testing.{module.stem}" in docs, module.stem
 
 
 @pytest.mark.slow

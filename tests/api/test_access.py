@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.api_calls import LATER, Api, serving_api
 
 from mainspring.api import app
 from mainspring.api.routes import Route
@@ -22,6 +21,7 @@ from mainspring.store.access import list_keys, revoke_key
 from mainspring.store.keys import partition_of
 from mainspring.store.records import KeptResult, keep_results
 from mainspring.testing.servers import Server
+from tests.support.api_calls import LATER, Api, serving_api
 
 RULES: dict[str, Right | None] = {
     "POST /ticks": "submit",

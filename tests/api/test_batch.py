@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.support.api_calls import LATER, Api, serving_api
 
 from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
+from tests.support.api_calls import LATER, Api, serving_api
 
 LIMITS = {"api_batch_lines": 5_000, "api_batch_bytes": 2_000_000, "api_body_bytes": 100_000}
 

@@ -9,13 +9,13 @@ from random import Random
 from urllib.parse import quote
 
 import pytest
-from tests.support.api_calls import LATER, Api, serving_api
 
 from mainspring.api.asgi import GUARDED
 from mainspring.api.server import MAX_AHEAD, MAX_HEAD_BYTES, MAX_HEADERS, sweep
 from mainspring.config.config import Config
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
+from tests.support.api_calls import LATER, Api, serving_api
 
 
 @pytest.fixture

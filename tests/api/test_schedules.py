@@ -6,13 +6,13 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.support.api_calls import LATER, Answer, Api, serving_api
 
 from mainspring.config.config import Config
 from mainspring.model.delivery import Delivery, Outcome, Retry
 from mainspring.sinks.log import NullSink
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
+from tests.support.api_calls import LATER, Answer, Api, serving_api
 
 
 class FailingSink:

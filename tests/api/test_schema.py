@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.support.api_calls import LATER
-from tests.support.serving import Serve, run, serving
 
 from mainspring.api import app
 from mainspring.api.routes import Route
 from mainspring.testing.servers import standalone
+from tests.support.api_calls import LATER
+from tests.support.serving import Serve, run, serving
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import trustme
+
+from mainspring.testing.servers import wait_until
 from tests.support.api_calls import LATER
 from tests.support.serving import ENVIRON, MAIN, Serve, run, serving
 from tests.support.web_receiver import Answer, Request, receiving
 from tests.support.workers import WorkerProcess
-
-from mainspring.testing.servers import wait_until
 
 NOWHERE = "http://127.0.0.1:9/hook?token="
 

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.support.api_calls import LATER, Answer, Api, serving_api
-from tests.support.job_queues import TARGET, HandWorker
 
 from mainspring.client.client import Client
 from mainspring.config.config import Config
@@ -17,6 +15,8 @@ from mainspring.model.task import Task
 from mainspring.store import records
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
+from tests.support.api_calls import LATER, Answer, Api, serving_api
+from tests.support.job_queues import TARGET, HandWorker
 
 
 @pytest.fixture

@@ -7,10 +7,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.api.test_hostile_clients import Wire, post
-from tests.api.test_http import WRONG
-from tests.engine.test_engine import until
-from tests.support.api_calls import LATER, Api, serving_api
 
 from mainspring.api import auth
 from mainspring.api.app import App
@@ -19,6 +15,10 @@ from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
 from mainspring.store.access import list_keys, revoke_key
 from mainspring.testing.servers import Server
+from tests.api.test_hostile_clients import Wire, post
+from tests.api.test_http import WRONG
+from tests.engine.test_engine import until
+from tests.support.api_calls import LATER, Api, serving_api
 
 SHORT, LONG = "/ticks", "/ticks?replace=false"
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.api_calls import LATER, Api, serving_api
 
 from mainspring.api import app, dead
 from mainspring.api.asgi import PROBLEMS
@@ -21,6 +20,7 @@ from mainspring.model.targets.named import Targets
 from mainspring.sinks.log import NullSink
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
+from tests.support.api_calls import LATER, Api, serving_api
 
 SECRETS = (
     "s3cret-password",

@@ -5,13 +5,13 @@ from array import array
 from typing import Any
 
 import pytest
-from tests.support.missing_parts import need_server
 from typer.testing import CliRunner
 
 from mainspring.bench.environment import ServerTime
 from mainspring.bench.lifecycle import BenchLoad, DeliveryTally, Shape, SteadyLoad, judge, payload_texts
 from mainspring.cli.bench import app
 from mainspring.testing.servers import standalone
+from tests.support.missing_parts import need_server
 
 FIGURES = {
     "tasks",

@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from tests.support.kafka_topics import need_kafka
 from typer.testing import CliRunner
 
 from mainspring.cli.bench import app
 from mainspring.testing.kafka import Broker
+from tests.support.kafka_topics import need_kafka
 
 
 def bench(*words: str) -> Any:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.paths import ROOT
 from typer.testing import CliRunner
 
 from mainspring.bench.environment import ServerChoice
 from mainspring.bench.peers import bench
 from mainspring.bench.peers.bench import PEERS, Contender, Demand, PeerRow, python_at_hand, row_of
 from mainspring.cli.bench import app
+from tests.support.paths import ROOT
 
 SUPPORT = ROOT / "tests" / "support"
 FIGURES = {

@@ -10,6 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+
+from mainspring.client.client import Client
+from mainspring.store.keys import Keyspace
+from mainspring.testing.history import FaultEvent
+from mainspring.testing.servers import wait_until
 from tests.support.chaos.faults import Faults, Ground
 from tests.support.chaos.fleet import Fleet
 from tests.support.chaos.network import Cable, refused
@@ -17,11 +22,6 @@ from tests.support.chaos.profile import Planned, Profile
 from tests.support.chaos.recorder import Journal, Recorder
 from tests.support.chaos.servers import Standalone
 from tests.support.chaos.wire_log import Witness
-
-from mainspring.client.client import Client
-from mainspring.store.keys import Keyspace
-from mainspring.testing.history import FaultEvent
-from mainspring.testing.servers import wait_until
 
 CALL = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 1).close()"
 CRASH = "from tests.support.chaos.network import Cable; print(Cable().plug, flush=True); input()"

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mainspring.testing.history import HealedEvent, History
 from tests.support.chaos import run as chaos_run
 from tests.support.chaos.network import refused
 from tests.support.chaos.profile import PROFILES, Profile
 from tests.support.chaos.run import run
-
-from mainspring.testing.history import HealedEvent, History
 
 SEED = int(os.environ.get("MAINSPRING_CHAOS_SEED", "1"))
 

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import pytest
-from tests.support.chaos.network import Cable, refused
 
 from mainspring.bench.fleet import NodeOrder
 from mainspring.client.client import Client
@@ -20,6 +19,7 @@ from mainspring.store import members
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import standalone
+from tests.support.chaos.network import Cable, refused
 
 LEASE_S = 1.5
 TASKS = 2_000

@@ -7,14 +7,14 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from tests.support.planted_bugs import MUTATIONS, plant, planted
-from tests.support.planted_bugs.kinds import Patch, Rewrite
-from tests.support.scenarios import SCENARIOS, play
 
 from mainspring.engine.slice import LiveSlice
 from mainspring.store.scripts import _NEEDS, text_of
 from mainspring.testing.history import Rule, Violation
 from mainspring.testing.servers import Server, standalone
+from tests.support.planted_bugs import MUTATIONS, plant, planted
+from tests.support.planted_bugs.kinds import Patch, Rewrite
+from tests.support.scenarios import SCENARIOS, play
 
 PATIENCE_S = 60
 

@@ -5,9 +5,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.support.chaos.network import Road
-from tests.support.chaos.wire_log import Witness, Write
-from tests.support.owner import HandOwner
 
 from mainspring.model.clock import ServerClock
 from mainspring.model.errors import Unavailable
@@ -16,6 +13,9 @@ from mainspring.store.redis.servers import LinkOptions, Servers
 from mainspring.store.scripts import Scripts
 from mainspring.store.store import Store
 from mainspring.testing.servers import Server, cluster
+from tests.support.chaos.network import Road
+from tests.support.chaos.wire_log import Witness, Write
+from tests.support.owner import HandOwner
 
 QUICK = LinkOptions(connect_timeout_s=5.0, timeout_s=2.0)
 PARTITIONS = 4

@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.chaos.recorder import STALL, Journal
-from tests.support.chaos.run import Pulse
 
 from mainspring.testing.history import FaultEvent, StallEvent
+from tests.support.chaos.recorder import STALL, Journal
+from tests.support.chaos.run import Pulse
 
 
 @pytest.mark.parametrize(("late_s", "stalls", "faults"), [(0.019, 0, 0), (0.021, 1, 0), (0.6, 1, 1)])

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+
 from tests.support.chaos.profile import PROFILES, plan
 from tests.support.chaos.run import too_few
 

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.owner import address_of
-from tests.support.terminal import shown_by
 from typer.testing import CliRunner, Result
 
 from mainspring.cli import dead, task
@@ -19,6 +17,8 @@ from mainspring.model.errors import InvalidInput
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
 from mainspring.testing.ticker import Ticker
+from tests.support.owner import address_of
+from tests.support.terminal import shown_by
 
 
 @pytest.fixture

@@ -7,9 +7,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.support.api_calls import Api, serving_api
-from tests.support.relay import relaying
-from tests.support.workers import until
 from typer.testing import CliRunner, Result
 
 from mainspring.cli import app
@@ -18,6 +15,9 @@ from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
 from mainspring.sinks.log import NullSink
 from mainspring.testing.servers import Server
+from tests.support.api_calls import Api, serving_api
+from tests.support.relay import relaying
+from tests.support.workers import until
 
 
 @pytest.fixture

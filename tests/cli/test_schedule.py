@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.terminal import shown_by
 from typer.testing import CliRunner, Result
 
 from mainspring import Config, Scheduler
@@ -25,6 +24,7 @@ from mainspring.node.node import Node, ScheduleWatch
 from mainspring.scheduler.publishing import publish
 from mainspring.store.access import read_audit
 from mainspring.testing.servers import Server
+from tests.support.terminal import shown_by
 
 PATIENCE_S = 60
 FILE = """

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.serving import Serve, in_seconds, is_gone, run, serving
 
 from mainspring.testing.servers import standalone, wait_until
+from tests.support.serving import Serve, in_seconds, is_gone, run, serving
 
 
 @pytest.fixture

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.api_calls import Api, serving_api
-from tests.support.verifying import home, raw
-from tests.support.web_receiver import Answer, receiving
 from typer.testing import CliRunner, Result
 
 from mainspring.cli import app
@@ -23,6 +20,9 @@ from mainspring.model.times import delay_ms
 from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.log import NullSink
 from mainspring.testing.servers import Server
+from tests.support.api_calls import Api, serving_api
+from tests.support.verifying import home, raw
+from tests.support.web_receiver import Answer, receiving
 
 Say = Callable[..., Awaitable[Result]]
 

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.paths import ROOT
-
 from mainspring import Client
 from mainspring.store.verify.report import KINDS
 from mainspring.testing.servers import Server
+from tests.support.paths import ROOT
 
 
 def run(*arguments: str, server: Server | None, namespace: str = "main") -> "subprocess.CompletedProcess[str]":

@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.support.job_queues import TARGET, HandWorker
-from tests.support.owner import address_of
 
 from mainspring.cli.dead import lines_of
 from mainspring.client.client import Client
@@ -25,6 +23,8 @@ from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.ticker import Ticker
+from tests.support.job_queues import TARGET, HandWorker
+from tests.support.owner import address_of
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import hiredis
 import pytest
-from tests.support.owner import HandOwner
 
 from mainspring.client.client import Client
 from mainspring.cluster import Membership, Seat
@@ -29,6 +28,7 @@ from mainspring.store.redis.connection import RedisCommand
 from mainspring.store.store import Store
 from mainspring.testing.faults import bad_road, calls, uses
 from mainspring.testing.servers import Server
+from tests.support.owner import HandOwner
 
 PARTITIONS = 8
 ALL = set(range(PARTITIONS))

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.fleets import Fleet
 
 from mainspring.client.client import Client
 from mainspring.config.config import Config
@@ -20,6 +19,7 @@ from mainspring.store import members
 from mainspring.store.redis.connection import RedisCommand
 from mainspring.store.redis.servers import Primary
 from mainspring.store.store import Store
+from tests.support.fleets import Fleet
 
 PARTITIONS = 8
 NODES = 3

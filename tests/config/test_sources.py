@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.support.serving import run
 
 from mainspring.api.auth import KeyRing
 from mainspring.config.config import Config
 from mainspring.config.settings import SECRETS, SETTINGS, read_sources
 from mainspring.model.errors import ConfigError
+from tests.support.serving import run
 
 SECRET = "hunter2"
 FILE = f"""# of the shop

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.kafka_topics import read_topic, topics_of
-from tests.support.serving import ENVIRON, MAIN
 
 from mainspring.demo.plan import TOPIC, DemoPlan
 from mainspring.demo.run import TOPIC_PARTITIONS, DemoServers, Parts, Reconciliation, Second, ticks
 from mainspring.testing.kafka import Broker
 from mainspring.testing.servers import standalone
+from tests.support.kafka_topics import read_topic, topics_of
+from tests.support.serving import ENVIRON, MAIN
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from confluent_kafka import Producer
-from tests.support.paths import ROOT
-from tests.support.serving import ENVIRON
 
 from mainspring.testing.kafka import Broker
 from mainspring.testing.servers import wait_until
+from tests.support.paths import ROOT
+from tests.support.serving import ENVIRON
 
 CONSUME = ROOT / "deploy" / "poc" / "consume.py"
 LINE = re.compile(r"late p50 (-?\d+) ms   p99 (-?\d+) ms   early (\d+)   total (\d+)$", re.MULTILINE)

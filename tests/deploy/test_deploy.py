@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.missing_parts import gap
-from tests.support.paths import ROOT
-from tests.support.serving import ENVIRON, serving
 
 from mainspring.config.config import Config
 from mainspring.testing.servers import wait_until
+from tests.support.missing_parts import gap
+from tests.support.paths import ROOT
+from tests.support.serving import ENVIRON, serving
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

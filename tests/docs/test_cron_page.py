@@ -4,13 +4,13 @@ import re
 from datetime import datetime
 
 import pytest
-from tests.support.paths import ROOT
 
 from mainspring.model.errors import InvalidCron
 from mainspring.model.retry import WorstCase
 from mainspring.model.schedule.recurrence import Every, Recurrence, spec
 from mainspring.model.schedule.view import lint
 from mainspring.model.schedule.zone import zone
+from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "cron.md").read_text(encoding="utf-8")
 

@@ -10,11 +10,11 @@ from types import ModuleType
 from zoneinfo import ZoneInfo
 
 import pytest
-from tests.support.paths import ROOT
-from tests.support.serving import serving
 
 from mainspring import Config, RetryPolicy, Scheduler
 from mainspring.testing import Ticker
+from tests.support.paths import ROOT
+from tests.support.serving import serving
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from mainspring.testing.servers import free_port, wait_until
 from tests.support.missing_parts import gap
 from tests.support.paths import ROOT
 from tests.support.serving import ENVIRON
-
-from mainspring.testing.servers import free_port, wait_until
 
 GUIDES = ROOT / "docs" / "guides"
 STAYS = ("mainspring serve", "mainspring worker", "python3 ")

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from tests.support.pages import blocks
-from tests.support.paths import ROOT
-
 from mainspring.config.config import Config
 from mainspring.model.lane import LanePolicy
+from tests.support.pages import blocks
+from tests.support.paths import ROOT
 
 
 def test_the_settings_of_the_page_are_read(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 import re
 from pathlib import Path
 
-from tests.support.pages import blocks, text_of
-from tests.support.paths import ROOT
-
 from mainspring.config.config import Config
 from mainspring.model.flow import BreakerPolicy, Limit, Rate
 from mainspring.model.lane import LanePolicy
 from mainspring.model.retry import RetryPolicy
+from tests.support.pages import blocks, text_of
+from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "limits.md"
 

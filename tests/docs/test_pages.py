@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.pages import AWAIT, FENCE, blocks, run_as_typed, text_of
-from tests.support.paths import ROOT
 
 from mainspring import Client, ManualClock
 from mainspring.api import app as app_module
@@ -23,6 +21,8 @@ from mainspring.config.settings import SETTINGS
 from mainspring.model.errors import MainspringError
 from mainspring.store.keys import PartitionKeys
 from mainspring.testing.servers import Server
+from tests.support.pages import AWAIT, FENCE, blocks, run_as_typed, text_of
+from tests.support.paths import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ROWS = {"A": 8, "B": 10, "C": 7, "D": 11, "E": 19}

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from tests.support.pages import blocks, run_as_typed
-from tests.support.paths import ROOT
-
 from mainspring.config.config import Config
 from mainspring.model.retry import RetryPolicy
+from tests.support.pages import blocks, run_as_typed
+from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "retries.md"
 

@@ -6,11 +6,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.support.paths import ROOT
 
 from mainspring.config.config import Config
 from mainspring.model.targets.named import Plain
 from mainspring.model.targets.webhook import Basic, Bearer, Webhook, read_webhook
+from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "webhooks.md").read_text(encoding="utf-8")
 

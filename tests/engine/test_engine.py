@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any
 
 import pytest
-from tests.support.fleets import PARTITIONS
 
 from mainspring.client.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
@@ -23,6 +22,7 @@ from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, calls
 from mainspring.testing.servers import Server, ServerCluster
 from mainspring.testing.ticker import RecordingSink, Ticker
+from tests.support.fleets import PARTITIONS
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
-from tests.support.web_receiver import Answer, receiving
 
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.flow import FlowOptions
@@ -22,6 +21,7 @@ from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
+from tests.support.web_receiver import Answer, receiving
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

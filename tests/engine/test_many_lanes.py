@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec import json
-from tests.support.job_queues import TARGET, HandWorker
 
 from mainspring.engine import dispatcher, due, lookahead, partition
 from mainspring.engine.due import BeginCall
@@ -17,6 +16,7 @@ from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
+from tests.support.job_queues import TARGET, HandWorker
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

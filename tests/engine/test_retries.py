@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.fleets import Fleet
-from tests.support.web_receiver import Answer, Receiver, Request, receiving
 
 from mainspring.client.client import Client
 from mainspring.config.config import Config
@@ -21,6 +19,8 @@ from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.store.store import Store
 from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.ticker import Ticker
+from tests.support.fleets import Fleet
+from tests.support.web_receiver import Answer, Receiver, Request, receiving
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

@@ -3,11 +3,10 @@
 import threading
 from collections.abc import Awaitable, Callable
 
-from tests.support.web_receiver import Answer, Request, receiving
-
 from mainspring.client.client import Client
 from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.testing.ticker import Ticker
+from tests.support.web_receiver import Answer, Request, receiving
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

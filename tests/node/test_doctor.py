@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.serving import run, serving
 
 from mainspring.testing.servers import Server, free_port, standalone
+from tests.support.serving import run, serving
 
 Found = dict[str, dict[str, str]]
 

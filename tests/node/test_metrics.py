@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from mainspring.testing.servers import wait_until
 from tests.support.missing_parts import gap
 from tests.support.paths import ROOT
 from tests.support.serving import Serve, in_seconds, serving
-
-from mainspring.testing.servers import wait_until
 
 Values = dict[tuple[str, ...], float]
 

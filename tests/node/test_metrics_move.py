@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.api_calls import Api, serving_api
-from tests.support.job_queues import TARGET, HandWorker
 
 from mainspring.config.config import Config
 from mainspring.model.delivery import DONE, Delivery, Outcome, Retry
 from mainspring.model.flow import BreakerPolicy
 from mainspring.sinks.log import NullSink
 from mainspring.testing.servers import Server
+from tests.support.api_calls import Api, serving_api
+from tests.support.job_queues import TARGET, HandWorker
 
 
 @dataclass

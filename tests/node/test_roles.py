@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.api_calls import LATER, serving_api
-from tests.support.serving import Serve, in_seconds, run, serving
 
 from mainspring.config.config import Config
 from mainspring.node.node import Node
 from mainspring.store import members
 from mainspring.testing.servers import standalone, wait_until
+from tests.support.api_calls import LATER, serving_api
+from tests.support.serving import Serve, in_seconds, run, serving
 
 
 @pytest.fixture

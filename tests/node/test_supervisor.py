@@ -17,14 +17,14 @@ from pathlib import Path
 from urllib.error import URLError
 
 import pytest
-from tests.support.serving import Serve, in_seconds, is_gone, serving
-from tests.support.workers import until
 
 from mainspring.config.config import Config
 from mainspring.node.supervisor import Supervisor
 from mainspring.store import members
 from mainspring.store.store import Store
 from mainspring.testing.servers import Server, standalone, wait_until
+from tests.support.serving import Serve, in_seconds, is_gone, serving
+from tests.support.workers import until
 
 Tick = dict[str, str | int]
 

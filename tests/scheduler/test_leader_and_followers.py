@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.serving import ENVIRON
-from tests.support.workers import lines
 
 from mainspring.client.sync import SyncClient
 from mainspring.model.ids import occurrence_id
 from mainspring.model.schedule.view import ScheduleView
 from mainspring.testing.servers import Server, standalone, wait_until
+from tests.support.serving import ENVIRON
+from tests.support.workers import lines
 
 SCHEDULES = 50
 LEASE_S = 2.0

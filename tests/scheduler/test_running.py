@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.serving import ENVIRON, is_gone
-from tests.support.workers import until
 
 from mainspring import Config, Entry, Scheduler, SchedulerRunning, current
 from mainspring.client.client import Client
@@ -25,6 +23,8 @@ from mainspring.client.sync import SyncClient
 from mainspring.model.errors import InvalidInput, MainspringError, NotFound, Unavailable
 from mainspring.scheduler.worker_process import Workplace
 from mainspring.testing.servers import Server, standalone, wait_until
+from tests.support.serving import ENVIRON, is_gone
+from tests.support.workers import until
 
 PATIENCE_S = 60.0
 

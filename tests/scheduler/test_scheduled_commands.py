@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.workers import Place, open_place, until
 
 from mainspring.model.targets.command import read_command
 from mainspring.testing.servers import standalone
 from mainspring.worker.command import CommandWork
+from tests.support.workers import Place, open_place, until
 
 
 @pytest.fixture

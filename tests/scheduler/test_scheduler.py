@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from tests.support.workers import Place, open_place
 
 from mainspring import Config, Context, Scheduler
 from mainspring.model.errors import InvalidInput, TaskFailed
 from mainspring.testing.servers import Server, standalone
+from tests.support.workers import Place, open_place
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.support.web_receiver import Answer, Request, receiving
-
 from mainspring.client.sync import SyncClient
 from mainspring.testing.servers import Server
+from tests.support.web_receiver import Answer, Request, receiving
 
 PATIENCE_S = 90
 SCHEDULES = 20

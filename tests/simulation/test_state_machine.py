@@ -23,7 +23,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.support.simulation_model import SURE, Known, Model, Row
 
 from mainspring.client.client import Client
 from mainspring.engine import dispatcher, lookahead, partition
@@ -44,6 +43,7 @@ from mainspring.store.scripts import Scripts
 from mainspring.store.store import Store
 from mainspring.store.tasks import cancel, encode, put, put_ids
 from mainspring.testing.servers import Server, standalone
+from tests.support.simulation_model import SURE, Known, Model, Row
 
 T = TypeVar("T")
 PARTITIONS = 3

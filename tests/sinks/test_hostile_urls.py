@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
-from tests.support.hostile_urls import hostile_urls
-from tests.support.web_receiver import delivery, receiving
 
 from mainspring.model.delivery import DONE, Dead, Retry
 from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.http_network import SystemLookup
+from tests.support.hostile_urls import hostile_urls
+from tests.support.web_receiver import delivery, receiving
 
 NAMES = {
     "127.0.0.1.nip.io": ["127.0.0.1"],

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import trustme
 from standardwebhooks import Webhook as Verifier
-from tests.support.web_receiver import Answer, Request, delivery, receiving
 
 from mainspring.model.delivery import DONE, Dead, Done, Outcome, Retry
 from mainspring.model.targets.webhook import Basic, Bearer, Webhook
 from mainspring.sinks import http_session
 from mainspring.sinks.http import HttpOptions, HttpSink
+from tests.support.web_receiver import Answer, Request, delivery, receiving
 
 LOCAL = ("127.0.0.0/8",)
 

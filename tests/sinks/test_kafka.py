@@ -8,7 +8,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.support.kafka_topics import Received, paused, read_topic, read_values, topics_of
 
 from mainspring import Client, Task
 from mainspring.config.config import Config
@@ -21,6 +20,7 @@ from mainspring.sinks.kafka_options import KafkaOptions, Properties
 from mainspring.store.store import Store
 from mainspring.testing.balance import Balance, balance
 from mainspring.testing.kafka import Broker
+from tests.support.kafka_topics import Received, paused, read_topic, read_values, topics_of
 
 pytestmark = pytest.mark.timeout(300)
 WAIT_S = 90

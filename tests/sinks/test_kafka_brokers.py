@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.support.kafka_topics import need_kafka, read_topic
 
 from mainspring import Client, Task
 from mainspring.config.config import Config
@@ -13,6 +12,7 @@ from mainspring.node.node import Node
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.kafka import Brokers, brokers
+from tests.support.kafka_topics import need_kafka, read_topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 WAIT_S = 120

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 from confluent_kafka import KafkaError
-from tests.support.kafka_flights import flight, plain
 
 from mainspring.engine.flight import Flight
 from mainspring.model.delivery import Body
 from mainspring.sinks.kafka import identity_of
 from mainspring.sinks.kafka_client import CHUNK_TASKS, BatchProducer, FailedMessages
+from tests.support.kafka_flights import flight, plain
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": "true", "acks": "all", "linger.ms": "1"}
 WAIT_S = 30

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.kafka_flights import START_MS, flight, plain, slice_from
 
 from mainspring.model.delivery import Body, Delivery, GivenDelivery
 from mainspring.sinks.kafka import identity_of, messages_of
+from tests.support.kafka_flights import START_MS, flight, plain, slice_from
 
 UNUSUAL = {
     "an id": Body("kafka:t", b"x", "a/b, c"),

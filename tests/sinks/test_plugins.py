@@ -10,13 +10,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from tests.support.paths import ROOT
-from tests.support.serving import ENVIRON, MAIN, Serve
 
 from mainspring.config.config import Config
 from mainspring.model.errors import ConfigError
 from mainspring.node.node import Node
 from mainspring.testing.servers import wait_until
+from tests.support.paths import ROOT
+from tests.support.serving import ENVIRON, MAIN, Serve
 
 EXAMPLE = ROOT / "examples" / "spool_sink"
 WAIT_S = 60

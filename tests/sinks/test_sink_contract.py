@@ -15,7 +15,6 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 import pytest
-from tests.support.web_receiver import Answer, Request, receiving
 
 from mainspring.model.delivery import DONE
 from mainspring.sinks.http import HttpOptions, HttpSink
@@ -24,6 +23,7 @@ from mainspring.sinks.kafka_options import KafkaOptions, Properties
 from mainspring.sinks.log import LogSink
 from mainspring.testing.kafka import Broker
 from mainspring.testing.sink_contract import Arrived, Receiver, SinkContract
+from tests.support.web_receiver import Answer, Request, receiving
 
 POISON = b'"poison"'
 

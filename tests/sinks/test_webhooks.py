@@ -9,9 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.fleets import Fleet, masters_of
-from tests.support.paths import ROOT
-from tests.support.web_receiver import Answer, Request, delivery, receiving
 
 from mainspring.cli.dead import lines_of
 from mainspring.cli.output import lines_of as result_lines
@@ -37,6 +34,9 @@ from mainspring.store.lanes import read_pauses, write_if_none
 from mainspring.store.store import Store
 from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.ticker import Ticker
+from tests.support.fleets import Fleet, masters_of
+from tests.support.paths import ROOT
+from tests.support.web_receiver import Answer, Request, delivery, receiving
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.narrow_rights import ON, SECRET, TESTS_OWN, USER, rules, sign_in
-from tests.support.serving import in_seconds, run, serving
 
 from mainspring.client.client import Client
 from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.testing.servers import Kind, Server, ServerCluster, standalone, wait_until
+from tests.support.narrow_rights import ON, SECRET, TESTS_OWN, USER, rules, sign_in
+from tests.support.serving import in_seconds, run, serving
 
 
 @pytest.fixture

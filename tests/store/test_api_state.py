@@ -1,7 +1,6 @@
 """What the API keeps in the store, on every kind of server: keys, the audit trail, answers, neighbours."""
 
 import pytest
-from tests.support.verifying import found
 
 from mainspring.client.client import Client
 from mainspring.model.access import ApiKey
@@ -11,6 +10,7 @@ from mainspring.store import records
 from mainspring.store.access import add_key, list_keys, new_key_id, read_audit, record_change, revoke_key
 from mainspring.store.records import Claim, KeptAnswer
 from mainspring.store.store import Store, sibling
+from tests.support.verifying import found
 
 
 async def test_keys_are_kept_listed_and_revoked(store: Store) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from tests.support.missing_parts import need_server
 
 from mainspring.client.client import Client
 from mainspring.model.errors import NotConfirmed
@@ -11,6 +10,7 @@ from mainspring.model.task import Task
 from mainspring.store import durability
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Kind, Server, delete_namespace, standalone, wait_until
+from tests.support.missing_parts import need_server
 
 
 def started(kind: Kind, **config: str) -> Server:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.support.job_queues import QUEUE, TARGET, HandWorker, values
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
@@ -20,6 +19,7 @@ from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.servers import standalone
 from mainspring.testing.ticker import Ticker
+from tests.support.job_queues import QUEUE, TARGET, HandWorker, values
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

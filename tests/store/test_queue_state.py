@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from tests.support.paths import ROOT
 
 from mainspring.model.delivery import DONE, Dead, Done, Retry
 from mainspring.model.errors import InvalidInput
@@ -13,6 +12,7 @@ from mainspring.model.targets.names import check_queue, queue_of
 from mainspring.store.job_queue import decode_ack, encode_ack
 from mainspring.store.keys import Address, Keyspace, Slice
 from mainspring.store.queue_state import Depth, Queued
+from tests.support.paths import ROOT
 
 VECTORS = json.loads((ROOT / "docs" / "wire-vectors.json").read_text())["queues"]
 

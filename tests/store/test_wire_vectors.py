@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.paths import ROOT
 
 from mainspring.model.delivery import Body
 from mainspring.model.ids import idempotency_key, idh_of
 from mainspring.model.schedule.chain import ChainState
 from mainspring.store import codec
 from mainspring.store.keys import Address, Keyspace, Slice, meta_key, partition_of, r_of, score_of, slot_of, tags
+from tests.support.paths import ROOT
 
 VECTORS: dict[str, Any] = json.loads((ROOT / "docs" / "wire-vectors.json").read_text(encoding="utf-8"))
 

@@ -7,9 +7,8 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from tests.support.cron_oracle import MONTHS, WEEKDAYS
-
 from mainspring.model.schedule.zone import zone, zone_names
+from tests.support.cron_oracle import MONTHS, WEEKDAYS
 
 SPECIAL_ZONES = (
     "Africa/Cairo", "Africa/Casablanca", "America/Havana", "America/New_York", "America/Nuuk", "America/Santiago",

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from tests.support.missing_parts import gap
-
 from mainspring.testing.kafka import missing_kafka
+from tests.support.missing_parts import gap
 
 
 class Received(NamedTuple):

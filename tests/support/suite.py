@@ -63,10 +63,17 @@ def _file_of(nodeid: str) -> str:
 # -- which server: each test has one, and the tests take turns ----------------------------------------------------
 
 
-def kind_of(item: pytest.Item) -> tuple[str, str] | None:
-    """Return the fixture and the kind of server that a test is parametrized with, if any."""
+def kind_of(item: pytest.Item) -> str | None:
+    """Return the kind of server that a test is parametrized with, if any."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    return next(((name, str(params[name])) for name in ("fleet", "kind") if name in params), None)
+    return next((str(params[name]) for name in ("fleet", "kind") if name in params), None)
+
+
+def _without(kind: str, nodeid: str) -> str:
+    test, _, params = nodeid.partition("[")
+    parts = params.rstrip("]").split("-")
+    parts.remove(kind)
+    return f"{test} {parts}"
 
 
 def on_one_server(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -74,10 +81,8 @@ def on_one_server(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pyt
     kinds: defaultdict[str, list[str]] = defaultdict(list)
     names: dict[pytest.Item, tuple[str, str]] = {}
     for item in items:
-        if found := kind_of(item):
-            fixture, kind = found
-            others = sorted((name, str(value)) for name, value in item.callspec.params.items() if name != fixture)  # type: ignore[attr-defined]
-            name = f"{item.location[0]}::{item.location[2].partition('[')[0]} {others}"
+        if kind := kind_of(item):
+            name = _without(kind, item.nodeid)
             names[item] = name, kind
             kinds[name].append(kind)
     kept: list[pytest.Item] = []

@@ -7,8 +7,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from tests.support.recording import record
-
 from mainspring.client.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.errors import NotConfirmed, Unavailable
@@ -19,6 +17,7 @@ from mainspring.store.store import Store
 from mainspring.testing.balance import Balance, balance
 from mainspring.testing.history import CancelledEvent, History, check
 from mainspring.testing.ticker import RecordingSink
+from tests.support.recording import record
 
 PARTITIONS = 6
 QUICK = LinkOptions(connect_timeout_s=5, timeout_s=10)

@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.support.serving import ENVIRON, MAIN
-
 from mainspring.client.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.queue_rules import parse_queues
@@ -21,6 +19,7 @@ from mainspring.testing.balance import balance
 from mainspring.testing.servers import wait_until
 from mainspring.worker.handler import Registry, Work
 from mainspring.worker.worker import Worker, WorkerOptions
+from tests.support.serving import ENVIRON, MAIN
 
 PATIENCE_S = 60.0
 

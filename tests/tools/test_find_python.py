@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.support.paths import ROOT
 
 TOOL = ROOT / "tools" / "find-python"

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.support.job_queues import TARGET, HandWorker, values
 
 from mainspring.client.client import Client
 from mainspring.model.delivery import DONE, Dead, Retry
@@ -12,6 +11,7 @@ from mainspring.store import job_queue
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
+from tests.support.job_queues import TARGET, HandWorker, values
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.support.job_queues import HandWorker
 
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.flow import FlowOptions
@@ -11,6 +10,7 @@ from mainspring.model.flow import Limit, Rate
 from mainspring.store.store import Store
 from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.ticker import Ticker
+from tests.support.job_queues import HandWorker
 
 Tickers = Callable[..., Awaitable[Ticker]]
 OWN = {"report": "reports"}

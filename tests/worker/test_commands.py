@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.workers import Place, WorkerProcess, exists, open_place, until
 
 from mainspring import Output, TaskFailed
 from mainspring.model.targets.command import read_command
 from mainspring.testing.servers import standalone
 from mainspring.worker.command import CommandWork
+from tests.support.workers import Place, WorkerProcess, exists, open_place, until
 
 
 @pytest.fixture

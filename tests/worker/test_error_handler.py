@@ -4,9 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from tests.support.job_queues import QUEUE, TARGET, HandWorker
-from tests.support.owner import HandOwner, address_of
-from tests.support.workers import until
 
 from mainspring.client.client import Client
 from mainspring.model.clock import steady_s
@@ -17,6 +14,9 @@ from mainspring.store.store import Store
 from mainspring.testing.ticker import Ticker
 from mainspring.worker.handler import Handler, Registry
 from mainspring.worker.worker import Worker, WorkerOptions
+from tests.support.job_queues import QUEUE, TARGET, HandWorker
+from tests.support.owner import HandOwner, address_of
+from tests.support.workers import until
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

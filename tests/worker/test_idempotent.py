@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.support.fleets import PARTITIONS, Fleet
-from tests.support.workers import Place, open_place, until
 
 from mainspring import Context, Retry, TaskFailed, current, idempotent
 from mainspring.model.clock import steady_s
@@ -15,6 +13,8 @@ from mainspring.store import job_queue
 from mainspring.testing.faults import bad_road
 from mainspring.worker.context import Memory
 from mainspring.worker.handler import Handler
+from tests.support.fleets import PARTITIONS, Fleet
+from tests.support.workers import Place, open_place, until
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from tests.support.fleets import PARTITIONS, Fleet
-from tests.support.job_queues import TARGET, HandWorker
 
 from mainspring import Config, Dead, Retry, Scheduler
 from mainspring.engine.engine import EngineOptions
@@ -16,6 +14,8 @@ from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
+from tests.support.fleets import PARTITIONS, Fleet
+from tests.support.job_queues import TARGET, HandWorker
 
 Tickers = Callable[..., Awaitable[Ticker]]
 PARK = LanePolicy("park")

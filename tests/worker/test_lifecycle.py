@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.support.fleets import PARTITIONS, Fleet
-from tests.support.workers import Place, open_place, until
 
 from mainspring import Context
 from mainspring.model.clock import steady_s
@@ -18,6 +16,8 @@ from mainspring.testing.faults import bad_road, calls
 from mainspring.worker.executor import MOST_DELIVERIES
 from mainspring.worker.handler import Handler
 from mainspring.worker.leases import QUICK_S
+from tests.support.fleets import PARTITIONS, Fleet
+from tests.support.workers import Place, open_place, until
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.support.fleets import PARTITIONS, Fleet
-from tests.support.workers import Place, open_place, until
-from tests.worker.test_lifecycle import queued
 
 from mainspring.model.task import Task
 from mainspring.store import job_queue
 from mainspring.worker.handler import Handler
+from tests.support.fleets import PARTITIONS, Fleet
+from tests.support.workers import Place, open_place, until
+from tests.worker.test_lifecycle import queued
 
 
 @pytest.fixture

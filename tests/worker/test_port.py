@@ -6,9 +6,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.node.test_metrics import documented_metrics
-from tests.support.fleets import PARTITIONS, Fleet
-from tests.support.workers import Place, open_place, until
 
 from mainspring import Context
 from mainspring.model.delivery import Dead, Retry
@@ -18,6 +15,9 @@ from mainspring.scheduler.worker_process import MAX_HEAD_BYTES, WorkerPort
 from mainspring.testing.faults import bad_road, uses
 from mainspring.worker.handler import Handler
 from mainspring.worker.worker import Worker
+from tests.node.test_metrics import documented_metrics
+from tests.support.fleets import PARTITIONS, Fleet
+from tests.support.workers import Place, open_place, until
 
 
 @pytest.fixture

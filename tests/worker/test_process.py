@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.serving import run
-from tests.support.workers import Place, WorkerProcess, lines, open_place, until
 
 from mainspring.model.task import Task
 from mainspring.testing.servers import Server, standalone
+from tests.support.serving import run
+from tests.support.workers import Place, WorkerProcess, lines, open_place, until
 
 APP = '''
 import asyncio, json, os, time

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.support.fleets import PARTITIONS, Fleet
-from tests.support.workers import PATIENCE_S, until
 
 from mainspring import Config, Dead, Retry, Scheduler
 from mainspring.client.client import Client
@@ -21,6 +19,8 @@ from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.store.verify.checks import verify
 from mainspring.testing.servers import Server
 from mainspring.testing.ticker import Ticker
+from tests.support.fleets import PARTITIONS, Fleet
+from tests.support.workers import PATIENCE_S, until
 
 FALSE = {"argv": ["/bin/false"], "retry": "1"}
 COMMANDS = read_commands({"backup": FALSE, "report": {**FALSE, "queue": "reports"}})

@@ -6,10 +6,6 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.support.fleets import PARTITIONS, Fleet
-from tests.support.job_queues import HandWorker
-from tests.support.workers import Place, open_place, until
-from tests.worker.test_lifecycle import queued
 
 from mainspring import Context, Retry
 from mainspring.model.errors import InvalidInput
@@ -19,6 +15,10 @@ from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
 from mainspring.store import limits
 from mainspring.worker.handler import Handler
+from tests.support.fleets import PARTITIONS, Fleet
+from tests.support.job_queues import HandWorker
+from tests.support.workers import Place, open_place, until
+from tests.worker.test_lifecycle import queued
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
-from tests.support.job_queues import TARGET, HandWorker
-from tests.support.traffic import QUICK
 
 from mainspring.client.client import Client
 from mainspring.engine.engine import Engine
@@ -17,6 +15,8 @@ from mainspring.store import job_queue, queue_state
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Kind, Server, ServerCluster, cluster
+from tests.support.job_queues import TARGET, HandWorker
+from tests.support.traffic import QUICK
 
 TASKS = 240
 PATIENCE_S = 120

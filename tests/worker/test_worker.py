@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fleets import PARTITIONS, Fleet
-from tests.support.workers import Place, open_place, until
 
 from mainspring import Context, Dead, Retry, TaskFailed, current
 from mainspring.model.delivery import Failure
@@ -23,6 +21,8 @@ from mainspring.model.errors import InvalidInput, MainspringError, NotFound
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
 from mainspring.worker.handler import Handler
+from tests.support.fleets import PARTITIONS, Fleet
+from tests.support.workers import Place, open_place, until
 
 SOON = RetryPolicy(max_attempts=3, base_ms=1, cap_ms=1, jitter="none")
 

@@ -10,12 +10,12 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from croniter import croniter
 from cronsim import CronSim
-from tests.support.cron_cases import Case, cases, changes_within, families
-from tests.support.cron_oracle import MONTHS, WEEKDAYS, Oracle, values
 
 from mainspring.model.errors import InvalidCron
 from mainspring.model.schedule.recurrence import Recurrence
 from mainspring.model.schedule.zone import zone
+from tests.support.cron_cases import Case, cases, changes_within, families
+from tests.support.cron_oracle import MONTHS, WEEKDAYS, Oracle, values
 
 CASES = int(os.environ.get("MAINSPRING_CRON_CASES", "2000"))
 CHUNK = 500

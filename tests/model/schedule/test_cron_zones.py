@@ -7,12 +7,12 @@ from importlib.resources import files
 from itertools import pairwise
 
 import pytest
-from tests.support.cron_cases import SPECIAL_ZONES, YEARS, changes_of
 
 from mainspring.model.errors import InvalidInput
 from mainspring.model.schedule.cron import Cron
 from mainspring.model.schedule.recurrence import Recurrence
 from mainspring.model.schedule.zone import Zone, tz_version, zone, zone_names
+from tests.support.cron_cases import SPECIAL_ZONES, YEARS, changes_of
 
 
 def runs(text: str, name: str, after: str, count: int = 3, **policy: str) -> list[str]:

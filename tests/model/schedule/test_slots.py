@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from tests.support.cron_cases import Case, cases
 
 from mainspring.model.errors import InvalidCron
 from mainspring.model.schedule.recurrence import PlannedTimes, Recurrence
+from tests.support.cron_cases import Case, cases
 
 DAY_MS = 86_400_000
 WALKED = 3_000

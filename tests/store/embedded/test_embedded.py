@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from tests.support.missing_parts import gap
 
 from mainspring.model.errors import EmbeddedError
 from mainspring.store import embedded
 from mainspring.store.embedded import folder as folder_module
 from mainspring.store.embedded import guest
+from tests.support.missing_parts import gap
 
 OWNER = """
 import sys

@@ -1,7 +1,6 @@
 """Begin: nothing fires early, twice, after its cancel, or by the hand of a former owner."""
 
 import pytest
-from tests.support.owner import HandOwner, address_of
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
@@ -10,6 +9,7 @@ from mainspring.store.keys import Slice, partition_of
 from mainspring.store.owner import fire, leases
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
+from tests.support.owner import HandOwner, address_of
 
 LANE = "a lane keeps tasks in one partition"
 

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.support.owner import HandOwner, address_of
 
 from mainspring.client.client import Client
 from mainspring.engine.engine import EngineOptions
@@ -20,6 +19,7 @@ from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.ticker import Ticker
+from tests.support.owner import HandOwner, address_of
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

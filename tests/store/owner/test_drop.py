@@ -1,7 +1,6 @@
 """Drop: a slice goes when all of it is done, and nothing that came since goes with it."""
 
 import pytest
-from tests.support.owner import HandOwner, address_of
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
@@ -9,6 +8,7 @@ from mainspring.store.keys import Slice
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
+from tests.support.owner import HandOwner, address_of
 
 LANE = "one"
 

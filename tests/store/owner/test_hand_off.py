@@ -4,9 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.support.fleets import Fleet
-from tests.support.job_queues import QUEUE, TARGET, HandWorker, values
-from tests.support.owner import HandOwner, address_of
 
 from mainspring.client.client import Client
 from mainspring.engine import hand_off as hand_off_module
@@ -23,6 +20,9 @@ from mainspring.store.tasks.dead_letters import list_dead
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
 from mainspring.testing.ticker import Ticker
+from tests.support.fleets import Fleet
+from tests.support.job_queues import QUEUE, TARGET, HandWorker, values
+from tests.support.owner import HandOwner, address_of
 
 Tickers = Callable[..., Awaitable[Ticker]]
 LEASE_S = 5.0

@@ -1,10 +1,9 @@
 """Owning a partition: one owner at a time, epochs that only grow, leases that cannot lock anybody out."""
 
-from tests.support.owner import HandOwner
-
 from mainspring.model.clock import ManualClock
 from mainspring.store.owner import leases
 from mainspring.store.store import Store
+from tests.support.owner import HandOwner
 
 
 async def acquire(store: Store, owner: str, *, lease_ms: int = 5_000) -> leases.Acquired | leases.Busy | Exception:

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
-from tests.support.owner import HandOwner
 
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.lookahead import Reach
@@ -20,6 +19,7 @@ from mainspring.store.tasks.put import fresh_score
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, uses
 from mainspring.testing.ticker import Ticker
+from tests.support.owner import HandOwner
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

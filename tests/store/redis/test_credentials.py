@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.serving import run
-from tests.support.workers import until
 
 from mainspring import Client, Config, Scheduler
 from mainspring.model.errors import ConfigError, Refused, StoreError, Unavailable
 from mainspring.store.redis.servers import LinkOptions, Servers
 from mainspring.testing.servers import Server, ServerCluster, cluster, standalone
+from tests.support.serving import run
+from tests.support.workers import until
 
 ADMIN = "admin-secret"
 

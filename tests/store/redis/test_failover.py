@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.support.traffic import PARTITIONS, QUICK, Scene, Traffic, now_us, scene, until
 
 from mainspring.client.client import Client
 from mainspring.model.errors import NotConfirmed
@@ -26,6 +25,7 @@ from mainspring.testing.servers import (
     wait_until,
 )
 from mainspring.testing.ticker import Ticker
+from tests.support.traffic import PARTITIONS, QUICK, Scene, Traffic, now_us, scene, until
 
 ALL = "replicas=1"
 """Every primary here has one replica."""

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from tests.support.owner import HandOwner
-from tests.support.traffic import PARTITIONS, QUICK, Scene, Traffic, scene, until
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
@@ -19,6 +17,8 @@ from mainspring.store.redis.sender import Sender
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Kind, Server, ServerCluster, SlotMove, cluster
+from tests.support.owner import HandOwner
+from tests.support.traffic import PARTITIONS, QUICK, Scene, Traffic, scene, until
 
 TAG = "{moves}"
 

@@ -8,12 +8,12 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.support.missing_parts import need_server
 
 from mainspring.model.errors import ConfigError, InvalidInput, StoreError, Unavailable
 from mainspring.store.redis.servers import LinkOptions, Servers
 from mainspring.store.redis.url import Tls
 from mainspring.testing.servers import Server, standalone
+from tests.support.missing_parts import need_server
 
 
 @pytest.fixture(scope="module", autouse=True)

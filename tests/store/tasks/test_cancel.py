@@ -1,7 +1,6 @@
 """Cancel: after "cancelled" a task never fires; after its begin the answer is "too late"."""
 
 import pytest
-from tests.support.owner import HandOwner, address_of
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
@@ -11,6 +10,7 @@ from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, uses
 from mainspring.testing.ticker import Ticker
+from tests.support.owner import HandOwner, address_of
 
 
 @pytest.mark.parametrize("task_id", [None, "mine"])

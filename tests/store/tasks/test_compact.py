@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.support.owner import HandOwner, address_of
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
@@ -21,6 +20,7 @@ from mainspring.store.tasks.pages import CHUNK_ROWS
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, uses
 from mainspring.testing.ticker import Ticker
+from tests.support.owner import HandOwner, address_of
 
 PARTITION = 1
 AHEAD_MS = 5_000

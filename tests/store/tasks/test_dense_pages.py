@@ -2,9 +2,6 @@
 
 import random
 
-from tests.support.owner import HandOwner
-from tests.support.paging import payloads
-
 from mainspring.client.client import Client
 from mainspring.model.delivery import Body
 from mainspring.model.task import Task
@@ -14,6 +11,8 @@ from mainspring.store.store import Store
 from mainspring.store.tasks.pages import AT_ONCE_ROWS, CHUNK_ROWS
 from mainspring.store.tasks.put import fresh_score
 from mainspring.testing.faults import Road, bad_road
+from tests.support.owner import HandOwner
+from tests.support.paging import payloads
 
 
 def asked_for(road: Road) -> list[int]:

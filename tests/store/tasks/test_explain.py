@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.support.owner import HandOwner, address_of
 
 from mainspring.client.client import Client
 from mainspring.engine.engine import EngineOptions
@@ -17,6 +16,7 @@ from mainspring.store.keys import partition_of
 from mainspring.store.store import Store
 from mainspring.store.tasks import cancel
 from mainspring.testing.ticker import Ticker
+from tests.support.owner import HandOwner, address_of
 
 Tickers = Callable[..., Awaitable[Ticker]]
 HOUR_MS = 3_600_000

@@ -4,13 +4,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.support.job_queues import QUEUE, TARGET, HandWorker
 
 from mainspring.model.delivery import EXPIRED_RUNNING, Dead
 from mainspring.model.flow import Limit
 from mainspring.store.limits import Ask, ask, running
 from mainspring.store.store import Store
 from mainspring.testing.ticker import Ticker
+from tests.support.job_queues import QUEUE, TARGET, HandWorker
 
 Tickers = Callable[..., Awaitable[Ticker]]
 LEASE_MS = 5_000

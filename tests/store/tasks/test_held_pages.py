@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from tests.support.paging import pages, payloads
 
 from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.store.tasks import pages as pages_module
 from mainspring.testing.faults import bad_road
 from mainspring.testing.ticker import Ticker
+from tests.support.paging import pages, payloads
 
 
 async def held(ticker: Ticker, count: int, *, targets: str = "ab", a_ms: int = 1) -> int:

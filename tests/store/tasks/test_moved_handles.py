@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import pytest
-from tests.support.job_queues import TARGET, HandWorker
-from tests.support.owner import address_of
 
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.delivery import Dead, Retry
@@ -21,6 +19,8 @@ from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, calls, uses
 from mainspring.testing.ticker import Ticker
+from tests.support.job_queues import TARGET, HandWorker
+from tests.support.owner import address_of
 
 Tickers = Callable[..., Awaitable[Ticker]]
 Way = Literal["held", "retried", "replayed"]

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.support.owner import HandOwner, address_of
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
@@ -18,6 +17,7 @@ from mainspring.store.tasks.put import CROWDED
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, uses
 from mainspring.testing.ticker import Ticker
+from tests.support.owner import HandOwner, address_of
 
 
 async def test_a_task_is_found_by_its_handle(client: Client, clock: ManualClock) -> None:

@@ -4,8 +4,6 @@ import random
 from contextlib import suppress
 
 import pytest
-from tests.support.owner import HandOwner, address_of
-from tests.support.paging import pages, payloads
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
@@ -18,6 +16,8 @@ from mainspring.store.store import Store
 from mainspring.store.tasks.put import fresh_score
 from mainspring.testing.faults import bad_road
 from mainspring.testing.ticker import Ticker
+from tests.support.owner import HandOwner, address_of
+from tests.support.paging import pages, payloads
 
 HOUR_MS = 3_600_000
 

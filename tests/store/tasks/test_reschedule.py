@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from tests.support.owner import HandOwner, address_of
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
@@ -13,6 +12,7 @@ from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road
 from mainspring.testing.ticker import Ticker
+from tests.support.owner import HandOwner, address_of
 
 
 @pytest.mark.parametrize("task_id", [None, "mine"])

@@ -7,7 +7,6 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from tests.support.verifying import found, home, raw, repaired
 
 from mainspring.client.client import Client
 from mainspring.engine.engine import EngineOptions
@@ -22,6 +21,7 @@ from mainspring.store.verify.keys import fixed_keys
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road, uses
 from mainspring.testing.ticker import Ticker
+from tests.support.verifying import found, home, raw, repaired
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

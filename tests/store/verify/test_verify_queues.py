@@ -3,8 +3,6 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.support.job_queues import QUEUE, TARGET, HandWorker, values
-from tests.support.verifying import found, home, raw, repaired
 
 from mainspring.model.job import Job
 from mainspring.store.keys import PartitionKeys
@@ -12,6 +10,8 @@ from mainspring.store.store import Store
 from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
+from tests.support.job_queues import QUEUE, TARGET, HandWorker, values
+from tests.support.verifying import found, home, raw, repaired
 
 Tickers = Callable[..., Awaitable[Ticker]]
 

@@ -5,8 +5,6 @@ import contextlib
 from typing import Any
 
 import pytest
-from tests.support.owner import address_of
-from tests.support.verifying import found, home, raw, repaired
 
 from mainspring.client.client import Client
 from mainspring.engine.engine import Engine
@@ -18,6 +16,8 @@ from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server, ServerCluster
 from mainspring.testing.ticker import RecordingSink, Ticker
+from tests.support.owner import address_of
+from tests.support.verifying import found, home, raw, repaired
 
 # -- entries and slices ----------------------------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-from tests.support.recording import RecordingClient, record
-
 from mainspring.client.client import Client
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.model.clock import ServerClock
@@ -11,6 +9,7 @@ from mainspring.model.delivery import Retry
 from mainspring.store.store import Store
 from mainspring.testing.faults import bad_road, calls, uses
 from mainspring.testing.ticker import RecordingSink
+from tests.support.recording import RecordingClient, record
 
 from .world import RETRY_MS, World, on_the_way
 

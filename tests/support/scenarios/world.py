@@ -6,8 +6,6 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-from tests.support.recording import Moments, RecordingClient, books, record
-
 from mainspring.client.client import Client
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.clock import ManualClock
@@ -21,6 +19,7 @@ from mainspring.store.store import Store
 from mainspring.testing.faults import Match
 from mainspring.testing.history import History, Violation, check
 from mainspring.testing.ticker import Ticker
+from tests.support.recording import Moments, RecordingClient, books, record
 
 LEASE_S: Final = 60
 """Long by the clock of the machine, which owners go by: no test shall lose a partition because it is slow."""
