@@ -26,7 +26,7 @@ def shown(error: BaseException) -> str:
 def test_a_stand_in_is_printed_like_the_error_without_its_words() -> None:
     text = shown(raised(OutOfStock("canary"), raised(KeyError("canary"))))
     assert "in raised" in text
-    assert "test_wordless.OutOfStock\n" in text
+    assert "test_redaction.OutOfStock\n" in text
     assert "KeyError\n" in text
     assert "direct cause" in text
     assert "canary" not in text
@@ -53,5 +53,5 @@ def test_errors_with_fields_of_their_own_keep_them_to_themselves(error: Exceptio
 
 
 def test_an_error_is_placed_where_it_was_raised() -> None:
-    assert placed(raised(OutOfStock("canary"))).startswith("OutOfStock in raised (test_wordless.py:")
+    assert placed(raised(OutOfStock("canary"))).startswith("OutOfStock in raised (test_redaction.py:")
     assert placed(OutOfStock("canary")) == "OutOfStock"

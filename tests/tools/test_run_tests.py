@@ -85,20 +85,16 @@ def collected(*arguments: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
-def test_each_test_runs_on_one_kind_of_server_and_every_kind_has_its_turn() -> None:
-    files = ["tests/store/tasks/test_put.py", "tests/store/owner/test_commit.py"]
-    everywhere, once = collected(*files, "--all-servers"), collected(*files)
+def without_kind(test: str) -> str:
+    name, _, params = test.partition("[")
+    return f"{name} {[part for part in params.rstrip(']').split('-') if part not in KINDS]}"
 
-    def without_kind(test: str) -> str:
-        name, _, params = test.partition("[")
-        return f"{name} {[part for part in params.rstrip(']').split('-') if part not in KINDS]}"
 
+def test_each_test_runs_on_one_kind_of_server_unless_it_is_asked_for_on_others() -> None:
+    file = "tests/store/tasks/test_put.py"
+    everywhere, once = collected(file, "--all-servers"), collected(file)
     assert set(once) < set(everywhere)
     assert {without_kind(test) for test in once} == {without_kind(test) for test in everywhere}
     assert set(Counter(map(without_kind, once)).values()) == {1}
     assert all(any(kind in test for test in once) for kind in KINDS)
-
-
-def test_a_test_that_is_named_runs_on_the_server_that_is_named() -> None:
-    tests = collected("tests/store/tasks/test_put.py", "--all-servers")
-    assert collected(*tests) == tests
+    assert collected(*everywhere) == everywhere  # by name
