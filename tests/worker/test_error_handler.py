@@ -44,7 +44,7 @@ async def worker(
     options = WorkerOptions("w", {QUEUE: 1}, lease_s=lease_s, error_handler=told.append)
     made = Worker(store, registry, options)
     yield made
-    await made.hands.close()
+    await made.executor.close()
     await made.failures.aclose()
 
 
@@ -59,7 +59,7 @@ async def test_it_hears_of_a_task_that_expired_in_its_queue(
     await worker.taker.step()
     await worker.failures.seen()
     assert [(one.id, one.outcome, one.error, one.lane) for one in told] == [("late", "dead", "expired", lane)]
-    assert (worker.ends.meters.counts["expired"]["queue"], worker.ends.meters.counts["dead"]["queue"]) == (1, 0)
+    assert (worker.finisher.meters.counts["expired"]["queue"], worker.finisher.meters.counts["dead"]["queue"]) == (1, 0)
     assert told[0].idempotency_key == f"{ticker.store.keys.namespace}/late/{handle.due_ms}"
     await ticker.advance(seconds=1)  # of a lane its owner writes the letter
     letter = await ticker.client.dead_get("late")
@@ -78,7 +78,7 @@ async def test_it_hears_of_a_task_that_expired_with_a_worker_that_died(
     ticker.clock.advance(seconds=10)
     async with asyncio.timeout(60):
         while not told:  # the server's own clock says when the lease of the dead one is over
-            await worker.heir.step()
+            await worker.reclaimer.step()
             await worker.failures.seen()
     assert [(one.id, one.outcome, one.error) for one in told] == [("left", "dead", "expired")]
     letter = await ticker.client.dead_get("left")
@@ -106,9 +106,9 @@ async def test_it_hears_of_a_task_that_expired_on_a_worker_before_its_turn_came(
     await ticker.advance(seconds=1)
     job = await HandWorker(store, "w").take_one()
     ticker.clock.advance(seconds=10)
-    worker.hands.add([job], steady_s())
-    await until(lambda: not worker.hands.runs)
-    await worker.ends.step()
+    worker.executor.add([job], steady_s())
+    await until(lambda: not worker.executor.runs)
+    await worker.finisher.step()
     await worker.failures.seen()
     assert [(one.id, one.outcome, one.error) for one in told] == [("late", "dead", "expired")]
     assert (await ticker.client.explain("late")).code == "expired"

@@ -31,9 +31,9 @@ async def delivered_again(place: Place, handler: Handler) -> Any:
     async with asyncio.timeout(60):
         while not (jobs := await job_queue.take(place.store, first.options.name, asks)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    first.hands.add(jobs, steady_s())
-    await until(lambda: not first.hands.runs)
-    first.ends.unsent.clear()
+    first.executor.add(jobs, steady_s())
+    await until(lambda: not first.executor.runs)
+    first.finisher.unsent.clear()
     await place.worker(handler, lease_s=0.5)
     return await handle.result(timeout=60)
 
@@ -154,13 +154,13 @@ async def test_a_run_that_was_taken_over_and_fails_takes_back_nothing_of_the_oth
     async with asyncio.timeout(60):
         while not (jobs := await job_queue.take(place.store, silent.options.name, asks)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    silent.hands.add(jobs, steady_s())
+    silent.executor.add(jobs, steady_s())
     await until(lambda: len(calls) == 1)
     await place.worker(handler, lease_s=0.5)
     assert await handle.result(timeout=60) == "paid"
     goes_on.set()
-    await until(lambda: not silent.hands.runs)
-    silent.ends.unsent.clear()
+    await until(lambda: not silent.executor.runs)
+    silent.finisher.unsent.clear()
     record = await Memory(place.store).begin(jobs[0], 60_000)
     assert record is not None
     assert (record.done, record.value) == (True, "paid")

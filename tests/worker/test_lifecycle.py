@@ -144,8 +144,8 @@ async def test_a_dead_workers_job_runs_elsewhere_with_the_same_key_and_its_own_e
     await place.worker(*works, lease_s=1.0)
     assert await handle.result(timeout=60) == "from the living"
     go.set()
-    await until(lambda: not silent.hands.runs)
-    await until(lambda: not silent.ends.unsent)
+    await until(lambda: not silent.executor.runs)
+    await until(lambda: not silent.finisher.unsent)
     assert keys[0] == keys[1]
     assert len(keys) == 2
     assert await handle.result() == "from the living"
@@ -183,18 +183,18 @@ async def test_a_worker_that_stood_still_begins_nothing_whose_lease_was_over_by_
     await queued(place, 1)
     asks = {partition: {"q": 1} for partition in range(PARTITIONS)}
     [job] = await job_queue.take(place.store, "idle", asks)
-    stood_still.hands.add([job], steady_s() - 1.1)
-    await until(lambda: not stood_still.hands.runs)
+    stood_still.executor.add([job], steady_s() - 1.1)
+    await until(lambda: not stood_still.executor.runs)
     assert ran == []
-    await stood_still.ends.step()
+    await stood_still.finisher.step()
     # The server had heard nothing of it, so it is there for everybody at once, as if it had never been taken.
     [again] = await job_queue.take(place.store, "other", asks)
     assert (again.id, again.deliveries) == (job.id, 1)
-    stood_still.hands.add([again], steady_s())
-    await until(lambda: not stood_still.hands.runs)
+    stood_still.executor.add([again], steady_s())
+    await until(lambda: not stood_still.executor.runs)
     assert ran == ["q"]
-    await stood_still.ends.step()
-    await stood_still.hands.close()
+    await stood_still.finisher.step()
+    await stood_still.executor.close()
     await stood_still.failures.aclose()
 
 
@@ -254,21 +254,21 @@ async def test_a_clean_stop_finishes_what_runs_and_gives_back_what_does_not(
     first = await place.worker(*works, concurrency=2, shutdown_timeout_s=60)
 
     def took_ahead() -> bool:
-        first.hands.rate = 10_000  # as after many short ones: it takes more than it can begin; it falls with time
-        return len(running) == 2 and len(first.hands.runs) > 2
+        first.executor.rate = 10_000  # as after many short ones: it takes more than it can begin; it falls with time
+        return len(running) == 2 and len(first.executor.runs) > 2
 
     took_ahead()
     await place.client.put_many(Task("queue:q/work", {"n": str(n)}, id=str(n)) for n in range(6))
     await until(took_ahead)
     stopping = asyncio.create_task(first.stop())
-    await until(lambda: len(first.hands.runs) == 2)
+    await until(lambda: len(first.executor.runs) == 2)
     second = await place.worker(*works, concurrency=8)
     await until(lambda: len(running) == 6)
     go.set()
     assert await stopping
     await place.settled()
     assert sorted(running) == [str(n) for n in range(6)]
-    assert second.hands.ended == 4
+    assert second.executor.ended == 4
     assert "does not count" not in caplog.text, "an end that is told twice looks like another worker's"
 
 
@@ -310,15 +310,15 @@ async def test_what_was_taken_ahead_and_cannot_begin_goes_to_who_is_free(place: 
     busy = await place.worker(*works, concurrency=1)
 
     def took_ahead() -> bool:
-        busy.hands.rate = 10_000
-        return len(busy.hands.runs) > 1
+        busy.executor.rate = 10_000
+        return len(busy.executor.runs) > 1
 
     took_ahead()
     await place.client.put_many(Task("queue:q/work", {"n": str(n)}) for n in range(6))
     await until(took_ahead)
     await place.worker(*works, concurrency=8)
     await until(lambda: len(running) == 6)
-    assert len(busy.hands.runs) == 1
+    assert len(busy.executor.runs) == 1
     go.set()
     await place.settled()
     assert sorted(running) == [str(n) for n in range(6)]
@@ -358,7 +358,7 @@ async def test_an_end_whose_reply_was_lost_is_told_again_and_counts_once(place: 
         road.next("lose reply", only=calls("queue_finish"))
         await place.client.put("queue:q/work")
         await place.settled()
-        await until(lambda: not worker.ends.unsent)
+        await until(lambda: not worker.finisher.unsent)
     assert ran == [1, 1]
 
 
@@ -369,17 +369,17 @@ async def test_a_job_that_is_cancelled_as_it_begins_is_stopped_soon_whatever_the
     worker = await place.idle_worker([Handler(wait_for_ever, queue="q", name="wait")], lease_s=3_600.0)
     handle = await place.client.put("queue:q/wait", id="wait")
     await queued(place, 1)
-    worker.taker.calls.call_all()
+    worker.taker.hints.add_all()
     await worker.taker.step()
-    [run] = worker.hands.runs
+    [run] = worker.executor.runs
     assert await place.client.cancel(handle.id) == "cancelling"
-    worker.heart.called()
-    waits = [await worker.heart.beat()]
+    worker.heartbeat.called()
+    waits = [await worker.heartbeat.beat()]
     while not run.context.cancelled and waits[-1] <= QUICK_S:
         await asyncio.sleep(waits[-1])
-        waits.append(await worker.heart.beat())
+        waits.append(await worker.heartbeat.beat())
     assert run.stopped == "cancelled", waits
-    await until(lambda: not worker.hands.runs)
-    await worker.ends.step()
-    await worker.hands.close()
+    await until(lambda: not worker.executor.runs)
+    await worker.finisher.step()
+    await worker.executor.close()
     await worker.failures.aclose()

@@ -58,12 +58,12 @@ async def test_the_job_of_a_dead_worker_waits_in_a_paused_queue_too(place: Place
     async with asyncio.timeout(60):
         while not await job_queue.left_behind(place.store, ["mail"], lease_ms=500, most=1):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert await worker.heir.step() == 0.25
-    assert not worker.hands.runs
+    assert await worker.reclaimer.step() == 0.25
+    assert not worker.executor.runs
     await place.client.resume(queue="mail")
-    await worker.heir.step()
+    await worker.reclaimer.step()
     await until(lambda: ran)
-    await until(lambda: not worker.hands.runs)
-    await worker.ends.step()
+    await until(lambda: not worker.executor.runs)
+    await worker.finisher.step()
     await place.settled()
     assert ran == ["once"]

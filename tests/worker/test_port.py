@@ -78,7 +78,7 @@ async def test_metrics_tell_how_late_runs_began_how_long_they_took_and_how_they_
         await place.client.put("queue:q/work", {"how": how})
     await place.settled()
     handle = await place.client.put("queue:q/work", {"how": "waits"}, id="waits")
-    await until(lambda: any(run.started for run in worker.hands.runs))
+    await until(lambda: any(run.started for run in worker.executor.runs))
     assert (await figures(port))["mainspring_runs_in_hand", ""] == 1
     await place.client.cancel(handle.id)
     await place.settled()

@@ -65,9 +65,9 @@ async def test_workers_of_one_name_share_the_slots_like_any_others(place: Place)
     workers = [await place.worker(Handler(limited, queue="mail"), slots=slots, name="same") for _ in range(2)]
     await until(lambda: running)
     for worker in workers:
-        worker.taker.calls.call_all()
+        worker.taker.hints.add_all()
         await worker.taker.step()
-    assert len(running) == sum(len(worker.hands.runs) for worker in workers) == 1
+    assert len(running) == sum(len(worker.executor.runs) for worker in workers) == 1
     go.set()
     await place.settled()
     assert len(set(running)) == len(running) == 4
@@ -103,7 +103,7 @@ async def test_a_thread_that_outran_its_timeout_keeps_its_slot_until_it_returns(
     await until(lambda: begun)
     await place.client.put("queue:mail/limited", id="second")
     await queued(place, 1)
-    await until(lambda: not any(worker.hands.runs for worker in workers))
+    await until(lambda: not any(worker.executor.runs for worker in workers))
     for worker in workers:
         await worker.slots.release()  # of what nothing runs on
     ask = limits.Ask(limits.running("mail"), slots["mail"], 0, 1)

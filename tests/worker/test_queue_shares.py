@@ -70,41 +70,41 @@ def test_strict_queues_are_served_in_order() -> None:
 
 
 def test_partitions_that_called_are_asked_and_those_that_are_empty_are_not() -> None:
-    calls = PartitionHints(["mail"], 8)
-    assert calls.having() == []
-    calls.call(3)
-    calls.call(5)
-    asks = calls.asks({"mail": 10})
+    hints = PartitionHints(["mail"], 8)
+    assert hints.having() == []
+    hints.add(3)
+    hints.add(5)
+    asks = hints.asks({"mail": 10})
     assert asks == {3: {"mail": 5}, 5: {"mail": 5}}
-    calls.came(asks, [(3, "mail")] * 5 + [(5, "mail")] * 2)
-    assert calls.asks({"mail": 10}) == {3: {"mail": 10}}
+    hints.came(asks, [(3, "mail")] * 5 + [(5, "mail")] * 2)
+    assert hints.asks({"mail": 10}) == {3: {"mail": 10}}
 
 
 def test_a_call_that_comes_while_a_partition_is_asked_is_not_forgotten() -> None:
-    calls = PartitionHints(["mail"], 8)
-    calls.call(3)
-    asks = calls.asks({"mail": 10})
-    calls.call(3)
-    calls.came(asks, [])
-    assert calls.asks({"mail": 10}) == {3: {"mail": 10}}
-    calls.came({3: {"mail": 10}}, [])
-    assert calls.having() == []
+    hints = PartitionHints(["mail"], 8)
+    hints.add(3)
+    asks = hints.asks({"mail": 10})
+    hints.add(3)
+    hints.came(asks, [])
+    assert hints.asks({"mail": 10}) == {3: {"mail": 10}}
+    hints.came({3: {"mail": 10}}, [])
+    assert hints.having() == []
 
 
 def test_never_more_is_asked_for_than_there_is_room() -> None:
-    calls = PartitionHints(["mail", "reports"], 32)
-    calls.call_all()
-    asked = calls.asks({"mail": 3, "reports": 1})
+    hints = PartitionHints(["mail", "reports"], 32)
+    hints.add_all()
+    asked = hints.asks({"mail": 3, "reports": 1})
     assert sum(sum(one.values()) for one in asked.values()) == 4
     assert all(count > 0 for one in asked.values() for count in one.values())
 
 
 def test_all_partitions_get_their_turn() -> None:
-    calls = PartitionHints(["mail"], 8)
-    calls.call_all()
+    hints = PartitionHints(["mail"], 8)
+    hints.add_all()
     seen: set[int] = set()
     for _ in range(20):
-        asks = calls.asks({"mail": 2})
-        calls.came(asks, [(p, "mail") for p, queues in asks.items() for _ in range(queues["mail"])])
+        asks = hints.asks({"mail": 2})
+        hints.came(asks, [(p, "mail") for p, queues in asks.items() for _ in range(queues["mail"])])
         seen |= asks.keys()
     assert seen == set(range(8))

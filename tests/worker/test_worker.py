@@ -302,7 +302,7 @@ async def test_a_run_that_takes_too_long_is_cancelled_and_counts_as_failed(place
         with pytest.raises(TaskFailed, match=r"timed out after 0\.05 s"):
             await handle.result(timeout=60)
     assert cancelled.is_set()
-    await until(lambda: worker.hands.room >= 2)
+    await until(lambda: worker.executor.room >= 2)
 
 
 async def test_a_tasks_own_timeout_goes_before_the_handlers(place: Place) -> None:
@@ -419,7 +419,7 @@ async def test_many_jobs_run_at_once_and_never_more_than_allowed(place: Place) -
     await place.client.put_many(Task("queue:q/count", None) for _ in range(200))
     await place.settled()
     assert most == 8
-    assert worker.hands.ended == 200
+    assert worker.executor.ended == 200
 
 
 class Panic(BaseException):
@@ -442,8 +442,8 @@ async def test_a_handler_that_ends_the_program_ends_its_task_only(place: Place, 
             with pytest.raises(TaskFailed, match=ending.__name__):
                 await handle.result(timeout=60)
     assert worker.crashed is None
-    assert not worker.hands.runs
-    assert worker.hands.room >= 2
+    assert not worker.executor.runs
+    assert worker.executor.room >= 2
 
 
 async def test_a_coroutine_that_swallows_its_timeout_has_failed(place: Place) -> None:

@@ -226,7 +226,7 @@ class Engine:
         self._acks_may_be_there(list(self.owned))
 
     def _acks_may_be_there(self, partitions: list[int]) -> None:
-        if self.hand_offs.ends.woken(partitions):
+        if self.hand_offs.run_ends.woken(partitions):
             self._fire.wake()
 
     def _something_to_fire(self) -> None:
@@ -244,7 +244,7 @@ class Engine:
         self._read.wake()
 
     def _room_made(self) -> None:
-        if self.lookahead.hungry:
+        if self.lookahead.waits_for_room:
             self._read.wake()
 
     def _holds_changed(self) -> None:
@@ -307,7 +307,7 @@ class Engine:
         self.lookahead.reconnected()
         while await self.lookahead.step() == 0.0:
             pass
-        self.hand_offs.ends.woken(self.owned)
+        self.hand_offs.run_ends.woken(self.owned)
         while await self.planner.step() == 0.0:
             pass
         while True:

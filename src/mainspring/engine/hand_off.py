@@ -162,7 +162,7 @@ class HandOffs:
         self._commands = commands
         self.ready: dict[Partition, None] = {}
         """Partitions with tasks to hand off."""
-        self.ends = RunEnds(store, owned, deliveries)
+        self.run_ends = RunEnds(store, owned, deliveries)
 
     def add(self, flights: list[Flight]) -> None:
         """These have begun; they go with the next call."""
@@ -185,12 +185,12 @@ class HandOffs:
 
     @property
     def wait_s(self) -> float:
-        return 0.0 if self.ready else self.ends.wait_s
+        return 0.0 if self.ready else self.run_ends.wait_s
 
     async def step(self) -> StoreError | None:
         failure = await self.flush() if self.ready else None
-        if self.ends:
-            again, missed = await self.ends.look()
+        if self.run_ends:
+            again, missed = await self.run_ends.look()
             self._deliveries.in_flight += len(again)
             self.add(again)
             failure = (await self.flush() if self.ready else None) or missed or failure
@@ -283,9 +283,9 @@ class HandOffs:
                     address = flight.address
                     partition.handed.awaited[address] = flight
                     if answer is not None:
-                        self.ends.ended(partition, address, answer)
+                        self.run_ends.ended(partition, address, answer)
             if partition.handed.is_watched:
-                self.ends.watch(partition)
+                self.run_ends.watch(partition)
         self._deliveries.delivered += plain
 
 

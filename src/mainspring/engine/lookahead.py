@@ -362,7 +362,7 @@ class LookAhead:
         self._window_ms = WINDOW_MS
         self._listed: list[Partition] = []
         """Partitions listed in this round that wait for it."""
-        self.hungry = False
+        self.waits_for_room = False
         """There was more to read than room for it."""
         self.overdue_after_ms = inf
         """Slices that ended longer ago are overdue: what they hold leaves little by little."""
@@ -535,7 +535,7 @@ class LookAhead:
             held = self.held
         room = most - held
         chunks = self._chunks(wanted, room if room >= least else 0)
-        self.hungry = paced or len(chunks) < min(len(wanted), self._reader.at_once)
+        self.waits_for_room = paced or len(chunks) < min(len(wanted), self._reader.at_once)
         if not chunks:
             return False
         await self._reader.fetch(chunks, until_ms, full=held >= most)

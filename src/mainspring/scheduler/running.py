@@ -40,7 +40,7 @@ class Running:
         # And what is declared must be fired here, whatever role `mainspring serve` has by the same settings.
         self._config = replace(config, commands=Commands(scheduler.commands), roles=("scheduler",))
         self._place: Workplace | None = None
-        self._hands: Executor | None = None
+        self._executor: Executor | None = None
         self._node: Node | None = None
         self._thread: Background | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -58,7 +58,7 @@ class Running:
     @property
     def inside(self) -> bool:
         """Whether the caller is one of its handlers, for which a stop has to wait."""
-        return self._hands is not None and self._hands.inside
+        return self._executor is not None and self._executor.inside
 
     @property
     def at_home(self) -> bool:
@@ -105,7 +105,7 @@ class Running:
             self._place = place = Workplace(self._scheduler, config)
             await place.start()
             assert place.worker is not None
-            self._hands = place.worker.hands
+            self._executor = place.worker.executor
         else:
             await thread.do(self._publish())
         self._watcher = asyncio.create_task(self._watch(), name="mainspring-watch")

@@ -134,7 +134,7 @@ def _problem(status: int, detail: str) -> _HttpAnswer:
 
 
 def _families(worker: Worker, store: Store) -> Iterator[Family]:
-    meters, options = worker.ends.meters, worker.options
+    meters, options = worker.finisher.meters, worker.options
     labels = (("namespace", store.keys.namespace), ("worker", options.name), ("version", __version__))
     yield Family("mainspring_worker_info", "gauge", "Which worker this is.", (Sample(labels, 1),))
     for fate, text in FATES.items():
@@ -144,7 +144,9 @@ def _families(worker: Worker, store: Store) -> Iterator[Family]:
     yield histogram(
         "mainspring_run_seconds", "From the begin of a run to its end, of those that ended well.", "kind", meters.took
     )
-    yield single("mainspring_runs_in_hand", "gauge", "Jobs that were taken and are not over.", len(worker.hands.runs))
+    yield single(
+        "mainspring_runs_in_hand", "gauge", "Jobs that were taken and are not over.", len(worker.executor.runs)
+    )
     yield single("mainspring_runs_limit", "gauge", "Jobs that may run at one time.", options.concurrency)
     yield single("mainspring_ready", "gauge", "1 when the worker is started and not stopping.", not worker.stopping)
     yield single("mainspring_healthy", "gauge", "1 while the last step of every role went well.", worker.healthy)

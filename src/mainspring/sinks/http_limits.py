@@ -129,13 +129,13 @@ class RequestQueue:
         self.waiting = 0
         self.pace = RatePace(limits.rate)
         self.pulse = Pulse(float(limits.concurrency))
-        self._booked_until = -inf
+        self._reserved_until = -inf
 
     @property
     def idle(self) -> bool:
         # Kept while its rate or its bookings still mean something: forgotten, they would start afresh.
         now = time.monotonic()
-        return not self.busy and not self.loads and max(self.pace.next_at, self._booked_until) <= now
+        return not self.busy and not self.loads and max(self.pace.next_at, self._reserved_until) <= now
 
     def begin(self) -> tuple[RequestBatch, int]:
         load = self.loads[0]
@@ -151,9 +151,9 @@ class RequestQueue:
     def put_off(self) -> Retry:
         """Each comes a little after the one before, as fast as they were taken lately."""
         now = time.monotonic()
-        self._booked_until = max(self._booked_until, now + SOONEST_S) + 1 / self.pulse.rate()
-        self._booked_until = min(self._booked_until, now + LATEST_S)
-        after_ms = round((self._booked_until - now) * 1000)
+        self._reserved_until = max(self._reserved_until, now + SOONEST_S) + 1 / self.pulse.rate()
+        self._reserved_until = min(self._reserved_until, now + LATEST_S)
+        after_ms = round((self._reserved_until - now) * 1000)
         return Retry("the host is busy; put off without an attempt", after_ms, untried=True)
 
 
@@ -179,7 +179,7 @@ class Hosts:
         self.free = connections
         """Connections that nobody has."""
         self._half, self._first = connections // 2, connections // FIRST
-        self._hungry: dict[Host, int] = {}
+        self._waiting_hosts: dict[Host, int] = {}
         """Hosts that have work and may not have a connection now, those that came first in front; and how many must be
         free for each. Nothing but its own answers changes the number."""
         self.waiting = 0
@@ -218,7 +218,7 @@ class Hosts:
         needed = self._needed(host)
         may = self.free >= needed
         if not may:
-            self._hungry[host] = needed
+            self._waiting_hosts[host] = needed
         return may
 
     def _needed(self, host: "Host") -> int:
@@ -231,16 +231,16 @@ class Hosts:
 
     def feed(self, answered: "Host") -> None:
         """A host has given one back: those who wait for one go first."""
-        if answered in self._hungry:
-            self._hungry[answered] = self._needed(answered)
-        for host, needed in list(self._hungry.items()):
+        if answered in self._waiting_hosts:
+            self._waiting_hosts[answered] = self._needed(answered)
+        for host, needed in list(self._waiting_hosts.items()):
             if self.free <= 0:
                 break
-            del self._hungry[host]
+            del self._waiting_hosts[host]
             if self.free >= needed:
                 host.fill()
             else:  # a look, no more: this goes on with every answer, and of hosts that hang there may be hundreds
-                self._hungry[host] = needed
+                self._waiting_hosts[host] = needed
 
     # -- their number ----------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Hosts:
         for host in self._hosts.values():
             host.stop()
         self._hosts.clear()
-        self._hungry.clear()
+        self._waiting_hosts.clear()
 
 
 class Host:

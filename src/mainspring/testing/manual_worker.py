@@ -30,16 +30,16 @@ class ManualWorker:
         """Run all that waits in the queues; True when there was something."""
         worker, worked = self._worker, False
         while True:
-            worker.taker.calls.call_all()
+            worker.taker.hints.add_all()
             await worker.taker.step()
-            if not worker.hands.runs and not worker.ends.unsent:
+            if not worker.executor.runs and not worker.finisher.unsent:
                 return worked
             worked = True
             async with asyncio.timeout(PATIENCE_S):
-                while worker.hands.runs:  # noqa: ASYNC110  # only the roles of the worker tell each other
+                while worker.executor.runs:  # noqa: ASYNC110  # only the roles of the worker tell each other
                     await asyncio.sleep(0.001)
-            await worker.ends.step()
+            await worker.finisher.step()
 
     async def aclose(self) -> None:
-        await self._worker.hands.close()
+        await self._worker.executor.close()
         await self._worker.failures.aclose()

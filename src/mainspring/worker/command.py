@@ -94,8 +94,8 @@ class OrphanReaper:
             self._process.stdin.write(lines)
 
 
-GUARD: Final = OrphanReaper()
-atexit.register(GUARD.close)
+ORPHAN_REAPER: Final = OrphanReaper()
+atexit.register(ORPHAN_REAPER.close)
 
 
 LOOK_S: Final = 0.05
@@ -128,7 +128,7 @@ class Process:
     """One run of a program, in a session of its own: its whole group can be ended."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None, output_bytes: int) -> None:
-        GUARD.start()
+        ORPHAN_REAPER.start()
         self._popen = subprocess.Popen(
             list(argv),
             env=dict(env),
@@ -139,7 +139,7 @@ class Process:
             bufsize=0,
             start_new_session=True,
         )
-        GUARD.watch(self._popen.pid)
+        ORPHAN_REAPER.watch(self._popen.pid)
         self._tails = (Tail(output_bytes), Tail(output_bytes))
         self._selector = selectors.DefaultSelector()
         for stream, tail in zip((self._popen.stdout, self._popen.stderr), self._tails, strict=True):
@@ -174,7 +174,7 @@ class Process:
     def _end(self) -> None:
         """What the program left running in its group goes with it; then the rest of its output is read."""
         self._signal(signal.SIGKILL)
-        GUARD.release(self._popen.pid)
+        ORPHAN_REAPER.release(self._popen.pid)
         self._popen.wait()
         until = time.monotonic() + _SETTLE_S
         while self._selector.get_map() and time.monotonic() < until:

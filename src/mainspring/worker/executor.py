@@ -323,7 +323,7 @@ class ThreadRunner:
         self._loop = asyncio.get_running_loop()
         self._done: deque[JobRun] = deque()
         self._lock = threading.Lock()
-        self._told = False
+        self._take_scheduled = False
         self._free = 0
         self._started = 0
 
@@ -373,14 +373,14 @@ class ThreadRunner:
         with self._lock:
             self._free += 1
             self._done.append(run)
-            told, self._told = self._told, True
-        if not told:
+            scheduled, self._take_scheduled = self._take_scheduled, True
+        if not scheduled:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self._take)
 
     def _take(self) -> None:
         with self._lock:
-            self._told = False
+            self._take_scheduled = False
             done, self._done = self._done, deque()
         for run in done:
             self._ended(run)
@@ -433,7 +433,7 @@ class Executor:
         self._refused = refused
         self._returned = returned
         self._freed = freed
-        self._crew = CoroutinePool(concurrency, clock.now_ms, self._over)
+        self._pool = CoroutinePool(concurrency, clock.now_ms, self._over)
         self._threads = ThreadRunner(concurrency, clock.now_ms, self._over)
         self.runs: set[JobRun] = set()
         self._stuck: set[JobRun] = set()
@@ -473,7 +473,7 @@ class Executor:
             else:
                 run = JobRun(job, work, self._namespace, now, self._memory, begin_by=begin_by)
                 self.runs.add(run)
-                (self._crew if work.is_async else self._threads).add(run)
+                (self._pool if work.is_async else self._threads).add(run)
 
     # -- ending ------------------------------------------------------------------------------------------
 
@@ -541,7 +541,7 @@ class Executor:
 
     def take_back(self) -> list[JobRun]:
         """What was not begun: others may have it."""
-        left = [run for run in (*self._crew.take_back(), *self._threads.take_back()) if not run.over]
+        left = [run for run in (*self._pool.take_back(), *self._threads.take_back()) if not run.over]
         for run in left:
             run.over = True
             self.runs.discard(run)
@@ -552,7 +552,7 @@ class Executor:
         for run in list(self.runs):
             run.deadline = inf
             self.stop_run(run, "stopping")
-        await self._crew.stop(CLOSE_S)
+        await self._pool.stop(CLOSE_S)
         try:
             async with asyncio.timeout(CLOSE_S):
                 while self.runs:  # noqa: ASYNC110  # commands that were asked to end

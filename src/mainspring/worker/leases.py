@@ -124,9 +124,9 @@ QUICK_S: Final = 0.1
 class Heartbeat:
     """Keeps what is ours, and stops what is not any more."""
 
-    def __init__(self, store: Store, hands: Executor, lease_s: float) -> None:
+    def __init__(self, store: Store, executor: Executor, lease_s: float) -> None:
         self._store = store
-        self._hands = hands
+        self._executor = executor
         self._lease_s = lease_s
         self._asked = False
         self._beaten_at = 0.0
@@ -141,18 +141,18 @@ class Heartbeat:
         if self._asked and now < self._beaten_at + QUICK_S:
             return self._beaten_at + QUICK_S - now
         age_s = QUICK_S / 2 if self._asked else every_s / 2
-        runs = {run.job.key: run for run in self._hands.taken_before(now - age_s)}
+        runs = {run.job.key: run for run in self._executor.taken_before(now - age_s)}
         # Of what was just taken most is over soon. What is not is asked for with the next beat, which comes soon too.
-        soon = self._asked and len(runs) < len(self._hands.runs)
+        soon = self._asked and len(runs) < len(self._executor.runs)
         self._asked, self._beaten_at = soon, now
         if runs:
             lost, cancelled = await job_queue.beat(self._store, [run.job for run in runs.values()])
             for job in lost:
                 log.warning("%s: another worker has it by now; this run does not count", job.id,
                             extra={"task": job.id})  # fmt: skip
-                self._hands.stop_run(runs[job.key], "lost")
+                self._executor.stop_run(runs[job.key], "lost")
             for job in cancelled:
-                self._hands.stop_run(runs[job.key], "cancelled")
+                self._executor.stop_run(runs[job.key], "cancelled")
         return QUICK_S if soon else every_s
 
 
@@ -168,7 +168,7 @@ class Reclaimer:
         store: Store,
         worker: str,
         queues: Sequence[str],
-        hands: Executor,
+        executor: Executor,
         room: Callable[[], int],
         slots: ConcurrencyLeases,
         died: job_queue.Died,
@@ -177,7 +177,7 @@ class Reclaimer:
         self._store = store
         self._worker = worker
         self._queues = tuple(queues)
-        self._hands = hands
+        self._executor = executor
         self._room = room
         self._slots = slots
         self._died = died
@@ -209,7 +209,7 @@ class Reclaimer:
         jobs = await job_queue.reclaim(self._store, self._worker, asks, self._died, lease_ms=self._lease_ms)
         for job in jobs:
             log.warning("%s: its worker has fallen silent; it runs here now", job.id, extra={"task": job.id})
-        self._hands.add(jobs, asked)
+        self._executor.add(jobs, asked)
         return jobs
 
     @property

@@ -99,25 +99,25 @@ class PartitionHints:
     def __init__(self, queues: Sequence[str], partitions: int) -> None:
         self._queues = tuple(queues)
         self._partitions = partitions
-        self._called: dict[str, set[int]] = {queue: set() for queue in queues}
+        self._hinted: dict[str, set[int]] = {queue: set() for queue in queues}
         self._again: set[int] = set()
         """Called while they were being asked."""
         self._full: set[tuple[int, str]] = set()
         """Gave all they were asked for: there is more."""
         self._last = -1
 
-    def call(self, partition: int) -> None:
+    def add(self, partition: int) -> None:
         self._again.add(partition)
-        for called in self._called.values():
-            called.add(partition)
+        for hinted in self._hinted.values():
+            hinted.add(partition)
 
-    def call_all(self) -> None:
+    def add_all(self) -> None:
         for partition in range(self._partitions):
-            self.call(partition)
+            self.add(partition)
 
     def having(self) -> list[str]:
         """Queues that may have work somewhere."""
-        return [queue for queue, called in self._called.items() if called]
+        return [queue for queue, hinted in self._hinted.items() if hinted]
 
     def asks(self, shares: Mapping[str, int]) -> dict[int, dict[str, int]]:
         """Spread the shares over partitions, beginning with the next in turn."""
@@ -135,7 +135,7 @@ class PartitionHints:
 
     def _turn(self, queue: str, most: int) -> list[int]:
         """The partitions to ask now: whoever is next, and a few that are full; where none is, as many as called."""
-        turn = sorted(self._called[queue], key=lambda p: (p <= self._last, p))
+        turn = sorted(self._hinted[queue], key=lambda p: (p <= self._last, p))
         full = [partition for partition in turn[1:] if (partition, queue) in self._full]
         if not full:
             return turn[:most]
@@ -153,7 +153,7 @@ class PartitionHints:
                     continue
                 self._full.discard((partition, queue))
                 if partition not in self._again:
-                    self._called[queue].discard(partition)
+                    self._hinted[queue].discard(partition)
 
 
 POLL_S: Final = 1.0
@@ -177,7 +177,7 @@ class Taker:
         store: Store,
         worker: str,
         shares: Shares,
-        hands: Executor,
+        executor: Executor,
         unsent: Callable[[], int],
         slots: ConcurrencyLeases,
         died: job_queue.Died,
@@ -186,39 +186,39 @@ class Taker:
         self._slots = slots
         self._worker = worker
         self._shares = shares
-        self._hands = hands
+        self._executor = executor
         self._unsent = unsent
         self._died = died
-        self.calls = PartitionHints(shares.queues, len(store.keys))
+        self.hints = PartitionHints(shares.queues, len(store.keys))
         self._polled_at = 0.0
         self._pauses = Pauses()
-        self.hungry = False
+        self.waits_for_room = False
         """It waits for room, and wants to know when there is some."""
 
     @property
     def room(self) -> int:
         # While the server does not hear how jobs end, no more are begun: nothing piles up here.
-        return self._hands.room if self._unsent() < MOST_UNSENT else 0
+        return self._executor.room if self._unsent() < MOST_UNSENT else 0
 
     @property
     def worthwhile(self) -> bool:
         """Enough room for a round. The busier, the more: each round then has more to carry."""
         room = self.room
-        return room >= 1 and (self._hands.rate < BUSY or room >= self._hands.concurrency // 2)
+        return room >= 1 and (self._executor.rate < BUSY or room >= self._executor.concurrency // 2)
 
     async def step(self) -> float:
-        self.hungry = not self.worthwhile
-        if self.hungry:
+        self.waits_for_room = not self.worthwhile
+        if self.waits_for_room:
             return FULL_S
         now = time.monotonic()
         if now >= self._polled_at + POLL_S:
             self._pauses = Pauses(await read_pauses(self._store), self._store.clock.now_ms())
-            self.calls.call_all()
+            self.hints.add_all()
             self._polled_at = now
-        having = [queue for queue in self.calls.having() if self._pauses.of_queue(queue) is None]
+        having = [queue for queue in self.hints.having() if self._pauses.of_queue(queue) is None]
         wanted = self._shares.split(self.room, [queue for queue in having if not self._slots.full(queue)])
         async with self._slots.within(wanted) as shares:
-            if asks := self.calls.asks(shares):
+            if asks := self.hints.asks(shares):
                 await self._take(asks, shares)
                 return 0.0
         # Slots come free on other workers too, and nobody says so.
@@ -228,8 +228,8 @@ class Taker:
     async def _take(self, asks: job_queue.Asks, shares: Mapping[str, int]) -> None:
         asked = steady_s()
         jobs = await job_queue.take(self._store, self._worker, asks, self._died)
-        self._hands.add(jobs, asked)
-        self.calls.came(asks, ((job.partition, job.queue) for job in jobs))
+        self._executor.add(jobs, asked)
+        self.hints.came(asks, ((job.partition, job.queue) for job in jobs))
         got = dict.fromkeys(shares, 0)
         for job in jobs:
             got[job.queue] += 1
@@ -274,10 +274,10 @@ class Worker:
         self.options = options
         self._store = store
         self.failures = Failures(options.error_handler)
-        self.ends = Finisher(
+        self.finisher = Finisher(
             store, options.name, _policies(options), self.failures, self._something_ended, _lanes(options)
         )
-        self.hands = Executor(
+        self.executor = Executor(
             registry,
             store.keys.namespace,
             store.clock,
@@ -285,32 +285,32 @@ class Worker:
             lease_s=options.lease_s,
             memory=Memory(store),
             ended=self._ended,
-            refused=self.ends.refuse,
-            returned=self.ends.put_back,
+            refused=self.finisher.refuse,
+            returned=self.finisher.put_back,
             freed=self._freed,
         )
         shares = Shares(options.queues, strict=options.strict)
         self.slots = slots = ConcurrencyLeases(
-            store, options.name, options.slots, options.lease_s, lambda: self.hands.queues
+            store, options.name, options.slots, options.lease_s, lambda: self.executor.queues
         )
-        name, died = options.name, self.ends.died
-        self.taker = Taker(store, name, shares, self.hands, lambda: len(self.ends.unsent), slots, died)
-        self.heart = Heartbeat(store, self.hands, options.lease_s)
-        self.heir = Reclaimer(
-            store, name, shares.queues, self.hands, lambda: self.taker.room, slots, died, options.lease_s
+        name, died = options.name, self.finisher.died
+        self.taker = Taker(store, name, shares, self.executor, lambda: len(self.finisher.unsent), slots, died)
+        self.heartbeat = Heartbeat(store, self.executor, options.lease_s)
+        self.reclaimer = Reclaimer(
+            store, name, shares.queues, self.executor, lambda: self.taker.room, slots, died, options.lease_s
         )
         self._take = Loop("worker: take", self.taker.step, max_backoff_s=0.5)
-        self._end = Loop("worker: end", self.ends.step, max_backoff_s=0.5)
-        self._beat = Loop("worker: beat", self.heart.beat, max_backoff_s=options.lease_s / 4)
-        self._reclaim = Loop("worker: reclaim", self.heir.step)
-        self._watch = Loop("worker: watch", self.hands.watch)
+        self._end = Loop("worker: end", self.finisher.step, max_backoff_s=0.5)
+        self._beat = Loop("worker: beat", self.heartbeat.beat, max_backoff_s=options.lease_s / 4)
+        self._reclaim = Loop("worker: reclaim", self.reclaimer.step)
+        self._watch = Loop("worker: watch", self.executor.watch)
         self._keep = Loop("worker: slots", slots.keep, max_backoff_s=options.lease_s / 4)
         self._loops = (self._take, self._end, self._beat, self._reclaim, self._watch, self._keep)
         self._subscription: Subscription | None = None
         self._idle = asyncio.Event()
         self.stopping = False
         kinds = {work.target.partition(":")[0] for work in registry}
-        self.ends.meters.expect(frozenset(kinds))
+        self.finisher.meters.expect(frozenset(kinds))
 
     # -- what others may ask -----------------------------------------------------------------------------
 
@@ -339,12 +339,12 @@ class Worker:
         self.stopping = True
         # Not in the middle of a call: what the server has just given would wait here for a lease.
         await asyncio.gather(self._take.finish(LAST_WORD_S), self._reclaim.finish(LAST_WORD_S))
-        self.ends.put_back(self.hands.take_back())
+        self.finisher.put_back(self.executor.take_back())
         await self._hand_back()
         clean = await self._finished_in_time()
         if not clean:
-            log.warning("%d runs are broken off: shutdown_timeout is over; they run again", len(self.hands.runs))
-        await self.hands.close()
+            log.warning("%d runs are broken off: shutdown_timeout is over; they run again", len(self.executor.runs))
+        await self.executor.close()
         for loop in (self._watch, self._beat, self._keep):
             await loop.stop()
         await self._end.finish(LAST_WORD_S)  # told twice, an end would look like another worker's
@@ -358,7 +358,7 @@ class Worker:
     async def _finished_in_time(self) -> bool:
         try:
             async with asyncio.timeout(self.options.shutdown_timeout_s):
-                while self.hands.runs:
+                while self.executor.runs:
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
@@ -369,10 +369,10 @@ class Worker:
         """Tell the server what it has not heard yet; what it does not hear runs again, later."""
         try:
             async with asyncio.timeout(LAST_WORD_S):
-                while self.ends.unsent:
-                    await self.ends.step()
+                while self.finisher.unsent:
+                    await self.finisher.step()
         except (StoreError, TimeoutError) as error:
-            log.warning("the ends of %d jobs could not be told (%s); they run again", len(self.ends.unsent), error)
+            log.warning("the ends of %d jobs could not be told (%s); they run again", len(self.finisher.unsent), error)
         await self._hand_back()
 
     async def _release(self) -> None:
@@ -385,35 +385,35 @@ class Worker:
     async def _hand_back(self) -> None:
         try:
             async with asyncio.timeout(LAST_WORD_S):
-                await self.ends.give_back()
+                await self.finisher.give_back()
         except (StoreError, TimeoutError) as error:
             log.warning("jobs could not be given back (%s); others get them when the lease is over", error)
 
     # -- signals between the roles -----------------------------------------------------------------------
 
     def _called(self, partition: int) -> None:
-        self.taker.calls.call(partition)
+        self.taker.hints.add(partition)
         self._take.wake()
-        if self.hands.runs:
-            self.heart.called()
+        if self.executor.runs:
+            self.heartbeat.called()
             self._beat.wake()
 
     def _reconnected(self) -> None:
-        self.taker.calls.call_all()
+        self.taker.hints.add_all()
         self._take.wake()
 
     def _something_ended(self) -> None:
         self._end.wake()
 
     def _ended(self, run: JobRun) -> None:
-        self.ends.add(run)
+        self.finisher.add(run)
         self._freed(run)
-        if not self.hands.runs:
+        if not self.executor.runs:
             self._idle.set()
 
     def _freed(self, run: JobRun) -> None:
         """There may be a place, and a slot of its queue."""
-        if self.taker.hungry and self.taker.worthwhile:
+        if self.taker.waits_for_room and self.taker.worthwhile:
             self._take.wake()
         if run.job.queue in self.slots.kept:
             self._reclaim.wake()

@@ -13,7 +13,7 @@ def _at_once(settle: Any) -> Any:
         settle(self, partition, work, answers)
         for flight in work.flights:
             if flight.address in partition.handed.awaited:
-                self.ends.ended(partition, flight.address, b"d")
+                self.run_ends.ended(partition, flight.address, b"d")
 
     return settle_all
 
