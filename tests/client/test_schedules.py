@@ -443,7 +443,7 @@ async def test_everything_that_is_near_is_planned_before_it_is_due(
     await ticker.advance(seconds=8)
     chains = [partition.chains for partition in ticker.engine.owned.values()]
     assert sum(len(one.plans) for one in chains) == 60
-    assert not any(one.wanted or one.aside for one in chains)
+    assert not any(one.wanted or one.undecided for one in chains)
 
 
 async def test_a_thousand_schedules_over_all_partitions(ticker: Ticker, client: Client, store: Store) -> None:

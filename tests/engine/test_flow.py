@@ -246,8 +246,8 @@ async def test_explain_follows_a_breaker_through_its_probes_and_its_ramp(tickers
     await ticker.client.put("http://shop.example/", id="plain", after="3s")
     await ticker.client.put("http://shop.example/", id="in a lane", after="3s", lane="a")
     await ticker.advance(seconds=4)
-    [valve] = ticker.engine.valves.bounded
-    breaker = valve.breaker
+    [flow_limit] = ticker.engine.flow_control.bounded
+    breaker = flow_limit.breaker
     assert breaker is not None
 
     async def told(name: str) -> Explanation:

@@ -24,7 +24,7 @@ class Around:
         self.flowed += 1
 
 
-def valves(options: FlowOptions | None = None, most: int = MOST) -> tuple[FlowControl, ManualClock, Around]:
+def flow_control(options: FlowOptions | None = None, most: int = MOST) -> tuple[FlowControl, ManualClock, Around]:
     clock, around = ManualClock(), Around(most)
     return FlowControl(options or FlowOptions(), clock, around), clock, around
 
@@ -38,7 +38,7 @@ def closed(made: FlowControl) -> bool:
 
 
 def test_a_receiver_that_does_not_answer_gets_a_small_share() -> None:
-    made, clock, _ = valves()
+    made, clock, _ = flow_control()
     assert made.free(0) == 600, "a quarter is kept free"
     made.left("http://slow.example/", 600)
     assert made.free(600) == 0
@@ -54,7 +54,7 @@ def test_a_receiver_that_does_not_answer_gets_a_small_share() -> None:
 
 
 def test_one_that_has_much_under_way_and_is_quick_is_left_alone() -> None:
-    made, clock, _ = valves()
+    made, clock, _ = flow_control()
     made.left("kafka:ticks", 600)
     for _ in range(5):
         made.landed("kafka:ticks", 500, 500, 0)
@@ -65,7 +65,7 @@ def test_one_that_has_much_under_way_and_is_quick_is_left_alone() -> None:
 
 
 def test_one_that_becomes_quick_again_is_slow_no_longer() -> None:
-    made, clock, around = valves()
+    made, clock, around = flow_control()
     made.left("kafka:ticks", 600)
     for _ in range(3):
         made.look()
@@ -78,7 +78,7 @@ def test_one_that_becomes_quick_again_is_slow_no_longer() -> None:
 
 
 def test_a_node_with_little_room_does_not_divide_it() -> None:
-    made, clock, _ = valves(most=10)
+    made, clock, _ = flow_control(most=10)
     assert made.free(0) == 10
     made.left("kafka:ticks", 10)
     for _ in range(4):
@@ -91,7 +91,7 @@ def test_a_node_with_little_room_does_not_divide_it() -> None:
 
 
 def test_only_failures_that_say_that_the_receiver_is_not_well_open_its_breaker() -> None:
-    made, _, _ = valves(FlowOptions(BreakerPolicy(min_calls=10)))
+    made, _, _ = flow_control(FlowOptions(BreakerPolicy(min_calls=10)))
     made.left("http://a.example/", 100)
     made.landed("http://a.example/", 100, done=0, failed=0)  # dead letters, put off: neither well nor ill
     assert not closed(made)
@@ -104,7 +104,7 @@ def test_only_failures_that_say_that_the_receiver_is_not_well_open_its_breaker()
 
 def test_queues_have_no_breaker_and_named_targets_may_have_their_own() -> None:
     never, soon = BreakerPolicy(off=True), BreakerPolicy(min_calls=1)
-    made, _, _ = valves(FlowOptions(never, {"target:shop": soon}))
+    made, _, _ = flow_control(FlowOptions(never, {"target:shop": soon}))
     made.landed("queue:mail/send", 10, 0, 10)
     made.landed("http://a.example/", 10, 0, 10)
     assert not closed(made)
@@ -113,65 +113,65 @@ def test_queues_have_no_breaker_and_named_targets_may_have_their_own() -> None:
 
 
 def test_receivers_that_are_idle_are_forgotten() -> None:
-    made, _, _ = valves()
+    made, _, _ = flow_control()
     for number in range(5_000):
         made.left(f"http://host-{number}.example/", 1)
         made.landed(f"http://host-{number}.example/", 1, 1, 0)
-    assert len(made._valves) <= 2_048
+    assert len(made._flow_limits) <= 2_048
 
 
 def test_permits_are_used_up_and_asked_for() -> None:
-    made, clock, around = valves(FlowOptions(limits={"target:shop": Limit(Rate(100))}))
+    made, clock, around = flow_control(FlowOptions(limits={"target:shop": Limit(Rate(100))}))
     assert made.hold_for("target:shop", None, 0) == "valve:target:shop"
     assert around.asked == 1
-    [valve] = made.bounded
-    assert valve.want() == 10, "a tenth of a second's worth"
-    assert valve.granted(10, Granted(2, 10, 100), clock.now_ms())
+    [flow_limit] = made.bounded
+    assert flow_limit.want() == 10, "a tenth of a second's worth"
+    assert flow_limit.granted(10, Granted(2, 10, 100), clock.now_ms())
     assert [made.hold_for("target:shop", None, 0) for _ in range(3)] == [None, None, "valve:target:shop"]
 
 
 def test_slots_in_use_are_not_given_twice() -> None:
-    valve = FlowLimit("target:shop", None, Limit(concurrency=3))
-    assert valve.room(0, MOST) == 0
-    assert valve.want() == 3
-    valve.granted(3, Granted(3, 3, 0), 0)
+    flow_limit = FlowLimit("target:shop", None, Limit(concurrency=3))
+    assert flow_limit.room(0, MOST) == 0
+    assert flow_limit.want() == 3
+    flow_limit.granted(3, Granted(3, 3, 0), 0)
     for left in (3, 2, 1, 0):
-        assert valve.room(0, MOST) == left
-        valve.take(0)
-    valve.in_flight, valve.reserved = 3, 0
-    assert valve.room(0, MOST) == 0
-    valve.landed(2)
-    assert valve.room(0, MOST) == 2
-    valve.granted(0, Granted(0, 1, 50), 0)
-    assert valve.room(0, MOST) == 0, "others want their share"
+        assert flow_limit.room(0, MOST) == left
+        flow_limit.take(0)
+    flow_limit.in_flight, flow_limit.reserved = 3, 0
+    assert flow_limit.room(0, MOST) == 0
+    flow_limit.landed(2)
+    assert flow_limit.room(0, MOST) == 2
+    flow_limit.granted(0, Granted(0, 1, 50), 0)
+    assert flow_limit.room(0, MOST) == 0, "others want their share"
 
 
 def test_a_permit_in_hand_does_not_keep_it_from_asking_for_a_slot() -> None:
-    valve = FlowLimit("target:shop", None, Limit(Rate(2), concurrency=1))
-    assert valve.room(0, MOST) == 0
-    valve.granted(valve.want(), Granted(1, 1, 0), 0)
-    assert valve.room(0, MOST) == 1
-    valve.granted(0, Granted(0, 0, 0), 0)  # nobody came: the slot is given back, the permit stays
-    assert valve.room(0, MOST) == 0
-    assert (valve.thirsty, valve.want(), valve.permits) == (True, 1, 1)
-    valve.granted(1, Granted(0, 0, 50), 0)
-    assert valve.thirsty, "others have it"
-    valve.granted(1, Granted(0, 1, 0), 0)
-    assert (valve.thirsty, valve.room(0, MOST)) == (False, 1)
+    flow_limit = FlowLimit("target:shop", None, Limit(Rate(2), concurrency=1))
+    assert flow_limit.room(0, MOST) == 0
+    flow_limit.granted(flow_limit.want(), Granted(1, 1, 0), 0)
+    assert flow_limit.room(0, MOST) == 1
+    flow_limit.granted(0, Granted(0, 0, 0), 0)  # nobody came: the slot is given back, the permit stays
+    assert flow_limit.room(0, MOST) == 0
+    assert (flow_limit.starved, flow_limit.want(), flow_limit.permits) == (True, 1, 1)
+    flow_limit.granted(1, Granted(0, 0, 50), 0)
+    assert flow_limit.starved, "others have it"
+    flow_limit.granted(1, Granted(0, 1, 0), 0)
+    assert (flow_limit.starved, flow_limit.room(0, MOST)) == (False, 1)
 
 
 def test_no_more_lanes_try_their_luck_than_there_is_room() -> None:
-    made, _, _ = valves(FlowOptions(limits={"target:shop": Limit(Rate(100))}))
-    [valve] = made.bounded
-    valve.permits = 2
-    assert [made.may_open(valve.key) for _ in range(3)] == [True, True, False]
+    made, _, _ = flow_control(FlowOptions(limits={"target:shop": Limit(Rate(100))}))
+    [flow_limit] = made.bounded
+    flow_limit.permits = 2
+    assert [made.may_open(flow_limit.key) for _ in range(3)] == [True, True, False]
     made.tick()
-    assert made.may_open(valve.key)
+    assert made.may_open(flow_limit.key)
     assert made.may_open("valve:unknown"), "nothing holds these up any more"
 
 
 def test_what_a_former_owner_held_by_a_breaker_is_probed_first() -> None:
-    made, clock, _ = valves(FlowOptions(BreakerPolicy(probes=2), limits={"target:shop": Limit(Rate(100))}))
+    made, clock, _ = flow_control(FlowOptions(BreakerPolicy(probes=2), limits={"target:shop": Limit(Rate(100))}))
     made.inherited(HoldRecord("valve:target:shop", "valve:target:shop", 1, code="rate-limited"))
     made.inherited(HoldRecord("pause:all", "pause:all", 1))
     made.inherited(HoldRecord("valve:queue:mail", "valve:queue:mail", 1, code="breaker"))
@@ -189,29 +189,29 @@ def test_what_a_former_owner_held_by_a_breaker_is_probed_first() -> None:
 
 
 def test_an_open_breaker_says_so_until_it_has_closed() -> None:
-    valve = FlowLimit("http://a.example", Breaker(BreakerPolicy(min_calls=1, probes=1, ramp_ms=1_000)), Limit())
-    breaker = valve.breaker
+    flow_limit = FlowLimit("http://a.example", Breaker(BreakerPolicy(min_calls=1, probes=1, ramp_ms=1_000)), Limit())
+    breaker = flow_limit.breaker
     assert breaker is not None
     breaker.record(0, 1, 1_000)
-    code, text, until_ms = valve.why()
+    code, text, until_ms = flow_limit.why()
     assert (code, until_ms) == ("breaker", 6_000)
     assert text == (
         "the circuit breaker of http://a.example is open since 1970-01-01T00:00:01.000Z, and probed until it answers"
     )
-    assert valve.room(6_000, MOST) == 1
-    valve.take(6_000)
-    assert valve.why()[1:] == (text.replace("probed until it answers", "probes are under way"), None)
+    assert flow_limit.room(6_000, MOST) == 1
+    flow_limit.take(6_000)
+    assert flow_limit.why()[1:] == (text.replace("probed until it answers", "probes are under way"), None)
     breaker.record(1, 0, 6_010)
-    assert "growing rate" in valve.why()[1]
-    valve.room(7_010, MOST)
-    assert not valve.bounded
+    assert "growing rate" in flow_limit.why()[1]
+    flow_limit.room(7_010, MOST)
+    assert not flow_limit.bounded
 
 
 def test_permits_of_those_that_did_not_leave_after_all_are_for_others() -> None:
-    made, clock, _ = valves(FlowOptions(limits={"queue:mail": Limit(Rate(10))}))
-    valve = made.of("queue:mail")
-    valve.granted(2, Granted(2, 0, 0), clock.now_ms())
-    assert [made.hold_for("queue:mail/send", None, 0) for _ in range(3)] == [None, None, valve.key]
+    made, clock, _ = flow_control(FlowOptions(limits={"queue:mail": Limit(Rate(10))}))
+    flow_limit = made.of("queue:mail")
+    flow_limit.granted(2, Granted(2, 0, 0), clock.now_ms())
+    assert [made.hold_for("queue:mail/send", None, 0) for _ in range(3)] == [None, None, flow_limit.key]
     made.begun("queue:mail/send", 1)
     made.tick()
-    assert valve.permits == 1, "one has begun, the other was over by then, or was taken back"
+    assert flow_limit.permits == 1, "one has begun, the other was over by then, or was taken back"

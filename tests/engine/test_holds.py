@@ -236,7 +236,7 @@ async def test_a_task_cancelled_while_it_is_moved_stays_cancelled(ticker: Ticker
     while ticker.engine.deliveries.in_flight:  # noqa: ASYNC110 - deliveries tell nothing
         await asyncio.sleep(0)
     partition = ticker.engine.owned[partition_of("a", 4)]
-    assert partition.held_work.has_outcomes
+    assert partition.hold_policy.has_outcomes
     assert await ticker.client.cancel(ids[7]) == "cancelled"
     await ticker.turn()
     assert (await ticker.client.get(ids[7])).state in ("cancelled", "finished")
@@ -350,7 +350,7 @@ async def test_a_clock_that_runs_ahead_forgets_no_record_of_a_hold_before_its_wi
     keys = store.keys.partitions[0]
     now_ms = await store.sample_clock() - HOUR_MS
     owned = Partition(keys, b"token", 0.0)
-    ended = owned.held_work.holds.ended
+    ended = owned.hold_policy.holds.ended
     for age_ms in (60_000, 1_000, 30_000):
         place = Slice.held_since(now_ms - age_ms)
         ended[place.name] = now_ms - age_ms

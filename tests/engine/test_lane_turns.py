@@ -183,9 +183,9 @@ def test_one_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> None:
     offer(lanes, early)
     assert lanes.leaving(now_ms=499) == []
     assert lanes.early == {"l": 500}
-    lanes.stir_due(499)
+    lanes.wake_due(499)
     assert lanes.leaving(now_ms=499) == []
-    lanes.stir_due(500)
+    lanes.wake_due(500)
     assert lanes.leaving(now_ms=500) == [early]
     assert lanes.early == {}
 
@@ -204,7 +204,7 @@ def test_a_retry_that_was_taken_before_its_time_waits_for_it(lanes: Lanes) -> No
     lanes.hold("l", head.idh)
     offer(lanes, head, flight(400))
     assert lanes.leaving(now_ms=450) == []
-    lanes.stir_due(500)
+    lanes.wake_due(500)
     assert lanes.leaving(now_ms=500) == [head]
 
 

@@ -46,7 +46,7 @@ async def paused(ticker: Ticker, store: Store, few_at_a_time: None) -> Ticker:
 
 
 def standing(ticker: Ticker) -> int:
-    return sum(one.held_work.standing for one in ticker.engine.owned.values())
+    return sum(one.hold_policy.standing for one in ticker.engine.owned.values())
 
 
 def in_memory(ticker: Ticker) -> int:
@@ -128,11 +128,11 @@ async def test_many_failures_at_once_are_written_while_others_leave(
     await engine.dispatcher.step()
     while engine.deliveries.in_flight:  # noqa: ASYNC110 - deliveries tell nothing
         await asyncio.sleep(0)
-    failed = [one for one in engine.owned.values() if one.unwritten.must_commit]
+    failed = [one for one in engine.owned.values() if one.pending_writes.must_commit]
     assert len(failed) > 2, "failures in several partitions"
     ticker.clock.advance(ms=200)
     await engine.dispatcher.step()
-    assert 0 < sum(one.unwritten.must_commit for one in failed) < len(failed), "some are written, not all"
+    assert 0 < sum(one.pending_writes.must_commit for one in failed) < len(failed), "some are written, not all"
     begun = sum(one.value() == "free" for one in ticker.deliveries) + engine.deliveries.in_flight
     assert begun == 8, "nobody waits for that"
     await engine.dispatcher.drain()

@@ -54,7 +54,7 @@ def test_a_resent_copy_of_a_task_that_has_left_does_not_leave_again() -> None:
     live.absorb([row(0, 1, RESENT)])
     live.absorb([row(0, 1), row(0, 2), row(0, 1, RESENT)])
     assert taken(live) == []
-    assert live.sieve.lost == 1
+    assert live.row_filter.lost == 1
 
 
 def test_the_original_that_arrives_after_its_resend_is_the_same_task() -> None:
@@ -64,7 +64,7 @@ def test_the_original_that_arrives_after_its_resend_is_the_same_task() -> None:
     assert taken(live) == [0]
     live.absorb([row(0, 1)])
     assert taken(live) == []
-    assert live.sieve.lost == 1
+    assert live.row_filter.lost == 1
 
 
 def test_a_retry_in_the_same_slice_as_a_resent_task_is_not_a_repeat() -> None:
@@ -75,7 +75,7 @@ def test_a_retry_in_the_same_slice_as_a_resent_task_is_not_a_repeat() -> None:
     live.settle_many([0])
     live.absorb([row(100, 1, INDEXED)])
     assert taken(live) == [1]
-    assert live.sieve.lost == 0
+    assert live.row_filter.lost == 0
 
 
 def test_the_late_original_of_a_cancelled_resend_does_not_leave() -> None:
@@ -93,7 +93,7 @@ def test_repeats_are_counted_once_however_often_the_list_is_read() -> None:
     live.absorb(rows)
     live.restart()
     live.absorb(rows)
-    assert live.sieve.lost == 1
+    assert live.row_filter.lost == 1
     assert taken(live) == [0, 2]
 
 
@@ -150,7 +150,7 @@ def test_a_begin_taken_back_after_the_list_is_read_anew_keeps_the_task_readable(
     live.absorb(rows[live.cursor :])
     again = begin(partition, START_MS, 10)
     assert again is not None
-    assert not partition.departures.boarding.damaged
+    assert not partition.due_selector.row_decoder.damaged
     assert sorted(flight.index for flight in again.flights) == [0, 1, 2]
 
 
@@ -169,7 +169,7 @@ def test_a_begin_taken_back_after_the_next_window_opened_keeps_the_task_readable
     live.absorb(rows[live.cursor :])
     again = begin(partition, START_MS + 999, 100)
     assert again is not None
-    assert not partition.departures.boarding.damaged
+    assert not partition.due_selector.row_decoder.damaged
     assert [flight.index for flight in again.flights] == list(range(10))
 
 
@@ -252,7 +252,7 @@ def test_a_damaged_offset_does_not_leave_as_a_task() -> None:
     begun = begin(partition, START_MS + 999, 10)
     assert begun is not None
     assert [flight.index for flight in begun.flights] == [1]
-    assert [damaged.index for damaged in partition.departures.boarding.damaged] == [0]
+    assert [damaged.index for damaged in partition.due_selector.row_decoder.damaged] == [0]
 
 
 def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
@@ -264,7 +264,7 @@ def test_an_empty_body_beside_a_double_one_does_not_shift_payloads() -> None:
     begun = begin(partition, START_MS, 10)
     assert begun is not None
     assert {flight.idh: flight.payload for flight in begun.flights} == {idh(3): b"3"}
-    assert [damaged.index for damaged in partition.departures.boarding.damaged] == [0, 1]
+    assert [damaged.index for damaged in partition.due_selector.row_decoder.damaged] == [0, 1]
 
 
 DEEP = b"\xdc\x00\x0e" + msgspec.msgpack.encode(Body("log:", b"1"))[1:] + b"\x91" * 60_000 + b"\xc0"
@@ -288,7 +288,7 @@ def test_damaged_bodies_leave_as_such_and_end_nobody(bodies: list[bytes]) -> Non
     begun = begin(partition, START_MS, 10)
     assert begun is not None
     assert [flight.payload for flight in begun.flights] == [b"2"]
-    assert [damaged.index for damaged in partition.departures.boarding.damaged] == list(range(len(bodies)))
+    assert [damaged.index for damaged in partition.due_selector.row_decoder.damaged] == list(range(len(bodies)))
 
 
 def test_lane_rows_are_taken_once_over_several_passes() -> None:

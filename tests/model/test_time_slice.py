@@ -16,10 +16,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def length_s(stint: TimeSlice, clock: list[float]) -> float:
+def length_s(time_slice: TimeSlice, clock: list[float]) -> float:
     """From the beginning until it is over, to a tenth of a millisecond."""
     began = clock[0]
-    while not stint.over:
+    while not time_slice.over:
         clock[0] += 0.0001
     return clock[0] - began
 
@@ -28,19 +28,19 @@ def length_s(stint: TimeSlice, clock: list[float]) -> float:
     ("others_s", "expected_s"),
     [(0.0, LEAST_S), (LEAST_S, LEAST_S), (0.02, 0.02 * SHARE), (5.0, LONGEST_S)],
 )
-def test_a_stint_is_a_share_of_the_others_turn(clock: list[float], others_s: float, expected_s: float) -> None:
-    stint = TimeSlice(LEAST_S)
-    stint.begin()
-    assert length_s(stint, clock) == pytest.approx(LEAST_S, abs=0.0002)
-    stint.step_aside()
+def test_a_time_slice_is_a_share_of_the_others_turn(clock: list[float], others_s: float, expected_s: float) -> None:
+    time_slice = TimeSlice(LEAST_S)
+    time_slice.begin()
+    assert length_s(time_slice, clock) == pytest.approx(LEAST_S, abs=0.0002)
+    time_slice.end()
     clock[0] += others_s
-    stint.begin()
-    assert length_s(stint, clock) == pytest.approx(expected_s, abs=0.0002)
+    time_slice.begin()
+    assert length_s(time_slice, clock) == pytest.approx(expected_s, abs=0.0002)
 
 
 def test_time_in_which_there_was_no_work_is_nobodys_turn(clock: list[float]) -> None:
-    stint = TimeSlice(LEAST_S)
-    stint.begin()
+    time_slice = TimeSlice(LEAST_S)
+    time_slice.begin()
     clock[0] += 60
-    stint.begin()
-    assert length_s(stint, clock) == pytest.approx(LEAST_S, abs=0.0002)
+    time_slice.begin()
+    assert length_s(time_slice, clock) == pytest.approx(LEAST_S, abs=0.0002)

@@ -134,12 +134,12 @@ class Deliveries:
         clock: Clock,
         wake: Callable[[], None],
         lost: Callable[[Partition, str], None],
-        valves: FlowControl,
+        flow_control: FlowControl,
         answers: Answers,
     ) -> None:
         self._owned = owned
         self._sinks = sinks
-        self._valves = valves
+        self._flow_control = flow_control
         self._answers = answers
         self._outcomes = outcomes
         self._clock = clock
@@ -174,7 +174,7 @@ class Deliveries:
             kind = target.partition(":")[0]
             sink = self._sinks.get(kind)
             self.in_flight += len(group)
-            self._valves.begun(target, len(group))
+            self._flow_control.begun(target, len(group))
             self.meters.fired[kind] += len(group)
             if sink is None and target.startswith(_TO_WORKERS):
                 self._note_late(kind, group, began_ms)
@@ -190,7 +190,7 @@ class Deliveries:
         """What is handed over together is settled together: with the slowest of it, where deliveries end one by one.
         So those for whose end others wait, for a slot, in their lane, or as the next run of a schedule, go alone."""
         most = most_in_batch(sink, target)
-        if self._valves.has_slots(target):
+        if self._flow_control.has_slots(target):
             most = 1
         elif most is not None and (apart := [flight for flight in group if _is_waited_for(flight)]):
             yield from ([flight] for flight in apart)
@@ -210,7 +210,7 @@ class Deliveries:
     def _hand_over(self, sink: Sink, group: list[Flight], began_ms: int, *, in_runs: bool) -> None:
         task = asyncio.ensure_future(self._ask(sink, group))
         self.running.add(task)
-        self._valves.left(group[0].body.target, len(group))
+        self._flow_control.left(group[0].body.target, len(group))
         task.add_done_callback(lambda task: self._delivered(task, group, began_ms, in_runs))
 
     async def _ask(self, sink: Sink, group: list[Flight]) -> Sequence[Outcome]:
@@ -247,16 +247,16 @@ class Deliveries:
     ) -> None:
         self.running.discard(task)
         if task.cancelled() and self._given_up:
-            self._valves.landed(group[0].body.target, len(group), 0, 0)
+            self._flow_control.landed(group[0].body.target, len(group), 0, 0)
             self.in_flight -= len(group)  # stopping: what was not answered is delivered again later
             return
         error = _error_of(task)
         if error is None:
             done, failed, refused = _tally(task.result())
-            self._valves.landed(group[0].body.target, len(group), done, failed, refused)
+            self._flow_control.landed(group[0].body.target, len(group), done, failed, refused)
             self._settle(group, task.result(), began_ms, done, in_runs=in_runs)
             return
-        self._valves.landed(group[0].body.target, len(group), 0, len(group))
+        self._flow_control.landed(group[0].body.target, len(group), 0, len(group))
         self._settle(group, [Retry(told(error), error=error, brief=placed(error))] * len(group), began_ms)
 
     def _settle(
@@ -302,9 +302,9 @@ class Deliveries:
     def _note_settled(self, live: LiveSlice) -> None:
         partition = self._owned.get(live.partition)
         if partition is not None and not live.forgotten:
-            if not partition.unwritten.dirty:
+            if not partition.pending_writes.dirty:
                 self._wake()
-            partition.unwritten.settled(live, time.monotonic())
+            partition.pending_writes.settled(live, time.monotonic())
 
     def _settle_one(self, flight: Flight, outcome: Outcome) -> None:
         partition = self._owned.get(flight.live.partition)
@@ -348,7 +348,7 @@ class Deliveries:
     def _land(self, partition: Partition, flight: Flight, outcome: Outcome | JobCancelled, goes_on: bool) -> None:
         """It is settled. With `goes_on` the task is over: its lane may go on, and who waits for the end of a run."""
         flight.live.land(1, [flight.index])
-        partition.unwritten.settled(flight.live, time.monotonic())
+        partition.pending_writes.settled(flight.live, time.monotonic())
         if goes_on:
             partition.lane_goes_on(flight)
             if flight.body.occurrence is not None:
@@ -356,11 +356,11 @@ class Deliveries:
         self._wake()
 
     def bury_damaged(self, partition: Partition) -> None:
-        for damaged in partition.departures.boarding.damaged:
+        for damaged in partition.due_selector.row_decoder.damaged:
             self._outcomes.bury_damaged(partition, damaged)
             damaged.live.settle_many([damaged.index])
-            partition.unwritten.settled(damaged.live, time.monotonic())
-        partition.departures.boarding.damaged = []
+            partition.pending_writes.settled(damaged.live, time.monotonic())
+        partition.due_selector.row_decoder.damaged = []
 
     # -- stopping ---------------------------------------------------------------------------------------
 

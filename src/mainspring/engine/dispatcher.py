@@ -135,7 +135,7 @@ class Dispatcher:
         deliveries: Deliveries,
         commits: Commits,
         hand_offs: HandOffs,
-        valves: FlowControl,
+        flow_control: FlowControl,
         *,
         lost: Callable[[Partition, str], None],
         read_again: Callable[[], None],
@@ -146,7 +146,7 @@ class Dispatcher:
         self._deliveries = deliveries
         self._commits = commits
         self._hand_offs = hand_offs
-        self._valves = valves
+        self._flow_control = flow_control
         self._lost = lost
         self._read_again = read_again
         self._room_made = room_made
@@ -174,19 +174,19 @@ class Dispatcher:
             if one.has_outcomes:
                 wait_s = 0.0
             if one.may_begin:
-                if one.lanes.stirred or one.chains.ready or one.held_work.to_move:
+                if one.lanes.woken or one.chains.ready or one.hold_policy.to_move:
                     wait_s = 0.0
                 soonest_ms = min(soonest_ms, one.soonest_ms)
-            dirty_since = min(dirty_since, one.unwritten.dirty_since)
-        if self._valves.free(self._deliveries.in_flight) > 0:
+            dirty_since = min(dirty_since, one.pending_writes.dirty_since)
+        if self._flow_control.free(self._deliveries.in_flight) > 0:
             wait_s = min(wait_s, (soonest_ms - self._store.clock.now_ms()) / 1000)
         wait_s = min(wait_s, dirty_since + COMMIT_WAIT_S - time.monotonic())
         return max(wait_s, self.pace.wait_s())
 
     async def _tick(self) -> int:
         now_ms, now_s = self._store.clock.now_ms(), time.monotonic()
-        self._valves.tick()
-        room = min(TICK_TASKS, self._valves.free(self._deliveries.in_flight))
+        self._flow_control.tick()
+        room = min(TICK_TASKS, self._flow_control.free(self._deliveries.in_flight))
         with TickCalls(self._store) as calls:
             await self._begin(calls, room, now_ms, now_s)
             self._spill(now_ms)
@@ -214,14 +214,17 @@ class Dispatcher:
                 continue  # lost since the tick began: others had the loop while the first calls were sent
             limit = min(room, BITE_TASKS) if partition.may_begin else 0
             # A partition with outcomes commits them in one step with their done bits, not here.
-            commit = now_s >= partition.unwritten.dirty_since + COMMIT_WAIT_S and not partition.unwritten.must_commit
+            commit = (
+                now_s >= partition.pending_writes.dirty_since + COMMIT_WAIT_S
+                and not partition.pending_writes.must_commit
+            )
             if limit <= 0 and not commit:
                 continue
-            aside = partition.held_work.aside.count
+            queued = partition.hold_policy.spill_queue.count
             # What is left over by others is not enough for a large slice: it is the first of the next tick.
             begun = partition.begin(now_ms, limit, commit=commit, whole=room < all_room)
-            if partition.held_work.aside.count > aside:
-                room -= partition.held_work.aside.count - aside
+            if partition.hold_policy.spill_queue.count > queued:
+                room -= partition.hold_policy.spill_queue.count - queued
                 self._last_served = partition.number
             self._deliveries.bury_damaged(partition)
             if partition.chains.asks:
@@ -235,12 +238,12 @@ class Dispatcher:
 
     def _spill(self, now_ms: int) -> None:
         """What was held back is moved away a little at a time, by turns."""
-        some = [one for one in self._owned.values() if one.held_work.to_move and not one.closing and one.holds_lease]
+        some = [one for one in self._owned.values() if one.hold_policy.to_move and not one.closing and one.holds_lease]
         most = SPILL_TASKS
         for partition in sorted(some, key=lambda one: (one.number <= self._last_spilled, one.number)):
             if most <= 0:
                 break
-            most -= partition.held_work.spill(most, now_ms)
+            most -= partition.hold_policy.spill(most, now_ms)
             partition.survey()
             self._last_spilled = partition.number
         if most < SPILL_TASKS:
@@ -257,8 +260,8 @@ class Dispatcher:
             for one in self._owned.values()
             if one.unanswered is None
             and (
-                (one.may_begin and (one.soonest_ms <= now_ms or one.lanes.stirred or one.chains.ready))
-                or now_s >= one.unwritten.dirty_since + COMMIT_WAIT_S
+                (one.may_begin and (one.soonest_ms <= now_ms or one.lanes.woken or one.chains.ready))
+                or now_s >= one.pending_writes.dirty_since + COMMIT_WAIT_S
             )
             and one.holds_lease
         ]
@@ -336,7 +339,7 @@ class Dispatcher:
         # What was begun and not answered when the loop stopped may be fired on the server: it goes out as well.
         _raise_first([await self._resend()])
         while self._deliveries.running or any(
-            one.unwritten.dirty or one.has_outcomes or one.handed.ready for one in self._owned.values()
+            one.pending_writes.dirty or one.has_outcomes or one.handed.ready for one in self._owned.values()
         ):
             if self._deliveries.running:
                 await asyncio.wait(self._deliveries.running, return_when=asyncio.FIRST_COMPLETED)
@@ -349,7 +352,7 @@ class Dispatcher:
         for partition in self._owned.values():
             begun = (
                 partition.begin(-1, 0, commit=True)
-                if partition.unwritten.dirty and partition.unanswered is None
+                if partition.pending_writes.dirty and partition.unanswered is None
                 else None
             )
             if begun is not None:

@@ -58,10 +58,10 @@ class Damaged:
 class RowDecoder:
     """Decodes many rows at once, and one by one where one of them is damaged."""
 
-    def __init__(self, chains: Chains, lanes: Lanes, held_work: HoldPolicy) -> None:
+    def __init__(self, chains: Chains, lanes: Lanes, hold_policy: HoldPolicy) -> None:
         self._chains = chains
         self._lanes = lanes
-        self._held_work = held_work
+        self._hold_policy = hold_policy
         self.damaged: list[Damaged] = []
         """Until they are buried."""
 
@@ -69,7 +69,7 @@ class RowDecoder:
         """And their target, if all have the same and none expires."""
         rows = cast("list[bytes]", due.rows)
         try:
-            if live.sieve.damaged:
+            if live.row_filter.damaged:
                 return self._one_by_one(live, due.indexes, now_ms), None
             written = without_headers(rows)
             bodies, target = decode_many(written), target_of_all(written)
@@ -103,7 +103,7 @@ class RowDecoder:
         lane = flight.body.lane
         if lane is None:
             return False
-        if not self._held_work.takes(lane, flight):
+        if not self._hold_policy.takes(lane, flight):
             flight.live.held.add(flight.index)
             self._lanes.offer(lane, flight)
         return True
@@ -144,12 +144,12 @@ class Leaving:
 class DueSelector:
     """Decides who leaves; takes them back if they did not."""
 
-    def __init__(self, chains: Chains, lanes: Lanes, held_work: HoldPolicy, gates: Gates) -> None:
+    def __init__(self, chains: Chains, lanes: Lanes, hold_policy: HoldPolicy, gates: Gates) -> None:
         self._chains = chains
         self._lanes = lanes
-        self._held_work = held_work
+        self._hold_policy = hold_policy
         self._gates = gates
-        self.boarding = RowDecoder(chains, lanes, held_work)
+        self.row_decoder = RowDecoder(chains, lanes, hold_policy)
 
     def room_of(self, live: LiveSlice, most: int) -> int:
         """How many of a hold slice may leave now: its hold may let them out little by little."""
@@ -160,9 +160,9 @@ class DueSelector:
         """Everything that may leave, up to the limit. With `whole` no part of a slice that is overdue as a whole."""
         leaving = self._take_due(slices, now_ms, limit, whole=whole)
         if self._lanes.early:
-            self._lanes.stir_due(now_ms)
+            self._lanes.wake_due(now_ms)
         # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
-        if (self._chains.ready or self._lanes.stirred) and (leaving.room > 0 or leaving.flights):
+        if (self._chains.ready or self._lanes.woken) and (leaving.room > 0 or leaving.flights):
             apart = [*self._occurrences(now_ms), *self._heads(slices, now_ms)]
             leaving.max_due_ms = max([leaving.max_due_ms, *(flight.place_ms for flight in apart)])
             leaving.flights += apart
@@ -186,16 +186,16 @@ class DueSelector:
             most = room if live.pace is None else self.room_of(live, room)
             due = live.take_due(now_ms, most) if most else _NOTHING_DUE
             if due.rows:
-                targets.add(self._board(leaving, live, due, now_ms))
+                targets.add(self._select(leaving, live, due, now_ms))
         leaving.alike = targets.pop() if len(targets) == 1 else None
         return leaving
 
-    def _board(self, leaving: Leaving, live: LiveSlice, due: Due, now_ms: int) -> str | None:
+    def _select(self, leaving: Leaving, live: LiveSlice, due: Due, now_ms: int) -> str | None:
         """Those that are not held back leave. Returns the target of all."""
         leaving.room -= len(due.rows)
-        flights, target = self.boarding.flights(live, due, now_ms)
+        flights, target = self.row_decoder.flights(live, due, now_ms)
         if flights and (live.pace is not None or self._gates.closed):
-            flights = self._held_work.sort_out(flights, now_ms)
+            flights = self._hold_policy.sort_out(flights, now_ms)
         if flights:
             leaving.max_due_ms = max(leaving.max_due_ms, live.from_ms + due.latest)
             leaving.flights += flights
@@ -208,13 +208,13 @@ class DueSelector:
         leaving = []
         for flight in self._chains.take_ready():
             flight.live.held.discard(flight.index)
-            if not self.boarding.waits_for_turn(flight):
+            if not self.row_decoder.waits_for_turn(flight):
                 leaving.append(flight)
-        return self._held_work.sort_out(leaving, now_ms) if leaving and self._gates.closed else leaving
+        return self._hold_policy.sort_out(leaving, now_ms) if leaving and self._gates.closed else leaving
 
     def _heads(self, slices: LiveSlices, now_ms: int) -> list[Flight]:
         """Of lanes whose turn it is."""
-        may = self._held_work.may_leave if self._gates.closed else None
+        may = self._hold_policy.may_leave if self._gates.closed else None
         return self._lanes.leaving(_barrier_ms(slices), now_ms, may, most=MOST_LANES, most_slices=LANE_SLICES)
 
     def take_back(self, begun: BeginCall) -> None:

@@ -102,8 +102,8 @@ class Engine:
         self.failures = Failures(options.error_handler)
         lanes = LanePolicies(options.lane_policy, options.target_lanes, options.queue_lanes, options.command_queues)
         outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures, lanes)
-        self.valves = FlowControl(options.flow, store.clock, self, options.command_queues)
-        self.gates.all.append(self.valves)
+        self.flow_control = FlowControl(options.flow, store.clock, self, options.command_queues)
+        self.gates.all.append(self.flow_control)
         self.deliveries = Deliveries(
             self.owned,
             sinks,
@@ -111,10 +111,10 @@ class Engine:
             store.clock,
             self._something_to_fire,
             self.keeper.lose,
-            self.valves,
+            self.flow_control,
             Answers(store, options.node),
         )
-        self.permits = Permits(store, self.valves, node=options.node, lease_s=options.lease_s, changed=self.flow)
+        self.permits = Permits(store, self.flow_control, node=options.node, lease_s=options.lease_s, changed=self.flow)
         self.commits = Commits(store, self.owned, self.keeper.lose, self._something_to_read)
         self.hand_offs = HandOffs(
             store,
@@ -133,7 +133,7 @@ class Engine:
             self.deliveries,
             self.commits,
             self.hand_offs,
-            self.valves,
+            self.flow_control,
             lost=self.keeper.lose,
             read_again=self._something_to_read,
             room_made=self._room_made,
@@ -275,7 +275,7 @@ class Engine:
         if self.keeper.waiting:
             self._keep.wake()
 
-    # -- what valves ask ---------------------------------------------------------------------------------
+    # -- what flow control asks --------------------------------------------------------------------------
 
     @property
     def most(self) -> int:
@@ -321,8 +321,8 @@ class Engine:
                 pass
             while await self.planner.step() == 0.0:
                 pass
-            stirred = any(one.lanes.stirred or one.chains.ready for one in self.owned.values())
-            if self._progress() == before and not stirred:
+            woken = any(one.lanes.woken or one.chains.ready for one in self.owned.values())
+            if self._progress() == before and not woken:
                 break
         await self.planner.flush()
         while await self.sweeper.drop_finished():

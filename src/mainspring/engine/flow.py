@@ -58,7 +58,7 @@ class FlowLimit:
         """Of the rate, in hand."""
         self.slots = 0
         """That may be in flight here, of those that all nodes share."""
-        self.thirsty = False
+        self.starved = False
         """Somebody was sent away for want of permits or slots."""
         self.ask_at_ms = 0
         self.renewed_ms = 0
@@ -80,7 +80,7 @@ class FlowLimit:
         room = inf if self.breaker is None else self.breaker.room(now_ms)
         if room > 0 and self.limit:
             allowed = self._allowed(self.reserved)
-            self.thirsty = self.thirsty or allowed <= 0
+            self.starved = self.starved or allowed <= 0
             room = min(room, allowed)
         if self.slow_since_ms:
             room = min(room, max(1, most // SLOW_SHARE, int(self._per_s)) - self.in_flight - self.reserved)
@@ -143,14 +143,14 @@ class FlowLimit:
         rate, slots = self.limit.rate, self.limit.concurrency
         by_rate = inf if rate is None else max(1, int(rate.per_s * PERMITS_S))
         by_slots = inf if slots is None else slots - self.in_flight
-        return int(max(0, min(by_rate, by_slots))) if self.thirsty else 0
+        return int(max(0, min(by_rate, by_slots))) if self.starved else 0
 
     def granted(self, asked: int, granted: Granted, now_ms: int) -> bool:
         """What the server says. True when somebody may leave now."""
         self.slots = granted.slots if self.limit.concurrency is not None else 0
         if self.limit.rate is not None:
             self.permits += granted.permits
-        self.thirsty = self.thirsty and asked > 0 and self._allowed(0) <= 0
+        self.starved = self.starved and asked > 0 and self._allowed(0) <= 0
         self.ask_at_ms = now_ms + granted.wait_ms
         self.renewed_ms = now_ms
         return self._allowed(self.reserved) > 0
@@ -206,7 +206,7 @@ class FlowOptions:
 
 
 class Surroundings(Protocol):
-    """What valves ask of the engine they are in, and tell it."""
+    """What flow control asks of its engine, and tells it."""
 
     @property
     def most(self) -> int:
@@ -233,7 +233,7 @@ class FlowControl:
         """Those that have another queue than `commands`."""
         self._clock = clock
         self._around = around
-        self._valves: dict[str, FlowLimit] = {}
+        self._flow_limits: dict[str, FlowLimit] = {}
         self._bounded: dict[str, FlowLimit] = {}
         self._sweep_at = _FEW
         for receiver in options.limits:
@@ -245,25 +245,25 @@ class FlowControl:
         """Tasks wait here that are overdue."""
 
     def of(self, receiver: str) -> FlowLimit:
-        valve = self._valves.get(receiver)
-        if valve is None:
+        flow_limit = self._flow_limits.get(receiver)
+        if flow_limit is None:
             self._sweep()
             policy = self._options.breakers.get(receiver, self._options.breaker)
             # What goes to a queue is handed over, not delivered: whether that works says nothing of its handlers.
             without = policy.off or receiver.startswith("queue:")
             limit = self._options.limits.get(receiver, Limit())
-            valve = self._valves[receiver] = FlowLimit(receiver, None if without else Breaker(policy), limit)
-        return valve
+            flow_limit = self._flow_limits[receiver] = FlowLimit(receiver, None if without else Breaker(policy), limit)
+        return flow_limit
 
     def _sweep(self) -> None:
-        if len(self._valves) >= self._sweep_at:
-            self._valves = {name: one for name, one in self._valves.items() if one.bounded or one.in_flight}
-            self._sweep_at = max(_FEW, 2 * len(self._valves))
+        if len(self._flow_limits) >= self._sweep_at:
+            self._flow_limits = {name: one for name, one in self._flow_limits.items() if one.bounded or one.in_flight}
+            self._sweep_at = max(_FEW, 2 * len(self._flow_limits))
 
-    def _look_at(self, valve: FlowLimit) -> None:
-        if valve.bounded:
-            self._bounded[valve.receiver] = valve
-        elif self._bounded.pop(valve.receiver, None) is not None:
+    def _look_at(self, flow_limit: FlowLimit) -> None:
+        if flow_limit.bounded:
+            self._bounded[flow_limit.receiver] = flow_limit
+        elif self._bounded.pop(flow_limit.receiver, None) is not None:
             self._around.flow()
 
     @property
@@ -275,52 +275,52 @@ class FlowControl:
 
     def begun(self, target: str, count: int) -> None:
         """So many of those that were let through are not held up any more."""
-        if self._bounded and (valve := self._bounded.get(receiver_of(target, self._commands))) is not None:
-            valve.begun(count)
+        if self._bounded and (flow_limit := self._bounded.get(receiver_of(target, self._commands))) is not None:
+            flow_limit.begun(count)
 
     def has_slots(self, target: str) -> bool:
         """Only so many may be under way to it: each has a slot until it ends."""
-        valve = self._bounded.get(receiver_of(target, self._commands)) if self._bounded else None
-        return valve is not None and valve.limit.concurrency is not None
+        flow_limit = self._bounded.get(receiver_of(target, self._commands)) if self._bounded else None
+        return flow_limit is not None and flow_limit.limit.concurrency is not None
 
     def left(self, target: str, count: int) -> None:
         self.of(receiver_of(target, self._commands)).in_flight += count
 
     def landed(self, target: str, count: int, done: int, failed: int, refused: int = 0) -> None:
         """So many are over: some well, some not, some refused for good; the others were not even sent."""
-        valve = self.of(receiver_of(target, self._commands))
-        valve.landed(count)
-        breaker = valve.breaker
+        flow_limit = self.of(receiver_of(target, self._commands))
+        flow_limit.landed(count)
+        breaker = flow_limit.breaker
         if breaker is not None and (done or failed or refused):
             before = breaker.state
             now_ms = self._clock.now_ms()
             if breaker.record(done, failed, now_ms, refused=refused) != before:
-                self._tell(valve, before, now_ms)
-        if valve.bounded or valve.receiver in self._bounded:
-            self._look_at(valve)
-            if valve.refused and (valve.limit.concurrency is not None or valve.slow_since_ms or refused):
+                self._tell(flow_limit, before, now_ms)
+        if flow_limit.bounded or flow_limit.receiver in self._bounded:
+            self._look_at(flow_limit)
+            if flow_limit.refused and (flow_limit.limit.concurrency is not None or flow_limit.slow_since_ms or refused):
                 self._around.flow()
 
-    def _tell(self, valve: FlowLimit, before: str, now_ms: int) -> None:
-        breaker = valve.breaker
+    def _tell(self, flow_limit: FlowLimit, before: str, now_ms: int) -> None:
+        breaker = flow_limit.breaker
         assert breaker is not None
         if breaker.state == "open":
             log.warning(
                 "%s fails: its circuit breaker is open, its tasks are held; next probe at %s",
-                valve.receiver,
+                flow_limit.receiver,
                 moment(breaker.next_ms),
             )
         elif before == "half-open":
             took = span(now_ms - breaker.opened_ms)
-            log.info("%s answers again after %s; what was held goes out at a growing rate", valve.receiver, took)
+            log.info("%s answers again after %s; what was held goes out at a growing rate", flow_limit.receiver, took)
             self._around.flow()
 
     # -- as a gate -------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """The dispatcher begins anew: what it let through before is in flight now, or was refused."""
-        stayed = [valve for valve in self._bounded.values() if valve.tick()]
-        if any(valve.refused for valve in stayed):
+        stayed = [flow_limit for flow_limit in self._bounded.values() if flow_limit.tick()]
+        if any(flow_limit.refused for flow_limit in stayed):
             self._around.flow()
         if self.catch_up is not None:
             self.catch_up.tickets = 0
@@ -335,7 +335,7 @@ class FlowControl:
         most = self._around.most
         if most < SHARED_FROM:
             return most - in_flight
-        slow = sum(valve.in_flight for valve in self._bounded.values() if valve.slow_since_ms)
+        slow = sum(flow_limit.in_flight for flow_limit in self._bounded.values() if flow_limit.slow_since_ms)
         return (most - slow) * (RESERVE - 1) // RESERVE - (in_flight - slow)
 
     @property
@@ -353,8 +353,8 @@ class FlowControl:
         asked = []
         if self.catch_up is not None and due_ms < now_ms - self._options.catch_up_after_ms:
             asked.append(self.catch_up)
-        if (valve := self._bounded.get(receiver_of(target, self._commands))) is not None:
-            asked.append(valve)
+        if (flow_limit := self._bounded.get(receiver_of(target, self._commands))) is not None:
+            asked.append(flow_limit)
         for one in asked:
             if self._room_of(one, now_ms) < 1:
                 return one.key
@@ -362,9 +362,9 @@ class FlowControl:
             one.take(now_ms)
         return None
 
-    def _room_of(self, valve: FlowLimit, now_ms: int) -> int:
-        room = valve.room(now_ms, self._around.most)
-        if room < 1 and valve.thirsty:
+    def _room_of(self, flow_limit: FlowLimit, now_ms: int) -> int:
+        room = flow_limit.room(now_ms, self._around.most)
+        if room < 1 and flow_limit.starved:
             self._around.permits_wanted()
         return room
 
@@ -379,35 +379,35 @@ class FlowControl:
 
     def room(self, key: str) -> int | None:
         """How many of those that wait under this key may leave now; None when nothing bounds them (any more)."""
-        valve = self._named(key)
-        return None if valve is None else self._room_of(valve, self._clock.now_ms())
+        flow_limit = self._named(key)
+        return None if flow_limit is None else self._room_of(flow_limit, self._clock.now_ms())
 
     def may_open(self, key: str) -> bool:
         """No more lanes at once than there is room: those in vain would be read and held again."""
-        valve = self._named(key)
-        if valve is None:
+        flow_limit = self._named(key)
+        if flow_limit is None:
             return True
-        if self._room_of(valve, self._clock.now_ms()) <= valve.tickets:
+        if self._room_of(flow_limit, self._clock.now_ms()) <= flow_limit.tickets:
             return False
-        valve.tickets += 1
+        flow_limit.tickets += 1
         return True
 
     def inherited(self, record: HoldRecord) -> None:
         """Breakers are each node's own. What was held by one is not let go at once because another knows nothing."""
         if record.code != BREAKER or not record.cause.startswith(_PREFIX):
             return
-        valve = self.of(record.cause.removeprefix(_PREFIX))
-        if valve.breaker is None or valve.breaker.state != "closed":
+        flow_limit = self.of(record.cause.removeprefix(_PREFIX))
+        if flow_limit.breaker is None or flow_limit.breaker.state != "closed":
             return
-        valve.breaker.suspect(record.since_ms, self._clock.now_ms())
-        self._look_at(valve)
-        log.info("%s failed when its tasks were taken over: they go out with care at first", valve.receiver)
+        flow_limit.breaker.suspect(record.since_ms, self._clock.now_ms())
+        self._look_at(flow_limit)
+        log.info("%s failed when its tasks were taken over: they go out with care at first", flow_limit.receiver)
 
     def why(self, key: str) -> Why:
-        valve = self._named(key)
-        if valve is None:
+        flow_limit = self._named(key)
+        if flow_limit is None:
             return Why()
-        code, reason, until_ms = valve.why()
+        code, reason, until_ms = flow_limit.why()
         return Why(reason, "", until_ms, code=code)
 
     # -- as time goes by -------------------------------------------------------------------------------------------
@@ -415,39 +415,43 @@ class FlowControl:
     def look(self) -> None:
         """Breakers come to their next state with time, the slow become quick, and the quick slow."""
         now_ms, most = self._clock.now_ms(), self._around.most
-        busy = [valve for valve in self._valves.values() if valve.in_flight > 0 or valve.slow_since_ms]
+        busy = [
+            flow_limit
+            for flow_limit in self._flow_limits.values()
+            if flow_limit.in_flight > 0 or flow_limit.slow_since_ms
+        ]
         much = max(16, most // (4 * max(1, len(busy))))
-        for valve in busy if most >= SHARED_FROM else ():
-            if valve.slow_since_ms or valve.in_flight > much:
-                valve.measure(now_ms)
-                if valve.slow_since_ms and valve.receiver not in self._bounded:
-                    log.warning("%s is slow: %d tasks are under way to it; others go first", valve.receiver,
-                                valve.in_flight)  # fmt: skip
-                self._look_at(valve)
-        for valve in self.bounded:
-            valve.tickets = 0
-            if valve.refused and valve.room(now_ms, most) > 0:
-                valve.refused = False
+        for flow_limit in busy if most >= SHARED_FROM else ():
+            if flow_limit.slow_since_ms or flow_limit.in_flight > much:
+                flow_limit.measure(now_ms)
+                if flow_limit.slow_since_ms and flow_limit.receiver not in self._bounded:
+                    log.warning("%s is slow: %d tasks are under way to it; others go first", flow_limit.receiver,
+                                flow_limit.in_flight)  # fmt: skip
+                self._look_at(flow_limit)
+        for flow_limit in self.bounded:
+            flow_limit.tickets = 0
+            if flow_limit.refused and flow_limit.room(now_ms, most) > 0:
+                flow_limit.refused = False
                 self._around.flow()
-            if valve is not self.catch_up:
-                self._look_at(valve)
+            if flow_limit is not self.catch_up:
+                self._look_at(flow_limit)
 
 
 IDLE_S: Final = 1.0
 SOON_S: Final = 0.02
-"""While something waits, valves are looked at this often."""
+"""Seconds between looks at the limits while something waits."""
 
 _PROBED: Final = ("open", "half-open")
 
 
 class Permits:
-    """The role that keeps valves supplied."""
+    """The role that gets permits and slots from the server for every limited receiver."""
 
     def __init__(
-        self, store: Store, valves: FlowControl, *, node: str, lease_s: float, changed: Callable[[], None]
+        self, store: Store, flow_control: FlowControl, *, node: str, lease_s: float, changed: Callable[[], None]
     ) -> None:
         self._store = store
-        self._valves = valves
+        self._flow_control = flow_control
         self._node = node
         self._lease_ms = int(lease_s * 1000)
         self._changed = changed
@@ -456,9 +460,9 @@ class Permits:
 
     async def step(self) -> float:
         """One round; returns the seconds until the next is needed."""
-        self._valves.look()
+        self._flow_control.look()
         now_ms = self._store.clock.now_ms()
-        wanting = [one for one in self._valves.bounded if one.limit and self._is_due(one, now_ms)]
+        wanting = [one for one in self._flow_control.bounded if one.limit and self._is_due(one, now_ms)]
         if wanting:
             asks = [limits.Ask(one.receiver, one.limit, one.in_flight, one.want(), one.permits) for one in wanting]
             answers = await limits.ask(self._store, self._node, asks, self._lease_ms)
@@ -471,21 +475,21 @@ class Permits:
                 self._changed()
         return self._wait_s(now_ms)
 
-    def _is_due(self, valve: FlowLimit, now_ms: int) -> bool:
-        if valve.thirsty:
-            return now_ms >= valve.ask_at_ms or valve.ask_at_ms > now_ms + self._lease_ms
+    def _is_due(self, flow_limit: FlowLimit, now_ms: int) -> bool:
+        if flow_limit.starved:
+            return now_ms >= flow_limit.ask_at_ms or flow_limit.ask_at_ms > now_ms + self._lease_ms
         # Slots are leased: those in use are renewed, those that nobody needs are given back.
-        renew = valve.limit.concurrency is not None and (valve.slots > 0 or valve.in_flight > 0)
-        return renew and now_ms >= valve.renewed_ms + self._lease_ms // 3
+        renew = flow_limit.limit.concurrency is not None and (flow_limit.slots > 0 or flow_limit.in_flight > 0)
+        return renew and now_ms >= flow_limit.renewed_ms + self._lease_ms // 3
 
     def _wait_s(self, now_ms: int) -> float:
         waits = [IDLE_S]
-        for valve in self._valves.bounded:
-            if valve.thirsty:
-                waits.append((valve.ask_at_ms - now_ms) / 1000)
-            elif (breaker := valve.breaker) is not None and breaker.next_ms > now_ms and breaker.state in _PROBED:
+        for flow_limit in self._flow_control.bounded:
+            if flow_limit.starved:
+                waits.append((flow_limit.ask_at_ms - now_ms) / 1000)
+            elif (breaker := flow_limit.breaker) is not None and breaker.next_ms > now_ms and breaker.state in _PROBED:
                 waits.append((breaker.next_ms - now_ms) / 1000)  # once that is past, it waits for tasks
-            elif valve.refused or valve.slow_since_ms:
+            elif flow_limit.refused or flow_limit.slow_since_ms:
                 waits.append(SOON_S)
         return max(SOON_S / 4, min(waits))
 

@@ -119,9 +119,9 @@ class RunEnds:
         """Acks of tasks whose end the server knows are of no use any more."""
         known: dict[Partition, list[bytes]] = {}
         for partition in called:
-            if partition.handed.answered and partition.unanswered is None and not partition.unwritten.must_commit:
+            if partition.handed.answered and partition.unanswered is None and not partition.pending_writes.must_commit:
                 answered = partition.handed.answered.items()
-                over = [address for address, live in answered if live not in partition.unwritten.dirty][
+                over = [address for address, live in answered if live not in partition.pending_writes.dirty][
                     :FORGOTTEN_AT_ONCE
                 ]
                 if over:
@@ -201,14 +201,14 @@ class HandOffs:
     async def flush(self) -> StoreError | None:
         """Hand off all that is ready, as far as servers answer."""
         # A slice's done bits go whole: those of rows that are retried must not go before the retries.
-        failure = await self._commits.all(0.0) if any(one.unwritten.must_commit for one in self.ready) else None
+        failure = await self._commits.all(0.0) if any(one.pending_writes.must_commit for one in self.ready) else None
         while True:
             sent = []
             for partition in list(self.ready):
                 if self._owned.get(partition.number) is not partition:
                     self._deliveries.in_flight -= len(partition.handed.ready)
                     del self.ready[partition]
-                elif partition.unanswered is None and not partition.unwritten.must_commit:
+                elif partition.unanswered is None and not partition.pending_writes.must_commit:
                     work = self._load(partition)
                     if work.flights:
                         sent.append((partition, work))
@@ -302,7 +302,7 @@ def _handing_off(partition: Partition, flights: list[Flight], queues: dict[str, 
         indexes = [flight.index for flight in run]
         live.land(len(indexes), indexes)
         touched[live] = None
-    done = partition.unwritten.take_done(touched)
+    done = partition.pending_writes.take_done(touched)
     work = fire.HandOff(partition.number, partition.token, partition.seq + 1, done.finished, done.touches, queues)
     return HandingOff(work, flights, done.lives, len(over) < len(flights))
 

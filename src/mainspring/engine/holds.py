@@ -379,7 +379,7 @@ class HoldPolicy:
         self.gates = gates
         self.holds = Holds()
         self._to_look_at: list[Hold] = []
-        self.aside = SpillQueue(gates)
+        self.spill_queue = SpillQueue(gates)
 
     @property
     def has_outcomes(self) -> bool:
@@ -391,12 +391,12 @@ class HoldPolicy:
     @property
     def to_move(self) -> bool:
         """Some who may not go out now stand in memory and may have to be moved."""
-        return bool(self.aside.count or self.lanes.crowded)
+        return bool(self.spill_queue.count or self.lanes.crowded)
 
     @property
     def standing(self) -> int:
         """How many are in memory only until they are moved. More are not read while these are many."""
-        return self.aside.count + self.holds.under_way
+        return self.spill_queue.count + self.holds.under_way
 
     def barrier_ms(self, lane: str) -> float:
         hold = self.holds.of_lane(lane)
@@ -433,7 +433,7 @@ class HoldPolicy:
     def _hold_back(self, flight: Flight, key: str, now_ms: int) -> None:
         own = self.holds.by_key.get(key)
         if own is None or own.live is not flight.live:
-            self.aside.add(key, flight)
+            self.spill_queue.add(key, flight)
         elif own.open and self._hold_of(key, now_ms).open:
             flight.live.put_back([flight.key])
         # Else it was let go when its hold closed, and stays where it is.
@@ -442,10 +442,10 @@ class HoldPolicy:
         """Let some of those that may not go out now be moved with the next commits; returns how many were looked at."""
         if self.holds.under_way >= MOST_UNDER_WAY:
             return 0
-        looked_at = self._spill_aside(most, now_ms) if self.aside.count else 0
+        looked_at = self._spill_queued(most, now_ms) if self.spill_queue.count else 0
         return looked_at + self.spill_lanes(now_ms, most - looked_at)
 
-    def _spill_aside(self, most: int, now_ms: int) -> int:
+    def _spill_queued(self, most: int, now_ms: int) -> int:
         """Move some of those that stepped aside into hold slices, with the next commit."""
 
         def move(key: str, flights: list[Flight]) -> None:
@@ -454,7 +454,7 @@ class HoldPolicy:
                 if hold is not None:
                     self.holds.move(flight, hold)
 
-        return self.aside.take(most, move)
+        return self.spill_queue.take(most, move)
 
     def _hold_of(self, key: str, now_ms: int) -> Hold:
         why = self.gates.why(key)
@@ -649,7 +649,7 @@ class HoldPolicy:
         if hold is not None:
             self.holds.remove(hold)
             if hold.lane is not None:
-                self.lanes.stirred.add(hold.lane)
+                self.lanes.woken.add(hold.lane)
         if now_ms is not None:
             self.holds.ended[place.name] = now_ms
 

@@ -178,7 +178,7 @@ class Keeper:
         """Begin to use a partition that was granted. One that cannot be read is given back by the next step."""
         partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s, self._gates)
         try:
-            partition.held_work.inherit(await holds.inherit(self._store, number))
+            partition.hold_policy.inherit(await holds.inherit(self._store, number))
         except StoreError as error:
             return error
         self._owned[number] = partition

@@ -41,7 +41,7 @@ class Lanes:
         self.is_full = False
         """Too many wait in memory, on this node: also those behind heads that are under way have to be moved."""
         self._count = 0
-        self.stirred: set[str] = set()
+        self.woken: set[str] = set()
         """Lanes in which somebody may leave now."""
         self._barred: set[str] = set()
         """Lanes whose next one stands beyond the barrier."""
@@ -68,20 +68,20 @@ class Lanes:
         item = (at_ms, flight.index, self._count, flight)
         heappush(self._behind.setdefault(lane, []), item)
         self.behind += 1
-        self.stirred.add(lane)
+        self.woken.add(lane)
         if self.is_full or lane in self._retrying or lane in self.gated or self._barrier_of(lane) < inf:
             self.crowded.add(lane)
 
-    def stir(self) -> None:
+    def wake_barred(self) -> None:
         """Rows were read: the barrier may have moved."""
-        self.stirred |= self._barred
+        self.woken |= self._barred
         self._barred = set()
 
-    def stir_due(self, now_ms: int) -> None:
+    def wake_due(self, now_ms: int) -> None:
         """Time has passed: some that were taken before their time are due now."""
         for lane in [lane for lane, at_ms in self.early.items() if at_ms <= now_ms]:
             del self.early[lane]
-            self.stirred.add(lane)
+            self.woken.add(lane)
 
     def leaving(
         self,
@@ -96,9 +96,9 @@ class Lanes:
         at once, nor out of more slices than `most_slices`."""
         leaving = []
         lives: set[LiveSlice] = set()
-        stirred, self.stirred = self.stirred, set()
-        for lane in list(stirred)[:most]:
-            stirred.discard(lane)
+        woken, self.woken = self.woken, set()
+        for lane in list(woken)[:most]:
+            woken.discard(lane)
             flight = self._who_may(lane, min(barrier_ms, self._barrier_of(lane)), now_ms, may)
             if flight is not None:
                 self._head[lane] = flight.idh
@@ -108,7 +108,7 @@ class Lanes:
                 lives.add(flight.live)
                 if len(lives) >= most_slices:
                     break
-        self.stirred |= stirred
+        self.woken |= woken
         return leaving
 
     def _who_may(
@@ -167,7 +167,7 @@ class Lanes:
         """It did not leave, and its row was let go: the lane waits for it no longer than until it is read again."""
         if self._out.get(lane) is flight:
             self._not_out(lane)
-            self.stirred.add(lane)
+            self.woken.add(lane)
 
     def forget(self, live: LiveSlice) -> None:
         """The slice is read anew. A head of its that is in flight will not be settled: it comes again."""
@@ -191,7 +191,7 @@ class Lanes:
         self.since.pop(lane, None)
         self.until.pop(lane, None)
         self.places.pop(lane, None)
-        self.stirred.add(lane)
+        self.woken.add(lane)
         return True
 
     # -- held work ---------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Lanes:
 
     def ungate(self, lane: str) -> None:
         if self.gated.pop(lane, None) is not None:
-            self.stirred.add(lane)
+            self.woken.add(lane)
 
     def number_behind(self, lane: str, own: LiveSlice | None) -> int:
         """How many wait in memory, those that stand in the lane's hold slice apart."""

@@ -72,13 +72,13 @@ class Room:
 
 def _places(partition: Partition, live: LiveSlice) -> list[int]:
     """Places in time of what was read of this hold slice and waits in its lane."""
-    hold = partition.held_work.holds.by_place.get(live.slice)
+    hold = partition.hold_policy.holds.by_place.get(live.slice)
     return [] if hold is None or hold.lane is None else partition.lanes.places_of(hold.lane, live)
 
 
 def has_plenty(partition: Partition, live: LiveSlice) -> bool:
     """Enough that may leave of this slice waits in its lane: no more has to be read yet."""
-    hold = partition.held_work.holds.by_place.get(live.slice)
+    hold = partition.hold_policy.holds.by_place.get(live.slice)
     if hold is None:
         return False
     barrier_ms = hold.barrier_ms()
@@ -107,7 +107,7 @@ FIRST_ROWS: Final = (64, 16)
 """Of a slice of which nothing is known so few are read first: its rows may be large. Fewer where many slices are read
 at once."""
 
-STINT_S: Final = 0.002
+TIME_SLICE_S: Final = 0.002
 """So long rows are taken in before what is due has its turn on the loop."""
 CHUNKS_AT_ONCE: Final = (32, 512)
 """Slices read at once: few where they are full, many where they hold little."""
@@ -124,7 +124,7 @@ class SliceReader:
         self._owned = owned
         self._room = room
         self._fire = fire
-        self._stint = TimeSlice(STINT_S)
+        self._time_slice = TimeSlice(TIME_SLICE_S)
         self.at_once = CHUNKS_AT_ONCE[0]
         """Slices that are read together: by what the last ones brought."""
 
@@ -143,21 +143,21 @@ class SliceReader:
         few, many = CHUNKS_AT_ONCE
         self.at_once = max(few, self.at_once // 2) if rows > ROWS_AT_ONCE else min(many, self.at_once * 2)
         failure = None
-        self._stint.begin()
+        self._time_slice.begin()
         for (live, chunk), answer in zip(chunks, answers, strict=True):
             if isinstance(answer, StoreError):
                 failure = answer
                 continue
-            if self._stint.over:
-                self._stint.step_aside()
+            if self._time_slice.over:
+                self._time_slice.end()
                 await asyncio.sleep(0)
-                self._stint.begin()
+                self._time_slice.begin()
             if not live.forgotten and live.cursor == chunk.first:
                 if chunk.overlap and not (answer.before and same_entry(answer.before[0], live.tail)):
                     self._read_anew(live, gone=not answer.before)
                 else:
                     self._take(live, chunk, answer, until_ms, full=full)
-        with_stubs = [live for live, _ in chunks if live.sieve.stubs]
+        with_stubs = [live for live, _ in chunks if live.row_filter.stubs]
         if with_stubs:
             failure = await self._judge_stubs(with_stubs) or failure
         self._fire()
@@ -166,7 +166,7 @@ class SliceReader:
 
     async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
         """Of a cancelled task four bytes are left, and a mark: asked for after the rows, so none is missing."""
-        ranges = [(min(live.sieve.stubs) >> 3, max(live.sieve.stubs) >> 3) for live in lives]
+        ranges = [(min(live.row_filter.stubs) >> 3, max(live.row_filter.stubs) >> 3) for live in lives]
         wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
         failure = None
         for live, (first, _), bits in zip(lives, ranges, await read.cancelled_bits(self._store, wanted), strict=True):
@@ -239,7 +239,7 @@ class HoldWatch:
         """A failed head that somebody has cancelled, given up or replaced holds up nobody any more."""
         asked = {}
         for partition in self._owned.values():
-            partition.held_work.look_at_some()
+            partition.hold_policy.look_at_some()
             if partition.quiet and (heads := partition.lanes.heads_to_ask(HEADS_ASKED)):
                 asked[partition] = heads
         if not asked:
@@ -287,12 +287,12 @@ class HoldWatch:
         wanted: dict[Partition, list[Hold]] = {}
         self.more = False
         for partition in self._owned.values():
-            if partition.held_work.holds.by_key:
+            if partition.hold_policy.holds.by_key:
                 room = LANES_AT_ONCE - _coming_back(partition)
-                more = partition.held_work.look_again(room)
-                if found := partition.held_work.to_find(room):
+                more = partition.hold_policy.look_again(room)
+                if found := partition.hold_policy.to_find(room):
                     wanted[partition] = found
-                self.more |= more or len(found) < len(partition.held_work.holds.to_find)
+                self.more |= more or len(found) < len(partition.hold_policy.holds.to_find)
         if not wanted:
             return None
         places = {partition.number: [hold.place for hold in some] for partition, some in wanted.items()}
@@ -309,7 +309,7 @@ class HoldWatch:
             }
             partition.add(*(live for live in lives.values() if live is not None))
             for hold, live in lives.items():
-                partition.held_work.found(hold, live)
+                partition.hold_policy.found(hold, live)
         return failure
 
 

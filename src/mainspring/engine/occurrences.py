@@ -153,7 +153,7 @@ class Chains:
         """Entries of occurrences that were read and have no plan."""
         self.plans: dict[bytes, OccurrencePlan] = {}
         """By entry, not by id: after an edit that keeps the planned time there are two entries of one id."""
-        self.aside: dict[bytes, Flight] = {}
+        self.undecided: dict[bytes, Flight] = {}
         """Due, but first the planner has to say something."""
         self.ready: list[Flight] = []
         """It has."""
@@ -184,17 +184,17 @@ class Chains:
             if row[4] & SCHEDULED:
                 plan = self.plans.get(row)
                 if plan is None or not (plan.settled or self._is_clear(plan, now_ms - flight.place_ms)):
-                    self._set_aside(flight, plan)
+                    self._leave_undecided(flight, plan)
                     continue
                 flight.plan = plan
             leaving.append(flight)
         return leaving
 
-    def _set_aside(self, flight: Flight, plan: OccurrencePlan | None) -> None:
+    def _leave_undecided(self, flight: Flight, plan: OccurrencePlan | None) -> None:
         if plan is None:
             self.wanted[flight.row] = None
         flight.live.held.add(flight.index)
-        self.aside[flight.row] = flight
+        self.undecided[flight.row] = flight
         self.asks = True
 
     def _is_clear(self, plan: OccurrencePlan, late_ms: int) -> bool:
@@ -300,7 +300,7 @@ class Chains:
 
     def forget(self, live: LiveSlice) -> None:
         """Its rows are read anew, or belong to somebody else."""
-        self.aside = {row: flight for row, flight in self.aside.items() if flight.live is not live}
+        self.undecided = {row: flight for row, flight in self.undecided.items() if flight.live is not live}
         self.ready = [flight for flight in self.ready if flight.live is not live]
 
     def tidy(self, now_ms: int) -> None:
@@ -308,13 +308,13 @@ class Chains:
         late = [
             row
             for row, plan in self.plans.items()
-            if row not in self.aside and (plan.link is None or plan.link.planned_ms < now_ms - _FORGET_MS)
+            if row not in self.undecided and (plan.link is None or plan.link.planned_ms < now_ms - _FORGET_MS)
         ]
         for row in late:
             del self.plans[row]
 
     def release(self, row: bytes) -> None:
-        flight = self.aside.pop(row, None)
+        flight = self.undecided.pop(row, None)
         if flight is not None and not flight.live.forgotten:
             self.ready.append(flight)
 

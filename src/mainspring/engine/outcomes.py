@@ -230,10 +230,10 @@ class Outcomes:
         assert lane is not None
         self.meters.retried[_kind(flight)] += 1
         body = _failed_once_more(flight, reason)
-        hold = partition.held_work.park(lane, reason, now_ms)
+        hold = partition.hold_policy.park(lane, reason, now_ms)
         body = msgspec.structs.replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
         row = row_of(hold.place, flight, body)
-        partition.unwritten.retries.append(_leaving(flight, hold.place, row))
+        partition.pending_writes.retries.append(_leaving(flight, hold.place, row))
         self._hold_lane(partition, lane, flight.idh, now_ms, parked=True)
 
     def _report(
@@ -274,25 +274,25 @@ class Outcomes:
         # A retry of a schedule's run is marked as well: its end is the end of the run.
         flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
-        partition.unwritten.retries.append(_leaving(flight, place, row))
+        partition.pending_writes.retries.append(_leaving(flight, place, row))
         if body.lane is not None and waits:
             self._hold_lane(partition, body.lane, flight.idh, due_ms)
 
     def _hold_lane(self, partition: Partition, lane: str, idh: bytes, until_ms: int, *, parked: bool = False) -> None:
         """The lane waits for this task. Kept on the server too: a new owner must know it."""
         now_ms = self._clock.now_ms()
-        partition.held_work.head_stands(lane, inside=parked)
+        partition.hold_policy.head_stands(lane, inside=parked)
         head = FailedHead(idh, partition.lanes.since.get(lane, 0) or now_ms)
         partition.lanes.hold(lane, idh, since_ms=head.since_ms, until_ms=until_ms)
-        partition.unwritten.holds.append((lane, head.pack()))
-        partition.held_work.spill_lanes(now_ms)
+        partition.pending_writes.holds.append((lane, head.pack()))
+        partition.hold_policy.spill_lanes(now_ms)
 
     def _bury(self, partition: Partition, flight: Flight, reason: str, response: Response | None = None) -> None:
         now_ms = self._clock.now_ms()
         body, due_ms = flight.body, flight.original_due_ms
         sent = was_sent(reason)
         letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent)
-        partition.unwritten.deaths.append(Death(flight.idh, letter.answered(response).encode(), now_ms))
+        partition.pending_writes.deaths.append(Death(flight.idh, letter.answered(response).encode(), now_ms))
         self.meters.buried(_kind(flight), reason)
 
     def bury_damaged(self, partition: Partition, damaged: Damaged) -> None:
@@ -317,7 +317,7 @@ class Outcomes:
             idempotency_key="",
         )
         self._failures.report(failure)
-        partition.unwritten.deaths.append(Death(idh, letter.encode(), now_ms))
+        partition.pending_writes.deaths.append(Death(idh, letter.encode(), now_ms))
         self.meters.buried("unreadable", letter.reason)
 
 
@@ -354,7 +354,7 @@ class Commits:
     def _in_turn(self) -> list[Partition]:
         """Those with ends of deliveries before those that only move, and no partition twice before another once."""
         some = [one for one in self._owned.values() if one.has_outcomes]
-        return sorted(some, key=lambda one: (not one.unwritten.must_commit, one.number <= self._last, one.number))
+        return sorted(some, key=lambda one: (not one.pending_writes.must_commit, one.number <= self._last, one.number))
 
     async def try_one(self, partition: Partition, work: fire.Commit) -> StoreError | None:
         try:

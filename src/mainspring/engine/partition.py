@@ -151,11 +151,11 @@ class Partition:
         """In the order of their starts."""
         self.soonest_ms: float = inf
         """When the next waiting task is due."""
-        self.unwritten = PendingWrites()
+        self.pending_writes = PendingWrites()
         self.gates = gates or Gates()
-        self.held_work = HoldPolicy(self.gates)
-        self.lanes = Lanes(self.held_work.barrier_ms)
-        self.held_work.lanes = self.lanes
+        self.hold_policy = HoldPolicy(self.gates)
+        self.lanes = Lanes(self.hold_policy.barrier_ms)
+        self.hold_policy.lanes = self.lanes
         self._taken = NOTHING_TAKEN
         """Of the commit that is on its way: what it moves into hold slices."""
         self.unanswered: BeginCall | Commit | HandingOff | None = None
@@ -163,7 +163,7 @@ class Partition:
         self.handed = HandedOff()
         self.chains = Chains()
         """The schedules that live here."""
-        self.departures = DueSelector(self.chains, self.lanes, self.held_work, self.gates)
+        self.due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, self.gates)
         self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
@@ -197,7 +197,7 @@ class Partition:
             if live.from_ms >= soonest:
                 break
             queue = live.queue  # asked straight: this runs in every tick, over all slices
-            if queue and not live.blocks_its_lane and (live.pace is None or self.departures.room_of(live, 1)):
+            if queue and not live.blocks_its_lane and (live.pace is None or self.due_selector.room_of(live, 1)):
                 soonest = min(soonest, live.from_ms + queue.first_offset)
         self.soonest_ms = min(soonest, *self.lanes.early.values()) if self.lanes.early else soonest
 
@@ -209,7 +209,7 @@ class Partition:
 
     @property
     def waiting(self) -> int:
-        return sum(live.waiting for live in self.slices.values()) + self.held_work.standing
+        return sum(live.waiting for live in self.slices.values()) + self.hold_policy.standing
 
     @property
     def closing(self) -> bool:
@@ -218,14 +218,14 @@ class Partition:
     @property
     def drained(self) -> bool:
         """Everything that was begun is finished, or with workers, and the server knows it."""
-        if self.unwritten.dirty or self.has_outcomes or self.unanswered is not None:
+        if self.pending_writes.dirty or self.has_outcomes or self.unanswered is not None:
             return False
         return sum(live.out for live in self.slices.values()) == self.handed.out
 
     @property
     def has_outcomes(self) -> bool:
         """Also tasks on their way into hold slices: these are not done before they are taken along."""
-        return self.unwritten.must_commit or self.held_work.has_outcomes
+        return self.pending_writes.must_commit or self.hold_policy.has_outcomes
 
     # -- begin ---------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Partition:
 
         With `whole` it begins no part of a slice that is overdue as a whole: it has its turn soon.
         """
-        leaving = self.departures.take(self.slices, now_ms, limit, whole=whole)
+        leaving = self.due_selector.take(self.slices, now_ms, limit, whole=whole)
         self.survey()
         touched = self._touch(leaving, commit=commit)
         return self._section(leaving, touched, now_ms) if touched.lives else None
@@ -246,8 +246,8 @@ class Partition:
     def _touch(self, leaving: Leaving, *, commit: bool) -> Touched:
         places = leaving.places
         if commit:
-            dirty = dict.fromkeys(islice(self.unwritten.dirty, MOST_SLICES), ())
-            return self.unwritten.take_done(places | dirty, places)
+            dirty = dict.fromkeys(islice(self.pending_writes.dirty, MOST_SLICES), ())
+            return self.pending_writes.take_done(places | dirty, places)
         return Touched(list(places), [live.touch(some, commit=False) for live, some in places.items()], 0)
 
     def _section(self, leaving: Leaving, touched: Touched, now_ms: int) -> BeginCall:
@@ -280,7 +280,7 @@ class Partition:
         leaving, cancelled = begun.part(x)
         for flight in cancelled:
             flight.live.land(1, [flight.index])
-            self.unwritten.settled(flight.live, 0.0)
+            self.pending_writes.settled(flight.live, 0.0)
             self._lane_may_go_on(flight)
         if any(live.has_schedules for live in begun.touched) and self.chains.begun(begun.flights, leaving):
             self.needs_listing = True  # some of the following occurrences are near
@@ -288,8 +288,8 @@ class Partition:
 
     def take_back(self, begun: BeginCall) -> None:
         """The server wrote nothing: everything waits again, and what was done has still to be committed."""
-        self.departures.take_back(begun)
-        self.unwritten.take_back(begun)
+        self.due_selector.take_back(begun)
+        self.pending_writes.take_back(begun)
         self.survey()
 
     def forget(self, live: LiveSlice) -> None:
@@ -312,12 +312,12 @@ class Partition:
         if live.has_lanes:
             self.lanes.forget(live)
         if live.slice.is_hold:
-            self.held_work.forget(live)
+            self.hold_policy.forget(live)
         if live.has_schedules:
             self.chains.forget(live)
         if self.slices.get(live.slice) is live:
             del self.slices[live.slice]
-        self.unwritten.forget([live])
+        self.pending_writes.forget([live])
         self.survey()
 
     # -- outcomes -----------------------------------------------------------------------------------
@@ -326,8 +326,8 @@ class Partition:
         """The head of a lane is settled: the next one may leave."""
         lane = flight.body.lane
         if lane is not None and self.lanes.free(lane, flight.idh) and self.lanes.let_go(lane):
-            self.unwritten.holds.append((lane, b""))
-            self.held_work.lane_is_free(lane)
+            self.pending_writes.holds.append((lane, b""))
+            self.hold_policy.lane_is_free(lane)
 
     def _lane_may_go_on(self, flight: Flight) -> None:
         """The head of a lane was cancelled, or moved. One that had failed may stand at another time now, and its lane
@@ -346,28 +346,28 @@ class Partition:
     def head_is_gone(self, lane: str, idh: bytes) -> None:
         """The failed head of a lane was cancelled, given up or replaced: the next one may leave."""
         if self.lanes.waits_for(lane) == idh and self.lanes.free(lane, idh) and self.lanes.let_go(lane):
-            self.unwritten.holds.append((lane, b""))
-            self.held_work.lane_is_free(lane)
+            self.pending_writes.holds.append((lane, b""))
+            self.hold_policy.lane_is_free(lane)
 
     def took(self, live: LiveSlice, now_s: float) -> None:
         """Rows were read: note what needs no delivery, and when the next is due."""
         if live.bits.dirty:
-            self.unwritten.settled(live, now_s)
-        self.unwritten.lost, live.sieve.lost = self.unwritten.lost + live.sieve.lost, 0
-        for prefix in live.sieve.tombs:
+            self.pending_writes.settled(live, now_s)
+        self.pending_writes.lost, live.row_filter.lost = self.pending_writes.lost + live.row_filter.lost, 0
+        for prefix in live.row_filter.tombs:
             self.lanes.ask_first(prefix)
-        live.sieve.tombs = []
+        live.row_filter.tombs = []
         if live.occurrences:
             self.chains.read(live.occurrences)
             live.occurrences = []
-        self.lanes.stir()
+        self.lanes.wake_barred()
         self.soonest_ms = min(self.soonest_ms, live.next_due_ms() or inf)
 
     def answered(self) -> None:
         """A commit is written, or will not be."""
         self._taken.answered()
         self._taken = NOTHING_TAKEN
-        self.lanes.stir()
+        self.lanes.wake_barred()
 
     def committed(self, work: Commit) -> None:
         self.seq = work.seq
@@ -377,8 +377,8 @@ class Partition:
 
     def commit(self) -> Commit:
         """All outcomes so far in one call, with the done bits they belong to."""
-        self._taken = self.held_work.take_moves(MOST_MOVES)
-        return self.unwritten.take_all(self.number, self.token, self.seq + 1, self._taken)
+        self._taken = self.hold_policy.take_moves(MOST_MOVES)
+        return self.pending_writes.take_all(self.number, self.token, self.seq + 1, self._taken)
 
 
 def _second_end(ms: int) -> int:

@@ -160,13 +160,13 @@ class Planner:
             self.not_run.update(chains.not_run)
             chains.not_run.clear()
         news = chains.ended and steady_s() >= self._note_at
-        if not (chains.asks or chains.wanted or chains.aside or news):
+        if not (chains.asks or chains.wanted or chains.undecided or news):
             await self._check_in_time(partition)
             return IDLE_S
         chains.asks = False
         try:
             more = await self._plan(partition.number, chains)
-            if chains.aside:
+            if chains.undecided:
                 await self._decide(partition.number, chains)
             if chains.ended and steady_s() >= self._note_at:
                 more = await self._note_ends(partition.number, chains) or more
@@ -176,7 +176,7 @@ class Planner:
         await self._check_in_time(partition)
         if chains.ready:
             self._fire()
-        return 0.0 if more or chains.asks else LOOK_AGAIN_S if chains.aside else IDLE_S
+        return 0.0 if more or chains.asks else LOOK_AGAIN_S if chains.undecided else IDLE_S
 
     # -- plans -----------------------------------------------------------------------------------------
 
@@ -227,10 +227,10 @@ class Planner:
         """What stands aside: run it, skip it, or let it wait on."""
         ready: list[tuple[Flight, OccurrencePlan]] = []
         doubts: list[tuple[Flight, OccurrencePlan]] = []
-        for row, flight in list(chains.aside.items()):
+        for row, flight in list(chains.undecided.items()):
             plan = chains.plans.get(row)
             if flight.live.forgotten:
-                del chains.aside[row]
+                del chains.undecided[row]
             elif plan is None:
                 chains.wanted[row] = None
                 chains.asks = True

@@ -316,7 +316,7 @@ class RowFilter:
         self.stubs: dict[int, bytes] = {}
         """Rows of four bytes that were met: cancelled if the server has marked them so, else damaged."""
 
-    def sift(self, rows: list[bytes | None], first: int, seen: int, low: int) -> list[int]:
+    def filter(self, rows: list[bytes | None], first: int, seen: int, low: int) -> list[int]:
         """Keys of the rows from `first` on that still have to fire; the rest is let go, and marked done where it needs
         no delivery. Before `seen` an earlier window had all keys below `low`."""
         some = [row or b"" for row in rows[first:]]
@@ -380,8 +380,8 @@ class LiveSlice:
 
     __slots__ = (
         "bits", "cursor", "deferred", "finished", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules",
-        "held", "high", "inherited", "kept", "keys", "low", "name", "namespace", "occurrences", "out", "pace",
-        "partition", "passes", "proven", "queue", "read_bytes", "read_rows", "seen", "sieve", "sift", "slice",
+        "held", "high", "inherited", "kept", "keys", "low", "name", "namespace", "needs_filter", "occurrences", "out",
+        "pace", "partition", "passes", "proven", "queue", "read_bytes", "read_rows", "row_filter", "seen", "slice",
         "suspended", "tail", "tail_index", "unread",
     )  # fmt: skip
 
@@ -418,8 +418,8 @@ class LiveSlice:
         self.finished = 0
         """Tasks delivered since the last commit, for the counter."""
         self.bits = Bitmaps()
-        self.sieve = RowFilter(place.width_ms, self.bits, self.held)
-        self.sift = False
+        self.row_filter = RowFilter(place.width_ms, self.bits, self.held)
+        self.needs_filter = False
         """Some rows were fired before this pass over the list: look at each."""
         self.tail, self.tail_index = b"", -1
         """The last row ever read: as long as it stands there, everything before it is what was read."""
@@ -433,18 +433,18 @@ class LiveSlice:
         self.kept = END
         self.seen = seen
         # A hold slice is read many times over, a window at a time, and mostly finished from its start on.
-        self.cursor = self._finished_rows() if self.slice.is_hold and not self.sieve.dedupe else 0
+        self.cursor = self._finished_rows() if self.slice.is_hold and not self.row_filter.dedupe else 0
         self.deferred = 0
         self.queue = DueRows(self.cursor)
         """The rows that were read in this pass, and which of them wait."""
-        self.sieve.start_pass()
+        self.row_filter.start_pass()
 
     # -- reading -----------------------------------------------------------------------------------
 
     def load_bitmaps(self, fired: bytes, done: bytes) -> None:
         """Take over from a former owner: what was fired and is not done goes out again."""
         self.bits.load(fired, done)
-        self.sift = bool(fired or done)
+        self.needs_filter = bool(fired or done)
         self.inherited = False
 
     def absorb(self, rows: list[bytes]) -> int:
@@ -462,14 +462,14 @@ class LiveSlice:
             flags = set(map(_FLAGS, rows))
         except IndexError:  # an entry shorter than its flags: cancelled, or damaged
             flags = {TOMB, *(row[4] for row in rows if len(row) > 4)}
-        if not self.sieve.dedupe and any(flag & RESENT for flag in flags):
+        if not self.row_filter.dedupe and any(flag & RESENT for flag in flags):
             self.restart(dedupe=True)
             return -waiting
         self.has_lanes = self.has_lanes or any(flag & LANE for flag in flags)
         if self.has_lanes:
             self.pace = None  # those of lanes must not be left waiting here while later ones of theirs leave
         queue = self.queue
-        plain = bool(rows) and not self.sift and not self.sieve.dedupe and flags <= _PLAIN
+        plain = bool(rows) and not self.needs_filter and not self.row_filter.dedupe and flags <= _PLAIN
         # Offsets come first in an entry: the largest entry has the largest.
         least, latest = (_offset(min(rows)), _offset(max(rows))) if plain else (0, 0)
         queue.rows += rows
@@ -479,7 +479,7 @@ class LiveSlice:
                 return len(rows)
             keys = queue.keys(range(first, self.cursor))
         else:
-            keys = self.sieve.sift(queue.rows, first, self.seen, self.low)
+            keys = self.row_filter.filter(queue.rows, first, self.seen, self.low)
         if self.high != END:
             keys = self._within_window(keys)
         if any(flag & SCHEDULED for flag in flags):
@@ -491,7 +491,7 @@ class LiveSlice:
 
     def judge_stubs(self, first_byte: int, cancelled: bytes) -> None:
         """Rows of four bytes that are not marked as cancelled go out at once, to the dead letters."""
-        self.step_back(self.sieve.judge_stubs(first_byte, cancelled))
+        self.step_back(self.row_filter.judge_stubs(first_byte, cancelled))
 
     def _within_window(self, keys: list[int]) -> list[int]:
         kept = [key for key in keys if key < self.high]
@@ -537,7 +537,7 @@ class LiveSlice:
         self.low = min(self.queue.first_key, self.high)
         seen = self.cursor
         self._start_pass(seen)
-        self.sift = True
+        self.needs_filter = True
         self.high = END
         self.open_window(until_ms)
         self.unread = True
@@ -545,9 +545,9 @@ class LiveSlice:
 
     def restart(self, *, dedupe: bool = False) -> None:
         """Read the list again from its start; what this owner fired is skipped."""
-        self.sieve.dedupe = self.sieve.dedupe or dedupe
+        self.row_filter.dedupe = self.row_filter.dedupe or dedupe
         self.low, self.high = 0, END
-        self.sift = True
+        self.needs_filter = True
         self._start_pass(0)
         self.unread = True
 

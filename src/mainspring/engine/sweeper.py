@@ -18,7 +18,7 @@ def _kept_of(partition: Partition, place: Slice, now_ms: int) -> bytes | None:
     """What stays of a slice that is dropped; None when it must not be dropped."""
     if not place.is_hold:
         return b""
-    record = partition.held_work.may_drop(place)
+    record = partition.hold_policy.may_drop(place)
     return None if record is None else msgspec.structs.replace(record, ended_ms=now_ms).encode()
 
 
@@ -69,7 +69,7 @@ class Sweeper:
         if status == "ok":
             partition.dropped(live)
             if finished.slice.is_hold:
-                partition.held_work.gone(finished.slice, self._store.clock.now_ms())
+                partition.hold_policy.gone(finished.slice, self._store.clock.now_ms())
             self.dropped += 1
         elif status == "stale" or (status == "refused" and live.all_done):
             # Something was appended since we looked, or the server is behind us: read everything again. Not where the
@@ -80,7 +80,7 @@ class Sweeper:
         """The records of holds go when the ids of their tasks may go."""
         before_ms = self._store.clock.now_ms() - self._window_ms
         for partition in list(self._owned.values()):
-            ended = partition.held_work.holds.ended
+            ended = partition.hold_policy.holds.ended
             # By our own clock only to ask seldom: the server's decides.
             if old := [one for one in ended.items() if one[1] < before_ms][:1_000]:
                 gone = await holds.forget_records(self._store, partition.number, old, window_ms=self._window_ms)

@@ -100,31 +100,31 @@ LONGEST_S: Final = 0.01
 class TimeSlice:
     """Long work in short pieces: `least_s` at a time, longer where the turns of the others are.
 
-    stint.begin()
+    time_slice.begin()
     for piece in work:
-        if stint.over:
-            stint.step_aside()
+        if time_slice.over:
+            time_slice.end()
             await asyncio.sleep(0)
-            stint.begin()
+            time_slice.begin()
         ...
     """
 
     def __init__(self, least_s: float) -> None:
         self._least_s = self._length_s = least_s
         self._until = 0.0
-        self._aside_at: float | None = None
+        self._ended_at: float | None = None
 
     def begin(self) -> None:
         now = time.monotonic()
-        if self._aside_at is not None:
-            self._length_s = min(max(self._least_s, (now - self._aside_at) * SHARE), LONGEST_S)
-            self._aside_at = None
+        if self._ended_at is not None:
+            self._length_s = min(max(self._least_s, (now - self._ended_at) * SHARE), LONGEST_S)
+            self._ended_at = None
         self._until = now + self._length_s
 
     @property
     def over(self) -> bool:
         return time.monotonic() >= self._until
 
-    def step_aside(self) -> None:
+    def end(self) -> None:
         """Others have the loop from now until the next `begin`."""
-        self._aside_at = time.monotonic()
+        self._ended_at = time.monotonic()

@@ -91,7 +91,7 @@ def _ownership(node: Node, engine: Engine) -> Iterator[Family]:
     labels = (("namespace", engine.store.keys.namespace), ("node", engine.options.node), ("version", __version__))
     yield Family("mainspring_node_info", "gauge", "Which node this is.", (Sample(labels, 1),))
     leads = node.seat is not None and node.seat.membership.leads
-    breakers = sum(one.breaker is not None and one.breaker.state != "closed" for one in engine.valves.bounded)
+    breakers = sum(one.breaker is not None and one.breaker.state != "closed" for one in engine.flow_control.bounded)
     now = {
         "leader": ("1 on the node that plans who owns what.", leads),
         "partitions": ("How many the namespace has.", len(engine.store.keys)),

@@ -211,7 +211,7 @@ class Topics:
 CHUNK_TASKS: Final = 512
 """Messages handed to the library in one go: about 1 ms."""
 
-STINT_S: Final = 0.003
+TIME_SLICE_S: Final = 0.003
 """So long messages are handed over before others have their turn on the loop."""
 
 ROOM_S: Final = 0.005
@@ -257,7 +257,7 @@ class BatchProducer:
         self._properties = properties
         self._carrier: Carrier | None = None
         self._turn = asyncio.Lock()
-        self._stint = TimeSlice(STINT_S)
+        self._time_slice = TimeSlice(TIME_SLICE_S)
         self._away = False
         self.carriers_made = 0
 
@@ -290,8 +290,8 @@ class BatchProducer:
             await carrier.ended()
 
     async def _hand_over(self, topic: str, batch: Sequence[Delivery], receipt: Receipt) -> None:
-        at, stint = 0, self._stint
-        stint.begin()
+        at, time_slice = 0, self._time_slice
+        time_slice.begin()
         while at < len(batch):
             chunk = batch[at : at + CHUNK_TASKS]
             carrier = self._working()
@@ -301,10 +301,10 @@ class BatchProducer:
             if taken < len(chunk):
                 # A full queue is no error: those behind wait here, and the engine begins no more than it may.
                 await asyncio.sleep(ROOM_S)
-            elif at < len(batch) and stint.over:
-                stint.step_aside()
+            elif at < len(batch) and time_slice.over:
+                time_slice.end()
                 await asyncio.sleep(0)
-                stint.begin()
+                time_slice.begin()
 
     def _working(self) -> Carrier:
         if self._carrier is not None and self._carrier.broken is not None:

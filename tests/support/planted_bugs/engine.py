@@ -144,10 +144,10 @@ def _given_up(send: Any) -> Any:
 def _new_key(retry_later: Any) -> Any:
     def later(self: Outcomes, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> None:
         retry_later(self, partition, flight, wait_ms, reason)
-        last = partition.unwritten.retries[-1]
+        last = partition.pending_writes.retries[-1]
         body = msgspec.structs.replace(decode(last.row), original_due_ms=None)
         offset_ms = int.from_bytes(last.row[:4], "big")
-        partition.unwritten.retries[-1] = last._replace(row=entry(offset_ms, last.row[4], last.idh, body))
+        partition.pending_writes.retries[-1] = last._replace(row=entry(offset_ms, last.row[4], last.idh, body))
 
     return later
 
