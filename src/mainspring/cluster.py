@@ -253,7 +253,7 @@ class Seat:
             raise
         while await self.membership.step() == 0.0:
             pass
-        self._subscription = await self._store.links.all()[0].subscribe(
+        self._subscription = await self._store.servers.all()[0].subscribe(
             [self._store.keys.cluster], on_message=lambda _: self._wake(), on_connect=self._wake
         )
         self.loop.start()

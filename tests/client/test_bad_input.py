@@ -239,7 +239,7 @@ async def test_another_partition_count_is_never_mixed(store: Store, url: str) ->
 @pytest.mark.parametrize(("field", "value"), [("format", 2), ("format", "new"), ("partitions", "x"), ("partitions", 0)])
 async def test_an_unknown_format_is_refused(store: Store, url: str, field: str, value: Any) -> None:
     name = store.keys.namespace
-    await store.links.for_slot(slot_of(name)).pipeline([("HSET", meta_key(name), field, value)])
+    await store.servers.for_slot(slot_of(name)).pipeline([("HSET", meta_key(name), field, value)])
     with pytest.raises(WrongFormat):
         await Store.open(url, namespace=name)
 

@@ -81,8 +81,8 @@ def keeper_of(store: Store, name: str = "k", changed: Callable[[], None] = lambd
 @asynccontextmanager
 async def slow_answers(store: Store, script: str) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
     """Calls of this script are executed at once; their answers arrive when the second event is set."""
-    [link] = store.links.all()
-    pipeline, asked, answer = link.pipeline, asyncio.Event(), asyncio.Event()
+    [primary] = store.servers.all()
+    pipeline, asked, answer = primary.pipeline, asyncio.Event(), asyncio.Event()
 
     async def send(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
         replies = await pipeline(commands, timeout_s=timeout_s)
@@ -91,12 +91,12 @@ async def slow_answers(store: Store, script: str) -> AsyncIterator[tuple[asyncio
             await answer.wait()
         return replies
 
-    vars(link)["pipeline"] = send
+    vars(primary)["pipeline"] = send
     try:
         yield asked, answer
     finally:
         answer.set()
-        del vars(link)["pipeline"]
+        del vars(primary)["pipeline"]
 
 
 # -- leases ---------------------------------------------------------------------------------------------------
@@ -430,19 +430,19 @@ async def test_after_an_outage_of_more_than_a_lease_nothing_is_planned_before_th
 async def test_a_stop_does_not_wait_for_a_slot_that_is_on_its_way(store: Store) -> None:
     node = membership_of(store, "node")
     await node.enter()
-    [link] = store.links.all()
+    [primary] = store.servers.all()
     attempts: list[Sequence[RedisCommand]] = []
 
     async def send(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
         attempts.append(commands)
         return [hiredis.ReplyError("TRYAGAIN Multiple keys request during rehashing of slot")] * len(commands)
 
-    vars(link)["pipeline"] = send
+    vars(primary)["pipeline"] = send
     try:
         await node.withdraw()
         await node.leave()
     finally:
-        del vars(link)["pipeline"]
+        del vars(primary)["pipeline"]
     assert len(attempts) == 2
 
 

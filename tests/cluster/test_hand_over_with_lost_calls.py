@@ -60,8 +60,8 @@ class Recorder:
         """Shared by all nodes."""
 
 
-def spoil(link: Primary, dice: random.Random, met: Counter[str]) -> None:
-    pipeline = link.pipeline
+def spoil(primary: Primary, dice: random.Random, met: Counter[str]) -> None:
+    pipeline = primary.pipeline
 
     async def send(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
         luck = dice.random()
@@ -74,7 +74,7 @@ def spoil(link: Primary, dice: random.Random, met: Counter[str]) -> None:
             raise Unavailable("a test cut the road", sent=True)
         return replies
 
-    vars(link)["pipeline"] = send
+    vars(primary)["pipeline"] = send
 
 
 @pytest.fixture
@@ -114,8 +114,8 @@ async def test_hand_overs_among_lost_calls_and_replies_lose_and_repeat_nothing(
     dice, met = random.Random(3), Counter[str]()
     sink = Recorder(dice)
     nodes = await start(fleet, namespace, sink, stack)
-    for link in [link for node in nodes if node._store is not None for link in node._store.links.all()]:
-        spoil(link, dice, met)
+    for primary in [primary for node in nodes if node._store is not None for primary in node._store.servers.all()]:
+        spoil(primary, dice, met)
     store = await Store.open(fleet.url, namespace=namespace)
     stack.push_async_callback(store.aclose)
     client = await stack.enter_async_context(Client(fleet.url, namespace=namespace))

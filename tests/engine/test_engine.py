@@ -155,20 +155,20 @@ async def test_a_rolled_back_server_makes_the_owner_read_everything_again(ticker
 async def dump(store: Store) -> dict[int, list[tuple[bytes, bytes]]]:
     found: dict[int, list[tuple[bytes, bytes]]] = {}
     for keys in store.keys.partitions:
-        link = store.links.for_slot(keys.slot)
-        [names] = await link.pipeline([("KEYS", "{" + keys.tag + "}*")])
-        dumps = await link.pipeline([("DUMP", name) for name in names])
+        primary = store.servers.for_slot(keys.slot)
+        [names] = await primary.pipeline([("KEYS", "{" + keys.tag + "}*")])
+        dumps = await primary.pipeline([("DUMP", name) for name in names])
         found[keys.number] = list(zip(names, dumps, strict=True))
     return found
 
 
 async def restore(store: Store, dumps: dict[int, list[tuple[bytes, bytes]]]) -> None:
     for keys in store.keys.partitions:
-        link = store.links.for_slot(keys.slot)
-        [names] = await link.pipeline([("KEYS", "{" + keys.tag + "}*")])
+        primary = store.servers.for_slot(keys.slot)
+        [names] = await primary.pipeline([("KEYS", "{" + keys.tag + "}*")])
         if names:
-            await link.pipeline([("UNLINK", name) for name in names])
-        await link.pipeline([("RESTORE", name, 0, value) for name, value in dumps[keys.number]])
+            await primary.pipeline([("UNLINK", name) for name in names])
+        await primary.pipeline([("RESTORE", name, 0, value) for name, value in dumps[keys.number]])
 
 
 async def test_a_backlog_of_many_small_slices_is_worked_off(

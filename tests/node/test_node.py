@@ -187,7 +187,7 @@ async def test_a_stop_that_is_given_up_in_the_middle_still_closes_everything(tmp
     node = Node(Config(data_dir=tmp_path / "data"), {"log": holding})
     await node.start()
     assert node.client is not None
-    links, pid = node.client.store.links.all(), server_pid(node)
+    links, pid = node.client.store.servers.all(), server_pid(node)
     await node.client.put("log:", after="0s")
     await asyncio.wait_for(holding.begun.wait(), 60)
     stop = asyncio.create_task(node.stop())

@@ -88,9 +88,9 @@ class Road:
     """The way to the server: now and then a request or a reply gets lost on it. Remembers what went over it."""
 
     def __init__(self, store: Store, sent: list[RedisCommand]) -> None:
-        [self._link] = store.links.all()
-        self._send = self._link.pipeline
-        self._link.pipeline = self.pipeline  # type: ignore[method-assign]
+        [self._primary] = store.servers.all()
+        self._send = self._primary.pipeline
+        self._primary.pipeline = self.pipeline  # type: ignore[method-assign]
         self._sent = sent
         self._plan: list[Trouble | None] = []
         self.failed = False
@@ -503,8 +503,8 @@ class Timeline(RuleBasedStateMachine):
 
     async def _notice_restart(self) -> None:
         for store in (self.client.store, *(node.store for node in self.nodes)):
-            [link] = store.links.all()
-            await _reopen(link)
+            [primary] = store.servers.all()
+            await _reopen(primary)
 
     # -- after every step ----------------------------------------------------------------------------------------
 
@@ -626,11 +626,11 @@ def _bit(bits: bytes, index: int) -> bool:
     return byte < len(bits) and bits[byte] >> (7 - index % 8) & 1 == 1
 
 
-async def _reopen(link: Primary) -> None:
+async def _reopen(primary: Primary) -> None:
     """Let the link see that its connection ended: what comes next goes over a new one."""
     for _ in range(100):
         try:
-            await link.pipeline([("PING",)])
+            await primary.pipeline([("PING",)])
             return
         except Unavailable:
             await asyncio.sleep(0)

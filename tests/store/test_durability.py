@@ -115,5 +115,5 @@ async def test_waiting_for_replicas_does_not_hold_up_others(monkeypatch: pytest.
 
 async def waits(client: Client) -> bool:
     """The server keeps somebody waiting for its replicas."""
-    [about] = await client.store.links.for_slot(0).pipeline([("INFO", "clients")])
+    [about] = await client.store.servers.for_slot(0).pipeline([("INFO", "clients")])
     return b"blocked_clients:1\r" in about

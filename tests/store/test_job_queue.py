@@ -172,7 +172,7 @@ async def test_many_partitions_go_on_when_a_server_is_away(ticker: Ticker, store
     await queued(ticker, "x")
     with bad_road(store) as road:
         road.next("never sent", only=calls("queue_take"))
-        if len(store.links.all()) == 1:
+        if len(store.servers.all()) == 1:
             with pytest.raises(Unavailable):
                 await worker.take()
         else:
@@ -186,7 +186,7 @@ async def test_what_a_server_gave_in_a_lost_answer_comes_back(
 ) -> None:
     await queued(ticker, "x")
     with bad_road(store) as road:
-        for _ in store.links.all():
+        for _ in store.servers.all():
             road.next("lose reply", only=calls("queue_take"))
         with pytest.raises(Unavailable):
             await worker.take()
@@ -297,7 +297,7 @@ async def test_a_worker_is_called_when_there_is_work(ticker: Ticker, store: Stor
     called = asyncio.Event()
     channels = [keys.work for keys in store.keys.partitions]
     ready = asyncio.Event()
-    subscription = await store.links.all()[0].subscribe(
+    subscription = await store.servers.all()[0].subscribe(
         channels, on_message=lambda _: called.set(), on_connect=ready.set
     )
     try:
@@ -372,15 +372,15 @@ async def test_a_restart_of_the_server_loses_no_work(
 async def test_a_full_server_still_hands_off_and_ends(client: Client, ticker: Ticker, worker: HandWorker) -> None:
     await client.put(TARGET, "x", after="1s")
     await ticker.turn()
-    for link in ticker.store.links.all():
-        await link.pipeline([("CONFIG", "SET", "maxmemory", "1mb")])
+    for primary in ticker.store.servers.all():
+        await primary.pipeline([("CONFIG", "SET", "maxmemory", "1mb")])
     try:
         await ticker.advance(seconds=1)
         job = await worker.take_one()
         assert await worker.end(job) == ["ok"]
     finally:
-        for link in ticker.store.links.all():
-            await link.pipeline([("CONFIG", "SET", "maxmemory", "0")])
+        for primary in ticker.store.servers.all():
+            await primary.pipeline([("CONFIG", "SET", "maxmemory", "0")])
 
 
 async def test_a_stream_without_its_group_does_not_keep_others_from_being_taken(ticker: Ticker, store: Store) -> None:

@@ -44,11 +44,11 @@ _decode_many: Final = msgspec.msgpack.Decoder(list[BaselineEntry]).decode
 class SortedSetQueue:
     """ZADD + HSET; a Lua claim; ZREM + HDEL."""
 
-    def __init__(self, links: Servers, namespace: str) -> None:
+    def __init__(self, servers: Servers, namespace: str) -> None:
         # One tag: a script needs all of its keys in one slot.
         tag = f"{{{namespace}:base}}"
         self._due, self._leased, self._entries = f"{tag}:due", f"{tag}:leased", f"{tag}:entries"
-        self._link = links.for_slot(slot_of(f"{namespace}:base"))
+        self._primary = servers.for_slot(slot_of(f"{namespace}:base"))
         text = (files(__package__) / "claim.lua").read_text()
         self._script = text
         sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -92,7 +92,7 @@ class SortedSetQueue:
         return [("ZREM", self._leased, *finished), ("HDEL", self._entries, *finished)]
 
     async def _run(self, commands: list[RedisCommand]) -> list[Any]:
-        replies = await self._link.pipeline(commands)
+        replies = await self._primary.pipeline(commands)
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError):
                 raise Refused(f"the server refused: {reply}")
@@ -168,13 +168,13 @@ def _batch(load: BenchLoad, first: int, last: int) -> tuple[Sequence[Arg], list[
 
 @contextlib.asynccontextmanager
 async def sorted_set_queue(url: str, namespace: str) -> AsyncIterator[SortedSetQueue]:
-    links = await Servers.connect(url, LinkOptions())
+    servers = await Servers.connect(url, LinkOptions())
     try:
-        queue = SortedSetQueue(links, namespace)
+        queue = SortedSetQueue(servers, namespace)
         await queue.open()
         yield queue
     finally:
-        await links.aclose()
+        await servers.aclose()
 
 
 @contextlib.asynccontextmanager

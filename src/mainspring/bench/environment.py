@@ -129,18 +129,18 @@ class Measurement(NamedTuple):
 class BenchEnvironment:
     """A server, a fresh namespace, and connections of the bench's own beside those it measures."""
 
-    def __init__(self, url: str, links: Servers, *, private: bool, socket_url: str | None = None) -> None:
+    def __init__(self, url: str, servers: Servers, *, private: bool, socket_url: str | None = None) -> None:
         self.url = url
         self.nearest_url = socket_url or url
         """Of a private server its unix socket: the way on which `mainspring serve` reaches the server of its own."""
         self.namespace = f"bench-{secrets.token_hex(4)}"
-        self.links = links
+        self.servers = servers
         self.private = private
         self.time = ServerTime(None if private else self._server_us)
 
     async def read(self) -> Measurement:
         """Costs each server one INFO."""
-        reports = [await _info(link) for link in self.links.all()]
+        reports = [await _info(primary) for primary in self.servers.all()]
 
         def total(*names: str) -> float:
             return sum(float(report.get(name, 0)) for report in reports for name in names)
@@ -158,30 +158,30 @@ class BenchEnvironment:
         )
 
     async def clear(self) -> None:
-        await clear_namespace(self.links, self.namespace)
+        await clear_namespace(self.servers, self.namespace)
 
     async def _server_us(self) -> int:
-        [reply] = await self.links.for_slot(0).pipeline([("TIME",)])
+        [reply] = await self.servers.for_slot(0).pipeline([("TIME",)])
         seconds, micros = _checked(reply)
         return int(seconds) * 1_000_000 + int(micros)
 
 
-async def clear_namespace(links: Servers, namespace: str) -> None:
+async def clear_namespace(servers: Servers, namespace: str) -> None:
     """Remove every key of a namespace."""
-    for link in links.all():
+    for primary in servers.all():
         cursor = b"0"
         while True:
-            [page] = await link.pipeline([("SCAN", cursor, "MATCH", f"{{{namespace}*", "COUNT", 5000)])
+            [page] = await primary.pipeline([("SCAN", cursor, "MATCH", f"{{{namespace}*", "COUNT", 5000)])
             cursor, keys = _checked(page)
             if keys:
                 # One command a key: in a cluster they belong to many slots.
-                await link.pipeline([("UNLINK", key) for key in keys])
+                await primary.pipeline([("UNLINK", key) for key in keys])
             if cursor == b"0":
                 break
 
 
-async def _info(link: Primary) -> dict[str, str]:
-    [reply] = await link.pipeline([("INFO",)])
+async def _info(primary: Primary) -> dict[str, str]:
+    [reply] = await primary.pipeline([("INFO",)])
     rows = (line.partition(":") for line in _checked(reply).decode().splitlines())
     return {name: value for name, colon, value in rows if colon}
 
@@ -200,8 +200,8 @@ async def ground(where: ServerChoice) -> AsyncIterator[BenchEnvironment]:
         if url is None:
             server = stack.enter_context(standalone(where.server, extra_config=_PLAIN))
             url, socket_url = server.url, server.unix_url
-        links = await Servers.connect(url, LinkOptions(client_name="mainspring-bench"))
-        made = BenchEnvironment(url, links, private=where.url is None, socket_url=socket_url)
+        servers = await Servers.connect(url, LinkOptions(client_name="mainspring-bench"))
+        made = BenchEnvironment(url, servers, private=where.url is None, socket_url=socket_url)
         try:
             await made.time.start()
             yield made
@@ -209,7 +209,7 @@ async def ground(where: ServerChoice) -> AsyncIterator[BenchEnvironment]:
             await made.time.stop()
             if not made.private:
                 await made.clear()
-            await links.aclose()
+            await servers.aclose()
 
 
 @contextlib.asynccontextmanager

@@ -83,7 +83,7 @@ def _slices(store: Store) -> PutRange:
 
 
 async def _sorted_set(store: Store) -> PutRange:
-    queue = SortedSetQueue(store.links, store.keys.namespace)
+    queue = SortedSetQueue(store.servers, store.keys.namespace)
     await queue.open()
 
     async def put(load: SteadyLoad, first: int, last: int) -> None:

@@ -91,7 +91,7 @@ async def idle(where: ServerChoice, seconds: float, progress: BenchProgress) -> 
             await asyncio.sleep(seconds)
             used = (await place.read()).since(before)
             # The INFO that opens the stretch is counted by the one that ends it, on every server.
-            commands = used.commands - len(place.links.all())
+            commands = used.commands - len(place.servers.all())
             if engine.crashed is not None:
                 raise engine.crashed
         finally:

@@ -114,9 +114,9 @@ async def _verify(config: Config, *, repair: bool, shown: bool) -> Report:
 
 async def _check_there(url: str, config: Config) -> None:
     """To open a namespace makes it; one that was misspelt must not be made, and not be called clean."""
-    async with contextlib.aclosing(await Servers.connect(url, config.links)) as links:
+    async with contextlib.aclosing(await Servers.connect(url, config.links)) as servers:
         namespace = config.namespace
-        [found] = await links.for_slot(slot_of(namespace)).pipeline([("EXISTS", meta_key(namespace))])
+        [found] = await servers.for_slot(slot_of(namespace)).pipeline([("EXISTS", meta_key(namespace))])
     if found == 0:
         raise InvalidInput(f"there is no namespace {namespace!r} on this server: nothing to verify")
 

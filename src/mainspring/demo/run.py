@@ -387,7 +387,7 @@ async def _store(place: DemoStage) -> AsyncIterator[Store]:
         yield store
     finally:
         if "server" not in place.pids:  # it is the user's, and not gone with the demo
-            await clear_namespace(store.links, place.namespace)
+            await clear_namespace(store.servers, place.namespace)
         await store.aclose()
 
 

@@ -158,7 +158,7 @@ class Engine:
         await self.pauses.step()  # first: nothing that is paused may go out while nobody has looked
         await self.keeper.step()
         channels = {keys.wake: keys.number for keys in self.store.keys.partitions}
-        self._subscription = await self.store.links.all()[0].subscribe(
+        self._subscription = await self.store.servers.all()[0].subscribe(
             list(channels),
             on_message=lambda channel: self._woken(channels[channel]),
             on_connect=self._reconnected,

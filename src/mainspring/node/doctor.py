@@ -44,11 +44,11 @@ async def checkup(config: Config, url: str, *, here: str = "this machine") -> li
     """All checks; one that cannot be made is an answer as well."""
     found: list[DoctorFinding] = []
     try:
-        async with contextlib.aclosing(await Servers.connect(url, config.links)) as links:
-            for link in links.all():
-                found += [DoctorFinding(link.address, one) for one in await _server(config, links, link)]
+        async with contextlib.aclosing(await Servers.connect(url, config.links)) as servers:
+            for primary in servers.all():
+                found += [DoctorFinding(primary.address, one) for one in await _server(config, servers, primary)]
             found += [
-                DoctorFinding(f"namespace {config.namespace}", one) for one in await _namespace(config, links, url)
+                DoctorFinding(f"namespace {config.namespace}", one) for one in await _namespace(config, servers, url)
             ]
     except Refused as error:
         found.append(DoctorFinding(safe_url(url), Check("answers", "error", str(error))))
@@ -65,15 +65,20 @@ async def checkup(config: Config, url: str, *, here: str = "this machine") -> li
 # -- servers -------------------------------------------------------------------------------------------------
 
 
-async def _server(config: Config, links: Servers, link: Primary) -> list[Check]:
-    return [*await check_server(link), await _latency(link), await _memory(link), await _rights(config, links, link)]
+async def _server(config: Config, servers: Servers, primary: Primary) -> list[Check]:
+    return [
+        *await check_server(primary),
+        await _latency(primary),
+        await _memory(primary),
+        await _rights(config, servers, primary),
+    ]
 
 
-async def _latency(link: Primary) -> Check:
+async def _latency(primary: Primary) -> Check:
     took = []
     for _ in range(PINGS):
         began = time.perf_counter()
-        await link.pipeline([("PING",)])
+        await primary.pipeline([("PING",)])
         took.append(time.perf_counter() - began)
     middle, worst = statistics.median(took), max(took)
     spoken = f"a round trip takes {middle * 1000:.1f} ms, the slowest of {PINGS} {worst * 1000:.1f} ms"
@@ -82,8 +87,8 @@ async def _latency(link: Primary) -> Check:
     return Check("latency", "warning", f"{spoken}. Run nodes in the same network zone as the server")
 
 
-async def _memory(link: Primary) -> Check:
-    [reply] = await link.pipeline([("INFO", "memory")])
+async def _memory(primary: Primary) -> Check:
+    [reply] = await primary.pipeline([("INFO", "memory")])
     if not isinstance(reply, bytes):
         return Check("memory", "unknown", f"the server refuses INFO ({reply})")
     fields = info_fields(reply)
@@ -100,11 +105,11 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:.0f} MB"
 
 
-async def _rights(config: Config, links: Servers, link: Primary) -> Check:
-    key = _key_of(Keyspace(config.namespace, config.partitions or 32), links, link)
+async def _rights(config: Config, servers: Servers, primary: Primary) -> Check:
+    key = _key_of(Keyspace(config.namespace, config.partitions or 32), servers, primary)
     if key is None:
         return Check("rights", "unknown", "this server holds no partition of the namespace")
-    lacking = await denied(link, key)
+    lacking = await denied(primary, key)
     if not lacking:
         return Check("rights", "ok", "the user may do all that is needed")
     some = ", ".join(lacking[:8]) + (f" and {len(lacking) - 8} more" if len(lacking) > 8 else "")
@@ -112,11 +117,11 @@ async def _rights(config: Config, links: Servers, link: Primary) -> Check:
     return Check("rights", "error", message)
 
 
-def _key_of(keyspace: Keyspace, links: Servers, link: Primary) -> str | None:
+def _key_of(keyspace: Keyspace, servers: Servers, primary: Primary) -> str | None:
     """A key that belongs to this server: only there its rights can be asked for."""
     for keys in keyspace.partitions:
         with contextlib.suppress(StoreError):
-            if links.for_slot(keys.slot) is link:
+            if servers.for_slot(keys.slot) is primary:
                 return keys.n
     return None
 
@@ -124,9 +129,9 @@ def _key_of(keyspace: Keyspace, links: Servers, link: Primary) -> str | None:
 # -- data ----------------------------------------------------------------------------------------------------
 
 
-async def _namespace(config: Config, links: Servers, url: str) -> list[Check]:
-    link = links.for_slot(slot_of(config.namespace))
-    [known] = await link.pipeline([("HGET", meta_key(config.namespace), "partitions")])
+async def _namespace(config: Config, servers: Servers, url: str) -> list[Check]:
+    primary = servers.for_slot(slot_of(config.namespace))
+    [known] = await primary.pipeline([("HGET", meta_key(config.namespace), "partitions")])
     if known is None:
         return [Check("data", "ok", "nothing is there yet; the first node or client opens the namespace")]
     try:

@@ -447,12 +447,12 @@ class Node:
 async def _check_servers(url: str, options: LinkOptions) -> None:
     """Say what is not as it should be; refuse what cannot work."""
     wrong = []
-    async with contextlib.aclosing(await Servers.connect(url, options)) as links:
-        for link in links.all():
-            for check in await check_server(link):
+    async with contextlib.aclosing(await Servers.connect(url, options)) as servers:
+        for primary in servers.all():
+            for check in await check_server(primary):
                 if check.status == "error":
                     wrong.append(f"{check.name}: {check.message}")
                 elif check.status != "ok":
-                    log.warning("server %s, %s: %s", link.address, check.name, check.message)
+                    log.warning("server %s, %s: %s", primary.address, check.name, check.message)
     if wrong:
         raise ConfigError("this server cannot be used: " + "; ".join(wrong))

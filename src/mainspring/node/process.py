@@ -191,7 +191,7 @@ _STARTED_S: Final = time.time()
 
 
 def store_calls(store: Store) -> Family:
-    latencies = {link.address: link.latency for link in store.links.all()}
+    latencies = {primary.address: primary.latency for primary in store.servers.all()}
     return histogram("mainspring_store_seconds", "From a call of the server to its last reply.", "server", latencies)
 
 

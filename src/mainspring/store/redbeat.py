@@ -8,22 +8,22 @@ from .redis.servers import LinkOptions, Servers
 
 async def hash_fields(url: str, prefix: str, field: str) -> dict[str, str]:
     """One field of every hash whose key begins so; keys of other types and hashes without it are left out."""
-    links = await Servers.connect(url, LinkOptions())
+    servers = await Servers.connect(url, LinkOptions())
     found: dict[str, str] = {}
     try:
-        for link in links.all():
+        for primary in servers.all():
             cursor = b"0"
             while True:
-                [reply] = await link.pipeline([("SCAN", cursor, "MATCH", f"{prefix}*", "COUNT", 500)])
+                [reply] = await primary.pipeline([("SCAN", cursor, "MATCH", f"{prefix}*", "COUNT", 500)])
                 if isinstance(reply, hiredis.ReplyError):
                     raise Refused(f"the server refused: {reply}")
                 cursor, keys = reply
-                values = await link.pipeline([("HGET", key, field) for key in keys]) if keys else []
+                values = await primary.pipeline([("HGET", key, field) for key in keys]) if keys else []
                 for key, value in zip(keys, values, strict=True):
                     if isinstance(value, bytes):
                         found[key.decode(errors="replace")] = value.decode(errors="replace")
                 if cursor == b"0":
                     break
     finally:
-        await links.aclose()
+        await servers.aclose()
     return found

@@ -50,12 +50,12 @@ def probes(key: str, *, disk: bool) -> dict[str, RedisCommand]:
     }
 
 
-async def denied(link: Primary, key: str, *, disk: bool = False) -> list[str]:
+async def denied(primary: Primary, key: str, *, disk: bool = False) -> list[str]:
     """Commands that the server refuses this user, for this key."""
     asked = probes(key, disk=disk)
-    connection = await link.dedicated()
+    connection = await primary.dedicated()
     with contextlib.closing(connection):
-        _, *replies = await connection.pipeline([("MULTI",), *asked.values()], timeout_s=link.timeout_s)
+        _, *replies = await connection.pipeline([("MULTI",), *asked.values()], timeout_s=primary.timeout_s)
     return [name for name, reply in zip(asked, replies, strict=True) if _is_denial(reply)]
 
 

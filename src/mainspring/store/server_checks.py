@@ -29,16 +29,16 @@ class Check:
     message: str
 
 
-async def check_server(link: Primary, *, now: Callable[[], float] = time.time) -> list[Check]:
+async def check_server(primary: Primary, *, now: Callable[[], float] = time.time) -> list[Check]:
     """Asks one primary about version, role, eviction, persistence and clock."""
-    info = await _info(link)
-    config = await _config(link, info)
+    info = await _info(primary)
+    config = await _config(primary, info)
     return [
         _version(info),
         _role(info),
         _eviction(info, config),
         _persistence(info, config),
-        await _clock(link, now),
+        await _clock(primary, now),
     ]
 
 
@@ -50,14 +50,14 @@ class _ServerFields:
     denied: str = ""
 
 
-async def _info(link: Primary) -> _ServerFields:
-    reply = (await link.pipeline([("INFO",)]))[0]
+async def _info(primary: Primary) -> _ServerFields:
+    reply = (await primary.pipeline([("INFO",)]))[0]
     if isinstance(reply, hiredis.ReplyError):
         return _ServerFields({}, f"the server refuses INFO ({reply})")
     return _ServerFields(info_fields(reply))
 
 
-async def _config(link: Primary, info: _ServerFields) -> _ServerFields:
+async def _config(primary: Primary, info: _ServerFields) -> _ServerFields:
     wanted = ["save"] if info.fields.get("aof_enabled") == "0" else []
     if "maxmemory_policy" not in info.fields:
         wanted.append("maxmemory-policy")
@@ -65,7 +65,7 @@ async def _config(link: Primary, info: _ServerFields) -> _ServerFields:
         wanted += ["appendonly", "save"]
     if not wanted:
         return _ServerFields({})
-    replies = await link.pipeline([("CONFIG", "GET", name) for name in wanted])
+    replies = await primary.pipeline([("CONFIG", "GET", name) for name in wanted])
     fields: dict[str, str] = {}
     for reply in replies:
         if isinstance(reply, hiredis.ReplyError):
@@ -143,9 +143,9 @@ def _aof_health(info: _ServerFields) -> Check:
     return Check("persistence", "ok", "the append-only file is on")
 
 
-async def _clock(link: Primary, now: Callable[[], float]) -> Check:
+async def _clock(primary: Primary, now: Callable[[], float]) -> Check:
     before = now()
-    reply: Any = (await link.pipeline([("TIME",)]))[0]
+    reply: Any = (await primary.pipeline([("TIME",)]))[0]
     after = now()
     if isinstance(reply, hiredis.ReplyError):
         return Check("clock", "unknown", f"the server refuses TIME ({reply})")

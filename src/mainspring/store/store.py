@@ -34,19 +34,19 @@ class Store:
 
     def __init__(
         self,
-        links: Servers,
+        servers: Servers,
         keyspace: Keyspace,
         clock: Clock,
         *,
         patience_s: float = PATIENCE_S,
         timeout_s: float | None = None,
     ) -> None:
-        self.links = links
+        self.servers = servers
         self.keys = keyspace
         self.clock = clock
         self.scripts = Scripts(clock)
         self._ask_from_s = 0.0
-        self._sender = Sender(links, self.scripts, patience_s=patience_s, timeout_s=timeout_s)
+        self._sender = Sender(servers, self.scripts, patience_s=patience_s, timeout_s=timeout_s)
 
     @classmethod
     async def open(
@@ -65,14 +65,14 @@ class Store:
         """
         check_namespace(namespace)
         clock = clock or ServerClock()
-        links = await Servers.connect(url, options or LinkOptions())
+        servers = await Servers.connect(url, options or LinkOptions())
         try:
-            sender = Sender(links, Scripts(clock), patience_s=PATIENCE_S)
+            sender = Sender(servers, Scripts(clock), patience_s=PATIENCE_S)
             count = await _agree_on_format(sender, namespace, partitions, makes=makes)
-            store = cls(links, Keyspace(namespace, count), clock)
+            store = cls(servers, Keyspace(namespace, count), clock)
             await store.sample_clock()
         except BaseException:
-            await links.aclose()
+            await servers.aclose()
             raise
         return store
 
@@ -84,16 +84,16 @@ class Store:
         """
         # A clock that is held by hand stands still while a slow machine works: no lease ends meanwhile.
         return Store(
-            self.links, self.keys, self.clock, patience_s=0.0, timeout_s=None if self.clock.manual else timeout_s
+            self.servers, self.keys, self.clock, patience_s=0.0, timeout_s=None if self.clock.manual else timeout_s
         )
 
     async def aclose(self) -> None:
-        await self.links.aclose()
+        await self.servers.aclose()
 
     async def sample_clock(self) -> int:
         """Ask the server for its time; return it in milliseconds."""
         if not self.clock.manual:
-            [reply] = await self.links.for_slot(0).pipeline([("TIME",)])
+            [reply] = await self.servers.for_slot(0).pipeline([("TIME",)])
             seconds, micros = _checked(reply)
             self.clock.sample(int(seconds) * 1_000_000 + int(micros))
         return self.clock.now_ms()
@@ -246,4 +246,4 @@ async def sibling(store: Store, namespace: str) -> Store | None:
     found_format, partitions = ((int(raw) if raw and raw.isdigit() else 0) for raw in known)
     if found_format != FORMAT or not 1 <= partitions <= 4096:
         return None
-    return Store(store.links, Keyspace(namespace, partitions), store.clock)
+    return Store(store.servers, Keyspace(namespace, partitions), store.clock)

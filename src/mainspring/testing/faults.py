@@ -49,9 +49,9 @@ class Road:
         return max((addresses.count(address) for address in set(addresses)), default=0)
 
     async def send(
-        self, link: Primary, pipeline: Any, commands: Sequence[RedisCommand], timeout_s: float | None
+        self, primary: Primary, pipeline: Any, commands: Sequence[RedisCommand], timeout_s: float | None
     ) -> Any:
-        self.trips.append((link.address, commands))
+        self.trips.append((primary.address, commands))
         at = next((i for i, (_, match) in enumerate(self._faults) if match(commands)), None)
         if at is None:
             return await pipeline(commands, timeout_s=timeout_s)
@@ -89,18 +89,18 @@ def calls(script: str) -> Match:
 def bad_road(store: Store) -> Iterator[Road]:
     """Within the block every pipeline of the store goes over this road."""
     road = Road(store.scripts)
-    links = store.links.all()
-    for link in links:
-        vars(link)["pipeline"] = _over(road, link, link.pipeline)
+    servers = store.servers.all()
+    for primary in servers:
+        vars(primary)["pipeline"] = _over(road, primary, primary.pipeline)
     try:
         yield road
     finally:
-        for link in links:
-            del vars(link)["pipeline"]
+        for primary in servers:
+            del vars(primary)["pipeline"]
 
 
-def _over(road: Road, link: Primary, pipeline: Any) -> Any:
+def _over(road: Road, primary: Primary, pipeline: Any) -> Any:
     async def over(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> Any:
-        return await road.send(link, pipeline, commands, timeout_s)
+        return await road.send(primary, pipeline, commands, timeout_s)
 
     return over

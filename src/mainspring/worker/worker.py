@@ -326,7 +326,7 @@ class Worker:
 
     async def start(self) -> None:
         channels = {keys.work: keys.number for keys in self._store.keys.partitions}
-        self._subscription = await self._store.links.all()[0].subscribe(
+        self._subscription = await self._store.servers.all()[0].subscribe(
             list(channels),
             on_message=lambda channel: self._called(channels[channel]),
             on_connect=self._reconnected,

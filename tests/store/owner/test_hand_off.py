@@ -215,11 +215,11 @@ async def test_a_slice_that_is_not_the_one_that_was_read_hands_nothing_off(clien
 async def test_a_forgotten_script_is_no_accident(ticker: Ticker, worker: HandWorker) -> None:
     for _ in range(3):
         await ticker.client.put(TARGET, "x", after="1s")
-        for link in ticker.store.links.all():
-            await link.pipeline([("SCRIPT", "FLUSH")])
+        for primary in ticker.store.servers.all():
+            await primary.pipeline([("SCRIPT", "FLUSH")])
         await ticker.advance(seconds=1)
-        for link in ticker.store.links.all():
-            await link.pipeline([("SCRIPT", "FLUSH")])
+        for primary in ticker.store.servers.all():
+            await primary.pipeline([("SCRIPT", "FLUSH")])
         assert await worker.end(await worker.take_one()) == ["ok"]
     assert (await balance(ticker.store)).done == 3
 
@@ -470,8 +470,8 @@ async def test_a_lane_goes_on_at_the_workers_word_and_not_at_the_next_look(
         async with asyncio.timeout(60):
             while len(ran) < 10:
                 jobs = await worker.take()
-                for link in store.links.all() if jobs and not ran else ():
-                    await link.pipeline(
+                for primary in store.servers.all() if jobs and not ran else ():
+                    await primary.pipeline(
                         [("SCRIPT", "FLUSH")]
                     )  # the word comes after the script, also when that is healed
                 ran += values(jobs)

@@ -105,7 +105,7 @@ async def test_patience_ends_with_an_error_that_says_what_may_have_happened(node
     slot = slot_of(TAG[1:-1])
     await store.run_one(slot, [("SET", f"{TAG}a", 1)])
     move = begin(nodes, slot)
-    sender = Sender(store.links, store.scripts, patience_s=0.2)
+    sender = Sender(store.servers, store.scripts, patience_s=0.2)
     both: list[Any] = [("INCR", f"{TAG}a"), ("MSETNX", f"{TAG}a", 1, f"{TAG}new", 1)]
     [refused, half] = await sender.run([(slot, both[1:]), (slot, both)])
     assert isinstance(refused, Unavailable)

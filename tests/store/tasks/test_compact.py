@@ -249,8 +249,8 @@ async def test_a_forgotten_script_does_not_part_the_tasks_from_their_ids(
     client: Client, store: Store, clock: ManualClock
 ) -> None:
     """Within a transaction an unknown script fails alone: the tasks would be stored and nobody know their ids."""
-    for link in store.links.all():
-        await link.pipeline([("SCRIPT", "FLUSH")])
+    for primary in store.servers.all():
+        await primary.pipeline([("SCRIPT", "FLUSH")])
     names = ids_of(store, 64)
     await put_all(client, names, place_of(clock))
     assert {(await client.get(name)).state for name in names} == {"pending"}

@@ -216,13 +216,13 @@ async def test_a_due_time_just_past_fires_at_once(ticker: Ticker, clock: ManualC
 async def test_script_flush_is_healed(ticker: Ticker, store: Store) -> None:
     """At any moment: before a put with id, a begin, a commit, a cancel."""
     for n in range(3):
-        for link in store.links.all():
-            await link.pipeline([("SCRIPT", "FLUSH")])
+        for primary in store.servers.all():
+            await primary.pipeline([("SCRIPT", "FLUSH")])
         await ticker.client.put("log:", n, id=f"id-{n}", after="1s")
         await ticker.client.put("log:", n, id=f"cancelled-{n}", after="1s")
-        for link in store.links.all():
-            await link.pipeline([("SCRIPT", "FLUSH")])
+        for primary in store.servers.all():
+            await primary.pipeline([("SCRIPT", "FLUSH")])
         assert await ticker.client.cancel(f"cancelled-{n}") == "cancelled"
-        for link in store.links.all():
-            await link.pipeline([("SCRIPT", "FLUSH")])
+        for primary in store.servers.all():
+            await primary.pipeline([("SCRIPT", "FLUSH")])
         assert [one.value() for one in await ticker.advance(seconds=1)] == [n]

@@ -233,8 +233,8 @@ Work = Callable[[], Awaitable[None]]
 @contextmanager
 def on_the_way(store: Store, match: Match, *, before: Work | None = None, after: Work | None = None) -> Iterator[None]:
     """Something happens just before the next such call reaches the server, or before its reply comes back."""
-    [link] = store.links.all()
-    send, waiting = link.pipeline, [True]
+    [primary] = store.servers.all()
+    send, waiting = primary.pipeline, [True]
 
     async def over(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
         if not waiting or not match(commands):
@@ -247,8 +247,8 @@ def on_the_way(store: Store, match: Match, *, before: Work | None = None, after:
             await after()
         return replies
 
-    vars(link)["pipeline"] = over
+    vars(primary)["pipeline"] = over
     try:
         yield
     finally:
-        del vars(link)["pipeline"]
+        del vars(primary)["pipeline"]

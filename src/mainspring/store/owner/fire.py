@@ -96,7 +96,7 @@ class TickReply(NamedTuple):
 
 async def tick(store: Store, sections: Sequence[Section]) -> list[TickReply | StoreError]:
     """Commit and begin for many partitions: one call a server, in a cluster one a partition."""
-    chunks = [[i] for i in range(len(sections))] if store.links.cluster else _chunks(sections)
+    chunks = [[i] for i in range(len(sections))] if store.servers.cluster else _chunks(sections)
     groups = [_tick_group(store, [sections[i] for i in chunk]) for chunk in chunks]
     answers: list[TickReply | StoreError] = []
     newest_us = 0

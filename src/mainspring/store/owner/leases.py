@@ -45,7 +45,7 @@ async def renew(store: Store, tokens: Mapping[int, bytes], *, lease_ms: int) -> 
     """Prolong the leases; False for a partition that has another owner now."""
     owned = list(tokens)
     # A script may not span slots in a cluster; on one server all leases are one call.
-    chunks = [[p] for p in owned] if store.links.cluster else [owned]
+    chunks = [[p] for p in owned] if store.servers.cluster else [owned]
     groups: list[Group] = []
     for chunk in chunks:
         owns = [store.keys.partitions[p].own for p in chunk]
@@ -66,7 +66,7 @@ async def last_calls(store: Store, tokens: Mapping[int, bytes]) -> dict[int, int
     """The number of the last call that the server remembers of each owner; -1 where it remembers another owner."""
     if not tokens:
         return {}
-    chunks = [[p] for p in tokens] if store.links.cluster else [list(tokens)]
+    chunks = [[p] for p in tokens] if store.servers.cluster else [list(tokens)]
     groups: list[Group] = []
     for chunk in chunks:
         keys = [store.keys.partitions[p] for p in chunk]

@@ -56,8 +56,10 @@ class Sender:
     same call wait with it. Without, it comes back at once, for a caller who has work for other slots as well.
     """
 
-    def __init__(self, links: Servers, scripts: Scripts, *, patience_s: float, timeout_s: float | None = None) -> None:
-        self._links = links
+    def __init__(
+        self, servers: Servers, scripts: Scripts, *, patience_s: float, timeout_s: float | None = None
+    ) -> None:
+        self._servers = servers
         self._scripts = scripts
         self._patience_s = patience_s
         self._timeout_s = timeout_s
@@ -75,7 +77,7 @@ class Sender:
     async def refresh(self) -> None:
         """Learn again who is primary, if anybody answers."""
         try:
-            await self._links.refresh()
+            await self._servers.refresh()
         except StoreError:
             return  # still unreachable: the next attempt finds out
 
@@ -110,26 +112,29 @@ class Sender:
             await self.refresh()
         for slot, node in moves:
             # After the refresh: of all servers this one knows best, and the others may not have heard of it yet.
-            self._links.learn(slot, node)
+            self._servers.learn(slot, node)
 
     def _named(self, part: GroupPart, slot: int) -> tuple[int, ServerAddress]:
         """The slot and the server that a redirect names."""
         assert part.error is not None
         try:
-            answered = self._links.for_slot(slot)
+            answered = self._servers.for_slot(slot)
         except StoreError:
-            answered = self._links.all()[0]
+            answered = self._servers.all()[0]
         return read_redirect(part.error, (answered.endpoint.host, answered.endpoint.port))
 
     async def _ask(
         self, groups: Sequence[Group], asked: list[GroupPart], results: GroupResults, durability: Durability
     ) -> None:
-        by_link: dict[Primary, list[GroupPart]] = {}
+        by_primary: dict[Primary, list[GroupPart]] = {}
         for part in asked:
             _, node = self._named(part, groups[part.group][0])
-            by_link.setdefault(self._links.at(node), []).append(part)
+            by_primary.setdefault(self._servers.at(node), []).append(part)
         await asyncio.gather(
-            *(self._send_to(link, groups, some, results, durability, asking=True) for link, some in by_link.items())
+            *(
+                self._send_to(primary, groups, some, results, durability, asking=True)
+                for primary, some in by_primary.items()
+            )
         )
 
     # -- sending -----------------------------------------------------------------------------------------
@@ -137,26 +142,26 @@ class Sender:
     async def _send(
         self, groups: Sequence[Group], parts: Sequence[GroupPart], results: GroupResults, durability: Durability
     ) -> None:
-        by_link: dict[Primary, list[GroupPart]] = {}
+        by_primary: dict[Primary, list[GroupPart]] = {}
         for part in parts:
             try:
-                link = self._links.for_slot(groups[part.group][0])
+                primary = self._servers.for_slot(groups[part.group][0])
             except StoreError as error:
                 results[part.group] = error
-                self._links.suspect()
+                self._servers.suspect()
                 continue
-            by_link.setdefault(link, []).append(part)
-        if len(by_link) == 1:
-            [(link, some)] = by_link.items()
-            await self._send_to(link, groups, some, results, durability)
+            by_primary.setdefault(primary, []).append(part)
+        if len(by_primary) == 1:
+            [(primary, some)] = by_primary.items()
+            await self._send_to(primary, groups, some, results, durability)
             return
         await asyncio.gather(
-            *(self._send_to(link, groups, some, results, durability) for link, some in by_link.items())
+            *(self._send_to(primary, groups, some, results, durability) for primary, some in by_primary.items())
         )
 
     async def _send_to(
         self,
-        link: Primary,
+        primary: Primary,
         groups: Sequence[Group],
         parts: list[GroupPart],
         results: GroupResults,
@@ -165,10 +170,10 @@ class Sender:
         asking: bool = False,
     ) -> None:
         commands = [command for part in parts for command in part.commands]
-        timeout_s = link.timeout_s if self._timeout_s is None else self._timeout_s
+        timeout_s = primary.timeout_s if self._timeout_s is None else self._timeout_s
         shortfall = None
         try:
-            pipeline = link.pipeline if durability.confirm is None else await self._confirmed(link)
+            pipeline = primary.pipeline if durability.confirm is None else await self._confirmed(primary)
             replies = await self._exchange(pipeline, commands, timeout_s, asking=asking)
             # What was refused was not stored: there is nothing to wait for, and nothing to say of how safe it is.
             if durability.confirm is not None and _executed(commands, replies):
@@ -177,7 +182,7 @@ class Sender:
             for part in parts:
                 results[part.group] = error
             if isinstance(error, Unavailable):
-                self._links.suspect()
+                self._servers.suspect()
             return
         at = 0
         for part in parts:
@@ -200,12 +205,12 @@ class Sender:
                 replies[j] = reply
         return replies
 
-    async def _confirmed(self, link: Primary) -> Pipeline:
+    async def _confirmed(self, primary: Primary) -> Pipeline:
         """A connection of its own: one that waits for disks or replicas would hold up everybody else."""
-        connection = self._waiting.get(link)
+        connection = self._waiting.get(primary)
         if connection is None or connection.closed:
-            self._waiting = {link: one for link, one in self._waiting.items() if not one.closed}
-            connection = self._waiting[link] = await link.dedicated()
+            self._waiting = {primary: one for primary, one in self._waiting.items() if not one.closed}
+            connection = self._waiting[primary] = await primary.dedicated()
         return connection.pipeline
 
 

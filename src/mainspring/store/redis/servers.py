@@ -185,20 +185,20 @@ class Subscription:
 
     async def _listen(self) -> bool:
         """Subscribe to what is not heard now, each server by itself; False while one of them is away."""
-        wanted, whole = self._by_link()
-        for link, listener in list(self._listeners.items()):
-            if listener.over or set(wanted.get(link, ())) != listener.channels:
-                del self._listeners[link]
+        wanted, whole = self._by_primary()
+        for primary, listener in list(self._listeners.items()):
+            if listener.over or set(wanted.get(primary, ())) != listener.channels:
+                del self._listeners[primary]
                 listener.close()
-        missing = [link for link in wanted if link not in self._listeners]
-        answers = await asyncio.gather(*(self._join(link, wanted[link]) for link in missing))
+        missing = [primary for primary in wanted if primary not in self._listeners]
+        answers = await asyncio.gather(*(self._join(primary, wanted[primary]) for primary in missing))
         if any(answers):
             self._on_connect()
         return whole and all(answers)
 
-    async def _join(self, link: Primary, channels: Sequence[str]) -> bool:
+    async def _join(self, primary: Primary, channels: Sequence[str]) -> bool:
         try:
-            listener = _Listener(await link.dedicated(), channels, self._on_message)
+            listener = _Listener(await primary.dedicated(), channels, self._on_message)
         except StoreError:
             return False  # the server is away; the caller polls meanwhile
         try:
@@ -209,10 +209,10 @@ class Subscription:
         except BaseException:
             listener.close()
             raise
-        self._listeners[link] = listener
+        self._listeners[primary] = listener
         return True
 
-    def _by_link(self) -> tuple[dict[Primary, list[str]], bool]:
+    def _by_primary(self) -> tuple[dict[Primary, list[str]], bool]:
         """Channels by server, and whether every channel has one."""
         groups: dict[Primary, list[str]] = defaultdict(list)
         whole = True
@@ -368,14 +368,14 @@ class Shared(Generic[T]):
 
 
 class Topology(Protocol):
-    """What a link must know of its surroundings: where channels live, and how to learn that anew."""
+    """Callbacks a primary needs: find the server of a channel, and refresh the topology."""
 
     def for_channel(self, channel: str) -> Primary: ...
 
     async def refresh(self) -> None: ...
 
     def keep(self, subscription: Subscription) -> None:
-        """Closes the subscription with everything else; it may outlive the link it was asked of."""
+        """Close the subscription together with everything else: it may outlive the primary it was made on."""
 
 
 class Primary:
@@ -501,20 +501,20 @@ class Servers:
     async def connect(cls, url: str, options: LinkOptions | None = None) -> Servers:
         """Finds the primaries and reaches them, or raises the error that says why not."""
         options = options or LinkOptions()
-        links = cls(_with_tls(parse_url(url), options), options)
+        servers = cls(_with_tls(parse_url(url), options), options)
         try:
-            await links.refresh()
-            await asyncio.gather(*(link.pipeline([("PING",)]) for link in links.all()))
+            await servers.refresh()
+            await asyncio.gather(*(primary.pipeline([("PING",)]) for primary in servers.all()))
         except BaseException:
-            await links.aclose()
+            await servers.aclose()
             raise
-        return links
+        return servers
 
     def for_slot(self, slot: int) -> Primary:
-        link = self._slots[slot]
-        if link is None:
+        primary = self._slots[slot]
+        if primary is None:
             raise Unavailable(f"no server of the cluster holds slot {slot}", sent=False)
-        return link
+        return primary
 
     def for_channel(self, channel: str) -> Primary:
         return self.for_slot(key_slot(channel.encode()))
@@ -536,10 +536,10 @@ class Servers:
 
     def at(self, node: ServerAddress) -> Primary:
         """The server with this address, which a redirect named."""
-        link = self._primaries.get(node) or self._guests.get(node)
-        if link is None:
-            link = self._guests[node] = Primary(self._base().at(*node), self._options, self)
-        return link
+        primary = self._primaries.get(node) or self._guests.get(node)
+        if primary is None:
+            primary = self._guests[node] = Primary(self._base().at(*node), self._options, self)
+        return primary
 
     def learn(self, slot: int, node: ServerAddress) -> None:
         """A server says who holds a slot: it knows before the others do."""
@@ -554,8 +554,8 @@ class Servers:
         self._refreshed.cancel()
         if self._looking is not None:
             self._looking.cancel()
-        for link in (*self._primaries.values(), *self._former, *self._guests.values()):
-            link.close()
+        for primary in (*self._primaries.values(), *self._former, *self._guests.values()):
+            primary.close()
 
     async def _look(self) -> None:
         with contextlib.suppress(StoreError):
@@ -638,17 +638,17 @@ class Servers:
         slots: list[Primary | None] = [None] * SLOTS
         base = self._base()
         for first, last, node in ranges:
-            link = self._primaries.get(node) or old.pop(node, None) or self._guests.pop(node, None)
-            if link is None:
-                link = Primary(base.at(*node) if base.path is None else base, self._options, self)
-            self._primaries[node] = link
-            slots[first : last + 1] = [link] * (last - first + 1)
+            primary = self._primaries.get(node) or old.pop(node, None) or self._guests.pop(node, None)
+            if primary is None:
+                primary = Primary(base.at(*node) if base.path is None else base, self._options, self)
+            self._primaries[node] = primary
+            slots[first : last + 1] = [primary] * (last - first + 1)
         self._slots = slots
         # A former primary may still owe replies; it is closed once nobody waits for them.
         self._former += old.values()
-        for link in [one for one in self._former if one.idle]:
-            self._former.remove(link)
-            link.close()
+        for primary in [one for one in self._former if one.idle]:
+            self._former.remove(primary)
+            primary.close()
 
 
 def _with_tls(endpoint: AnyEndpoint, options: LinkOptions) -> AnyEndpoint:

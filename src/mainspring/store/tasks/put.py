@@ -88,7 +88,7 @@ async def put_rows(
     pause_s = 0.0
     while True:
         # A small batch is one transaction on a server that takes all slots: few calls matter more than short ones.
-        together = not store.links.cluster and rows.size <= SMALL_BATCH
+        together = not store.servers.cluster and rows.size <= SMALL_BATCH
         transactions = [todo] if together else [[p] for p in todo]
         groups = [_transaction(store, rows, members, now_ms, resent=resent) for members in transactions]
         failures: dict[int, StoreError] = {}

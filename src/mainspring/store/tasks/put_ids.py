@@ -64,7 +64,7 @@ async def put_ids(
             shares.append(_Share(keys, 0, rows))
         else:
             shares += [_Share(keys, at, rows[at : at + MOST_AT_ONCE]) for at in range(0, len(rows), MOST_AT_ONCE)]
-    calls = _calls(shares, together=not store.links.cluster)
+    calls = _calls(shares, together=not store.servers.cluster)
     groups = [_group(store, call, now_ms, durability) for call in calls]
     answers: dict[int, dict[int, Address] | StoreError] = {p: {} for p in by_partition}
     for call, result in zip(calls, await store.run(groups, durability), strict=True):

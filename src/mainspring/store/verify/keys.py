@@ -87,19 +87,19 @@ async def check_keys(store: Store, unreadable: Collection[int]) -> AsyncIterator
     fixed = fixed_keys(store.keys)
     by_tag = {keys.tag.encode(): keys for keys in store.keys.partitions}
     told: set[tuple[str, str]] = set()  # a scan may show a key twice, and a slice has several keys
-    for link in store.links.all():
-        async for page in _pages(link, store.keys.namespace):
+    for primary in store.servers.all():
+        async for page in _pages(primary, store.keys.namespace):
             loose = [key for key in page if key not in fixed and not _PASSING.fullmatch(key)]
-            async for finding in _check_page(store, link, loose, by_tag, unreadable):
+            async for finding in _check_page(store, primary, loose, by_tag, unreadable):
                 if (finding.kind, finding.where) not in told:
                     told.add((finding.kind, finding.where))
                     yield finding
 
 
-async def _pages(link: Primary, namespace: str) -> AsyncIterator[list[bytes]]:
+async def _pages(primary: Primary, namespace: str) -> AsyncIterator[list[bytes]]:
     cursor = b"0"
     while True:
-        [reply] = await link.pipeline([("SCAN", cursor, "MATCH", f"{{{namespace}[:}}]*", "COUNT", KEYS_A_PAGE)])
+        [reply] = await primary.pipeline([("SCAN", cursor, "MATCH", f"{{{namespace}[:}}]*", "COUNT", KEYS_A_PAGE)])
         if isinstance(reply, hiredis.ReplyError):
             raise error_of(reply)
         cursor, keys = reply
@@ -110,12 +110,12 @@ async def _pages(link: Primary, namespace: str) -> AsyncIterator[list[bytes]]:
 
 async def _check_page(
     store: Store,
-    link: Primary,
+    primary: Primary,
     page: Sequence[bytes],
     by_tag: dict[bytes, PartitionKeys],
     unreadable: Collection[int],
 ) -> AsyncIterator[VerifyFinding]:
-    types = await link.pipeline([("TYPE", key) for key in page])
+    types = await primary.pipeline([("TYPE", key) for key in page])
     places: dict[int, set[Slice]] = {}
     for key, found in zip(page, types, strict=True):
         match = _SLICE_KEY.fullmatch(key)
