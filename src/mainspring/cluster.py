@@ -91,7 +91,7 @@ class Membership:
         self._store = store
         # One that does not answer, or not now, is asked again by the next step: a stop must not wait for it, and
         # a beat that hangs would cost the membership.
-        self._hurried = store.hurried(timeout_s=max(1.0, lease_s / 2))
+        self._hurried = store.urgent(timeout_s=max(1.0, lease_s / 2))
         self._who = Identity(node, secrets.token_hex(8), int(lease_s * 1000))
         self.lease_s = lease_s
         self._describe = describe

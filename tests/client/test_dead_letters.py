@@ -61,7 +61,7 @@ async def ids(client: Client, **options: Any) -> list[str]:
 
 async def even(store: Store) -> None:
     report = await verify(store)
-    assert not report.found, report.told
+    assert not report.found, report.reported
     await balance(store)
 
 

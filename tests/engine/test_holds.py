@@ -73,14 +73,14 @@ async def test_what_waits_behind_a_failed_head_is_moved_aside_and_comes_back_in_
     assert values(await ticker.advance(seconds=5)) == [0]
     [place] = await hold_slices(store)
     assert (await balance(store)).spilled == MANY - 1
-    assert not (await verify(store)).told
+    assert not (await verify(store)).reported
     ticker.clock.advance(seconds=5)
     await ticker.turn()
     assert await slices_in_time(store) == 1, "only the slice of the retry is left: the others could be dropped"
     assert values(await ticker.advance(seconds=60)) == list(range(MANY))
     await ticker.advance(seconds=5)
     assert await hold_slices(store) == []
-    assert not (await verify(store)).told
+    assert not (await verify(store)).reported
     assert place.is_hold
 
 
@@ -220,7 +220,7 @@ async def test_a_spilled_task_can_be_found_listed_counted_moved_and_cancelled(ti
     await client.reschedule("named", after="6m")
     assert (await client.put("log:", "again", id="named", lane="a", after="1s")).outcome == "kept"
     await balance(store)
-    assert not (await verify(store)).told
+    assert not (await verify(store)).reported
     assert values(await ticker.advance(minutes=2)) == [n for n in range(MANY) if n not in (3, 4)]
     assert values(await ticker.advance(minutes=6)) == [4, "named"]
 

@@ -70,7 +70,7 @@ async def test_park_stops_the_lane_at_the_first_failure_until_somebody_acts(
     assert (other.lane, other.state, other.behind) == ("other", "parked", 1)
     assert (await ticker.client.get(head)).state == "pending"
     assert await list_dead(store) == []
-    assert not (await verify(store)).told
+    assert not (await verify(store)).reported
     target.failing.clear()
     assert await ticker.client.lane_resume("a") == "ok"
     assert values(await ticker.advance(seconds=1)) == [0, 1, 2, 3]
@@ -181,7 +181,7 @@ async def test_a_head_that_is_skipped_by_hand_is_a_dead_letter_and_its_lane_goes
     assert (await ticker.client.dead_replay(letter.id)).outcome == "replayed"
     keys = store.keys.partitions[partition_of("a", 4)]
     assert await store.run_one(keys.slot, [("HLEN", keys.held)]) == [0]
-    assert not (await verify(store)).told
+    assert not (await verify(store)).reported
 
 
 @pytest.mark.parametrize("by", ["lane_resume", "lane_retry_head"])

@@ -30,7 +30,7 @@ async def test_a_paused_target_holds_its_tasks_and_no_others(ticker: Ticker, sto
     await client.put_many(Task(f"kafka:{name}", f"{name}{n}", after=f"{n}s") for n in range(5) for name in "ab")
     assert sorted(values(await ticker.advance(seconds=10))) == [f"b{n}" for n in range(5)]
     assert (await balance(store)).spilled == 5
-    assert not (await verify(store)).told
+    assert not (await verify(store)).reported
     assert await client.resume(target="kafka:a")
     assert sorted(values(await ticker.turn())) == [f"a{n}" for n in range(5)]
     await ticker.advance(seconds=10)

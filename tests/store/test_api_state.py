@@ -9,7 +9,7 @@ from mainspring.model.errors import InvalidInput
 from mainspring.store import records
 from mainspring.store.access import add_key, list_keys, new_key_id, read_audit, record_change, revoke_key
 from mainspring.store.records import Claim, KeptAnswer
-from mainspring.store.store import Store, sibling
+from mainspring.store.store import Store
 from tests.support.verifying import found
 
 
@@ -67,23 +67,23 @@ async def test_an_answer_is_claimed_once_and_kept(store: Store) -> None:
 
 
 async def test_a_neighbour_is_found_and_never_made(store: Store, client: Client) -> None:
-    assert await sibling(store, f"{store.keys.namespace}x") is None
-    same = await sibling(store, store.keys.namespace)
+    assert await store.open_namespace(f"{store.keys.namespace}x") is None
+    same = await store.open_namespace(store.keys.namespace)
     assert same is not None
     assert len(same.keys) == len(store.keys)
     handle = await Client.over(same).put("null:", 1, at=store.clock.now_ms() + 60_000)
     assert (await client.get(handle.id)).state == "pending"
     await store.run_one(store.keys.slot, [("HSET", store.keys.meta, "format", "99")])
-    assert await sibling(store, store.keys.namespace) is None
+    assert await store.open_namespace(store.keys.namespace) is None
     await store.run_one(store.keys.slot, [("HSET", store.keys.meta, "format", "1")])
 
 
 async def test_a_namespace_that_is_another_programs_is_none(store: Store) -> None:
     name = f"{store.keys.namespace}:x"  # a key of ours that holds something else
     with pytest.raises(InvalidInput):
-        await sibling(store, name)
+        await store.open_namespace(name)
     await store.run_one(store.keys.slot, [("RENAME", store.keys.meta, store.keys.audit), ("SET", store.keys.meta, "x")])
-    assert await sibling(store, store.keys.namespace) is None
+    assert await store.open_namespace(store.keys.namespace) is None
     await store.run_one(store.keys.slot, [("RENAME", store.keys.audit, store.keys.meta)])
 
 

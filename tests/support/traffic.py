@@ -80,7 +80,7 @@ async def scene(url: str, *, lease_s: float = 6.0, fire: bool = True) -> AsyncIt
     namespace = f"t{uuid.uuid4().hex[:8]}"
     store = await Store.open(url, namespace=namespace, partitions=PARTITIONS, options=QUICK)
     # Longer than any wait of a test: who holds up others by waiting is found out.
-    store._sender._patience_s = 120.0
+    store._sender._retry_for_s = 120.0
     made = Scene(store, lease_s)
     try:
         if fire:

@@ -24,7 +24,7 @@ async def repaired(store: Store) -> Report:
     """Repair, all of it; and a second look finds nothing."""
     report = await verify(store, repair=True)
     assert report.left == 0, report.as_dict()
-    assert all(one.repair is not None and one.repair.text for one in report.told), "every repair is reported"
+    assert all(one.repair is not None and one.repair.text for one in report.reported), "every repair is reported"
     assert await found(store) == {}
     return report
 

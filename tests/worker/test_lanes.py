@@ -78,7 +78,7 @@ async def test_park_stops_the_lane_at_the_first_failure_also_one_for_good(
     head, behind = [await ticker.client.explain(f"order {n}", lane="a") for n in (0, 1)]
     assert (head.code, behind.code, behind.head_id) == ("parked", "parked", "order 0")
     assert await ticker.client.find_result("order 0", lane="a") is None, "it is not over"
-    assert not (await verify(store)).told
+    assert not (await verify(store)).reported
     [failure] = shop.told
     assert (failure.id, failure.outcome, failure.next_at_ms) == ("order 0", "parked", None)
     shop.failing.clear()

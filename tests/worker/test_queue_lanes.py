@@ -101,7 +101,7 @@ async def test_one_queue_skips_its_failing_heads_another_parks_and_the_rest_bloc
         assert await ticker.client.lane_resume("strict") == "ok"
         await ticker.advance(seconds=1)
         assert program.ran["strict"] == [0, 0, 1]
-        assert not (await verify(store)).told
+        assert not (await verify(store)).reported
 
 
 @pytest.mark.parametrize(("node", "queue", "fate"), [("block", "park", "parked"), ("park", "block", "dead")])

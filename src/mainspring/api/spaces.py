@@ -9,7 +9,6 @@ from ..client.client import Client
 from ..model.errors import Conflict, MainspringError, NotConfirmed, StoreError
 from ..model.task import Handle, OnConflict, Task
 from ..node.node import Node
-from ..store.store import sibling
 from .asgi import Problem, not_ready
 
 log = logging.getLogger("mainspring.api")
@@ -206,7 +205,7 @@ class Spaces:
         if namespace == self._node.config.namespace:
             return home
         if namespace not in self._others:
-            store = await sibling(home.client.store, namespace)
+            store = await home.client.store.open_namespace(namespace)
             if store is None:
                 raise no_such_namespace(namespace)
             if len(self._others) >= MAX_SPACES:

@@ -19,7 +19,7 @@ from mainspring.store.redis.servers import Servers
 from mainspring.store.server_checks import Check
 from mainspring.store.store import Store
 from mainspring.store.verify.checks import verify
-from mainspring.store.verify.report import KINDS, Books, Report, Told
+from mainspring.store.verify.report import KINDS, Report, ReportedFinding, TaskCounters
 
 if TYPE_CHECKING:
     from mainspring.client.http import Api
@@ -124,21 +124,21 @@ async def _check_there(url: str, config: Config) -> None:
 def as_text(report: Report, *, repair: bool) -> str:
     total = report.total
     lines = [f"namespace {report.namespace}: {report.partitions} partitions, {report.slices} slices", _sum_of(total)]
-    lines += [f"partition {number}: {_sum_of(books)}" for number, books in report.uneven.items()]
+    lines += [f"partition {number}: {_sum_of(counters)}" for number, counters in report.uneven.items()]
     if not report.found:
         return "\n".join([*lines, "the books are even, nothing is orphaned"])
     for kind, count in report.found.items():
-        told = [one for one in report.told if one.finding.kind == kind]
+        reported = [one for one in report.reported if one.finding.kind == kind]
         lines += ["", f"{kind}: {KINDS[kind]} ({count})"]
-        lines += [line for one in told[:MOST_SHOWN] for line in _lines_of(one)]
+        lines += [line for one in reported[:MOST_SHOWN] for line in _lines_of(one)]
         if count > MOST_SHOWN:
             lines.append(f"  and {count - MOST_SHOWN} more; --json tells them")
     end = f"{report.repaired.total()} repaired, {report.left} left" if repair else "to repair, add --repair"
     return "\n".join([*lines, "", f"findings: {report.found.total()}; {end}"])
 
 
-def _lines_of(told: Told) -> list[str]:
-    finding, repair = told
+def _lines_of(reported: ReportedFinding) -> list[str]:
+    finding, repair = reported
     place = "" if finding.partition is None else f"partition {finding.partition}  "
     lines = [f"  {place}{finding.where}", f"    {finding.problem}"]
     if repair is not None:
@@ -148,10 +148,10 @@ def _lines_of(told: Told) -> list[str]:
     return lines
 
 
-def _sum_of(books: Books) -> str:
-    parts = " + ".join(f"{name} {getattr(books, name)}" for name in _PARTS)
-    missing = f" + missing {books.missing}" if books.missing else ""
-    return f"accepted {books.accepted} = {parts}{missing}"
+def _sum_of(counters: TaskCounters) -> str:
+    parts = " + ".join(f"{name} {getattr(counters, name)}" for name in _PARTS)
+    missing = f" + missing {counters.missing}" if counters.missing else ""
+    return f"accepted {counters.accepted} = {parts}{missing}"
 
 
 _PARTS: Final = ("pending", "fired", "queued", "done", "cancelled", "replaced", "dead")

@@ -515,17 +515,17 @@ class _Outage:
     def __init__(self, store: Store, wait_s: float) -> None:
         self._store = store
         self._wait_s = wait_s
-        self._patience: RetryWindow | None = None
+        self._window: RetryWindow | None = None
         self._failure: StoreError | None = None
 
     async def goes_on(self, failure: StoreError) -> None:
         """Wait before the next question, or raise the failure."""
         self._failure = failure
-        self._patience = self._patience or RetryWindow(self._store, self._wait_s)
-        await self._patience.after(failure)
+        self._window = self._window or RetryWindow(self._store, self._wait_s)
+        await self._window.after(failure)
 
     def ends(self) -> None:
-        self._patience = self._failure = None
+        self._window = self._failure = None
 
     @property
     def told(self) -> str:

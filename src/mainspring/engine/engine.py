@@ -72,7 +72,7 @@ class Engine:
     def __init__(self, store: Store, sinks: Mapping[str, Sink], options: EngineOptions | None = None) -> None:
         self.options = options = options or EngineOptions()
         # Half a lease: a server that hangs must not cost the partitions of the others.
-        self.store = store = store.hurried(timeout_s=max(1.0, options.lease_s / 2))
+        self.store = store = store.urgent(timeout_s=max(1.0, options.lease_s / 2))
         self.owned: dict[int, Partition] = {}
         self.ownership_changed: Callable[[], None] = _nobody_asks
         """Called when partitions came, went, or are waited for; the cluster's role sets it."""

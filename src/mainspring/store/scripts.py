@@ -60,7 +60,7 @@ _NEEDS: Final = {
     "repair_id": ("time", "verify_id"),
     "repair_lane": ("unseat",),
     "repair_dead": (),
-    "repair_books": (),
+    "repair_counters": (),
     "unpause": (),
     "once_forget": (),
     "lane_skip": ("entry",),

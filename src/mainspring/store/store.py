@@ -25,8 +25,8 @@ FORMAT: Final = 1
 DEFAULT_PARTITIONS: Final = 32
 REACH_S: Final = 2.0
 """How long a probe waits for the server's answer."""
-PATIENCE_S: Final = 10.0
-"""How long a call waits for a slot that is on its way, and for a server that is not up to it yet."""
+RETRY_FOR_S: Final = 10.0
+"""Seconds a call keeps retrying while a slot moves or a server is not ready."""
 
 
 class Store:
@@ -38,7 +38,7 @@ class Store:
         keyspace: Keyspace,
         clock: Clock,
         *,
-        patience_s: float = PATIENCE_S,
+        retry_for_s: float = RETRY_FOR_S,
         timeout_s: float | None = None,
     ) -> None:
         self.servers = servers
@@ -46,7 +46,7 @@ class Store:
         self.clock = clock
         self.scripts = Scripts(clock)
         self._ask_from_s = 0.0
-        self._sender = Sender(servers, self.scripts, patience_s=patience_s, timeout_s=timeout_s)
+        self._sender = Sender(servers, self.scripts, retry_for_s=retry_for_s, timeout_s=timeout_s)
 
     @classmethod
     async def open(
@@ -67,7 +67,7 @@ class Store:
         clock = clock or ServerClock()
         servers = await Servers.connect(url, options or LinkOptions())
         try:
-            sender = Sender(servers, Scripts(clock), patience_s=PATIENCE_S)
+            sender = Sender(servers, Scripts(clock), retry_for_s=RETRY_FOR_S)
             count = await _agree_on_format(sender, namespace, partitions, makes=makes)
             store = cls(servers, Keyspace(namespace, count), clock)
             await store.sample_clock()
@@ -76,16 +76,32 @@ class Store:
             raise
         return store
 
-    def hurried(self, timeout_s: float) -> "Store":
-        """The same, for an owner of many partitions: one that cannot be served now must not hold up the others.
+    def urgent(self, timeout_s: float) -> "Store":
+        """Return a store that fails fast, for an owner of many partitions: one slot must not delay the others.
 
-        What a server refuses for the moment (a slot on its way, a cluster that is down) comes back at once, and a
-        server that does not answer within `timeout_s` is taken for lost. The owner comes again by itself.
+        A temporary refusal (a slot that is moving, a cluster that is down) is returned at once, and a server that does
+        not answer within `timeout_s` counts as lost. The owner retries by itself.
         """
-        # A clock that is held by hand stands still while a slow machine works: no lease ends meanwhile.
+        # A manual clock does not move while a slow machine works, so no lease ends meanwhile.
         return Store(
-            self.servers, self.keys, self.clock, patience_s=0.0, timeout_s=None if self.clock.manual else timeout_s
+            self.servers, self.keys, self.clock, retry_for_s=0.0, timeout_s=None if self.clock.manual else timeout_s
         )
+
+    async def open_namespace(self, namespace: str) -> "Store | None":
+        """Return the store of another namespace on the same servers.
+
+        None if it does not exist, or if this version (or this user) may not read it.
+        """
+        check_namespace(namespace)
+        ask: RedisCommand = ("HMGET", meta_key(namespace), "format", "partitions")
+        try:
+            [known] = await self.run_one(slot_of(namespace), [ask])
+        except Refused:
+            return None  # the server's ACL denies it, or the key belongs to another program
+        found_format, partitions = ((int(raw) if raw and raw.isdigit() else 0) for raw in known)
+        if found_format != FORMAT or not 1 <= partitions <= 4096:
+            return None
+        return Store(self.servers, Keyspace(namespace, partitions), self.clock)
 
     async def aclose(self) -> None:
         await self.servers.aclose()
@@ -99,12 +115,14 @@ class Store:
         return self.clock.now_ms()
 
     async def fresh_ms(self) -> int:
-        """The server's time, for a delay to be counted from: asked for again where nobody has done so lately.
+        """Return the server's time, to count a delay from; ask for it again if the last sample is old.
 
-        Where it cannot be asked the estimate has to do; whatever the time is wanted for will tell of that.
+        If the server does not answer, use the estimate: the call that needs the time will report the failure.
         """
         if self.clock.old and time.monotonic() >= self._ask_from_s and not await self.reachable():
-            self._ask_from_s = time.monotonic() + OLD_S  # in a cluster others may answer: do not hold them up
+            self._ask_from_s = (
+                time.monotonic() + OLD_S
+            )  # in a cluster other servers may answer: do not delay those calls
         return self.clock.now_ms()
 
     async def reachable(self) -> bool:
@@ -154,7 +172,7 @@ async def _agree_on_format(sender: Sender, namespace: str, partitions: int | Non
     if known == [None, None]:
         if not makes:
             return wanted
-        # Asked first: on a full server nothing can be written, and a node must still be able to open what is there.
+        # Read first: a full server refuses writes, and a node must still be able to open an existing namespace.
         new: list[RedisCommand] = [("HSETNX", key, "format", FORMAT), ("HSETNX", key, "partitions", wanted), ask]
         known = (await _answered(sender, slot, new))[2]
     try:
@@ -189,15 +207,15 @@ async def _answered(sender: Sender, slot: int, commands: list[RedisCommand]) -> 
 def _as_result(commands: list[RedisCommand], result: Replies | StoreError) -> Replies | StoreError:
     if isinstance(result, NotConfirmed) and result.replies is not None:
         if isinstance(_as_result(commands, list(result.replies)), StoreError):
-            result.replies = None  # not all of it was done, and nobody may read it as if it were
+            result.replies = None  # not everything was done, so it must not be read as if it were
         return result
     if isinstance(result, StoreError):
         return result
     for command, reply in zip(commands, result, strict=True):
         if isinstance(reply, hiredis.ReplyError):
             if command[0] == "SPUBLISH" and commands[0][0] != "SPUBLISH":
-                # What it tells of is done. As a failure it would be done once more.
-                _tell_unheard(str(reply))
+                # The write it announces is done. Reported as a failure, it would be repeated.
+                _warn_unheard(str(reply))
                 continue
             return error_of(reply)
         # Only a transaction nests errors; other lists may be long and are not looked through.
@@ -209,8 +227,8 @@ def _as_result(commands: list[RedisCommand], result: Replies | StoreError) -> Re
 
 
 @lru_cache(maxsize=64)
-def _tell_unheard(refusal: str) -> None:
-    """Once each: this comes with every call."""
+def _warn_unheard(refusal: str) -> None:
+    """Warn once for each refusal: every call meets it."""
     if refusal.startswith("NOPERM"):
         log.warning(
             "nodes and workers cannot be called (%s): they find what is due by looking, and may be late. Give the user"
@@ -233,17 +251,3 @@ def _checked(reply: Any) -> Any:
     if isinstance(reply, hiredis.ReplyError):
         raise error_of(reply)
     return reply
-
-
-async def sibling(store: Store, namespace: str) -> Store | None:
-    """A store for it; None when there is no such namespace, or none that this version (or this user) may read."""
-    check_namespace(namespace)
-    ask: RedisCommand = ("HMGET", meta_key(namespace), "format", "partitions")
-    try:
-        [known] = await store.run_one(slot_of(namespace), [ask])
-    except Refused:
-        return None  # the server's own rules keep it from us, or the key is another program's
-    found_format, partitions = ((int(raw) if raw and raw.isdigit() else 0) for raw in known)
-    if found_format != FORMAT or not 1 <= partitions <= 4096:
-        return None
-    return Store(store.servers, Keyspace(namespace, partitions), store.clock)

@@ -59,7 +59,7 @@ async def test_of_a_group_only_what_was_refused_is_repeated(nodes: ServerCluster
     move.take(f"{TAG}b")
     commands: list[Any] = [("RPUSH", f"{TAG}a", "new"), ("RPUSH", f"{TAG}b", "new"), ("LLEN", f"{TAG}a")]
     assert await store.run_one(slot, commands) == [2, 2, 2]
-    assert await store.hurried(5).run_one(slot, [("LLEN", f"{TAG}b")]) == [2]
+    assert await store.urgent(5).run_one(slot, [("LLEN", f"{TAG}b")]) == [2]
     while move.step(10):
         pass
     move.finish()
@@ -76,7 +76,7 @@ async def test_a_call_on_keys_that_have_all_left_is_asked_for_where_they_are(
     while move.step(10):
         pass
     transaction: list[Any] = [("MULTI",), *(("INCR", name) for name in names), ("EXEC",)]
-    brisk = store.hurried(5)
+    brisk = store.urgent(5)
     assert (await brisk.run_one(slot, transaction))[-1] == [2, 2]
     script = "return redis.call('INCR', KEYS[1]) + redis.call('INCR', KEYS[2])"
     assert await brisk.run_one(slot, [("EVAL", script, 2, *names)]) == [6]
@@ -93,7 +93,7 @@ async def test_a_call_on_split_keys_waits_for_the_end_of_the_move(nodes: ServerC
     transaction: list[Any] = [("MULTI",), *(("INCR", name) for name in names), ("INCR", f"{TAG}new"), ("EXEC",)]
     waiting = asyncio.create_task(store.run_one(slot, transaction))
     with pytest.raises(Unavailable, match=f"slot {slot} is on its way") as caught:
-        await store.hurried(5).run_one(slot, transaction)
+        await store.urgent(5).run_one(slot, transaction)
     assert not caught.value.sent, "nothing was executed, so a put may be sent again without a mark"
     while move.step(10):
         pass
@@ -105,7 +105,7 @@ async def test_patience_ends_with_an_error_that_says_what_may_have_happened(node
     slot = slot_of(TAG[1:-1])
     await store.run_one(slot, [("SET", f"{TAG}a", 1)])
     move = begin(nodes, slot)
-    sender = Sender(store.servers, store.scripts, patience_s=0.2)
+    sender = Sender(store.servers, store.scripts, retry_for_s=0.2)
     both: list[Any] = [("INCR", f"{TAG}a"), ("MSETNX", f"{TAG}a", 1, f"{TAG}new", 1)]
     [refused, half] = await sender.run([(slot, both[1:]), (slot, both)])
     assert isinstance(refused, Unavailable)
@@ -150,7 +150,7 @@ async def test_a_put_makes_no_key_anew_on_the_server_that_it_has_left(nodes: Ser
     # Due at once, so that the put wakes the owner as well.
     waiting = asyncio.create_task(client.put_many([Task("log:", lane=lane), Task("log:", lane=lane, after="1h")]))
     with pytest.raises(Unavailable, match="on its way"):
-        await Client.over(store.hurried(5)).put("log:", lane=lane)
+        await Client.over(store.urgent(5)).put("log:", lane=lane)
     assert move.left() == before
     while await asyncio.to_thread(move.step, 5):
         pass

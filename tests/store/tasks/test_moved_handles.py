@@ -69,7 +69,7 @@ async def test_a_task_that_moved_and_was_cancelled_there_is_not_told_as_done(
     assert (await ticker.client.explain(handle)).code == "cancelled"
     assert await ticker.client.cancel(handle) == "cancelled", "and says so again"
     assert (await balance(ticker.store)).cancelled == 1
-    assert not (await verify(ticker.store)).told
+    assert not (await verify(ticker.store)).reported
 
 
 @WAYS
@@ -110,7 +110,7 @@ async def test_a_takeover_reads_marks_as_what_is_over(
     await second.client.resume()
     assert await second.advance(minutes=2) == []
     assert (await balance(store)).cancelled == 1
-    assert not (await verify(store)).told
+    assert not (await verify(store)).reported
 
 
 @pytest.mark.parametrize("way", ["held", "retried"])
@@ -174,7 +174,7 @@ async def test_an_attempt_that_a_worker_asked_for_is_found_too(
     assert await ticker.client.cancel(handle.id) == "cancelled"
     assert (await ticker.client.get(handle.id)).state == "cancelled"
     assert (await balance(store)).cancelled == 1
-    assert not (await verify(store)).told
+    assert not (await verify(store)).reported
 
 
 async def test_a_failed_head_that_was_given_up_is_dead_by_every_handle(ticker: Ticker) -> None:

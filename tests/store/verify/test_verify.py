@@ -217,8 +217,8 @@ async def test_unknown_keys_and_wrong_types_are_told_and_left_to_a_person(client
     assert await found(store) == {"unknown-key": 4, "wrong-type": 2}
     report = await verify(store, repair=True)
     assert report.left == 6
-    assert all(one.repair is not None and not one.repair.done and one.repair.text for one in report.told)
-    assert sorted(report.books) == [p for p in range(len(store.keys)) if p not in (keys.number, other.number)]
+    assert all(one.repair is not None and not one.repair.done and one.repair.text for one in report.reported)
+    assert sorted(report.counters) == [p for p in range(len(store.keys)) if p not in (keys.number, other.number)]
     for name, slot in planted.items():
         await store.run_one(slot, [("DEL", name)])
     assert await found(store) == {}
@@ -239,7 +239,7 @@ async def test_a_partition_that_never_holds_still_is_not_called_proven(
         await client.put("log:", after="1h", lane="a")
     report = await reading
     assert report.found == {"not-proven": 1}
-    assert "calmer" in report.told[0].finding.advice
+    assert "calmer" in report.reported[0].finding.advice
 
 
 async def test_a_busy_partition_is_proven_in_one_step_where_that_is_not_too_much(

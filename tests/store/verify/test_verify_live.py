@@ -18,7 +18,7 @@ from mainspring.store.store import Store
 from mainspring.store.verify import checks
 from mainspring.store.verify import keys as keys_module
 from mainspring.store.verify.checks import verify
-from mainspring.store.verify.report import Books
+from mainspring.store.verify.report import TaskCounters
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import bad_road
 from mainspring.testing.servers import Server, ServerCluster
@@ -107,9 +107,9 @@ async def flowing(traffic: Traffic) -> AsyncIterator[Traffic]:
         await running
 
 
-async def watch(store: Store, rounds: int) -> Books:
+async def watch(store: Store, rounds: int) -> TaskCounters:
     """Verify again and again; nothing may be found, and the traffic must go on."""
-    books = Books()
+    books = TaskCounters()
     for _ in range(rounds):
         report = await verify(store)
         assert report.found == {}, report.as_dict()

@@ -90,7 +90,7 @@ async def test_a_slice_without_entries_is_removed(ticker: Ticker) -> None:
     await raw(store, keys.number, "DEL", keys.entries(address.slice.name))
     assert await found(store) == {"empty-slice": 1, "unbalanced": 1}
     report = await repaired(store)
-    assert "accepted tasks that are nowhere: 1" in report.told[-1].finding.problem, "what is lost is said"
+    assert "accepted tasks that are nowhere: 1" in report.reported[-1].finding.problem, "what is lost is said"
     assert (await balance(store)).accepted == 0
 
 
@@ -186,7 +186,7 @@ async def test_an_id_that_was_set_right_meanwhile_is_left_alone(ticker: Ticker) 
     keys = home(store, "a")
     [idh, address] = await raw(store, keys.number, "HGETALL", keys.ids)
     await raw(store, keys.number, "HSET", keys.ids, idh, address[:10] + b"\0\0\0\x63")
-    [told] = (await verify(store)).told
+    [told] = (await verify(store)).reported
     await raw(store, keys.number, "HSET", keys.ids, idh, address)
     assert told.finding.repair is not None
     assert "changed" in (await told.finding.repair()).text

@@ -50,18 +50,18 @@ class GroupPart(NamedTuple):
 
 
 class Sender:
-    """One pipeline a server for all groups of a call.
+    """Sends all groups of a call, in one pipeline per server.
 
-    With `patience_s` a call waits that long for a slot that moves or a server that is not up to it; the others of the
-    same call wait with it. Without, it comes back at once, for a caller who has work for other slots as well.
+    A call retries for `retry_for_s` while a slot moves or a server is not ready; the other groups of the same call wait
+    with it. With 0 it returns at once, for a caller that has work for other slots.
     """
 
     def __init__(
-        self, servers: Servers, scripts: Scripts, *, patience_s: float, timeout_s: float | None = None
+        self, servers: Servers, scripts: Scripts, *, retry_for_s: float, timeout_s: float | None = None
     ) -> None:
         self._servers = servers
         self._scripts = scripts
-        self._patience_s = patience_s
+        self._retry_for_s = retry_for_s
         self._timeout_s = timeout_s
         self._waiting: dict[Primary, Connection] = {}
 
@@ -86,14 +86,14 @@ class Sender:
     async def _repeat(
         self, groups: Sequence[Group], refused: list[GroupPart], results: GroupResults, durability: Durability
     ) -> None:
-        deadline = asyncio.get_running_loop().time() + self._patience_s
+        deadline = asyncio.get_running_loop().time() + self._retry_for_s
         pause_s = 0.0
         while refused:
             asked = [part for part in refused if part.refusal == "ask"]
             if asked:
                 await self._ask(groups, asked, results, durability)
                 refused = _refused(groups, results, {part.group for part in refused})
-            again = refused if self._patience_s else [part for part in refused if part.refusal in _ELSEWHERE]
+            again = refused if self._retry_for_s else [part for part in refused if part.refusal in _ELSEWHERE]
             if not again or (pause_s and asyncio.get_running_loop().time() > deadline):
                 break
             await self._learn(groups, again, pause_s)

@@ -236,7 +236,7 @@ async def drop(store: Store, letters: Sequence[KeptLetter], *, wait_s: float = 0
     """Forget letters for good; False for one that had gone, or died again, before."""
     dropped = [False] * len(letters)
     unsure: set[int] = set()
-    todo, patience = list(range(len(letters))), RetryWindow(store, wait_s)
+    todo, window = list(range(len(letters))), RetryWindow(store, wait_s)
     while todo:
         by_partition: dict[int, list[int]] = {}
         for i in todo:
@@ -253,7 +253,7 @@ async def drop(store: Store, letters: Sequence[KeptLetter], *, wait_s: float = 0
                 # After a lost reply it was most likely our own call that took it away.
                 dropped[i] = answer == 1 or i in unsure
         if failure is not None:
-            await patience.after(failure)
+            await window.after(failure)
     return dropped
 
 
@@ -355,7 +355,7 @@ class Replayer:
     async def _fulfil(self, wishes: list[_Wish], now_ms: int) -> list[tuple[int, Replayed]]:
         raws = await look_up_packed(self._store, [(one.kept.place[1], one.kept.place[2]) for one in wishes])
         todo = [_Attempt(wish, raw or b"") for wish, raw in zip(wishes, raws, strict=True)]
-        patience = RetryWindow(self._store, self._wait_s)
+        window = RetryWindow(self._store, self._wait_s)
         answers: list[tuple[int, Replayed]] = []
         while todo:
             by_partition: dict[int, list[_Attempt]] = {}
@@ -371,7 +371,7 @@ class Replayer:
                     continue
                 todo += self._learn(attempts, result[0], answers)
             if failure is not None:
-                await patience.after(failure)
+                await window.after(failure)
         return answers
 
     def _learn(

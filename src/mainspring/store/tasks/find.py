@@ -207,7 +207,7 @@ class Finder:
     ) -> Address:
         """Put a pending task in another place; its old place points to the new one. With `expired` also one whose time
         is over by then: it is recorded as such there."""
-        contest, left = ConflictBackoff("cannot be moved: it"), None
+        backoff, left = ConflictBackoff("cannot be moved: it"), None
         while True:
             located = await self.find(reference)
             if located is None:
@@ -236,7 +236,7 @@ class Finder:
             if (gone and address == left) or not (gone or result.status == "changed"):
                 raise Conflict(f"cannot be moved: {result.status}")
             left = address if gone else None
-            await contest.lost()
+            await backoff.wait()
 
 
 class Unplaced:

@@ -14,27 +14,27 @@ from ..redis.sender import Group
 from ..store import Store
 from .put import WAKE_MS, fresh_score
 
-CONTEST_S: Final = 30.0
+CONFLICT_RETRY_S: Final = 30.0
 """How long a call goes on at least."""
 
-_FIRST_BREAK_S: Final = 0.002
-_LONGEST_BREAK_S: Final = 0.1
+_FIRST_PAUSE_S: Final = 0.002
+_MAX_PAUSE_S: Final = 0.1
 
 
 class ConflictBackoff:
-    """Breaks of random length let one of them through after the other."""
+    """Random pauses between attempts, so that callers who change the same task get through one after another."""
 
     def __init__(self, about: str, wait_s: float = 0.0) -> None:
         self._about = about
-        self._deadline = time.monotonic() + max(wait_s, CONTEST_S)
-        self._break_s = 0.0
+        self._deadline = time.monotonic() + max(wait_s, CONFLICT_RETRY_S)
+        self._pause_s = 0.0
 
-    async def lost(self) -> None:
-        """Before the next attempt; Conflict when there have been too many."""
+    async def wait(self) -> None:
+        """Wait before the next attempt; raise Conflict when the time is over."""
         if time.monotonic() >= self._deadline:
             raise Conflict(f"{self._about} keeps changing; try again")
-        await asyncio.sleep(random.uniform(0, self._break_s))
-        self._break_s = min(_LONGEST_BREAK_S, self._break_s * 2 or _FIRST_BREAK_S)
+        await asyncio.sleep(random.uniform(0, self._pause_s))
+        self._pause_s = min(_MAX_PAUSE_S, self._pause_s * 2 or _FIRST_PAUSE_S)
 
 
 class IdRow(NamedTuple):

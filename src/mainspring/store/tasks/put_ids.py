@@ -171,7 +171,7 @@ def _known(share: _Share, reply: Any, widths: Widths) -> dict[int, Address]:
 
 
 class RetryWindow:
-    """How long a call goes on after failures that may pass: one more attempt at once, then for `wait_s`."""
+    """How long a call retries after temporary failures: once immediately, then for `wait_s`."""
 
     def __init__(self, store: Store, wait_s: float) -> None:
         self._store = store
@@ -179,9 +179,9 @@ class RetryWindow:
         self._deadline = time.monotonic() + wait_s
         self._pause_s = 0.0
         self.unsure = False
-        """Something was sent and its reply lost: what is found now may be our own."""
+        """A request was sent and its reply lost: what is stored now may be our own write."""
         self.shortfall: NotConfirmed | None = None
-        """Something is stored, but not as safe as was asked for."""
+        """Something is stored, but not at the requested durability."""
 
     def level(self, asked: Durability) -> Durability:
         return asked if self.shortfall is None else SERVER
@@ -223,14 +223,14 @@ class NamedPuts:
         first, *later = _rounds(items)
         shortfall: NotConfirmed | None = None
         for todo in [first] if on_conflict == "keep" else [first, *later]:
-            patience = RetryWindow(self._store, wait_s)
-            patience.shortfall = shortfall
-            known = await self._put_new(items, todo, handles, now_ms, patience.level(level), patience)
-            entries = await self._look([(address, items[i].row.idh) for i, address in known], patience)
+            window = RetryWindow(self._store, wait_s)
+            window.shortfall = shortfall
+            known = await self._put_new(items, todo, handles, now_ms, window.level(level), window)
+            entries = await self._look([(address, items[i].row.idh) for i, address in known], window)
             for (i, address), entry in zip(known, entries, strict=True):
-                level_now = patience.level(level)
-                handles[i] = await self._put_known(items[i], address, entry, on_conflict, now_ms, level_now, patience)
-            shortfall = patience.shortfall
+                level_now = window.level(level)
+                handles[i] = await self._put_known(items[i], address, entry, on_conflict, now_ms, level_now, window)
+            shortfall = window.shortfall
         if on_conflict == "keep":
             _keep_first(items, handles, first, later)
         if shortfall is not None:
@@ -243,7 +243,7 @@ class NamedPuts:
         handles: list[Handle | None],
         now_ms: int,
         level: Durability,
-        patience: RetryWindow,
+        window: RetryWindow,
     ) -> list[tuple[int, Address]]:
         """Put what is new; return what is known. A repeat after a lost reply finds its own ids: that is safe."""
         known: list[tuple[int, Address]] = []
@@ -254,7 +254,7 @@ class NamedPuts:
             rows = {p: [items[i].row for i in members] for p, members in by_partition.items()}
             short: dict[int, NotConfirmed] = {}
             answers = await put_ids(self._store, rows, self._widths, now_ms=now_ms, durability=level, short=short)
-            patience.shortfall = next(iter(short.values()), patience.shortfall)
+            window.shortfall = next(iter(short.values()), window.shortfall)
             todo, failure = [], None
             for p, members in by_partition.items():
                 answer = answers[p]
@@ -270,16 +270,16 @@ class NamedPuts:
                     id, past, _, row = items[i]
                     handles[i] = Handle(id, row.due_ms, "created", past, reached.text)
             if failure is not None:
-                await patience.after(failure)
+                await window.after(failure)
         return known
 
-    async def _look(self, wanted: list[tuple[Address, bytes]], patience: RetryWindow) -> list[Found]:
+    async def _look(self, wanted: list[tuple[Address, bytes]], window: RetryWindow) -> list[Found]:
         """All at once: a bulk put that is repeated finds every one of its ids known."""
         while True:
             try:
                 return await look_at(self._store, wanted) if wanted else []
             except Unavailable as failure:
-                await patience.after(failure)
+                await window.after(failure)
 
     async def _put_known(
         self,
@@ -289,14 +289,14 @@ class NamedPuts:
         on_conflict: OnConflict,
         now_ms: int,
         level: Durability,
-        patience: RetryWindow,
+        window: RetryWindow,
     ) -> Handle:
-        contest = ConflictBackoff(f"id {item.id!r}", patience.wait_s)
+        backoff = ConflictBackoff(f"id {item.id!r}", window.wait_s)
         while True:
             try:
-                answer = await self._try_known(item, current, seen, on_conflict, now_ms, level, patience)
+                answer = await self._try_known(item, current, seen, on_conflict, now_ms, level, window)
             except Unavailable as failure:
-                await patience.after(failure)
+                await window.after(failure)
                 seen = None
                 continue
             if isinstance(answer, Handle):
@@ -304,17 +304,17 @@ class NamedPuts:
             if answer.status == "changed":
                 current = answer.address
             if answer.status == "changed" and current is not None and on_conflict == "keep":
-                return await self._kept(item, current, level, patience)
+                return await self._kept(item, current, level, window)
             seen = None
-            await contest.lost()
+            await backoff.wait()
 
-    async def _kept(self, item: Named, at: Address, level: Durability, patience: RetryWindow) -> Handle:
+    async def _kept(self, item: Named, at: Address, level: Durability, window: RetryWindow) -> Handle:
         """Somebody put it while we looked: that is what is kept, whatever has become of it since."""
-        [entry] = await self._look([(at, item.row.idh)], patience)
+        [entry] = await self._look([(at, item.row.idh)], window)
         while entry.moved_to is not None:
             at = entry.moved_to
-            [entry] = await self._look([(at, item.row.idh)], patience)
-        if patience.unsure and _is_same(item, at, entry):
+            [entry] = await self._look([(at, item.row.idh)], window)
+        if window.unsure and _is_same(item, at, entry):
             return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
         return Handle(item.id, _due_ms(at, entry), "kept", False, level.text)
 
@@ -326,7 +326,7 @@ class NamedPuts:
         on_conflict: OnConflict,
         now_ms: int,
         level: Durability,
-        patience: RetryWindow,
+        window: RetryWindow,
     ) -> Handle | Replaced:
         """One attempt: the handle, or why there is none yet."""
         former: Found | None = None
@@ -334,7 +334,7 @@ class NamedPuts:
             entry = seen or (await look_at(self._store, [(current, item.row.idh)]))[0]
             if entry.state in ("done", "finished") and current.slice.end_ms + self._dedupe_ms < now_ms:
                 entry = await self._unless_queued(item, current, entry)
-            if patience.unsure and _is_same(item, current, entry):
+            if window.unsure and _is_same(item, current, entry):
                 return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
             handle = self._keep(item, current, entry, on_conflict, now_ms, level)
             if handle is not None:
@@ -342,11 +342,11 @@ class NamedPuts:
             former = entry if entry.state == "pending" else None
         old = None if former is None else current
         result = await self._replace(item, current, old, now_ms, level)
-        patience.shortfall = result.shortfall or patience.shortfall
+        window.shortfall = result.shortfall or window.shortfall
         if result.status != "ok":
             return result
         outcome: PutOutcome = "created" if old is None else "replaced"
-        handle = Handle(item.id, item.row.due_ms, outcome, item.past, patience.level(level).text)
+        handle = Handle(item.id, item.row.due_ms, outcome, item.past, window.level(level).text)
         return handle if former is None or old is None else handle.instead_of(_former(item.id, old, former))
 
     async def _unless_queued(self, item: Named, current: Address, entry: Found) -> Found:

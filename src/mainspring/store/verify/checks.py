@@ -34,18 +34,18 @@ from .keys import (
 from .report import Repair, Report, VerifyFinding
 
 
-async def check_books(store: Store, keys: PartitionKeys, reading: PartitionReading) -> AsyncIterator[VerifyFinding]:
+async def check_counters(store: Store, keys: PartitionKeys, reading: PartitionReading) -> AsyncIterator[VerifyFinding]:
     if not reading.exact:
         problem = f"its {len(reading.slices)} slices changed faster than they could be read"
         advice = f"verify again in a calmer moment; more than {MOST_AT_ONCE} slices are not read in one step"
         yield VerifyFinding("not-proven", keys.number, keys.slices, problem, advice=advice)
-    elif reading.garbled or reading.books.missing:
+    elif reading.garbled or reading.counters.missing:
         yield VerifyFinding("unbalanced", keys.number, keys.n, problem_of(reading), partial(_set_right, store, keys))
 
 
 def problem_of(reading: PartitionReading) -> str:
     problems = [f"the counter {name} holds {value!r}, no number" for name, value in reading.garbled.items()]
-    missing = reading.books.missing
+    missing = reading.counters.missing
     if missing > 0:
         problems.append(f"accepted tasks that are nowhere: {missing}")
     elif missing < 0:
@@ -58,12 +58,12 @@ async def _set_right(store: Store, keys: PartitionKeys) -> Repair:
         reading = await read_partition(store, keys)
         if not reading.exact:
             continue
-        if not reading.garbled and not reading.books.missing:
+        if not reading.garbled and not reading.counters.missing:
             return Repair(True, "the books are even by now")
-        accepted = reading.books.accepted - reading.books.missing
-        reply = await store.call(keys.number, "repair_books", [keys.n], [reading.repairs, -reading.books.missing])
+        accepted = reading.counters.accepted - reading.counters.missing
+        reply = await store.call(keys.number, "repair_counters", [keys.n], [reading.repairs, -reading.counters.missing])
         if reply == b"ok":
-            return Repair(True, f"accepted set from {reading.books.accepted} to {accepted} ({problem_of(reading)})")
+            return Repair(True, f"accepted set from {reading.counters.accepted} to {accepted} ({problem_of(reading)})")
     return Repair(False, "the partition keeps changing; verify again in a calmer moment")
 
 
@@ -329,7 +329,7 @@ _decode: Final = msgspec.msgpack.Decoder(DeadLetter).decode
 
 
 async def check_dead_letters(store: Store, keys: PartitionKeys) -> AsyncIterator[VerifyFinding]:
-    told: set[bytes] = set()
+    reported: set[bytes] = set()
     for command, key in (("HSCAN", keys.dead), ("ZSCAN", keys.dead_times)):
         cursor = 0
         while True:
@@ -337,8 +337,8 @@ async def check_dead_letters(store: Store, keys: PartitionKeys) -> AsyncIterator
             cursor, idhs = int(reply[0]), reply[1][::2]
             for at in range(0, len(idhs), LETTERS_A_PAGE):
                 for idh, there in await _incomplete_letters(store, keys, idhs[at : at + LETTERS_A_PAGE]):
-                    if idh not in told:
-                        told.add(idh)
+                    if idh not in reported:
+                        reported.add(idh)
                         repair = partial(_repair_letter, store, keys, idh)
                         yield VerifyFinding(
                             "dead-letter", keys.number, f"{key} {idh.hex()}", _LETTER_PROBLEMS[there], repair
@@ -387,11 +387,11 @@ QueuedTask = tuple[bytes, bytes, bytes]
 
 async def check_queues(store: Store, keys: PartitionKeys) -> AsyncIterator[VerifyFinding]:
     queues = await _names(store, keys)
-    told: set[bytes] = set()
+    reported: set[bytes] = set()
     async for queue, tasks in _pages(store, keys, queues):
         for (idh, entry, address), there in await _incomplete_tasks(store, keys, queue, tasks):
-            if idh not in told:
-                told.add(idh)
+            if idh not in reported:
+                reported.add(idh)
                 repair = partial(_repair_task, store, keys, queue, (idh, entry, address))
                 where = f"{keys.queue(queue)} {entry.decode()}"
                 yield VerifyFinding(f"queue-{there}", keys.number, where, _QUEUE_PROBLEMS[there], repair)
@@ -589,7 +589,7 @@ it here, and name what it finds in `report.KINDS`; a new key belongs into `keys`
 
 
 async def verify(store: Store, *, repair: bool = False, progress: VerifyProgress | None = None) -> Report:
-    """Look through a whole namespace; with `repair`, set right what can be. `progress` is told of each partition."""
+    """Verify a whole namespace; with `repair`, repair what can be repaired. `progress` is called for each partition."""
     report = Report(store.keys.namespace, len(store.keys), repair=repair)
     unreadable: set[int] = set()
     async for finding in check_types(store):
@@ -621,9 +621,9 @@ async def _verify_partition(store: Store, keys: PartitionKeys, report: Report, *
             await report.take(finding)
     if repair:
         reading = await read_partition(store, keys)
-    async for finding in check_books(store, keys, reading):
+    async for finding in check_counters(store, keys, reading):
         await report.take(finding)
         if repair:
             reading = await read_partition(store, keys)
     report.slices += len(reading.slices)
-    report.books[keys.number] = reading.books
+    report.counters[keys.number] = reading.counters

@@ -14,7 +14,7 @@ from ..redis.sender import Group
 from ..redis.servers import Primary
 from ..store import Store, error_of
 from ..tasks.put import fresh_score
-from .report import Books, Repair, VerifyFinding
+from .report import Repair, TaskCounters, VerifyFinding
 
 KEYS_A_PAGE: Final = 1_000
 _PARTITION_TYPES: Final = {
@@ -86,13 +86,13 @@ async def check_keys(store: Store, unreadable: Collection[int]) -> AsyncIterator
     """All keys of all servers, page by page. Partitions whose own keys are unreadable are left out."""
     fixed = fixed_keys(store.keys)
     by_tag = {keys.tag.encode(): keys for keys in store.keys.partitions}
-    told: set[tuple[str, str]] = set()  # a scan may show a key twice, and a slice has several keys
+    reported: set[tuple[str, str]] = set()  # a scan may show a key twice, and a slice has several keys
     for primary in store.servers.all():
         async for page in _pages(primary, store.keys.namespace):
             loose = [key for key in page if key not in fixed and not _PASSING.fullmatch(key)]
             async for finding in _check_page(store, primary, loose, by_tag, unreadable):
-                if (finding.kind, finding.where) not in told:
-                    told.add((finding.kind, finding.where))
+                if (finding.kind, finding.where) not in reported:
+                    reported.add((finding.kind, finding.where))
                     yield finding
 
 
@@ -246,15 +246,15 @@ class PartitionReading(NamedTuple):
     """A partition as it stood."""
 
     exact: bool
-    """False when it changed while it was read: the sum of the books says nothing then."""
-    books: Books
+    """False when it changed while it was read: the sum of the counters means nothing then."""
+    counters: TaskCounters
     slices: list[SliceCount]
     nameless: list[tuple[bytes, float]]
     """What stands among the live slices under a name that is no slice's, with its score."""
     garbled: dict[str, str]
     """Counters that hold no whole number; they count as 0."""
     repairs: bytes
-    """How often something was repaired here: books read before a repair are not those after it."""
+    """Number of repairs so far: counters read before a repair differ from those after it."""
 
 
 class _Counted(NamedTuple):
@@ -305,13 +305,13 @@ def _whole(counted: _Counted, listed: dict[bytes, float]) -> bool:
 
 
 def _reading(parts: Sequence[_Counted], listed: dict[bytes, float], *, exact: bool) -> PartitionReading:
-    counters, garbled = _numbers(parts[-1].counters)
+    stored, garbled = _numbers(parts[-1].counters)
     slices = [one for part in parts for one in part.slices if one is not None]
-    books = Books(
-        **counters, pending=sum(one.pending for one in slices), fired=sum(one.fired for one in slices)
+    counters = TaskCounters(
+        **stored, pending=sum(one.pending for one in slices), fired=sum(one.fired for one in slices)
     )  # fmt: skip
     nameless = [(name, score) for name, score in listed.items() if slice_named(name) is None]
-    return PartitionReading(exact, books, slices, nameless, garbled, parts[-1].counters[-1] or b"0")
+    return PartitionReading(exact, counters, slices, nameless, garbled, parts[-1].counters[-1] or b"0")
 
 
 def _numbers(raw: Sequence[bytes | None]) -> tuple[dict[str, int], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""What a verification says: the books, the findings, and what was done about them."""
+"""The report of a verification: counters, findings, and repairs."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -24,12 +24,12 @@ KINDS: Final = {
     "wrong-type": "a key that holds another type of value than it should",
     "not-proven": "a partition that changed faster than it could be read",
 }
-MOST_TOLD: Final = 10_000
-"""Findings of one kind that are told one by one; all are counted."""
+MOST_REPORTED: Final = 10_000
+"""Findings of one kind that are listed; all are counted."""
 
 
-class Books(NamedTuple):
-    """accepted = pending + fired + queued + done + cancelled + replaced + dead, at every moment."""
+class TaskCounters(NamedTuple):
+    """Task counters: accepted = pending + fired + queued + done + cancelled + replaced + dead, at every moment."""
 
     accepted: int = 0
     pending: int = 0
@@ -46,13 +46,13 @@ class Books(NamedTuple):
 
     @property
     def missing(self) -> int:
-        """Accepted tasks that are nowhere; negative: tasks that nobody accepted."""
+        """Accepted tasks that are nowhere; negative: tasks that were never accepted."""
         settled = self.done + self.cancelled + self.replaced + self.dead
         return self.accepted - self.pending - self.fired - self.queued - settled
 
     @classmethod
-    def sum(cls, books: "list[Books]") -> "Books":
-        return cls(*map(sum, zip(*books, strict=True))) if books else cls()
+    def sum(cls, counters: "list[TaskCounters]") -> "TaskCounters":
+        return cls(*map(sum, zip(*counters, strict=True))) if counters else cls()
 
 
 class Repair(NamedTuple):
@@ -63,7 +63,7 @@ class Repair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifyFinding:
-    """Something that is not as it should be, and how it can be set right."""
+    """A problem in the stored data, and how to repair it."""
 
     kind: str
     partition: int | None
@@ -71,28 +71,28 @@ class VerifyFinding:
     """The key, lane or id it is about."""
     problem: str
     repair: Callable[[], Awaitable[Repair]] | None = None
-    """Checks again and repairs, in one step of the server."""
+    """Check again and repair, in one atomic step on the server."""
     advice: str = ""
-    """Why there is no repair, and what a person can do."""
+    """Why there is no automatic repair, and what an operator can do."""
 
 
-class Told(NamedTuple):
+class ReportedFinding(NamedTuple):
     finding: VerifyFinding
     repair: Repair | None
 
 
 class Report:
-    """Collects findings, and repairs them if it is asked to."""
+    """Collects findings, and repairs them if asked to."""
 
     def __init__(self, namespace: str, partitions: int, *, repair: bool) -> None:
         self.namespace = namespace
         self.partitions = partitions
         self.slices = 0
-        self.books: dict[int, Books] = {}
-        """Of the partitions that could be read."""
+        self.counters: dict[int, TaskCounters] = {}
+        """Counters of each partition that could be read."""
         self.found: Counter[str] = Counter()
         self.repaired: Counter[str] = Counter()
-        self.told: list[Told] = []
+        self.reported: list[ReportedFinding] = []
         self._repair = repair
 
     async def take(self, finding: VerifyFinding) -> None:
@@ -101,16 +101,16 @@ class Report:
             repair = await finding.repair() if finding.repair is not None else Repair(False, finding.advice)
         self.found[finding.kind] += 1
         self.repaired[finding.kind] += repair is not None and repair.done
-        if self.found[finding.kind] <= MOST_TOLD:
-            self.told.append(Told(finding, repair))
+        if self.found[finding.kind] <= MOST_REPORTED:
+            self.reported.append(ReportedFinding(finding, repair))
 
     @property
-    def total(self) -> Books:
-        return Books.sum(list(self.books.values()))
+    def total(self) -> TaskCounters:
+        return TaskCounters.sum(list(self.counters.values()))
 
     @property
     def left(self) -> int:
-        """Findings that are still there."""
+        """Number of findings that were not repaired."""
         return self.found.total() - self.repaired.total()
 
     def as_dict(self) -> dict[str, Any]:
@@ -124,16 +124,16 @@ class Report:
             "found": dict(self.found),
             "repaired": {kind: count for kind, count in self.repaired.items() if count},
             "left": self.left,
-            "findings": [_told_as_dict(one) for one in self.told],
+            "findings": [_as_row(one) for one in self.reported],
         }
 
     @property
-    def uneven(self) -> dict[int, Books]:
-        return {p: one for p, one in self.books.items() if one.missing}
+    def uneven(self) -> dict[int, TaskCounters]:
+        return {p: one for p, one in self.counters.items() if one.missing}
 
 
-def _told_as_dict(told: Told) -> dict[str, Any]:
-    finding, repair = told
+def _as_row(reported: ReportedFinding) -> dict[str, Any]:
+    finding, repair = reported
     row: dict[str, Any] = {
         "kind": finding.kind,
         "partition": finding.partition,

@@ -1,9 +1,9 @@
--- Set the counters of a partition right.
+-- Repair the counters of a partition.
 --
 -- KEYS  n
--- ARGV  the number of repairs when the books were read, by how much `accepted` grows
+-- ARGV  the number of repairs when the counters were read, by how much `accepted` grows
 -- returns 'changed' (something was repaired since: read again) or 'ok'
--- keeps: whatever is put, fired, finished or cancelled meanwhile changes both sides of the books alike, so what was
+-- keeps: whatever is put, fired, finished or cancelled meanwhile changes both sides of the sum alike, so what was
 --   missing then is missing now. Only another repair could have changed that, and repairs are counted.
 local known = redis.call('HGET', KEYS[1], 'repairs') or '0'
 if known ~= ARGV[1] then return 'changed' end
