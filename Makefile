@@ -55,11 +55,12 @@ chaos: install ## real processes under faults for about two minutes, then the pr
 chaos-long: install ## the same with seed after seed for MINUTES=n (default 30)
 	@$(BIN)/python -m tests.support.chaos $(if $(SEED),--seed $(SEED)) --minutes $(or $(MINUTES),30) $(ARGS)
 
-check: install ## lint, format, strict types, layer direction
+check: install ## lint, format, strict types, layer direction, signs of the layout
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/house --check
 
 bench: install ## print the figures of the README
 	@exec $(BIN)/mainspring bench $(or $(ARGS),all)
