@@ -11,7 +11,7 @@ from ..store.codec import HEADER_BYTES, SCHEDULED, TOMB, decode, decode_many, ta
 from ..store.keys import Slice
 from ..store.owner.fire import MOST_TOUCHES, Section
 from .flight import Flight
-from .holds import Gates, HoldPolicy
+from .holds import Holders, HoldPolicy
 from .lanes import Lanes
 from .occurrences import Chains
 from .slice import INDEX_MASK, Due, LiveSlice, is_set
@@ -144,16 +144,16 @@ class Leaving:
 class DueSelector:
     """Decides who leaves; takes them back if they did not."""
 
-    def __init__(self, chains: Chains, lanes: Lanes, hold_policy: HoldPolicy, gates: Gates) -> None:
+    def __init__(self, chains: Chains, lanes: Lanes, hold_policy: HoldPolicy, holders: Holders) -> None:
         self._chains = chains
         self._lanes = lanes
         self._hold_policy = hold_policy
-        self._gates = gates
+        self._holders = holders
         self.row_decoder = RowDecoder(chains, lanes, hold_policy)
 
     def room_of(self, live: LiveSlice, most: int) -> int:
         """How many of a hold slice may leave now: its hold may let them out little by little."""
-        room = None if live.pace is None else self._gates.room(live.pace)
+        room = None if live.pace is None else self._holders.room(live.pace)
         return most if room is None else min(most, room)
 
     def take(self, slices: LiveSlices, now_ms: int, limit: int, *, whole: bool) -> Leaving:
@@ -194,7 +194,7 @@ class DueSelector:
         """Those that are not held back leave. Returns the target of all."""
         leaving.room -= len(due.rows)
         flights, target = self.row_decoder.flights(live, due, now_ms)
-        if flights and (live.pace is not None or self._gates.closed):
+        if flights and (live.pace is not None or self._holders.closed):
             flights = self._hold_policy.sort_out(flights, now_ms)
         if flights:
             leaving.max_due_ms = max(leaving.max_due_ms, live.from_ms + due.latest)
@@ -210,11 +210,11 @@ class DueSelector:
             flight.live.held.discard(flight.index)
             if not self.row_decoder.waits_for_turn(flight):
                 leaving.append(flight)
-        return self._hold_policy.sort_out(leaving, now_ms) if leaving and self._gates.closed else leaving
+        return self._hold_policy.sort_out(leaving, now_ms) if leaving and self._holders.closed else leaving
 
     def _heads(self, slices: LiveSlices, now_ms: int) -> list[Flight]:
         """Of lanes whose turn it is."""
-        may = self._hold_policy.may_leave if self._gates.closed else None
+        may = self._hold_policy.may_leave if self._holders.closed else None
         return self._lanes.leaving(_barrier_ms(slices), now_ms, may, most=MOST_LANES, most_slices=LANE_SLICES)
 
     def take_back(self, begun: BeginCall) -> None:

@@ -20,7 +20,7 @@ from .deliveries import Answers, Deliveries
 from .dispatcher import Dispatcher
 from .flow import FlowControl, FlowOptions, PauseWatch, Permits
 from .hand_off import HandOffs
-from .holds import Gates
+from .holds import Holders
 from .keeper import Keeper
 from .lookahead import LookAhead, Reach
 from .outcomes import Commits, Outcomes
@@ -76,7 +76,7 @@ class Engine:
         self.owned: dict[int, Partition] = {}
         self.ownership_changed: Callable[[], None] = _nobody_asks
         """Called when partitions came, went, or are waited for; the cluster's role sets it."""
-        self.gates = Gates()
+        self.holders = Holders()
         """Who may hold up tasks: pauses, and whoever else is added."""
         self.pauses = PauseWatch(
             store,
@@ -86,14 +86,14 @@ class Engine:
             self._something_is_disabled,
             options.audit_entries,
         )
-        self.gates.all.append(self.pauses)
+        self.holders.all.append(self.pauses)
         self.keeper = Keeper(
             store,
             self.owned,
             node=options.node,
             lease_s=options.lease_s,
             changed=self._ownership_changed,
-            gates=self.gates,
+            holders=self.holders,
         )
         self.lookahead = LookAhead(store, self.owned, options.reach, self._rows_came, self.keeper.lose)
         if options.flow.catch_up is not None:
@@ -103,7 +103,7 @@ class Engine:
         lanes = LanePolicies(options.lane_policy, options.target_lanes, options.queue_lanes, options.command_queues)
         outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures, lanes)
         self.flow_control = FlowControl(options.flow, store.clock, self, options.command_queues)
-        self.gates.all.append(self.flow_control)
+        self.holders.all.append(self.flow_control)
         self.deliveries = Deliveries(
             self.owned,
             sinks,

@@ -223,7 +223,7 @@ class Surroundings(Protocol):
 
 
 class FlowControl:
-    """A gate: every receiver that is in trouble, limited or slow holds up its own tasks, and nobody else's."""
+    """Holds up the tasks of each receiver that is failing, limited or slow, and no other tasks."""
 
     def __init__(
         self, options: FlowOptions, clock: Clock, around: Surroundings, commands: Mapping[str, str] | None = None
@@ -315,7 +315,7 @@ class FlowControl:
             log.info("%s answers again after %s; what was held goes out at a growing rate", flow_limit.receiver, took)
             self._around.flow()
 
-    # -- as a gate -------------------------------------------------------------------------------------------------
+    # -- as a holder -----------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """The dispatcher begins anew: what it let through before is in flight now, or was refused."""
@@ -500,7 +500,7 @@ _NAMED: Final = f"{SCHEME}:"
 
 
 class PauseWatch:
-    """A gate for the engine. What was begun before it heard of a pause may still go out."""
+    """Holds up the tasks of paused targets, queues and lanes. Tasks begun before the pause was read still go out."""
 
     def __init__(
         self,
@@ -576,7 +576,7 @@ class PauseWatch:
         except OutOfMemory as error:  # done is done, and a full server must not keep the other pauses from being read
             log.error("the pause of %s could not be written into the audit trail: %s", pause.scope.text, error)
 
-    # -- as a gate -------------------------------------------------------------------------------------------
+    # -- as a holder -----------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:

@@ -65,7 +65,7 @@ class Holder(Protocol):
     def why(self, key: str) -> Why: ...
 
 
-class Gates:
+class Holders:
     """All who can hold up tasks, as one. The first who does counts."""
 
     def __init__(self) -> None:
@@ -73,34 +73,34 @@ class Gates:
 
     @property
     def closed(self) -> bool:
-        return any(gate.closed for gate in self.all)
+        return any(holder.closed for holder in self.all)
 
     def governs(self, target: str) -> bool:
-        return any(gate.closed and gate.governs(target) for gate in self.all)
+        return any(holder.closed and holder.governs(target) for holder in self.all)
 
     def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
-        for gate in self.all:
-            if (key := gate.hold_for(target, lane, due_ms)) is not None:
+        for holder in self.all:
+            if (key := holder.hold_for(target, lane, due_ms)) is not None:
                 return key
         return None
 
     def is_closed(self, key: str) -> bool:
-        return any(gate.is_closed(key) for gate in self.all)
+        return any(holder.is_closed(key) for holder in self.all)
 
     def room(self, key: str) -> int | None:
-        return next((room for gate in self.all if (room := gate.room(key)) is not None), None)
+        return next((room for holder in self.all if (room := holder.room(key)) is not None), None)
 
     def may_open(self, key: str) -> bool:
-        return all(gate.may_open(key) for gate in self.all)
+        return all(holder.may_open(key) for holder in self.all)
 
     def inherited(self, record: HoldRecord) -> None:
-        for gate in self.all:
-            gate.inherited(record)
+        for holder in self.all:
+            holder.inherited(record)
 
     def why(self, key: str) -> Why:
         """Also of one that lets some through: the others wait for the same reason."""
-        gates = (gate for gate in self.all if gate.is_closed(key) or gate.room(key) is not None)
-        return next((gate.why(key) for gate in gates), Why())
+        holding = (holder for holder in self.all if holder.is_closed(key) or holder.room(key) is not None)
+        return next((holder.why(key) for holder in holding), Why())
 
 
 class Hold:
@@ -154,7 +154,7 @@ class Holds:
         self.by_key: dict[str, Hold] = {}
         self.by_place: dict[Slice, Hold] = {}
         self.waiting: dict[str, dict[Hold, None]] = {}
-        """Holds that last as long as a gate is closed, by what it calls their cause."""
+        """Holds that last as long as a holder is closed, by the key that the holder gave them."""
         self.to_find: dict[Hold, None] = {}
         """Holds that have ended and whose slices are not in memory."""
         self.ended: dict[str, int] = {}
@@ -200,28 +200,28 @@ class Holds:
         return hold
 
     def close(self, hold: Hold, record: HoldRecord) -> None:
-        self.no_gate(hold)
+        self.stop_waiting(hold)
         self.to_find.pop(hold, None)
         hold.close(record)
         if record.cause not in (RETRY, PARKED):
             self.waiting.setdefault(record.cause, {})[hold] = None
 
-    def no_gate(self, hold: Hold) -> None:
-        """It waits for no gate (any more)."""
+    def stop_waiting(self, hold: Hold) -> None:
+        """Note that no holder has to open for this hold any more."""
         some = self.waiting.get(hold.record.cause, {})
         some.pop(hold, None)
         if not some:
             self.waiting.pop(hold.record.cause, None)
 
     def end(self, hold: Hold) -> None:
-        self.no_gate(hold)
+        self.stop_waiting(hold)
         hold.end()
         if hold.live is None:
             self.to_find[hold] = None
 
     def remove(self, hold: Hold) -> None:
         """Its slice is gone. Another one may have its key by now."""
-        self.no_gate(hold)
+        self.stop_waiting(hold)
         self.to_find.pop(hold, None)
         self.by_place.pop(hold.place, None)
         if self.by_key.get(hold.record.key) is hold:
@@ -311,8 +311,8 @@ def _flags(flight: Flight) -> int:
 class SpillQueue:
     """By the keys of their holds, first come, first moved."""
 
-    def __init__(self, gates: Gates) -> None:
-        self._gates = gates
+    def __init__(self, holders: Holders) -> None:
+        self._holders = holders
         self._waiting: dict[str, deque[Flight]] = {}
         self.count = 0
 
@@ -326,7 +326,7 @@ class SpillQueue:
         looked_at = 0
         for key in list(self._waiting):
             waiting = self._waiting[key]
-            if self._gates.room(key) is None and not self._gates.is_closed(key):
+            if self._holders.room(key) is None and not self._holders.is_closed(key):
                 looked_at += len(waiting)
                 self._step_back(waiting)
                 waiting.clear()
@@ -375,11 +375,11 @@ class HoldPolicy:
 
     lanes: "Lanes"
 
-    def __init__(self, gates: Gates) -> None:
-        self.gates = gates
+    def __init__(self, holders: Holders) -> None:
+        self.holders = holders
         self.holds = Holds()
         self._to_look_at: list[Hold] = []
-        self.spill_queue = SpillQueue(gates)
+        self.spill_queue = SpillQueue(holders)
 
     @property
     def has_outcomes(self) -> bool:
@@ -407,7 +407,7 @@ class HoldPolicy:
     def sort_out(self, flights: list[Flight], now_ms: int) -> list[Flight]:
         """Of tasks without lanes those that may go out now; the others are held back."""
         paced = any(live.pace is not None for live in set(map(_LIVE, flights)))
-        governed = {target for target in set(map(_TARGET, flights)) if paced or self.gates.governs(target)}
+        governed = {target for target in set(map(_TARGET, flights)) if paced or self.holders.governs(target)}
         if not governed:
             return flights
         leaving = []
@@ -419,7 +419,9 @@ class HoldPolicy:
             if target not in governed or flight.live.to_redo(flight.index):
                 leaving.append(flight)
                 continue
-            key = CATCH_UP if due_ms <= overdue_ms else refused.get(target) or self.gates.hold_for(target, None, due_ms)
+            key = (
+                CATCH_UP if due_ms <= overdue_ms else refused.get(target) or self.holders.hold_for(target, None, due_ms)
+            )
             if key is None:
                 leaving.append(flight)
                 continue
@@ -457,10 +459,10 @@ class HoldPolicy:
         return self.spill_queue.take(most, move)
 
     def _hold_of(self, key: str, now_ms: int) -> Hold:
-        why = self.gates.why(key)
+        why = self.holders.why(key)
         record = HoldRecord(key, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
         own = self.holds.by_key.get(key)
-        if own is None or not own.open or own.closing or self.gates.room(key) is None:
+        if own is None or not own.open or own.closing or self.holders.room(key) is None:
             return self.holds.make(record, now_ms)
         # Its tasks go out little by little: it is not closed because others join them.
         self._tell_anew(own)
@@ -468,7 +470,7 @@ class HoldPolicy:
 
     def _tell_anew(self, hold: Hold) -> None:
         """Who asks why its tasks wait hears the present state of a breaker, not that in which they were held."""
-        why = self.gates.why(hold.record.cause)
+        why = self.holders.why(hold.record.cause)
         if hold.closing or (not why.code and not (hold.record.code and hold.open)):
             return  # nothing but a receiver's state changes while its tasks wait
         fresh = msgspec.structs.replace(hold.record, reason=why.reason, until_ms=why.until_ms, code=why.code)
@@ -481,7 +483,7 @@ class HoldPolicy:
         hold = self.holds.of_lane(lane) if self.holds.by_key else None
         if hold is None or hold.open or hold.closing or hold.live is flight.live or not self.lanes.is_closed(lane):
             return False
-        head = None if lane in self.lanes.gated else self.lanes.waits_for(lane)
+        head = None if lane in self.lanes.held_by else self.lanes.waits_for(lane)
         if flight.is_retry_of(head) or flight.live.to_redo(flight.index):
             return False
         hold.has_head = hold.has_head or flight.is_retry_of(self.lanes.waits_for(lane))
@@ -493,9 +495,9 @@ class HoldPolicy:
         hold = self.holds.of_lane(lane)
         # What was held for another reason is not overdue for that.
         behind = not flight.live.slice.is_hold or (hold is not None and hold.record.cause == CATCH_UP)
-        key = self.gates.hold_for(flight.body.target, lane, flight.place_ms if behind else inf)
+        key = self.holders.hold_for(flight.body.target, lane, flight.place_ms if behind else inf)
         if key is not None:
-            self.lanes.gate(lane, key)
+            self.lanes.hold_up(lane, key)
         return key is None
 
     def spill_lanes(self, now_ms: int, most: int = MOST_UNDER_WAY) -> int:
@@ -519,7 +521,7 @@ class HoldPolicy:
                 self._move_behind(lane, hold or self._open_hold(lane, now_ms))
             return
         long = self.lanes.until.get(lane, 0) - now_ms > LONG_WAIT_MS
-        if hold is not None or lane in self.lanes.gated or behind > FEW_BEHIND or (long and behind):
+        if hold is not None or lane in self.lanes.held_by or behind > FEW_BEHIND or (long and behind):
             self._move_behind(lane, self.holds.make(self._record(lane, now_ms), now_ms))
 
     def _open_hold(self, lane: str, now_ms: int) -> Hold:
@@ -537,14 +539,14 @@ class HoldPolicy:
             self.holds.move(flight, hold)
 
     def _record(self, lane: str, now_ms: int) -> HoldRecord:
-        key = self.lanes.gated.get(lane)
+        key = self.lanes.held_by.get(lane)
         if key is None:
             known = self.holds.of_lane(lane)
             parked = known is not None and known.record.cause == PARKED and known.has_head
             if parked and known is not None:
                 return known.record
             return HoldRecord(LANE + lane, RETRY, now_ms)
-        why = self.gates.why(key)
+        why = self.holders.why(key)
         return HoldRecord(LANE + lane, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
 
     def park(self, lane: str, reason: str, now_ms: int) -> Hold:
@@ -560,17 +562,16 @@ class HoldPolicy:
     # -- and back ------------------------------------------------------------------------------------------
 
     def look_again(self, lanes: int) -> bool:
-        """Some gates may have opened: what waits behind them comes back, of no more lanes than that. True when there
-        are others."""
+        """End the holds whose holders have opened, of at most `lanes` lanes. Return True if more could be ended."""
         more = False
         for cause, some in list(self.holds.waiting.items()):
             own = self.holds.by_key.get(cause)  # of the tasks without lanes: all of them in one hold
             first = [own] if own is not None and own in some else []
             for hold in (*first, *islice(some, max(0, lanes))):
-                if self._gate_lasts(hold):
+                if self._still_held(hold):
                     break  # and so it does for the others
                 lanes -= hold is not own
-                self.holds.no_gate(hold)
+                self.holds.stop_waiting(hold)
                 self._end_if_over(hold)
             else:
                 more = more or bool(some)
@@ -583,7 +584,7 @@ class HoldPolicy:
         some, self._to_look_at = self._to_look_at[:most], self._to_look_at[most:]
         for hold in some:
             known = self.holds.by_place.get(hold.place) is hold
-            if known and not hold.open and not self._gate_lasts(hold):
+            if known and not hold.open and not self._still_held(hold):
                 self._end_if_over(hold)
             if known:
                 self._tell_anew(hold)
@@ -591,18 +592,18 @@ class HoldPolicy:
     def lane_is_free(self, lane: str) -> None:
         """Its head is settled: what waits behind it comes back."""
         hold = self.holds.of_lane(lane) if self.holds.by_key else None
-        if hold is not None and not hold.open and lane not in self.lanes.gated:
+        if hold is not None and not hold.open and lane not in self.lanes.held_by:
             self._end_if_over(hold)
 
-    def _gate_lasts(self, hold: Hold) -> bool:
+    def _still_held(self, hold: Hold) -> bool:
         if hold.lane is None:
-            return self.gates.is_closed(hold.record.key)
-        key = self.lanes.gated.get(hold.lane)
+            return self.holders.is_closed(hold.record.key)
+        key = self.lanes.held_by.get(hold.lane)
         if key is None:
             return False
-        if not self.gates.may_open(key):
+        if not self.holders.may_open(key):
             return True
-        self.lanes.ungate(hold.lane)
+        self.lanes.release(hold.lane)
         return False
 
     def _end_if_over(self, hold: Hold) -> None:
@@ -663,7 +664,7 @@ class HoldPolicy:
         for lane, head in inherited.heads.items():
             self.lanes.hold(lane, head.idh, since_ms=head.since_ms)
         for known in filter(None, inherited.slices.values()):
-            self.gates.inherited(known)
+            self.holders.inherited(known)
         for place, record in inherited.slices.items():
             hold = Hold(place, record or HoldRecord(f"lost:{place.name}", since_ms=place.since_ms))
             if hold.record.key in self.holds.by_key:  # an earlier one, in which all is done
@@ -672,8 +673,8 @@ class HoldPolicy:
             self.holds.close(hold, hold.record)
             if hold.lane is not None:
                 hold.has_head = hold.lane in inherited.heads_inside
-                if self.gates.is_closed(hold.record.cause) or self.gates.room(hold.record.cause) is not None:
+                if self.holders.is_closed(hold.record.cause) or self.holders.room(hold.record.cause) is not None:
                     # Where there is some room, as many lanes go on as fit: `may_open` counts them.
-                    self.lanes.gate(hold.lane, hold.record.cause)
+                    self.lanes.hold_up(hold.lane, hold.record.cause)
         self.look_again(SOME_LANES)
         self.look_at_some()

@@ -12,7 +12,7 @@ from ..model.errors import StoreError, Unavailable
 from ..store import members
 from ..store.owner import holds, leases
 from ..store.store import Store
-from .holds import Gates
+from .holds import Holders
 from .partition import Partition
 
 log = logging.getLogger("mainspring.engine")
@@ -39,11 +39,11 @@ class Keeper:
         node: str,
         lease_s: float,
         changed: Callable[[], None],
-        gates: Gates | None = None,
+        holders: Holders | None = None,
     ) -> None:
         self._store = store
         self._owned = owned
-        self._gates = gates or Gates()
+        self._holders = holders or Holders()
         self._changed = changed
         # Unique per process: a second one with the same configured name must not pass for this one.
         self.owner = f"{node}/{secrets.token_hex(4)}"
@@ -176,7 +176,7 @@ class Keeper:
 
     async def _take(self, number: int, token: bytes, asked_at: float) -> StoreError | None:
         """Begin to use a partition that was granted. One that cannot be read is given back by the next step."""
-        partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s, self._gates)
+        partition = Partition(self._store.keys.partitions[number], token, asked_at + self.lease_s, self._holders)
         try:
             partition.hold_policy.inherit(await holds.inherit(self._store, number))
         except StoreError as error:

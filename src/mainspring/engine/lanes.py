@@ -30,7 +30,7 @@ class Lanes:
         """When its next attempt comes, where that is known."""
         self.places: dict[str, bytes] = {}
         """Where the failed head of a lane was found to stand. Elsewhere something else may stand under its id."""
-        self.gated: dict[str, str] = {}
+        self.held_by: dict[str, str] = {}
         """Lanes whose next one may not go out now, and the key of what holds it up."""
         self.crowded: set[str] = set()
         """Lanes in which somebody came to wait although nobody can leave soon."""
@@ -69,7 +69,7 @@ class Lanes:
         heappush(self._behind.setdefault(lane, []), item)
         self.behind += 1
         self.woken.add(lane)
-        if self.is_full or lane in self._retrying or lane in self.gated or self._barrier_of(lane) < inf:
+        if self.is_full or lane in self._retrying or lane in self.held_by or self._barrier_of(lane) < inf:
             self.crowded.add(lane)
 
     def wake_barred(self) -> None:
@@ -122,7 +122,7 @@ class Lanes:
         return None
 
     def _next(self, lane: str, barrier_ms: float, now_ms: float) -> Flight | None:
-        if lane in self.gated:
+        if lane in self.held_by:
             return None
         behind = self._behind.get(lane, [])
         head = self._head.get(lane)
@@ -218,14 +218,14 @@ class Lanes:
 
     def is_closed(self, lane: str) -> bool:
         """Nobody of it can leave now, but perhaps the head it waits for."""
-        return lane in self._retrying or lane in self.gated
+        return lane in self._retrying or lane in self.held_by
 
-    def gate(self, lane: str, key: str) -> None:
-        self.gated[lane] = key
+    def hold_up(self, lane: str, key: str) -> None:
+        self.held_by[lane] = key
         self.crowded.add(lane)
 
-    def ungate(self, lane: str) -> None:
-        if self.gated.pop(lane, None) is not None:
+    def release(self, lane: str) -> None:
+        if self.held_by.pop(lane, None) is not None:
             self.woken.add(lane)
 
     def number_behind(self, lane: str, own: LiveSlice | None) -> int:
@@ -248,7 +248,7 @@ class Lanes:
 
         What a former owner has begun stays, and so does the retry the lane waits for, unless it may not go out either.
         """
-        head = None if lane in self.gated else self.waits_for(lane)
+        head = None if lane in self.held_by else self.waits_for(lane)
         stay: _Behind = []
         moved = []
         waited = self._behind.pop(lane, [])

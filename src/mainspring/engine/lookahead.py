@@ -556,7 +556,7 @@ class LookAhead:
         for live in partition.slices.values():
             if live.pace is not None:
                 waiting[live.pace] = waiting.get(live.pace, 0) + live.waiting
-        return {key: rows for key, rows in waiting.items() if key and partition.gates.room(key) is not None}
+        return {key: rows for key, rows in waiting.items() if key and partition.holders.room(key) is not None}
 
     def _make_room(self, now_ms: int) -> None:
         """Let go of rows of wide slices that are not due for long: they must not keep out what is due now."""

@@ -11,7 +11,7 @@ from ..store.owner.fire import UNREAD, Commit, Death, HandOff, Known, NewPlace, 
 from ..store.owner.read import Stranger
 from .due import MOST_SLICES, BeginCall, DueSelector, Leaving
 from .flight import Flight
-from .holds import Gates, HoldPolicy, TakenMoves
+from .holds import Holders, HoldPolicy, TakenMoves
 from .lanes import Lanes
 from .occurrences import Chains
 from .slice import LiveSlice
@@ -135,7 +135,7 @@ NOTHING_TAKEN: Final = TakenMoves([], [], {}, [])
 class Partition:
     """All state of one partition that this node owns. Nothing here does I/O."""
 
-    def __init__(self, keys: PartitionKeys, token: bytes, lease_until: float, gates: Gates | None = None) -> None:
+    def __init__(self, keys: PartitionKeys, token: bytes, lease_until: float, holders: Holders | None = None) -> None:
         self.keys = keys
         self.number = keys.number
         self.token = token
@@ -152,8 +152,8 @@ class Partition:
         self.soonest_ms: float = inf
         """When the next waiting task is due."""
         self.pending_writes = PendingWrites()
-        self.gates = gates or Gates()
-        self.hold_policy = HoldPolicy(self.gates)
+        self.holders = holders or Holders()
+        self.hold_policy = HoldPolicy(self.holders)
         self.lanes = Lanes(self.hold_policy.barrier_ms)
         self.hold_policy.lanes = self.lanes
         self._taken = NOTHING_TAKEN
@@ -163,7 +163,7 @@ class Partition:
         self.handed = HandedOff()
         self.chains = Chains()
         """The schedules that live here."""
-        self.due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, self.gates)
+        self.due_selector = DueSelector(self.chains, self.lanes, self.hold_policy, self.holders)
         self.accepted_seen = -1
         self.needs_listing = True
         self.blocked_ms = -1
@@ -241,7 +241,7 @@ class Partition:
 
     def is_paced(self, live: LiveSlice) -> bool:
         """Its rows leave little by little: few of them are needed in memory."""
-        return live.pace is not None and self.gates.room(live.pace) is not None
+        return live.pace is not None and self.holders.room(live.pace) is not None
 
     def _touch(self, leaving: Leaving, *, commit: bool) -> Touched:
         places = leaving.places
