@@ -128,9 +128,9 @@ class FailureLog:
                 tally.timer = asyncio.get_running_loop().call_later(QUIET_S, self._sum_up, key)
         tally.seen += 1
         if tally.seen <= (1 if failure.outcome == "retry" else FIRST_DEAD):
-            _tell(failure)
+            _log_failure(failure)
         else:
-            tally.untold += 1
+            tally.unreported += 1
             tally.last = failure
 
     def flush(self) -> None:
@@ -146,8 +146,8 @@ class FailureLog:
             return
         receiver, outcome = key
         level = logging.WARNING if outcome == "retry" else logging.ERROR
-        log.log(level, "%s: %d more %s; the last: task %s, %s", receiver, tally.untold, _MANY[outcome], tally.last.id,
-                _why(tally.last), extra={"task": tally.last.id, "target": receiver})  # fmt: skip
+        log.log(level, "%s: %d more %s; the last: task %s, %s", receiver, tally.unreported, _MANY[outcome],
+                tally.last.id, _why(tally.last), extra={"task": tally.last.id, "target": receiver})  # fmt: skip
         if again:
             # It went on failing: the next sum comes after another pause, without a first line in between.
             fresh = self._open[key] = _Tally()
@@ -156,11 +156,11 @@ class FailureLog:
 
 
 class _Tally:
-    __slots__ = ("last", "seen", "timer", "untold")
+    __slots__ = ("last", "seen", "timer", "unreported")
 
     def __init__(self) -> None:
         self.seen = 0
-        self.untold = 0
+        self.unreported = 0
         self.last: Failure | None = None
         self.timer: asyncio.TimerHandle | None = None
 
@@ -169,7 +169,7 @@ def _why(failure: Failure) -> str:
     return failure.brief or failure.error
 
 
-def _tell(failure: Failure) -> None:
+def _log_failure(failure: Failure) -> None:
     target = shown_target(failure.target)
     about = {"task": failure.id, "target": target}
     # A sink that knows what went wrong leaves no trace; of a bug it is worth the lines.

@@ -2,7 +2,7 @@
 
 from mainspring.model.delivery import Dead, Retry
 from mainspring.model.job import Result, decode_result
-from mainspring.model.text import clean, told
+from mainspring.model.text import clean, describe
 
 
 class Unspeakable(Exception):
@@ -20,9 +20,9 @@ def test_reasons_of_outcomes_can_be_written_whatever_they_say() -> None:
 
 
 def test_an_exception_is_told_even_if_it_cannot_tell_itself() -> None:
-    assert told(ValueError("bad \udce9")) == "ValueError: bad ?"
-    assert told(KeyError()) == "KeyError"
-    assert told(Unspeakable()) == "Unspeakable, which cannot be put into words"
+    assert describe(ValueError("bad \udce9")) == "ValueError: bad ?"
+    assert describe(KeyError()) == "KeyError"
+    assert describe(Unspeakable()) == "Unspeakable, which cannot be put into words"
 
 
 def test_a_result_is_kept_without_what_cannot_be_written() -> None:

@@ -93,7 +93,7 @@ async def test_as_many_as_may_be_sent_at_one_time_always_find_room() -> None:
 async def test_what_cannot_be_begun_in_time_is_put_off_and_what_was_begun_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_limits, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(http_limits, "MAX_QUEUED_S", 0.01)
     hosts, target = Hosts(room=1000, connections=100), Target(is_open=False)
     load = asyncio.create_task(hosts.carry("a", Limits(2), deliveries(100), target.send))
     await target.arrived.wait()
@@ -186,7 +186,7 @@ async def test_connections_are_bounded_over_all_hosts() -> None:
 @pytest.fixture
 def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a loaded machine takes for what is sent here, none of it is put off."""
-    monkeypatch.setattr(http_limits, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(http_limits, "MAX_QUEUED_S", 3600.0)
 
 
 @pytest.mark.parametrize("hanging", [20, 40, 150])

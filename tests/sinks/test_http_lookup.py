@@ -62,7 +62,7 @@ async def test_a_name_is_found_beside_many_that_do_not_answer(names: Names) -> N
 async def test_a_name_that_does_not_answer_has_one_thread_however_often_it_is_asked_for(
     names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_network, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(http_network, "_LOOKUP_TIMEOUT_S", 0.01)
     lookup = SystemLookup()
     for _ in range(5):
         with pytest.raises(OSError, match="no answer within"):
@@ -81,7 +81,7 @@ async def test_a_name_that_answered_and_does_not_any_more_gives_its_privilege_up
     await lookup("fine", 80)
     assert list(lookup._answered) == ["fine"]
     lookup._answered["dead"] = None
-    monkeypatch.setattr(http_network, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(http_network, "_LOOKUP_TIMEOUT_S", 0.01)
     with pytest.raises(OSError, match="no answer within"):
         await lookup("dead", 80)
     assert list(lookup._answered) == ["fine"]

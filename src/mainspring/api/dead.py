@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from ..client.dead_letters import FARTHEST_AHEAD_MS
-from ..model.audit import of_letter, of_letters
+from ..model.audit import of_dead_letter, of_dead_letters
 from ..model.dead_letter import DeadLetter, Replayed, ReplaySummary
 from ..model.task import pattern_fits
 from ..model.times import instant_ms
@@ -156,7 +156,7 @@ async def replay_dead(call: Call) -> Answer:
         case "gone" | "unknown":
             raise no_such("dead letter", call.params["id"])
     if not wanted.dry_run:
-        await call.audit("dead.replay", letter.id, of_letter(letter), {"due_ms": replayed.due_ms})
+        await call.audit("dead.replay", letter.id, of_dead_letter(letter), {"due_ms": replayed.due_ms})
     return answer(replayed)
 
 
@@ -164,7 +164,7 @@ async def drop_dead(call: Call) -> Answer:
     letter = await _letter(call)
     if await call.client.dead_drop(call.params["id"], lane=call.query.lane) == "unknown":
         raise no_such("dead letter", call.params["id"])
-    await call.audit("dead.drop", letter.id, of_letter(letter), None)
+    await call.audit("dead.drop", letter.id, of_dead_letter(letter), None)
     return answer(Dropped(letter.id, "dropped"))
 
 
@@ -252,7 +252,7 @@ def _due_ms(call: Call, at: Moment | None, after: str | None) -> int | None:
 
 def _chosen(wanted: Choice) -> dict[str, str]:
     names = ("target", "lane", "reason", "died_after", "died_before")
-    return of_letters(**{name: getattr(wanted, name) for name in names})
+    return of_dead_letters(**{name: getattr(wanted, name) for name in names})
 
 
 _ID: Final = "/v1/dead/{id}"

@@ -14,9 +14,9 @@ from mainspring.model.audit import (
     Change,
     View,
     changes,
+    of_dead_letter,
+    of_dead_letters,
     of_lane,
-    of_letter,
-    of_letters,
     of_pause,
     of_replaced,
     of_schedule,
@@ -153,7 +153,7 @@ class AuditedClient:
         finally:
             count, word = (so_far, "dropped") if isinstance(so_far, int) else (so_far.replayed, "replayed")
             if count and not options.get("dry_run"):
-                chosen = of_letters(**{field: options.get(field) for field in _FILTERS})
+                chosen = of_dead_letters(**{field: options.get(field) for field in _FILTERS})
                 await self._tell(self._changes[name], "many", chosen, {word: count})
         return so_far
 
@@ -166,7 +166,7 @@ class AuditedClient:
             case "schedule":
                 return of_schedule(await self._client.get(name))
             case "dead":
-                return of_letter(await self._client.dead_get(name, lane=options.get("lane")))
+                return of_dead_letter(await self._client.dead_get(name, lane=options.get("lane")))
             case "lane":
                 return of_lane(await self._client.lane(name))
         return of_pause(next((one for one in await self._client.pauses() if one.scope.text == name), None))

@@ -15,7 +15,7 @@ from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import NotFound
 from mainspring.model.schedule.chain import PastRun
 from mainspring.model.schedule.definition import Definition
-from mainspring.model.schedule.view import Finding, ScheduleView, revision_as_dict, span_text, told_changes, written
+from mainspring.model.schedule.view import Finding, ScheduleView, describe_changes, revision_as_dict, span_text, written
 from mainspring.model.schedule.zone import zone
 from mainspring.node.schedule_file import read_file
 
@@ -93,7 +93,7 @@ def revision(definition: Definition, former: Definition | None) -> list[str]:
     head = f"{definition.generation:>4}  {at(definition, definition.at_ms)}{by}{note}"
     if former is None:
         return [head, f"      {' | '.join(definition.specs)} in {definition.zone}, {definition.target}"]
-    return [head, *(f"    {line}" for line in _changed(told_changes(former, definition)))]
+    return [head, *(f"    {line}" for line in _changed(describe_changes(former, definition)))]
 
 
 def _changed(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:

@@ -23,7 +23,7 @@ from ..model.schedule.definition import (
     same_schedule,
 )
 from ..model.schedule.input import ScheduleFields, define, edited_by, local_ms
-from ..model.schedule.view import Backfilled, SchedulePage, ScheduleView, told_changes, view_of
+from ..model.schedule.view import Backfilled, SchedulePage, ScheduleView, describe_changes, view_of
 from ..model.schedule.zone import tz_version
 from ..model.task import Handle
 from ..model.times import Delay, When, check_horizon, delay_ms, instant_ms, is_delay
@@ -481,7 +481,7 @@ class Schedules(RunsBeside):
         current = self._current(name, seen)
         edited = check_runs_left(edited_by(current, fields), _runs(seen))
         await asyncio.to_thread(check_definition, edited, await self._store.fresh_ms())  # as in `_add_some`
-        return told_changes(current, edited)
+        return describe_changes(current, edited)
 
     # -- many (last: from here on `list` is a method) ------------------------------------------------------
 

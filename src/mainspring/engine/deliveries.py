@@ -14,7 +14,7 @@ from ..model.delivery import DONE, EXPIRED, Dead, Done, Outcome, Retry
 from ..model.errors import StoreError
 from ..model.job import JobCancelled, Result
 from ..model.targets.names import HANDED_OFF
-from ..model.text import placed, told
+from ..model.text import describe, placed
 from ..sinks.base import Sink, most_in_batch
 from ..store.records import KeptResult, keep_results
 from ..store.store import Store
@@ -257,7 +257,7 @@ class Deliveries:
             self._settle(group, task.result(), began_ms, done, in_runs=in_runs)
             return
         self._flow_control.landed(group[0].body.target, len(group), 0, len(group))
-        self._settle(group, [Retry(told(error), error=error, brief=placed(error))] * len(group), began_ms)
+        self._settle(group, [Retry(describe(error), error=error, brief=placed(error))] * len(group), began_ms)
 
     def _settle(
         self,
@@ -328,7 +328,7 @@ class Deliveries:
         except (ValueError, TypeError, OverflowError) as error:
             # What a sink said cannot be written. That is the end of this task, and must not be that of its neighbours.
             log.exception("what became of task %s cannot be written", flight.id, extra={"task": flight.id})
-            return self._outcomes.apply(partition, flight, Dead(f"its outcome cannot be written: {told(error)}"))
+            return self._outcomes.apply(partition, flight, Dead(f"its outcome cannot be written: {describe(error)}"))
 
     def settle_ended(self, flight: Flight, outcome: Outcome | JobCancelled) -> None:
         """A worker has ended it, and has asked the retry policy: what it says is carried out."""

@@ -295,13 +295,13 @@ class FlowControl:
             before = breaker.state
             now_ms = self._clock.now_ms()
             if breaker.record(done, failed, now_ms, refused=refused) != before:
-                self._tell(flow_limit, before, now_ms)
+                self._log_change(flow_limit, before, now_ms)
         if flow_limit.bounded or flow_limit.receiver in self._bounded:
             self._look_at(flow_limit)
             if flow_limit.refused and (flow_limit.limit.concurrency is not None or flow_limit.slow_since_ms or refused):
                 self._around.flow()
 
-    def _tell(self, flow_limit: FlowLimit, before: str, now_ms: int) -> None:
+    def _log_change(self, flow_limit: FlowLimit, before: str, now_ms: int) -> None:
         breaker = flow_limit.breaker
         assert breaker is not None
         if breaker.state == "open":
@@ -565,10 +565,10 @@ class PauseWatch:
         """Write what was disabled. Where somebody has paused it meanwhile, that pause stands."""
         for name, pause in list(self._disabled.items()):
             if await write_if_none(self._store, pause):
-                await self._tell(pause)
+                await self._audit(pause)
             self._disabled.pop(name, None)
 
-    async def _tell(self, pause: Pause) -> None:
+    async def _audit(self, pause: Pause) -> None:
         """As a pause by a person is told. After a lost reply it is told again: twice is better than never."""
         change = Change(self._node, "pause.add", pause.scope.text, socket.gethostname(), after=of_pause(pause))
         try:

@@ -465,10 +465,10 @@ class HoldPolicy:
         if own is None or not own.open or own.closing or self.holders.room(key) is None:
             return self.holds.make(record, now_ms)
         # Its tasks go out little by little: it is not closed because others join them.
-        self._tell_anew(own)
+        self._refresh_record(own)
         return own
 
-    def _tell_anew(self, hold: Hold) -> None:
+    def _refresh_record(self, hold: Hold) -> None:
         """Who asks why its tasks wait hears the present state of a breaker, not that in which they were held."""
         why = self.holders.why(hold.record.cause)
         if hold.closing or (not why.code and not (hold.record.code and hold.open)):
@@ -587,7 +587,7 @@ class HoldPolicy:
             if known and not hold.open and not self._still_held(hold):
                 self._end_if_over(hold)
             if known:
-                self._tell_anew(hold)
+                self._refresh_record(hold)
 
     def lane_is_free(self, lane: str) -> None:
         """Its head is settled: what waits behind it comes back."""

@@ -272,8 +272,8 @@ class Planner:
         links = [plan.link for _, plan in doubts if plan.link is not None]
         ends = await schedules.over(self._store, number, [link.state.last for link in links])
         names = [plan.definition.name for _, plan in doubts if plan.link is not None and plan.definition is not None]
-        told = await run_ends(self._store, [(number, name, link) for name, link in zip(names, links, strict=True)])
-        for (flight, plan), link, end, run_end in zip(doubts, links, ends, told, strict=True):
+        reported = await run_ends(self._store, [(number, name, link) for name, link in zip(names, links, strict=True)])
+        for (flight, plan), link, end, run_end in zip(doubts, links, ends, reported, strict=True):
             definition = plan.definition
             if definition is None:
                 continue

@@ -80,13 +80,13 @@ def of_pause(pause: Pause | None) -> View:
     }  # fmt: skip
 
 
-def of_letter(letter: "DeadLetter | None") -> View:
+def of_dead_letter(letter: "DeadLetter | None") -> View:
     if letter is None:
         return None
     return {"target": bare(letter.target), "lane": letter.lane, "died_ms": letter.died_ms, "attempts": letter.attempts}
 
 
-def of_letters(**filters: object) -> dict[str, str]:
+def of_dead_letters(**filters: object) -> dict[str, str]:
     """Which letters a change of many was about."""
     return {name: bare(str(value)) for name, value in filters.items() if value is not None}
 
@@ -101,8 +101,8 @@ def of_schedule(view: "ScheduleView | None") -> View:
 
     if view is None:
         return None
-    told = revision_as_dict(view.definition) | {"state": view.state, "target": bare(view.definition.target)}
-    return {name: value for name, value in told.items() if name not in _LEFT_OUT}
+    fields = revision_as_dict(view.definition) | {"state": view.state, "target": bare(view.definition.target)}
+    return {name: value for name, value in fields.items() if name not in _LEFT_OUT}
 
 
 def changes(before: View, after: View) -> tuple[View, View]:

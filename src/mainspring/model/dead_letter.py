@@ -80,7 +80,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def as_dict(self, namespace: str) -> dict[str, Any]:
         """For JSON: bytes are told as they are where they are JSON, else in base64."""
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "id": self.id,
             "reason": self.reason,
             "died_ms": self.died_ms,
@@ -88,8 +88,8 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             "damaged": self.damaged,
         }
         if self.damaged:
-            return told | {"entry_base64": base64.b64encode(self.entry).decode()}
-        told |= {
+            return fields | {"entry_base64": base64.b64encode(self.entry).decode()}
+        fields |= {
             "target": self.target,
             "lane": self.lane,
             "attempts": self.attempts,
@@ -99,10 +99,10 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             "idempotency_key": idempotency_key(namespace, self.id, self.due_ms),
         }
         if self.response is not None:
-            told["response"] = self.response.as_dict()
+            fields["response"] = self.response.as_dict()
         if self.raw:
-            return told | {"payload_base64": base64.b64encode(self.payload).decode()}
-        return told | {"payload": msgspec.Raw(self.payload)}
+            return fields | {"payload_base64": base64.b64encode(self.payload).decode()}
+        return fields | {"payload": msgspec.Raw(self.payload)}
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -13,7 +13,7 @@ import msgspec
 from .errors import InvalidInput
 from .ids import idempotency_key
 from .limits import HORIZON_MS
-from .text import clean, plain, told
+from .text import clean, describe, plain
 from .times import Delay, delay_ms
 
 
@@ -120,7 +120,7 @@ class GivenDelivery(Delivery, gc=False):
     due_ms: int
 
 
-def told_bytes(name: str, value: bytes) -> dict[str, str]:
+def bytes_to_fields(name: str, value: bytes) -> dict[str, str]:
     """For JSON: as text, or in base64, under a name that says so, where it is none."""
     try:
         return {name: value.decode()}
@@ -128,10 +128,10 @@ def told_bytes(name: str, value: bytes) -> dict[str, str]:
         return {f"{name}_base64": base64.b64encode(value).decode()}
 
 
-def given_bytes(name: str, told: Mapping[str, Any]) -> bytes:
-    """What `told_bytes` was given."""
-    packed = told.get(f"{name}_base64")
-    return str(told.get(name, "")).encode() if packed is None else base64.b64decode(packed)
+def bytes_from_fields(name: str, fields: Mapping[str, Any]) -> bytes:
+    """What `bytes_to_fields` was given."""
+    packed = fields.get(f"{name}_base64")
+    return str(fields.get(name, "")).encode() if packed is None else base64.b64decode(packed)
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
@@ -145,13 +145,13 @@ class Response(msgspec.Struct, frozen=True, gc=False):
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        told: dict[str, Any] = {"status": self.status, "headers": self.headers, "duration_ms": self.duration_ms}
-        return told | told_bytes("body", self.body)
+        fields: dict[str, Any] = {"status": self.status, "headers": self.headers, "duration_ms": self.duration_ms}
+        return fields | bytes_to_fields("body", self.body)
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> "Response":
         headers = tuple((name, value) for name, value in told["headers"])
-        return cls(told["status"], headers, given_bytes("body", told), told["duration_ms"])
+        return cls(told["status"], headers, bytes_from_fields("body", told), told["duration_ms"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Done:
 def _worded(reason: object) -> str:
     """Applications give exceptions, enums and what not for a reason."""
     if isinstance(reason, BaseException):
-        return told(reason)
+        return describe(reason)
     return clean(plain(reason) if isinstance(reason, str) else str(reason))
 
 
@@ -229,7 +229,7 @@ class Dead(Exception):
 
 def as_ours(outcome: Retry | Dead) -> Retry | Dead:
     """The same, made by us: a subclass of an application may be made in its own way, without a reason or a number."""
-    reason = getattr(outcome, "reason", None) or told(outcome)
+    reason = getattr(outcome, "reason", None) or describe(outcome)
     if isinstance(outcome, Retry):
         made: Retry | Dead = Retry(reason, outcome.after_ms, bool(outcome.untried))
     else:

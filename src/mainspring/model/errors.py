@@ -36,8 +36,8 @@ class MainspringError(Exception):
     """Of a `put_many` that failed: the handles of those that are stored, None for those of which that is not known."""
 
     def __str__(self) -> str:
-        told = super().__str__()
-        return f"{told} ({self.stored:,} tasks of this call are stored)" if self.stored else told
+        text = super().__str__()
+        return f"{text} ({self.stored:,} tasks of this call are stored)" if self.stored else text
 
 
 class InvalidInput(MainspringError, ValueError):

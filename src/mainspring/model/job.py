@@ -5,10 +5,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from .delivery import Body, Dead, Done, Response, Retry, given_bytes, told_bytes
+from .delivery import Body, Dead, Done, Response, Retry, bytes_from_fields, bytes_to_fields
 from .errors import InvalidInput
 from .limits import MAX_PAYLOAD_BYTES
-from .text import told
+from .text import describe
 
 
 class Job(msgspec.Struct, gc=False):
@@ -72,14 +72,14 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        told: dict[str, Any] = {"exit_code": self.exit_code}
+        fields: dict[str, Any] = {"exit_code": self.exit_code}
         for name in ("stdout", "stderr"):
-            told |= told_bytes(name, getattr(self, name)) | {f"{name}_bytes": getattr(self, f"{name}_bytes")}
-        return told
+            fields |= bytes_to_fields(name, getattr(self, name)) | {f"{name}_bytes": getattr(self, f"{name}_bytes")}
+        return fields
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> "Output":
-        out, err = given_bytes("stdout", told), given_bytes("stderr", told)
+        out, err = bytes_from_fields("stdout", told), bytes_from_fields("stderr", told)
         return cls(told["exit_code"], out, err, told["stdout_bytes"], told["stderr_bytes"])
 
 
@@ -108,18 +108,18 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
         try:
             data = _encode(self)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            return self._without(f"the handler's answer cannot be kept: {told(error)}")
+            return self._without(f"the handler's answer cannot be kept: {describe(error)}")
         if len(data) > MAX_RESULT_BYTES and self.value is not None:
             return self._without(f"the handler's answer is too large to be kept: {len(data)} bytes")
         return data
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what a run of this kind does not have is null."""
-        told = msgspec.structs.asdict(self)
-        told["value"] = self.json_value
-        told["output"] = None if self.output is None else self.output.as_dict()
-        told["response"] = None if self.response is None else self.response.as_dict()
-        return told
+        fields = msgspec.structs.asdict(self)
+        fields["value"] = self.json_value
+        fields["output"] = None if self.output is None else self.output.as_dict()
+        fields["response"] = None if self.response is None else self.response.as_dict()
+        return fields
 
     @property
     def json_value(self) -> Any:

@@ -26,7 +26,7 @@ def check_text(value: object, field: str) -> str:
     return clean(value)
 
 
-def told(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """An exception in one line, whatever its own text does."""
     name = type(error).__name__
     try:

@@ -17,7 +17,7 @@ import msgspec
 from ..model.errors import InvalidInput
 from ..model.schedule.definition import Definition, check_definition, is_over
 from ..model.schedule.input import SOURCE, define
-from ..model.schedule.view import told_changes
+from ..model.schedule.view import describe_changes
 
 if TYPE_CHECKING:
     from ..client.schedules import Schedules
@@ -123,7 +123,7 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
         kept = msgspec.structs.replace(definition, paused=there.definition.paused)
         if kept.specs == there.definition.specs:
             kept = msgspec.structs.replace(kept, anchor_ms=there.definition.anchor_ms)
-        different = told_changes(there.definition, kept)
+        different = describe_changes(there.definition, kept)
         if "lane" in different:
             raise InvalidInput(f"schedule {definition.name!r}: its lane cannot be changed; remove it, and add it anew")
         if there.definition.source != kept.source:  # of two files that have it the one that is applied last has its way

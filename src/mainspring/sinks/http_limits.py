@@ -133,7 +133,7 @@ class RequestQueue:
 
     @property
     def idle(self) -> bool:
-        # Kept while its rate or its bookings still mean something: forgotten, they would start afresh.
+        # Kept while its rate or its reserved times still matter: a new queue would start without them.
         now = time.monotonic()
         return not self.busy and not self.loads and max(self.pace.next_at, self._reserved_until) <= now
 
@@ -157,7 +157,7 @@ class RequestQueue:
         return Retry("the host is busy; put off without an attempt", after_ms, untried=True)
 
 
-PATIENCE_S: Final = 30.0
+MAX_QUEUED_S: Final = 30.0
 """What was not begun so long after it came is put off: its partition must not wait for a dead host to move."""
 
 UNPROVEN: Final = 8
@@ -263,7 +263,7 @@ class Host:
     def __init__(self, hosts: Hosts, limits: Limits) -> None:
         self._hosts = hosts
         self._limits = limits
-        self._lines: dict[Hashable, RequestQueue] = {}
+        self._queues: dict[Hashable, RequestQueue] = {}
         self._moving: deque[RequestQueue] = deque()
         """Those in which somebody waits, in turn."""
         self._workers: set[asyncio.Task[None]] = set()
@@ -278,48 +278,48 @@ class Host:
 
     @property
     def idle(self) -> bool:
-        return not self.busy and self._pace.wait_s() <= 0 and all(line.idle for line in self._lines.values())
+        return not self.busy and self._pace.wait_s() <= 0 and all(queue.idle for queue in self._queues.values())
 
     async def carry(
         self, own: tuple[Hashable, Limits] | None, batch: Sequence[Delivery], send: Send
     ) -> Sequence[Outcome]:
-        line = self._line(own)
+        queue = self._queue_of(own)
         load = RequestBatch(batch, send)
         # As many as it sends at one time always find room.
-        room = max(line.most - line.waiting, self._hosts.room_for(self._waiting))
+        room = max(queue.most - queue.waiting, self._hosts.room_for(self._waiting))
         taken = min(len(batch), room)
-        load.leave_out(taken, line.put_off)
+        load.leave_out(taken, queue.put_off)
         if taken:
-            self._add(line, load, taken)
+            self._add(queue, load, taken)
             self.fill()
-            timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._give_up, line, load)
+            timer = asyncio.get_running_loop().call_later(MAX_QUEUED_S, self._give_up, queue, load)
             try:
                 await load.finished
             finally:
                 timer.cancel()
-                self._give_up(line, load)  # cancelled: nobody wants what was not begun
+                self._give_up(queue, load)  # cancelled: nobody wants what was not begun
         return load.outcomes
 
-    def _line(self, own: tuple[Hashable, Limits] | None) -> RequestQueue:
+    def _queue_of(self, own: tuple[Hashable, Limits] | None) -> RequestQueue:
         key, limits = own or (None, Limits(self._limits.concurrency))
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = RequestQueue(limits)
-        return line
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = RequestQueue(limits)
+        return queue
 
-    def _add(self, line: RequestQueue, load: RequestBatch, count: int) -> None:
-        if not line.loads:
-            self._moving.append(line)
-        line.loads.append(load)
-        line.waiting += count
+    def _add(self, queue: RequestQueue, load: RequestBatch, count: int) -> None:
+        if not queue.loads:
+            self._moving.append(queue)
+        queue.loads.append(load)
+        queue.waiting += count
         self._count(count)
 
     def stop(self) -> None:
         self._stopped = True
         for worker in self._workers:
             worker.cancel()
-        for line in self._moving:
-            for load in line.loads:
+        for queue in self._moving:
+            for load in queue.loads:
                 load.fail(asyncio.CancelledError())
         if self._timer is not None:
             self._timer.cancel()
@@ -332,62 +332,62 @@ class Host:
 
     def fill(self) -> None:
         """Begin as many as may be begun now."""
-        while (line := self._next_line()) is not None:
-            worker = asyncio.create_task(self._work(line, *self._begin(line)))
+        while (queue := self._next_queue()) is not None:
+            worker = asyncio.create_task(self._work(queue, *self._begin(queue)))
             self._workers.add(worker)
             worker.add_done_callback(self._ended)
 
-    def _next_line(self) -> RequestQueue | None:
+    def _next_queue(self) -> RequestQueue | None:
         """Whose turn it is; None when nobody may begin now."""
         if not self._moving or self.busy >= self._limits.concurrency or self._stopped:
             return None
         soonest_s, host_s = inf, self._pace.wait_s()
         for _ in range(len(self._moving)):
-            line = self._moving[0]
+            queue = self._moving[0]
             self._moving.rotate(-1)
-            if line.busy < line.most:
-                wait_s = max(host_s, line.pace.wait_s())
+            if queue.busy < queue.most:
+                wait_s = max(host_s, queue.pace.wait_s())
                 if wait_s <= 0:
-                    return line if self._hosts.may_connect(self) else None
+                    return queue if self._hosts.may_connect(self) else None
                 soonest_s = min(soonest_s, wait_s)
         if soonest_s < inf:
             self._come_back(soonest_s)
         return None
 
-    def _begin(self, line: RequestQueue) -> tuple[RequestBatch, int]:
-        load, at = line.begin()
-        if not line.loads:
-            self._moving.remove(line)
+    def _begin(self, queue: RequestQueue) -> tuple[RequestBatch, int]:
+        load, at = queue.begin()
+        if not queue.loads:
+            self._moving.remove(queue)
         self._count(-1)
         self.busy += 1
         self._hosts.free -= 1
         self._pace.took()
         return load, at
 
-    async def _work(self, line: RequestQueue, load: RequestBatch, at: int) -> None:
+    async def _work(self, queue: RequestQueue, load: RequestBatch, at: int) -> None:
         while True:
             try:
                 outcome = await load.send(load.batch[at])
             except BaseException as error:
-                self._landed(line, answered=False)
+                self._landed(queue, answered=False)
                 load.fail(error)
                 raise
-            self._landed(line, answered=not isinstance(outcome, Retry) or outcome.response is not None)
+            self._landed(queue, answered=not isinstance(outcome, Retry) or outcome.response is not None)
             load.settle(at, outcome)
-            line.pulse.beat()
+            queue.pulse.beat()
             self._hosts.feed(self)
-            following = self._next_line()
+            following = self._next_queue()
             if following is None:
                 return
-            line = following
-            load, at = self._begin(line)
+            queue = following
+            load, at = self._begin(queue)
             self.fill()
 
-    def _landed(self, line: RequestQueue, *, answered: bool) -> None:
+    def _landed(self, queue: RequestQueue, *, answered: bool) -> None:
         # With every answer one more: a host that is well soon has all it may have.
         self.proven = max(self.proven, self.busy + 1) if answered else self.proven // 2
         self.busy -= 1
-        line.busy -= 1
+        queue.busy -= 1
         self._hosts.free += 1
 
     def _ended(self, worker: asyncio.Task[None]) -> None:
@@ -406,12 +406,12 @@ class Host:
         self._timer = None
         self.fill()
 
-    def _give_up(self, line: RequestQueue, load: RequestBatch) -> None:
+    def _give_up(self, queue: RequestQueue, load: RequestBatch) -> None:
         """Put off what is left of a load."""
         if load.next < load.end:
-            line.loads.remove(load)
-            if not line.loads:
-                self._moving.remove(line)
-            line.waiting += load.next - load.end
+            queue.loads.remove(load)
+            if not queue.loads:
+                self._moving.remove(queue)
+            queue.waiting += load.next - load.end
             self._count(load.next - load.end)
-            load.leave_out(load.next, line.put_off)
+            load.leave_out(load.next, queue.put_off)

@@ -143,7 +143,7 @@ _UNPROVEN: Final = 48
 """Threads for names that are new, or did not answer when they were asked last."""
 
 _MAX_LOOKUPS: Final = 4096
-_PATIENCE_S: Final = 10.0
+_LOOKUP_TIMEOUT_S: Final = 10.0
 
 
 class SystemLookup:
@@ -157,7 +157,7 @@ class SystemLookup:
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
                 if host not in self._asking and host not in self._answered:
                     await self._unproven.acquire()
                     if not self._ask(host, port, self._unproven):
@@ -167,7 +167,7 @@ class SystemLookup:
                 return await asyncio.shield(self._asking[host])
         except TimeoutError:
             self._answered.pop(host, None)
-            raise OSError(socket.EAI_AGAIN, f"no answer within {_PATIENCE_S:.0f} s") from None
+            raise OSError(socket.EAI_AGAIN, f"no answer within {_LOOKUP_TIMEOUT_S:.0f} s") from None
 
     def _ask(self, host: str, port: int, permit: asyncio.Semaphore | None = None) -> bool:
         """False when somebody else asks already: all who want to know wait for the same answer."""

@@ -251,14 +251,14 @@ class WebhookCaller:
         except TimeoutError as error:
             outcome = Retry(f"no answer within {timeout_s:g} s", error=error.with_traceback(None))
         except (aiohttp.ClientError, OSError) as error:
-            told = self._secrets.out_of(failure_text(error))
-            outcome = Retry(told, error=error.with_traceback(None), brief=failure_brief(error))
+            reason = self._secrets.out_of(failure_text(error))
+            outcome = Retry(reason, error=error.with_traceback(None), brief=failure_brief(error))
         else:
             outcome = outcome_of(response, time.time(), self._keep_ms)
         finally:
             self._sessions.give_back(kept)
         if log.isEnabledFor(logging.DEBUG):
-            self._tell(delivery, outcome, time.monotonic() - began)
+            self._report(delivery, outcome, time.monotonic() - began)
         return outcome
 
     async def _kept(self, answer: aiohttp.ClientResponse, began: float) -> Response:
@@ -268,7 +268,7 @@ class WebhookCaller:
         headers = kept_headers(self._secrets.out_of_headers(answer.headers.items()))
         return Response(answer.status, headers, start[:most], round((time.monotonic() - began) * 1000))
 
-    def _tell(self, delivery: Delivery, outcome: Outcome, took_s: float) -> None:
+    def _report(self, delivery: Delivery, outcome: Outcome, took_s: float) -> None:
         status = outcome.response.status if outcome.response else "no answer"
         shown = self._hook.parsed.shown
         log.debug(

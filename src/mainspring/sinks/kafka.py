@@ -99,34 +99,34 @@ class KafkaSink:
 
         properties = options.for_library()
         self._topics = Topics(options)
-        self._line = BatchProducer(properties)
+        self._batch_producer = BatchProducer(properties)
         self._singly = BatchProducer({**properties, "batch.num.messages": "1"})
 
     @property
     def queued(self) -> int:
         """Messages that are with the library and not yet reported. Bounded by queue.buffering.max.messages."""
-        return self._line.queued + self._singly.queued
+        return self._batch_producer.queued + self._singly.queued
 
     @property
     def producers_made(self) -> int:
-        return self._line.carriers_made
+        return self._batch_producer.carriers_made
 
     def prepare(self) -> None:
         """The library takes half a second until a new producer has its identity from the broker."""
-        self._line.prepare()
+        self._batch_producer.prepare()
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         topic = batch[0].target.partition(":")[2]
         refusal = await self._topics.refusal(topic)
         if refusal is not None:
             return [refusal] * len(batch)
-        failures = await self._line.send(topic, batch)
+        failures = await self._batch_producer.send(topic, batch)
         if not failures:
             return [DONE] * len(batch)
         return await self._judged(topic, batch, failures)
 
     async def aclose(self) -> None:
-        await self._line.aclose()
+        await self._batch_producer.aclose()
         await self._singly.aclose()
         await self._topics.aclose()
 

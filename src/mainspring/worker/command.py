@@ -49,18 +49,18 @@ class OrphanReaper:
     def start(self) -> None:
         """Before a command is started, so that nothing has to be waited for after."""
         with self._lock:
-            self._tell(b"")
+            self._send(b"")
 
     def watch(self, group: int) -> None:
         with self._lock:
             self._watched.add(group)
-            self._tell(b"+%d\n" % group)
+            self._send(b"+%d\n" % group)
 
     def release(self, group: int) -> None:
         """Before its number can be another's."""
         with self._lock:
             self._watched.discard(group)
-            self._tell(b"-%d\n" % group)
+            self._send(b"-%d\n" % group)
 
     def close(self) -> None:
         with self._lock:
@@ -69,16 +69,16 @@ class OrphanReaper:
             process.stdin.close()
             process.wait()
 
-    def _tell(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         try:
-            self._written(line)
+            self._write(line)
         except OSError:
             # It was killed. A new one hears of everything that runs.
             self._process = None
             with contextlib.suppress(OSError):
-                self._written(b"".join(b"+%d\n" % one for one in self._watched))
+                self._write(b"".join(b"+%d\n" % one for one in self._watched))
 
-    def _written(self, lines: bytes) -> None:
+    def _write(self, lines: bytes) -> None:
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _CODE],

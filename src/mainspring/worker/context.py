@@ -29,7 +29,7 @@ log = logging.getLogger("mainspring.worker")
 
 
 T = TypeVar("T")
-PATIENCE_S: Final = 30.0
+LOOP_TIMEOUT_S: Final = 30.0
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
@@ -66,7 +66,7 @@ class Memory:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """For threads: do it in the worker's event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LOOP_TIMEOUT_S)
 
 
 def _mark(job: Job) -> bytes:

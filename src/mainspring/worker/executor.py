@@ -20,7 +20,7 @@ from ..model.clock import Clock, steady_s
 from ..model.delivery import DONE, DROPPED, EXPIRED, EXPIRED_RUNNING, Dead, Done, Outcome, Retry, as_ours, has_expired
 from ..model.errors import InvalidInput
 from ..model.job import Job, Output
-from ..model.text import placed, told
+from ..model.text import describe, placed
 from .command import kill_all
 from .context import CURRENT, Context, Memory
 from .handler import Outputs, Registry, Work, WrongArguments
@@ -151,14 +151,14 @@ class JobRun:
         elif isinstance(error, WrongArguments):
             self.outcome = Dead(str(error), brief=f"its payload does not fit {self.job.body.target}")
         else:
-            self.outcome = Retry(told(error), error=error, brief=placed(error))
+            self.outcome = Retry(describe(error), error=error, brief=placed(error))
 
     def _said(self, outcome: Retry | Dead, brief: str) -> None:
         """The handler has decided."""
         try:
             self.outcome = made = as_ours(outcome)
         except InvalidInput as error:
-            self.outcome = Retry(told(error), error=error, brief=brief)
+            self.outcome = Retry(describe(error), error=error, brief=brief)
         else:
             made.brief = brief if made.brief is None else made.brief
             if has_expired(made.reason) or made.reason.startswith(DROPPED):
@@ -358,7 +358,7 @@ class ThreadRunner:
         while (run := self._jobs.get()) is not None:
             if not run.over:
                 Variables().run(self._do, run)
-            self._tell(run)
+            self._report_end(run)
 
     def _do(self, run: JobRun) -> None:
         CURRENT.set(run.context)
@@ -369,7 +369,7 @@ class ThreadRunner:
         finally:
             end_if_forked(self._pid)
 
-    def _tell(self, run: JobRun) -> None:
+    def _report_end(self, run: JobRun) -> None:
         with self._lock:
             self._free += 1
             self._done.append(run)

@@ -269,8 +269,8 @@ def changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
 
 def digest_of(definition: Definition) -> str:
     """The same for definitions that run the same at the same times; a pause is not looked at."""
-    told = [getattr(definition, field) for field in _MEANT]
-    return blake2b(_encode(told), digest_size=8).hexdigest()
+    values = [getattr(definition, field) for field in _MEANT]
+    return blake2b(_encode(values), digest_size=8).hexdigest()
 
 
 _MEANT: Final = tuple(sorted(set(Definition.__struct_fields__) - BOOKKEEPING - {"paused"}))

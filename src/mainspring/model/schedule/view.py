@@ -101,18 +101,18 @@ def _clock_changes(cron: Cron, recurrence: Recurrence, now_s: int) -> Iterator[F
         if (local_s := planned_in_overlap(cron, change)) is not None:
             overlaps.append((change, local_s))
     if gaps:
-        told = {"shift": "it runs {} instead (gap=shift)", "skip": "it does not run then (gap=skip)"}[recurrence.gap]
-        yield _told("dst-gap", "does not exist", told, cron, recurrence, gaps)
+        effect = {"shift": "it runs {} instead (gap=shift)", "skip": "it does not run then (gap=skip)"}[recurrence.gap]
+        yield _clock_change_finding("dst-gap", "does not exist", effect, cron, recurrence, gaps)
     if overlaps:
-        told = {
+        effect = {
             "first": "it runs the first time (overlap=first)",
             "second": "it runs the second time (overlap=second)",
             "both": "it runs both times (overlap=both)",
         }[recurrence.overlap]
-        yield _told("dst-overlap", "comes twice", told, cron, recurrence, overlaps)
+        yield _clock_change_finding("dst-overlap", "comes twice", effect, cron, recurrence, overlaps)
 
 
-def _told(
+def _clock_change_finding(
     code: FindingCode, what: str, then: str, cron: Cron, recurrence: Recurrence, changes: list[tuple[Segment, int]]
 ) -> Finding:
     change, local_s = changes[0]
@@ -232,7 +232,7 @@ def revision_as_dict(definition: Definition) -> dict[str, Any]:
     return {**about, **written(definition), **({} if rest is None else {"paused": rest})}
 
 
-def told_changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
+def describe_changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
     """What an edit changes, in the words in which it is written: field -> (before, after)."""
     was = {**_in_words(old, new.zone), "timezone": old.zone, "paused": _rest(old)}
     now = {**_in_words(new, new.zone), "paused": _rest(new)}
