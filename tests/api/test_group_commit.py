@@ -10,7 +10,7 @@ from mainspring.model.errors import InvalidInput, Unavailable
 from mainspring.model.task import Handle, Task
 
 
-class Road:
+class NetworkFaults:
     """Writes that end when they are told to."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ def task(n: int) -> Task:
 
 
 async def test_one_alone_does_not_wait() -> None:
-    road = Road()
+    road = NetworkFaults()
     answer = Collector(road.write).put(task(1))
     await settle()
     assert road.sent == [1]
@@ -46,7 +46,7 @@ async def test_one_alone_does_not_wait() -> None:
 
 
 async def test_while_a_write_is_on_its_way_few_wait_and_a_crowd_begins_another() -> None:
-    road = Road()
+    road = NetworkFaults()
     collector = Collector(road.write)
     collector.put(task(0))
     await settle()
@@ -72,7 +72,7 @@ async def test_while_a_write_is_on_its_way_few_wait_and_a_crowd_begins_another()
     [(CROWD - 1, 1), (2 * CROWD - 1, 1), (2 * CROWD, 2), (3 * CROWD, 3), (30 * CROWD + 1, 3)],
 )
 async def test_a_crowd_that_comes_together_is_written_in_parts_and_none_of_them_is_small(size: int, parts: int) -> None:
-    road = Road()
+    road = NetworkFaults()
     collector = Collector(road.write)
     answers = [collector.put(task(n)) for n in range(size)]
     await settle()
@@ -84,7 +84,7 @@ async def test_a_crowd_that_comes_together_is_written_in_parts_and_none_of_them_
 
 
 async def test_who_comes_the_moment_a_write_ends_is_not_left_waiting() -> None:
-    road = Road()
+    road = NetworkFaults()
     collector = Collector(road.write)
     first = collector.put(task(1))
     second: list[asyncio.Future[Handle]] = []

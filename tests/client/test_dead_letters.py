@@ -9,7 +9,7 @@ import pytest
 
 from mainspring.cli.dead import lines_of
 from mainspring.client.client import Client
-from mainspring.client.dead_letters import Letters
+from mainspring.client.dead_letters import DeadLetterOperations
 from mainspring.client.sync import SyncClient
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.clock import ManualClock
@@ -574,6 +574,6 @@ async def test_ten_thousand_letters_go_in_bounded_calls(dying: Ticker, store: St
 
 
 def test_every_call_is_there_without_an_event_loop() -> None:
-    names = {name for name in vars(Letters) if name.startswith("dead_")}
+    names = {name for name in vars(DeadLetterOperations) if name.startswith("dead_")}
     assert len(names) == 8
     assert names <= set(vars(SyncClient))

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, Message
 
 from mainspring.demo import generator as roads
 from mainspring.demo.consumer import Reader, values_of
-from mainspring.demo.generator import ApiConnections, Posts, Request, RoadBlocked, TickLoad, request
+from mainspring.demo.generator import ApiConnections, NoSchedulerAnswers, Posts, Request, TickLoad, request
 from mainspring.demo.plan import (
     MOST_IDS,
     DemoPlan,
@@ -275,7 +275,7 @@ async def test_without_any_scheduler_one_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(roads, "PATIENCE_S", 0.2)
     async with listening(Server([])) as gone:
         pass
-    with pytest.raises(RoadBlocked, match="none of 1 schedulers"):
+    with pytest.raises(NoSchedulerAnswers, match="none of 1 schedulers"):
         await ApiConnections([gone], 2, Few(1)).run()
 
 

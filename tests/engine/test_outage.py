@@ -18,7 +18,7 @@ from mainspring.store.redis.servers import LinkOptions
 from mainspring.store.store import Store
 from mainspring.store.verify.keys import check_keys, check_types
 from mainspring.testing.balance import balance
-from mainspring.testing.faults import Road, bad_road
+from mainspring.testing.faults import NetworkFaults, bad_road
 from mainspring.testing.servers import Kind, Server, standalone, wait_until
 from mainspring.testing.ticker import RecordingSink, Ticker
 
@@ -195,7 +195,7 @@ def test_a_blocking_wait_for_a_result_waits_for_the_server_too(server: Server) -
             waiting.result(60)
 
 
-def attempts(road: Road, word: bytes) -> int:
+def attempts(road: NetworkFaults, word: bytes) -> int:
     """How often a task with this in its payload was sent, or would have been if there was a server."""
     return sum(
         any(word in part for command in commands for part in command if isinstance(part, bytes))

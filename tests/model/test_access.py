@@ -4,7 +4,7 @@ import pytest
 
 from mainspring.api.admin import masked
 from mainspring.api.asgi import Problem
-from mainspring.api.auth import MOST_CLIENTS, Gate, Rates
+from mainspring.api.auth import MOST_CLIENTS, Authenticator, Rates
 from mainspring.config.config import Config
 from mainspring.model.access import (
     RIGHTS,
@@ -158,12 +158,12 @@ def test_buckets_do_not_grow_without_end() -> None:
 def test_keys_are_needed_everywhere_but_on_loopback(host: str, access: str, needs: bool) -> None:
     config = Config(host=host, access=access)  # type: ignore[arg-type]
     assert config.needs_keys is needs
-    gate = Gate(config)
+    authenticator = Authenticator(config)
     if needs:
         with pytest.raises(Problem, match="an API key is needed"):
-            gate.stranger({})
+            authenticator.without_key({})
     else:
-        assert gate.stranger({}).role == "admin"
+        assert authenticator.without_key({}).role == "admin"
 
 
 def test_ticks_go_to_kafka_where_there_is_one() -> None:

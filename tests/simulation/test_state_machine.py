@@ -84,7 +84,7 @@ conflicts: st.SearchStrategy[OnConflict] = st.sampled_from(["keep", "replace", "
 ids = st.sampled_from(sorted(IDS))
 
 
-class Road:
+class NetworkFaults:
     """The way to the server: now and then a request or a reply gets lost on it. Remembers what went over it."""
 
     def __init__(self, store: Store, sent: list[RedisCommand]) -> None:
@@ -145,7 +145,7 @@ class Recorder:
 class Node:
     """One process with an engine; it can be replaced by a new one at any moment."""
 
-    def __init__(self, store: Store, road: Road, sink: Recorder, reach: Reach) -> None:
+    def __init__(self, store: Store, road: NetworkFaults, sink: Recorder, reach: Reach) -> None:
         self.store, self.road, self._sink, self._reach = store, road, sink, reach
         self.engine = self.fresh()
 
@@ -199,9 +199,9 @@ class Timeline(RuleBasedStateMachine):
         store, self.road = await self._store()
         self.client = Client.over(store, dedupe_window=f"{DEDUPE_S}s")
 
-    async def _store(self) -> tuple[Store, Road]:
+    async def _store(self) -> tuple[Store, NetworkFaults]:
         store = await Store.open(self.server.url, namespace="sim", partitions=PARTITIONS, clock=self.clock)
-        return store, Road(store, self.sent)
+        return store, NetworkFaults(store, self.sent)
 
     def teardown(self) -> None:
         try:

@@ -114,7 +114,7 @@ class Api:
 
     def node_ring_forgets(self) -> None:
         """Tests do not wait for the second in which a node trusts what it knows of keys."""
-        self.face.app.gate.ring.forget()
+        self.face.app.authenticator.ring.forget()
 
     face: ApiServer
 

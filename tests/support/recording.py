@@ -79,7 +79,7 @@ class EngineRecorder:
         self._node = node
         self._times = ServerTimes(engine.store, moments)
         self._starts: dict[tuple[int, str, str, int], _Start] = {}
-        self._told: dict[int, tuple[bytes, int]] = {}
+        self._reported: dict[int, tuple[bytes, int]] = {}
         """By partition the token and number of the last call that was told: a repeated one is no new write."""
         self._commits = engine.commits
         vars(self._dispatcher)["_take_answer"] = self._take_answer
@@ -103,8 +103,8 @@ class EngineRecorder:
             self._wrote(work.partition, work.token, work.seq, "commit", settled)
 
     def _wrote(self, partition: int, token: bytes, seq: int, what: str, settled: int) -> None:
-        if self._told.get(partition) != (token, seq):
-            self._told[partition] = (token, seq)
+        if self._reported.get(partition) != (token, seq):
+            self._reported[partition] = (token, seq)
             self._tell(WroteEvent(self._times.at_us.get(partition, 0), partition, token.decode(), what, settled))
 
     async def _deliver(self, sink: Sink, batch: Sequence[Delivery]) -> Sequence[Outcome]:

@@ -50,7 +50,7 @@ async def add_api_key(call: Call) -> Answer:
     made = make_key(call.body, key_id=new_key_id(), token=token, now_ms=store.clock.now_ms())
     _check_grant(call, made)
     await add_key(store, made)
-    call.app.gate.ring.forget()
+    call.app.authenticator.ring.forget()
     shown = KeyShown.of(made).fields
     await call.audit("key.add", made.id, after=shown)
     return answer(KeyMade(**shown, key=token), 201)
@@ -62,7 +62,7 @@ async def revoke_api_key(call: Call) -> Answer:
     gone = await revoke_key(call.client.store, key_id)
     if gone is None:
         raise no_such("key", key_id)
-    call.app.gate.ring.forget()
+    call.app.authenticator.ring.forget()
     await call.audit("key.revoke", key_id, before=KeyShown.of(gone).fields)
     return answer(KeyRevoked(gone.id, gone.name))
 
@@ -235,10 +235,12 @@ async def _queues(call: Call) -> list[Queue]:
     store = call.client.store
     pauses = Pauses(await read_pauses(store), store.clock.now_ms())
     found = await depths(store)
-    return [_told(name, depth, pauses) for name, depth in sorted(found.items()) if call.key.sees(f"queue:{name}/*")]
+    return [
+        _queue_shown(name, depth, pauses) for name, depth in sorted(found.items()) if call.key.sees(f"queue:{name}/*")
+    ]
 
 
-def _told(name: str, depth: Depth, pauses: Pauses) -> Queue:
+def _queue_shown(name: str, depth: Depth, pauses: Pauses) -> Queue:
     return Queue(name, depth.ready, depth.running, depth.oldest_ms, pauses.of_queue(name) is not None)
 
 

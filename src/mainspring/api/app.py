@@ -23,7 +23,7 @@ from .asgi import (
     read_json,
     read_query,
 )
-from .auth import OPEN, Gate, check_right
+from .auth import OPEN, Authenticator, check_right
 from .batch import Batches
 from .routes import NO_PARAMETERS, Call, Route, Router
 from .spaces import Space, Spaces, no_such_namespace
@@ -61,7 +61,7 @@ class App:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.gate = Gate(node.config)
+        self.authenticator = Authenticator(node.config)
         self.spaces = Spaces(node)
         self.takes_requests = "api" in node.config.roles
         self.router = Router(ROUTES if self.takes_requests else WATCHED)
@@ -111,9 +111,9 @@ class App:
         if route.right is None or (route.open_by and getattr(self.node.config, route.open_by)):
             return Call(self, OPEN, address, None, headers, receive)
         home = self.spaces.home
-        if self.gate.free and b"authorization" not in headers and NAMESPACE not in headers:
-            return Call(self, self.gate.stranger(headers), address, home, headers, receive)
-        key = await self.gate.admit(home.client.store, headers, address)
+        if self.authenticator.free and b"authorization" not in headers and NAMESPACE not in headers:
+            return Call(self, self.authenticator.without_key(headers), address, home, headers, receive)
+        key = await self.authenticator.admit(home.client.store, headers, address)
         check_right(key, route.right)
         return Call(self, key, address, await self._space(key, headers), headers, receive)
 
@@ -126,7 +126,7 @@ class App:
             raise no_such_namespace(namespace)
         return await self.spaces.find(namespace)
 
-    def tell_unaudited(self, change: Change) -> None:
+    def log_unaudited(self, change: Change) -> None:
         log.error(
             "the server is full and takes no audit entry: %s did %s to %s", change.who, change.what, change.object
         )

@@ -113,14 +113,14 @@ class Rates:
         Of several processes on one port each lets in its part: connections spread over them, and they share no counts.
         """
         now = self._now()
-        said, rate, burst = rate, rate / self._processes, max(1.0, burst / self._processes)
+        full_rate, rate, burst = rate, rate / self._processes, max(1.0, burst / self._processes)
         level, at = self._buckets.pop(client, (burst, now))
         level = min(burst, level + (now - at) * rate)
         if level < 1:
             self._buckets[client] = (level, now)
             raise Problem(
                 "rate",
-                f"more than {said:g} requests a second; wait as Retry-After says",
+                f"more than {full_rate:g} requests a second; wait as Retry-After says",
                 retry_after=str(max(1, ceil((1 - level) / rate))),
             )
         self._buckets[client] = (level - 1, now)
@@ -134,7 +134,7 @@ OPEN: Final = ApiKey("open", "anybody", "admin", "", 0, None, ("*",))
 _HOSTS_KEPT: Final = 100
 
 
-class Gate:
+class Authenticator:
     """Lets callers in by their key; without one only where the settings say so."""
 
     def __init__(self, config: Config) -> None:
@@ -157,7 +157,7 @@ class Gate:
                 " MAINSPRING_API_KEY_FILE, or say --insecure if the network itself is guarded"
             )
 
-    def stranger(self, headers: Headers) -> ApiKey:
+    def without_key(self, headers: Headers) -> ApiKey:
         """A caller without a key."""
         if self._needs_keys:
             raise Problem(
@@ -171,7 +171,7 @@ class Gate:
         """Who calls. A key that is shown is judged, also where none is needed."""
         shown = headers.get(b"authorization")
         if shown is None:
-            key = self.stranger(headers)
+            key = self.without_key(headers)
         else:
             key = await self._judge(store, shown, address)
         self._count(key, address)
@@ -188,7 +188,7 @@ class Gate:
     def let_in(self, key: ApiKey, headers: Headers, address: str) -> None:
         """The rest of `admit`, for a key that was at hand."""
         if key is OPEN:
-            self.stranger(headers)
+            self.without_key(headers)
         self._count(key, address)
 
     async def _judge(self, store: Store, shown: bytes, address: str) -> ApiKey:

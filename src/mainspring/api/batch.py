@@ -317,7 +317,7 @@ class _Batch:
         self._call = call
         self._query: BatchQuery = call.query
         self._lines = Lines(call.key, call.node.config.api_json_depth, _salt_of(call))
-        self._told: list[bytes] = []
+        self._answer_lines: list[bytes] = []
         self._summary = Summary()
         self._failure: MainspringError | None = None
         rejects = self._query.on_conflict == "reject"
@@ -378,7 +378,7 @@ class _Batch:
             handles += await self._put(portion.tasks[at : at + WRITE_TASKS])
         if not self._call.may_reach_all:
             handles = [await self._own(task, one) for task, one in zip(portion.tasks, handles, strict=True)]
-        self._tell(portion, handles)
+        self._report(portion, handles)
         self._summary.lines += portion.size
         if self._failure is not None:
             self._stop(problem_of(self._failure).kind, str(self._failure), portion.first)
@@ -432,10 +432,10 @@ class _Batch:
 
     # -- telling -----------------------------------------------------------------------------------------------
 
-    def _tell(self, portion: Portion, handles: Sequence[LineOutcome]) -> None:
+    def _report(self, portion: Portion, handles: Sequence[LineOutcome]) -> None:
         summary, rejects = self._summary, self._query.on_conflict == "reject"
         wrong = dict(portion.wrong)  # those of the portion are counted with it
-        told: list[LineAnswer] = []
+        answers: list[LineAnswer] = []
         counts = {"created": 0, "kept": 0, "replaced": 0}
         only_counted = handles.count(None) == len(handles)
         for number, found in () if only_counted else zip(portion.numbers, handles, strict=True):
@@ -448,24 +448,24 @@ class _Batch:
             else:
                 counts[found.outcome] += 1
                 sure = found.durability == self._query.durability
-                told.append(LineAnswer(number, found.id, found.due_ms, found.outcome, found.past, sure))
+                answers.append(LineAnswer(number, found.id, found.due_ms, found.outcome, found.past, sure))
         summary.created += counts["created"]
         summary.kept += counts["kept"]
         summary.replaced += counts["replaced"]
         summary.failed += len(wrong)
         if self._query.answers == "errors":
-            told = [one for one in told if not one.confirmed]
+            answers = [one for one in answers if not one.confirmed]
         if wrong:
-            told += [LineAnswer(number, error=problem.fields) for number, problem in wrong.items()]
-            told.sort(key=lambda one: one.line)
-        self._told.append(_encode_lines(told))
+            answers += [LineAnswer(number, error=problem.fields) for number, problem in wrong.items()]
+            answers.sort(key=lambda one: one.line)
+        self._answer_lines.append(_encode_lines(answers))
 
     def answer(self) -> Answer:
         summary = self._summary
         if self._failure is not None and not summary.created + summary.kept + summary.replaced:
             raise self._failure  # nothing is known to be stored: the whole request is to be sent again
-        self._told.append(_encode_lines([LineAnswer(summary=summary)]))
-        return Answer(200, b"".join(self._told), NDJSON)
+        self._answer_lines.append(_encode_lines([LineAnswer(summary=summary)]))
+        return Answer(200, b"".join(self._answer_lines), NDJSON)
 
 
 def _salt_of(call: Call) -> bytes | None:

@@ -201,8 +201,8 @@ async def replay_many_dead(call: Call) -> Answer:
             await asyncio.sleep(FARTHEST_AHEAD_MS / 1000)
     finally:
         await _audit_many(call, "dead.replay", replayed=summary.replayed)
-    told = {"replayed", "conflict", "damaged", "gone", "dry_run", "problems"}
-    return answer({name: getattr(summary, name) for name in told} | {"complete": complete, "died_before": so_far_ms})
+    shown = {"replayed", "conflict", "damaged", "gone", "dry_run", "problems"}
+    return answer({name: getattr(summary, name) for name in shown} | {"complete": complete, "died_before": so_far_ms})
 
 
 async def drop_many_dead(call: Call) -> Answer:

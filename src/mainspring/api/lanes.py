@@ -115,18 +115,18 @@ async def get_lane(call: Call) -> Answer:
 
 async def retry_lane_head(call: Call) -> Answer:
     before = await _lane(call)
-    return await _told(call, "lane.retry-head", before, await call.client.lane_retry_head(before.lane))
+    return await _lane_answer(call, "lane.retry-head", before, await call.client.lane_retry_head(before.lane))
 
 
 async def skip_lane_head(call: Call) -> Answer:
     before = await _lane(call)
     done = await call.client.lane_skip_head(before.lane, reason=call.body.reason[:500])
-    return await _told(call, "lane.skip-head", before, done)
+    return await _lane_answer(call, "lane.skip-head", before, done)
 
 
 async def resume_lane(call: Call) -> Answer:
     before = await _lane(call)
-    return await _told(call, "lane.resume", before, await call.client.lane_resume(before.lane))
+    return await _lane_answer(call, "lane.resume", before, await call.client.lane_resume(before.lane))
 
 
 async def _lane(call: Call) -> LaneInfo:
@@ -134,7 +134,7 @@ async def _lane(call: Call) -> LaneInfo:
     return await call.client.lane(call.params["lane"])
 
 
-async def _told(call: Call, what: str, before: LaneInfo, done: LaneAnswer) -> Answer:
+async def _lane_answer(call: Call, what: str, before: LaneInfo, done: LaneAnswer) -> Answer:
     if done == "too late":
         raise Problem("too-late", "the lane's head is being delivered right now; look again in a moment")
     if done != "ok":

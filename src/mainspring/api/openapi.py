@@ -65,22 +65,22 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route, schema_of: dict[Any, Any], components: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
         "tags": [route.tag],
         "security": [] if route.right is None else [{}, {"key": []}],
     }
     if route.right is not None:
-        told["x-right"] = route.right
+        operation["x-right"] = route.right
     parameters = [*_in_path(route), *_in_query(route, components), *_in_header(route)]
     if parameters:
-        told["parameters"] = parameters
+        operation["parameters"] = parameters
     if route.body is not None:
         needed = bool(components.get(route.body.__name__, {}).get("required")) and not route.lines
-        told["requestBody"] = {"required": needed, "content": _content(route, schema_of[route.body])}
-    told["responses"] = _responses(route, schema_of)
-    return told
+        operation["requestBody"] = {"required": needed, "content": _content(route, schema_of[route.body])}
+    operation["responses"] = _responses(route, schema_of)
+    return operation
 
 
 def _content(route: Route, schema: Any) -> dict[str, Any]:
@@ -126,21 +126,21 @@ def _in_header(route: Route) -> list[dict[str, Any]]:
 
 
 def _responses(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    responses: dict[str, Any] = {}
     for status, kind in route.answers.items():
         content = {one: {} for one in route.media} if kind is None else _content(route, schema_of[kind])
-        told[str(status)] = {"description": route.summary, "content": content}
+        responses[str(status)] = {"description": route.summary, "content": content}
     slugs = dict.fromkeys((*(_PROBES if route.right is None else _EVERYWHERE), *route.problems))
     for slug in slugs:
         status, meaning = PROBLEMS[slug]
         text = f"`{PREFIX}{slug}`: {meaning}"
-        if str(status) in told:
-            told[str(status)]["description"] += f"; {text}"
+        if str(status) in responses:
+            responses[str(status)]["description"] += f"; {text}"
         else:
             schema = _REF.format(name="ProblemDocument")
             content = {"application/problem+json": {"schema": {"$ref": schema}}}
-            told[str(status)] = {"description": text, "content": content}
-    return told
+            responses[str(status)] = {"description": text, "content": content}
+    return responses
 
 
 _GUARDS: Final[tuple[Header, ...]] = (

@@ -203,7 +203,7 @@ class Call(msgspec.Struct):
             await access.record_change(self.client.store, change, kept=self.node.config.audit_entries)
         except OutOfMemory:
             # On a full server work must still be cancelled and dropped, or it would stay full.
-            self.app.tell_unaudited(change)
+            self.app.log_unaudited(change)
 
 
 def no_such(what: str, name: str) -> Problem:

@@ -177,8 +177,8 @@ class History(msgspec.Struct):
 
 def given(body: Times, zone: str, leave: tuple[str, ...] = ()) -> dict[str, Any]:
     """What was said, for `define` and `edit`; instants in milliseconds. `zone` is the schedule's, if it says none."""
-    said = {name: getattr(body, name) for name in body.__struct_fields__ if name not in leave}
-    fields = {name: value for name, value in said.items() if value is not UNSET}
+    values = {name: getattr(body, name) for name in body.__struct_fields__ if name not in leave}
+    fields = {name: value for name, value in values.items() if value is not UNSET}
     for name in ("start", "end"):
         if fields.get(name) is not None:
             fields[name] = instant(fields[name], name, fields.get("timezone", zone))
@@ -217,10 +217,10 @@ async def list_schedules(call: Call) -> Answer:
 
 
 async def get_schedule(call: Call) -> Answer:
-    return await _told(call, await _known(call))
+    return await _view_answer(call, await _known(call))
 
 
-async def _told(call: Call, view: ScheduleView, status: int = 200) -> Answer:
+async def _view_answer(call: Call, view: ScheduleView, status: int = 200) -> Answer:
     """One schedule, and how it will fare by the settings of this node; in a thread, as all that looks for runs."""
     now_ms = call.client.store.clock.now_ms()
     seen = await asyncio.to_thread(with_outlook, view, now_ms, call.node.config)
@@ -318,7 +318,7 @@ async def _write(call: Call, name: str, fields: dict[str, Any], on_conflict: OnE
     [(view, outcome)] = await call.client.schedules.add_many([definition], on_conflict=on_conflict)
     if outcome != "kept":
         await _audit(call, "schedule.add" if outcome == "created" else "schedule.edit", name, before, view)
-    return await _told(call, view, 201 if outcome == "created" else 200)
+    return await _view_answer(call, view, 201 if outcome == "created" else 200)
 
 
 async def edit_schedule(call: Call) -> Answer:
@@ -329,7 +329,7 @@ async def edit_schedule(call: Call) -> Answer:
         call.check_target(fields["target"])
     view = await call.client.schedules.edit(before.name, generation=edit.generation, **{**fields, "by": call.who})
     await _audit(call, "schedule.edit", before.name, before, view)
-    return await _told(call, view)
+    return await _view_answer(call, view)
 
 
 async def remove_schedule(call: Call) -> Answer:
@@ -350,14 +350,14 @@ async def pause_schedule(call: Call) -> Answer:
         before.name, reason=wanted.reason, by=call.who, until=until, mode=wanted.mode
     )
     await _audit(call, "schedule.pause", before.name, before, view)
-    return await _told(call, view)
+    return await _view_answer(call, view)
 
 
 async def resume_schedule(call: Call) -> Answer:
     before = await _known(call)
     view = await call.client.schedules.resume(before.name, by=call.who)
     await _audit(call, "schedule.resume", before.name, before, view)
-    return await _told(call, view)
+    return await _view_answer(call, view)
 
 
 async def trigger_schedule(call: Call) -> Answer:
@@ -402,7 +402,7 @@ async def rollback_schedule(call: Call) -> Answer:
     before = await call.client.schedules.get(name)  # None: it was removed, and comes back
     view = await call.client.schedules.rollback(name, chosen.generation, by=call.who)
     await _audit(call, "schedule.rollback", name, before, view)
-    return await _told(call, view)
+    return await _view_answer(call, view)
 
 
 async def _audit(call: Call, what: str, name: str, before: ScheduleView | None, after: ScheduleView | None) -> None:

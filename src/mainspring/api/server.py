@@ -428,7 +428,7 @@ class ApiServer:
         _check_tls(node.config)
         self._socket = listener or listen(node.config.host, node.config.port)
         if self.app.takes_requests or not node.config.metrics_open:  # else nothing here needs a key
-            node.checks.append(self.app.gate.check_start)
+            node.checks.append(self.app.authenticator.check_start)
         short_way = Shortcut(self.app) if self.app.takes_requests else None
         self._server = _Uvicorn(
             uvicorn.Config(

@@ -95,7 +95,7 @@ class Collector:
                 stored = error.handles or [None] * len(batch)
                 error.stored = 0  # of other people's tasks
                 for one, handle in zip(batch, stored, strict=True):
-                    _tell_apart(one, handle, error)
+                    _resolve_failed(one, handle, error)
                 return
             for one in batch:
                 await self._commit([one])
@@ -104,22 +104,22 @@ class Collector:
             log.exception("a write failed in an unexpected way")
         else:
             for one, handle in zip(batch, handles, strict=True):
-                _tell(one, handle)
+                _resolve(one, handle)
 
 
-def _tell(one: _Waiting, handle: Handle) -> None:
+def _resolve(one: _Waiting, handle: Handle) -> None:
     if not one[1].done():  # it is, when the caller hung up
         one[1].set_result(handle)
 
 
-def _tell_apart(one: _Waiting, handle: Handle | None, error: MainspringError) -> None:
+def _resolve_failed(one: _Waiting, handle: Handle | None, error: MainspringError) -> None:
     """Of a write that failed: this task may be stored all the same, and even as safely as was asked for."""
     if handle is None:
         _fail([one], error)
     elif isinstance(error, NotConfirmed) and handle.durability == "server":
         _fail([one], error.of(handle))
     else:
-        _tell(one, handle)
+        _resolve(one, handle)
 
 
 def _fail(batch: list[_Waiting], error: Exception) -> None:

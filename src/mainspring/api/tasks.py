@@ -175,13 +175,13 @@ async def audited(call: Call, task: Task, put: Awaitable[Handle]) -> Handle:
     except NotConfirmed as error:
         for stored in error.handles or ():
             if stored is not None and stored.id == task.id:  # not what others put in the same write
-                await _tell(call, task, stored)
+                await _audit_replaced(call, task, stored)
         raise
-    await _tell(call, task, handle)
+    await _audit_replaced(call, task, handle)
     return handle
 
 
-async def _tell(call: Call, task: Task, handle: Handle) -> None:
+async def _audit_replaced(call: Call, task: Task, handle: Handle) -> None:
     views = of_replaced(handle, task.target, task.lane)
     if views is not None:
         await call.audit("task.replace", handle.id, *views)

@@ -188,19 +188,19 @@ class Shortcut:
     def key_at_hand(self, headers: Headers) -> ApiKey | None:
         """Who calls. None where that has to be looked up."""
         client = self._app.node.client
-        key = None if client is None else self._app.gate.key_at_hand(headers, client.store.clock)
+        key = None if client is None else self._app.authenticator.key_at_hand(headers, client.store.clock)
         # What a key may not see has to be looked for: a task of that id may go elsewhere.
         return key if key is None or key.targets is None else None
 
     def admit(self, key: ApiKey, headers: Headers, address: str) -> None:
         """Judge all but the body."""
-        self._app.gate.let_in(key, headers, address)
+        self._app.authenticator.let_in(key, headers, address)
         check_right(key, TICK.right)
         check_content_type(headers, (JSON,))
 
     def admits_again(self, headers: Headers) -> bool:
         """Whether headers that were let in once are so for ever: a key can be revoked, and a rate exceeded."""
-        return self._app.gate.free and b"authorization" not in headers and self._app.node.client is not None
+        return self._app.authenticator.free and b"authorization" not in headers and self._app.node.client is not None
 
     def post(self, body: bytes, waiter: "Posted") -> None:
         """What `post_tick` does."""

@@ -174,11 +174,11 @@ async def compare(where: ServerChoice, shape: Shape, rounds: int, progress: Benc
     theirs: list[Figures] = []
     for number in range(1, rounds + 1):
 
-        def told(what: str, done: int, total: int, number: int = number) -> None:
+        def report(what: str, done: int, total: int, number: int = number) -> None:
             progress(f"round {number} of {rounds}: {what}", done, total)
 
-        theirs.append(await baseline(where, shape, told))
-        ours.append(await cycle(where, shape, told))
+        theirs.append(await baseline(where, shape, report))
+        ours.append(await cycle(where, shape, report))
     us, them = middle(ours), middle(theirs)
     return DesignComparison(
         cycle=us,

@@ -45,13 +45,13 @@ async def generate(order: LoadOrder) -> LoadReport:
     store = await Store.open(order.url, namespace=order.namespace)
     try:
         put = _slices(store) if order.design == "mainspring" else await _sorted_set(store)
-        load = SteadyLoad(order.tasks, order.rate, await _told_to_go(), order.payload_bytes)
+        load = SteadyLoad(order.tasks, order.rate, await _start_signal(), order.payload_bytes)
         return await _put_steadily(load, put, order.lead_ms, store)
     finally:
         await store.aclose()
 
 
-async def _told_to_go() -> int:
+async def _start_signal() -> int:
     """Say that we are ready; the answer is the first due time."""
     sys.stdout.buffer.write(_READY)
     sys.stdout.buffer.flush()

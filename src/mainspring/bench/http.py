@@ -177,7 +177,7 @@ async def e2e(
     )
     count = 0
 
-    def tell(second: Second) -> None:
+    def report(second: Second) -> None:
         nonlocal count
         count += second.consumed
         progress(f"e2e, {second.consumed:,} came in the last second", count, round(rate * posted_s))
@@ -185,7 +185,7 @@ async def e2e(
     progress("e2e, starting the parts", 0, 1)
     async with ground(where) as place:
         await place.time.stop()
-        found = await ticks(plan, DemoWhere(kafka_url, place.nearest_url, in_bulk=True), tell)
+        found = await ticks(plan, DemoWhere(kafka_url, place.nearest_url, in_bulk=True), report)
     return E2eFigures(
         tasks_per_s=round(found.consumed_per_s),
         p50_ms=found.p50_ms,

@@ -138,16 +138,16 @@ class _Stand:
     lives: list[Figures] = field(default_factory=list)
 
     async def fill(self, progress: BenchProgress) -> None:
-        def told(done: int) -> None:
+        def report(done: int) -> None:
             progress(f"adding {self.pending:,} pending tasks", done, self.pending)
 
-        await add(Client.over(self.store), range(self.pending), mixed, progress=told)
+        await add(Client.over(self.store), range(self.pending), mixed, progress=report)
 
     async def measure(self, shape: Shape, progress: BenchProgress) -> None:
-        def told(what: str, done: int, total: int) -> None:
+        def report(what: str, done: int, total: int) -> None:
             progress(f"{self.pending:,} pending: {what}", done, total)
 
-        self.lives.append(await live(self.place, MainspringDesign(self.store), shape, told))
+        self.lives.append(await live(self.place, MainspringDesign(self.store), shape, report))
 
     def row(self) -> GrowthRow:
         lives = self.lives

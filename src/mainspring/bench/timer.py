@@ -38,9 +38,9 @@ async def bare_timer(rate: int) -> AsyncIterator[Late]:
         yield late
     finally:
         process.stdin.close()
-        told = await process.stdout.read()
+        report = await process.stdout.read()
         await process.wait()
-    late.ms = msgspec.json.decode(told, type=list[float])
+    late.ms = msgspec.json.decode(report, type=list[float])
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -111,7 +111,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        code = _unwritten(error, 1)
+        code = _output_closed(error, 1)
     except KeyboardInterrupt:
         code = 130
     sys.exit(_flushed(code))
@@ -131,11 +131,11 @@ def _flushed(code: Any) -> Any:
     except BrokenPipeError:
         _shut_output()
     except OSError as error:
-        return _unwritten(error, code or 1)
+        return _output_closed(error, code or 1)
     return code
 
 
-def _unwritten(error: OSError, code: Any) -> Any:
+def _output_closed(error: OSError, code: Any) -> Any:
     _shut_output()
     return _failed(f"{error.filename or 'the output'} cannot be written: {error.strerror}", code)
 

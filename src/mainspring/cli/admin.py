@@ -58,13 +58,13 @@ def status(
 async def _status(config: "Config", *, watch: bool, json: bool) -> bool:
     async with _looking(config) as look:
         while True:
-            told = await look()
+            about = await look()
             if json:
-                print(msgspec.json.encode(told).decode(), flush=True)
+                print(msgspec.json.encode(about).decode(), flush=True)
             else:
-                print((_CLEAR if watch and sys.stdout.isatty() else "") + _table(told), flush=True)
+                print((_CLEAR if watch and sys.stdout.isatty() else "") + _table(about), flush=True)
             if not watch:
-                return not told["without_owner"]
+                return not about["without_owner"]
             await asyncio.sleep(EVERY_S)
 
 
@@ -93,20 +93,20 @@ async def _looking(config: "Config") -> AsyncIterator[Callable[[], Awaitable[dic
 _COLUMNS: Final = ("NODE", "HOST", "PID", "PARTITIONS", "PLANNED", "LOOK-AHEAD", "IN FLIGHT", "LAG MS", "DELIVERED")
 
 
-def _table(told: dict[str, Any]) -> str:
+def _table(about: dict[str, Any]) -> str:
     rows = [_COLUMNS]
-    for node in told["nodes"]:
+    for node in about["nodes"]:
         name = node["id"] + (" (leader)" if node["leader"] else "") + (" (leaving)" if node["leaving"] else "")
         counts = (len(node["partitions"]), len(node["planned"]), *(node[name] for name in _COUNTS))
         rows.append((name, node["host"], str(node["pid"]), *map(str, counts)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.append("")
-    lines.append(f"{told['partitions']} partitions, plan {told['plan']}, term {told['term']}")
+    lines.append(f"{about['partitions']} partitions, plan {about['plan']}, term {about['term']}")
     for what, words in (("without_owner", "have no owner"), ("moving", "are not where the plan wants them")):
-        if told[what]:
-            lines.append(f"{len(told[what])} {words}: {_listed(told[what])}")
-    if not told["nodes"]:
+        if about[what]:
+            lines.append(f"{len(about[what])} {words}: {_listed(about[what])}")
+    if not about["nodes"]:
         lines.append("no node is running; start one: mainspring serve")
     return "\n".join(lines)
 
@@ -199,15 +199,15 @@ def generate() -> None:
 async def _add(config: "Config", order: KeyOrder) -> tuple[str, KeyShown]:
     if config.api_url is not None:
         with contextlib.closing(remote(config)) as api:
-            told = api.call("POST", "/v1/keys", body=msgspec.to_builtins(order))
-            return told["key"], msgspec.convert(told, KeyShown)
+            about = api.call("POST", "/v1/keys", body=msgspec.to_builtins(order))
+            return about["key"], msgspec.convert(about, KeyShown)
     from mainspring.store.access import add_key, new_key_id
 
     token = new_token()
     async with opened_store(config) as store:
         made = make_key(order, key_id=new_key_id(), token=token, now_ms=store.clock.now_ms())
         await add_key(store, made)
-        await _tell(store, config, "key.add", made.id, after=KeyShown.of(made).fields)
+        await _record(store, config, "key.add", made.id, after=KeyShown.of(made).fields)
     return token, KeyShown.of(made)
 
 
@@ -243,11 +243,11 @@ async def _revoke_at(store: "Store", config: "Config", key_id: str) -> str | Non
     gone = await revoke_key(store, key_id)
     if gone is None:
         return None
-    await _tell(store, config, "key.revoke", key_id, before=KeyShown.of(gone).fields)
+    await _record(store, config, "key.revoke", key_id, before=KeyShown.of(gone).fields)
     return gone.name
 
 
-async def _tell(store: "Store", config: "Config", what: str, name: str, **changed: dict[str, Any]) -> None:
+async def _record(store: "Store", config: "Config", what: str, name: str, **changed: dict[str, Any]) -> None:
     from mainspring.store import access
 
     who = f"{user()} (command line)"
@@ -318,7 +318,7 @@ def audit(
     for one in page.changes:
         change = one.change
         where = f" from {change.address}" if change.address else ""
-        line = f"{moment(one.at_ms)}  {change.who}{where}  {change.what}  {change.object}  {_told(change)}"
+        line = f"{moment(one.at_ms)}  {change.who}{where}  {change.what}  {change.object}  {_describe(change)}"
         print(printable(line.rstrip()))
     if page.next is not None:
         print(f"more: --cursor {page.next}", file=sys.stderr)
@@ -334,7 +334,7 @@ async def _page(config: "Config", limit: int, cursor: str | None) -> AuditPage:
         return await read_audit(store, limit=limit, cursor=cursor)
 
 
-def _told(change: Change) -> str:
+def _describe(change: Change) -> str:
     """`due_ms: 1 -> 2`: what was and what is; what says nothing is left out."""
     before, after = change.before or {}, change.after or {}
     steps = {name: [side[name] for side in (before, after) if name in side] for name in (*before, *after)}

@@ -65,28 +65,28 @@ def user() -> str:
 class AuditedClient:
     """A client (or its schedules) as commands hold it: every call that changes something is written down."""
 
-    def __init__(self, client: Any, changes: Mapping[str, str], tell: Callable[..., Awaitable[None]]) -> None:
+    def __init__(self, client: Any, changes: Mapping[str, str], audit: Callable[..., Awaitable[None]]) -> None:
         self._client = client
         self._changes = changes
-        self._tell = tell
+        self._audit = audit
 
     @classmethod
     def of(cls, client: Any, kept: int) -> "AuditedClient":
-        async def tell(*change: Any) -> None:
+        async def audit(*change: Any) -> None:
             await record(client.store, kept, *change)
 
-        return cls(client, CHANGES, tell)
+        return cls(client, CHANGES, audit)
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._client, name)
         if name == "schedules":
-            return AuditedClient(call, {one: f"schedule.{one}" for one in SCHEDULES}, self._tell)
+            return AuditedClient(call, {one: f"schedule.{one}" for one in SCHEDULES}, self._audit)
         if name not in self._changes:
             return call
         if name == "put":
             return partial(self._watch_put, call)
         if name.startswith("dead_") and name.endswith("_many"):
-            return partial(self._watch_letters, name, call)
+            return partial(self._audit_dead_letters, name, call)
         return partial(self._watch_added, call) if name == "add_many" else partial(self._watch, name, call)
 
     async def _watch(self, name: str, call: Callable[..., Awaitable[Any]], *given: Any, **options: Any) -> Any:
@@ -96,18 +96,18 @@ class AuditedClient:
         answer = await call(*given, **options)
         if not options.get("dry_run"):
             answers = answer if name == "cancel_many" else [answer] * len(objects)
-            told = set()  # who names a task twice cancels it once
-            for one, was, said in zip(objects, before, answers, strict=True):
-                if one not in told and getattr(said, "outcome", said) not in _LEFT:
-                    told.add(one)
-                    await self._tell_changed(what, one, was, await self._after(what, one, said))
+            audited = set()  # who names a task twice cancels it once
+            for one, was, result in zip(objects, before, answers, strict=True):
+                if one not in audited and getattr(result, "outcome", result) not in _LEFT:
+                    audited.add(one)
+                    await self._audit_changed(what, one, was, await self._after(what, one, result))
         return answer
 
-    async def _tell_changed(self, what: str, name: str, was: View, after: View) -> None:
+    async def _audit_changed(self, what: str, name: str, was: View, after: View) -> None:
         """An edit that finds everything as it should be is none, and who adds what is there edits it."""
         if was != after:
             replaced = what == "schedule.add" and was is not None
-            await self._tell("schedule.edit" if replaced else what, name, was, after)
+            await self._audit("schedule.edit" if replaced else what, name, was, after)
 
     async def _watch_added(self, call: Callable[..., Awaitable[Any]], wanted: Any, **options: Any) -> Any:
         """Schedules of a file."""
@@ -117,7 +117,7 @@ class AuditedClient:
         for view, outcome in answer:
             if outcome != "kept":
                 what = "schedule.add" if outcome == "created" else "schedule.edit"
-                await self._tell(what, view.name, of_schedule(before.get(view.name)), of_schedule(view))
+                await self._audit(what, view.name, of_schedule(before.get(view.name)), of_schedule(view))
         return answer
 
     async def _watch_put(
@@ -127,17 +127,17 @@ class AuditedClient:
             handle = await call(target, *given, **options)
         except NotConfirmed as error:
             for stored in error.handles or ():
-                await self._tell_replaced(stored, target, options)
+                await self._audit_replaced(stored, target, options)
             raise
-        await self._tell_replaced(handle, target, options)
+        await self._audit_replaced(handle, target, options)
         return handle
 
-    async def _tell_replaced(self, handle: Handle | None, target: str, options: Mapping[str, Any]) -> None:
+    async def _audit_replaced(self, handle: Handle | None, target: str, options: Mapping[str, Any]) -> None:
         views = None if handle is None else of_replaced(handle, target, options.get("lane"))
         if handle is not None and views is not None:
-            await self._tell(self._changes["put"], handle.id, *views)
+            await self._audit(self._changes["put"], handle.id, *views)
 
-    async def _watch_letters(self, name: str, call: Callable[..., Awaitable[Any]], **options: Any) -> Any:
+    async def _audit_dead_letters(self, name: str, call: Callable[..., Awaitable[Any]], **options: Any) -> Any:
         """Many letters; a call that is broken off has changed those that it had come to."""
         so_far: Any = 0
         progress = options.get("progress")
@@ -154,7 +154,7 @@ class AuditedClient:
             count, word = (so_far, "dropped") if isinstance(so_far, int) else (so_far.replayed, "replayed")
             if count and not options.get("dry_run"):
                 chosen = of_dead_letters(**{field: options.get(field) for field in _FILTERS})
-                await self._tell(self._changes[name], "many", chosen, {word: count})
+                await self._audit(self._changes[name], "many", chosen, {word: count})
         return so_far
 
     async def _look(self, what: str, name: str, options: Mapping[str, Any]) -> View:
@@ -171,21 +171,21 @@ class AuditedClient:
                 return of_lane(await self._client.lane(name))
         return of_pause(next((one for one in await self._client.pauses() if one.scope.text == name), None))
 
-    async def _after(self, what: str, name: str, said: Any) -> View:
+    async def _after(self, what: str, name: str, result: Any) -> View:
         match what:
             case "schedule.backfill":
-                told: View = msgspec.to_builtins(said)
-                return told
-            case "schedule.trigger" | "task.reschedule" if isinstance(said, Handle):
-                return {"id": said.id, "due_ms": said.due_ms}
+                audited: View = msgspec.to_builtins(result)
+                return audited
+            case "schedule.trigger" | "task.reschedule" if isinstance(result, Handle):
+                return {"id": result.id, "due_ms": result.due_ms}
             case "task.cancel":
-                return {"state": said}
+                return {"state": result}
             case "pause.add":
-                return of_pause(said)
+                return of_pause(result)
             case "pause.remove":
                 return {"state": "resumed"}
             case "dead.replay":
-                return {"due_ms": said.due_ms}
+                return {"due_ms": result.due_ms}
             case "schedule.remove" | "dead.drop" | "lane.retry-head" | "lane.skip-head" | "lane.resume":
                 return None
         return of_schedule(await self._client.get(name))

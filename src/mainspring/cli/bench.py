@@ -116,7 +116,7 @@ def cycle(
     where = ServerChoice(redis_url, server)
     _run(
         "cycle",
-        lambda told: run_cycle(where, Shape(tasks, payload_bytes, ids, lanes, cancel, spread), told),
+        lambda report: run_cycle(where, Shape(tasks, payload_bytes, ids, lanes, cancel, spread), report),
         json,
     )
 
@@ -136,7 +136,7 @@ def baseline(
     where = ServerChoice(redis_url, server)
     _run(
         "baseline",
-        lambda told: run_baseline(where, Shape(tasks, payload_bytes, ids, False, cancel, spread), told),
+        lambda report: run_baseline(where, Shape(tasks, payload_bytes, ids, False, cancel, spread), report),
         json,
     )
 
@@ -158,7 +158,7 @@ def compare(
     where = ServerChoice(redis_url, server)
     _run(
         "compare",
-        lambda told: run_compare(where, Shape(tasks, payload_bytes, ids, lanes, cancel, spread), rounds, told),
+        lambda report: run_compare(where, Shape(tasks, payload_bytes, ids, lanes, cancel, spread), rounds, report),
         json,
     )
 
@@ -178,11 +178,11 @@ def lateness(
     """A steady load put two seconds ahead by another process: how late tasks arrive, what one costs."""
     where = ServerChoice(redis_url, server)
 
-    async def work(told: BenchProgress) -> Any:
+    async def work(report: BenchProgress) -> Any:
         steady = Steady(rate, seconds, warmup, payload_bytes)
         if compare:
-            return await compare_lateness(where, steady, told)
-        return await run_lateness(where, steady, "baseline" if baseline else "mainspring", told)
+            return await compare_lateness(where, steady, report)
+        return await run_lateness(where, steady, "baseline" if baseline else "mainspring", report)
 
     _run("lateness", work, json)
 
@@ -197,7 +197,7 @@ def growth(
     json: AsJson = False,
 ) -> None:
     """What a task costs the server while 50 k, 500 k and 5 M others are pending."""
-    _run("growth", lambda told: run_growth(ServerChoice(redis_url, server), most, tasks, rounds, told), json)
+    _run("growth", lambda report: run_growth(ServerChoice(redis_url, server), most, tasks, rounds, report), json)
 
 
 @app.command()
@@ -208,7 +208,7 @@ def idle(
     json: AsJson = False,
 ) -> None:
     """What a node costs that owns all partitions and has nothing to do."""
-    _run("idle", lambda told: run_idle(ServerChoice(redis_url, server), seconds, told), json)
+    _run("idle", lambda report: run_idle(ServerChoice(redis_url, server), seconds, report), json)
 
 
 @app.command()
@@ -222,7 +222,7 @@ def cluster(
 ) -> None:
     """Four node processes: takeover after a kill and after a stop, what moves, what they fire together."""
     where = ServerChoice(redis_url, server)
-    _run("cluster", lambda told: run_cluster(where, lease_s=lease, kills=kills, tasks=tasks, progress=told), json)
+    _run("cluster", lambda report: run_cluster(where, lease_s=lease, kills=kills, tasks=tasks, progress=report), json)
 
 
 @app.command()
@@ -235,7 +235,7 @@ def sinks(
     json: AsJson = False,
 ) -> None:
     """Through the engine into real targets, beside the same library in a plain loop."""
-    _run("sinks", lambda told: run_sinks(ServerChoice(redis_url, server), only or (), tasks, rounds, told), json)
+    _run("sinks", lambda report: run_sinks(ServerChoice(redis_url, server), only or (), tasks, rounds, report), json)
 
 
 @app.command()
@@ -247,7 +247,7 @@ def sparse(
     json: AsJson = False,
 ) -> None:
     """Memory of a pending task when tasks are spread thinly over a year."""
-    _run("sparse", lambda told: run_sparse(ServerChoice(redis_url, server), tasks, payload_bytes, told), json)
+    _run("sparse", lambda report: run_sparse(ServerChoice(redis_url, server), tasks, payload_bytes, report), json)
 
 
 @app.command()
@@ -265,7 +265,7 @@ def peers(
     """Mainspring beside Celery, Dramatiq, RQ, arq and Huey: the same tasks, one producer and one consumer each."""
     where = ServerChoice(server=server) if server else server_of_choice()
     demand = Demand(tasks, rate, seconds)
-    _run("peers", lambda told: run_peers(where, demand, only or (), told, install=install), json)
+    _run("peers", lambda report: run_peers(where, demand, only or (), report, install=install), json)
 
 
 @app.command()
@@ -277,7 +277,7 @@ def http(
     json: AsJson = False,
 ) -> None:
     """Ticks one by one and tasks in batches over HTTP, beside a bare application on the same web server."""
-    _run("http", lambda told: run_http(ServerChoice(redis_url, server), seconds, rounds, told), json)
+    _run("http", lambda report: run_http(ServerChoice(redis_url, server), seconds, rounds, report), json)
 
 
 @app.command()
@@ -292,7 +292,7 @@ def e2e(
 ) -> None:
     """Batches over HTTP in, Kafka out, read there again: the whole road at a steady rate."""
     where = ServerChoice(redis_url, server)
-    _run("e2e", lambda told: run_e2e(where, rate, seconds, schedulers, kafka, told), json)
+    _run("e2e", lambda report: run_e2e(where, rate, seconds, schedulers, kafka, report), json)
 
 
 @app.command()
@@ -303,7 +303,7 @@ def schedules(
     json: AsJson = False,
 ) -> None:
     """Add schedules that are all due in the same second: rates, how long that second takes, memory of each."""
-    _run("schedules", lambda told: run_schedules(ServerChoice(redis_url, server), count, told), json)
+    _run("schedules", lambda report: run_schedules(ServerChoice(redis_url, server), count, report), json)
 
 
 @app.command("all")
@@ -314,7 +314,7 @@ def everything(
     json: AsJson = False,
 ) -> None:
     """All of them in short, in about three minutes."""
-    _run("all", lambda told: all_in_short(ServerChoice(redis_url, server), tasks, told), json)
+    _run("all", lambda report: all_in_short(ServerChoice(redis_url, server), tasks, report), json)
 
 
 if __name__ == "__main__":

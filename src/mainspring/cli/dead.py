@@ -119,7 +119,7 @@ def replay(
     if json:
         print_json(summary)
     else:
-        _tell_replay(summary)
+        _print_replay(summary)
     if summary.replayed < summary.seen:
         raise typer.Exit(1)
 
@@ -249,7 +249,7 @@ def _export(config: "Config", write: Callable[[bytes], Any], filters: Filters, *
         return with_client(config, work)
 
 
-def _tell_replay(summary: ReplaySummary) -> None:
+def _print_replay(summary: ReplaySummary) -> None:
     for one in summary.problems:
         print(f"{one.id}: {one.outcome}: {one.note}", file=sys.stderr)
     left = summary.seen - summary.replayed - len(summary.problems)
@@ -265,7 +265,7 @@ def _not_replayed(summary: ReplaySummary) -> dict[str, int]:
 
 
 def lines_of(letter: DeadLetter, namespace: str) -> list[str]:
-    told = letter.as_dict(namespace)
+    fields = letter.as_dict(namespace)
     lines = [f"id          {letter.id}", f"reason      {letter.reason}"]
     lines.append(f"died        {letter.died_ms} ({moment(letter.died_ms)})")
     lines.append(f"due         {letter.due_ms} ({moment(letter.due_ms)}), originally")
@@ -278,6 +278,6 @@ def lines_of(letter: DeadLetter, namespace: str) -> list[str]:
     lines += [f"error {number:<5} {error}" for number, error in enumerate(letter.errors, max(1, first))]
     if letter.response is not None:
         lines += answer_lines(letter.response)
-    lines.append(f"key         {told['idempotency_key']}")
+    lines.append(f"key         {fields['idempotency_key']}")
     payload = f"{letter.payload.hex()} (bytes, in hex)" if letter.raw else letter.payload.decode()
     return [*lines, f"payload     {payload}"]

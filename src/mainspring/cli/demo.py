@@ -56,7 +56,7 @@ def ticks(
     )
     stream = sys.stderr if json else sys.stdout
     print("starting schedulers and consumer, and what they need", file=sys.stderr, flush=True)
-    found = run(run_ticks(plan, DemoServers(kafka, redis_url), _tell_on(stream), started=_greet_on(stream)))
+    found = run(run_ticks(plan, DemoServers(kafka, redis_url), _reporter(stream), started=_greet_on(stream)))
     if json:
         typer.echo(msgspec.json.encode(found).decode())
     else:
@@ -83,8 +83,8 @@ def _greet_on(stream: TextIO) -> Callable[[Parts], None]:
     return greet
 
 
-def _tell_on(stream: TextIO) -> Callable[[Second], None]:
-    def tell(second: Second) -> None:
+def _reporter(stream: TextIO) -> Callable[[Second], None]:
+    def report(second: Second) -> None:
         for name, value in (
             ("Generated ticks/s", second.generated),
             ("Scheduled items/s", second.scheduled),
@@ -92,7 +92,7 @@ def _tell_on(stream: TextIO) -> Callable[[Second], None]:
         ):
             print(f"{name:<18} {value:>9,}", file=stream, flush=True)
 
-    return tell
+    return report
 
 
 def _show(found: Reconciliation) -> None:

@@ -39,7 +39,7 @@ def list_(
     rows = []
     for one in found:
         behind = "some or none" if one.behind is None else one.behind
-        rows.append((one.lane, one.state, f"{behind} behind", _why(one)))
+        rows.append((one.lane, one.state, f"{behind} behind", _reason(one)))
     for line in aligned(rows):
         print(line)
     if not found:
@@ -71,7 +71,7 @@ def retry_head(
 ) -> None:  # fmt: skip
     """Try the failed head of a lane now."""
     loaded = load(redis_url, data_dir, namespace, config)
-    _tell(lane, with_client(loaded, lambda client: client.lane_retry_head(lane)), json)
+    _print_answer(lane, with_client(loaded, lambda client: client.lane_retry_head(lane)), json)
 
 
 @lane_app.command("skip-head")
@@ -83,7 +83,7 @@ def skip_head(
 ) -> None:  # fmt: skip
     """Give the failed head of a lane up: it goes to the dead letters, and the lane goes on."""
     loaded = load(redis_url, data_dir, namespace, config)
-    _tell(lane, with_client(loaded, lambda client: client.lane_skip_head(lane, reason=reason)), json)
+    _print_answer(lane, with_client(loaded, lambda client: client.lane_skip_head(lane, reason=reason)), json)
 
 
 @lane_app.command()
@@ -94,10 +94,10 @@ def resume(
 ) -> None:  # fmt: skip
     """Let a parked or paused lane go on; a parked one with its head."""
     loaded = load(redis_url, data_dir, namespace, config)
-    _tell(lane, with_client(loaded, lambda client: client.lane_resume(lane)), json)
+    _print_answer(lane, with_client(loaded, lambda client: client.lane_resume(lane)), json)
 
 
-def _tell(lane: str, answer: LaneAnswer, json: bool) -> None:
+def _print_answer(lane: str, answer: LaneAnswer, json: bool) -> None:
     """Exit code 1 when nothing was done."""
     if json:
         print_json({"lane": lane, "answer": answer})
@@ -107,7 +107,7 @@ def _tell(lane: str, answer: LaneAnswer, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _why(one: LaneInfo) -> str:
+def _reason(one: LaneInfo) -> str:
     if one.head_id is None:
         return f"{one.cause or one.state}{f': {one.reason}' if one.reason else ''}"
     error = f": {one.error}" if one.error else ""

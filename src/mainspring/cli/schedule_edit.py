@@ -74,8 +74,8 @@ def takes_fields(command: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(command)
-    def call(**said: Any) -> None:
-        command(fields=fields_of({option: said.pop(option) for option in OPTIONS}), **said)
+    def call(**given: Any) -> None:
+        command(fields=fields_of({option: given.pop(option) for option in OPTIONS}), **given)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters: list[inspect.Parameter] = []
@@ -130,7 +130,7 @@ def _show(view: ScheduleView, loaded: Config, json: bool, *, warns: bool = False
         print("\n".join(shown.lines(view)))
 
 
-def _who(by: str | None) -> str:
+def _author(by: str | None) -> str:
     return user() if by is None else by
 
 
@@ -208,7 +208,7 @@ def pause(
     mode: PauseMode = "hold" if hold else "drop"
     loaded = load(redis_url, data_dir, namespace, config)
     view = with_client(
-        loaded, lambda client: client.schedules.pause(name, reason=reason, by=_who(by), until=until, mode=mode)
+        loaded, lambda client: client.schedules.pause(name, reason=reason, by=_author(by), until=until, mode=mode)
     )
     _show(view, loaded, json)
 
@@ -221,7 +221,7 @@ def resume(
 ) -> None:  # fmt: skip
     """Let a paused schedule go on."""
     loaded = load(redis_url, data_dir, namespace, config)
-    _show(with_client(loaded, lambda client: client.schedules.resume(name, by=_who(by))), loaded, json)
+    _show(with_client(loaded, lambda client: client.schedules.resume(name, by=_author(by))), loaded, json)
 
 
 @app.command()
@@ -249,7 +249,7 @@ def rollback(
 ) -> None:  # fmt: skip
     """Make a former revision the present one again."""
     loaded = load(redis_url, data_dir, namespace, config)
-    view = with_client(loaded, lambda client: client.schedules.rollback(name, generation, by=_who(by)))
+    view = with_client(loaded, lambda client: client.schedules.rollback(name, generation, by=_author(by)))
     _show(view, loaded, json, warns=True)
 
 

@@ -154,39 +154,39 @@ def serve(
 async def _serve(config: Config, listen_fd: int | None, parent_fd: int | None, metrics_socket: Path | None) -> int:
     from mainspring.api.server import ApiServer, inherit
     from mainspring.node.node import Node
-    from mainspring.node.supervisor import Lifeline
+    from mainspring.node.supervisor import ParentWatch
 
     node = Node(config)
     # A child of a supervisor is renewed by this signal, and a closed terminal sends it as well.
     node.reloads_on_hangup = config.schedules is not None and parent_fd is None and not os.isatty(0)
     server = ApiServer(node, None if listen_fd is None else inherit(listen_fd))
-    line = None if parent_fd is None else Lifeline(parent_fd, shutdown_timeout_s=config.shutdown_timeout_s)
+    parent = None if parent_fd is None else ParentWatch(parent_fd, shutdown_timeout_s=config.shutdown_timeout_s)
 
     def started() -> None:
         keep_what_is_there()
-        if line is None:
+        if parent is None:
             _greet(config, server.url, node.where)
         else:
             server.open()
-            line.ready()
+            parent.ready()
 
     if metrics_socket is None:
         return await node.run_until_signal(server, started)
-    async with _told_by_all(node, metrics_socket):
+    async with _metrics_of_all_processes(node, metrics_socket):
         return await node.run_until_signal(server, started)
 
 
 @contextlib.asynccontextmanager
-async def _told_by_all(node: "Node", metrics_socket: Path) -> AsyncIterator[None]:
+async def _metrics_of_all_processes(node: "Node", metrics_socket: Path) -> AsyncIterator[None]:
     from mainspring.node.metrics import collect
-    from mainspring.node.supervisor import Siblings
+    from mainspring.node.supervisor import ProcessMetrics
 
-    node.siblings = Siblings(metrics_socket, lambda: collect(node))
-    await node.siblings.start()
+    node.process_metrics = ProcessMetrics(metrics_socket, lambda: collect(node))
+    await node.process_metrics.start()
     try:
         yield
     finally:
-        await node.siblings.stop()
+        await node.process_metrics.stop()
 
 
 async def _supervise(config: Config) -> int:

@@ -56,7 +56,7 @@ from ..store.tasks.encode import Batch, Intake
 from ..store.tasks.find import Finder, Reference
 from ..store.tasks.put import AddressTexts, Places, Widths, put_rows
 from ..store.tasks.put_ids import NamedPuts, RetryWindow
-from .dead_letters import Letters
+from .dead_letters import DeadLetterOperations
 
 if TYPE_CHECKING:
     from .schedules import Schedules
@@ -93,8 +93,8 @@ class PutTally:
         if self.handles is not None:
             self.handles += cast("list[Handle]", handles_of(batch, places, named, self.level))
 
-    def tell(self, error: MainspringError) -> None:
-        """Say with an error what is stored all the same."""
+    def attach_stored(self, error: MainspringError) -> None:
+        """Add to an error what was stored before it."""
         error.stored = self.accepted + sum(handle is not None for handle in self.last)
         error.handles = [*(self.handles or ()), *self.last]
 
@@ -198,7 +198,7 @@ PutParts = tuple[Store, Intake, NamedPuts, Finder]
 _CONFLICTS: Final = ("keep", "replace", "earliest", "reject")
 
 
-class Puts:
+class PutOperations:
     """How Client stores tasks."""
 
     _wait_s: float
@@ -230,7 +230,7 @@ class Puts:
         try:
             await self._put_all(tasks, on_conflict, tally, progress or _silent)
         except MainspringError as error:
-            tally.tell(error)
+            tally.attach_stored(error)
             raise
         return tally.summary()
 
@@ -322,7 +322,7 @@ P = TypeVar("P")
 _FOREVER_MS: Final = 1 << 45
 
 
-class Listings:
+class ListOperations:
     """What Client can tell of all tasks together."""
 
     @property
@@ -406,7 +406,7 @@ _OVER: Final = frozenset({"done", "finished", "cancelled", "replaced", "dead", "
 _BEFORE_IT_RAN: Final = "cancelled before it ran"
 
 
-class Results:
+class ResultOperations:
     """What Client can do with results."""
 
     _wait_s: float
@@ -458,7 +458,7 @@ class Results:
             async with asyncio.timeout(most_s):
                 return await self._wait(id, lane, reference, outage)
         except TimeoutError:
-            raise TimeoutError(f"task {id!r} is not over after {timeout}{outage.told}") from None
+            raise TimeoutError(f"task {id!r} is not over after {timeout}{outage.description}") from None
 
     async def find_result(self, id: str, *, lane: str | None = None) -> Result | None:
         """What `run_result` would give, without waiting: None while the task is not over."""
@@ -473,9 +473,9 @@ class Results:
                 if look and (over := await self._over(id, lane, reference)) is not None:
                     return over
             except Unavailable as failure:
-                await outage.goes_on(failure)
+                await outage.wait(failure)
                 continue
-            outage.ends()
+            outage.clear()
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
 
@@ -492,7 +492,7 @@ class Results:
         off_ms = await cancelled_ms(self.store, reference) if info.state == "unknown" else None
         if off_ms is not None and _is_older(found, letter, off_ms):
             return Result("cancelled", reason=_BEFORE_IT_RAN)
-        if letter is not None and not _tells_more(found, letter):
+        if letter is not None and not _says_more(found, letter):
             return Result(
                 "dead", reason=letter.reason, attempt=letter.attempts, target=letter.target, due_ms=letter.due_ms,
                 response=letter.response,
@@ -510,7 +510,7 @@ class Results:
 
 
 class _Outage:
-    """The server is away while somebody waits. Each time that it goes it is waited for anew, for `wait_s`."""
+    """Waits for a server that is away, up to `wait_s` each time it goes away."""
 
     def __init__(self, store: Store, wait_s: float) -> None:
         self._store = store
@@ -518,28 +518,28 @@ class _Outage:
         self._window: RetryWindow | None = None
         self._failure: StoreError | None = None
 
-    async def goes_on(self, failure: StoreError) -> None:
+    async def wait(self, failure: StoreError) -> None:
         """Wait before the next question, or raise the failure."""
         self._failure = failure
         self._window = self._window or RetryWindow(self._store, self._wait_s)
         await self._window.after(failure)
 
-    def ends(self) -> None:
+    def clear(self) -> None:
         self._window = self._failure = None
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         return "" if self._failure is None else f", and the server is away: {self._failure}"
 
 
 def _is_older(found: Result | None, letter: DeadLetter | None, off_ms: int) -> bool:
-    """Whether all that is kept under an id is of tasks before the one that was cancelled then."""
+    """True if everything kept under an id is older than the task that was cancelled at `off_ms`."""
     if found is not None and (found.ending == "cancelled" or found.ended_ms > off_ms):
         return False
     return letter is None or letter.died_ms <= off_ms
 
 
-def _tells_more(found: Result | None, letter: DeadLetter) -> bool:
+def _says_more(found: Result | None, letter: DeadLetter) -> bool:
     """Whether it is of the same death, or of a later run."""
     if found is None:
         return False
@@ -559,7 +559,7 @@ def _seconds(timeout: float | Delay | None) -> float | None:
     return delay_ms(timeout, field="timeout") / 1000
 
 
-class Standstills:
+class PauseOperations:
     """What Client can do about pauses and lanes. `target`, `queue` and `lane` say what is paused; none, everything."""
 
     @property
@@ -594,8 +594,8 @@ class Standstills:
         if until is not None:
             until_ms = instant_ms(until, field="until")
             check_horizon(until_ms, now_ms, field="until")
-        told = check_text(reason, "reason"), check_text(who, "who")
-        pause = Pause(Scope.of(target, queue, lane), mode, *told, now_ms, until_ms).check()
+        texts = check_text(reason, "reason"), check_text(who, "who")
+        pause = Pause(Scope.of(target, queue, lane), mode, *texts, now_ms, until_ms).check()
         await lanes.write_pause(self.store, pause)
         return pause
 
@@ -636,8 +636,8 @@ class Standstills:
 
     async def lane_skip_head(self, lane: str, *, reason: str = "skipped by hand") -> LaneAnswer:
         """Give the failed head up: it goes to the dead letters, and its lane goes on."""
-        failed, told = await lanes.failed_head(self.store, check_name(lane, "lane")), check_text(reason, "reason")
-        return "no head" if failed is None else await lanes.skip_head(self.store, failed, told)
+        failed, reason = await lanes.failed_head(self.store, check_name(lane, "lane")), check_text(reason, "reason")
+        return "no head" if failed is None else await lanes.skip_head(self.store, failed, reason)
 
     async def lane_resume(self, lane: str) -> LaneAnswer:
         """Let a parked lane go on with its head, and end a pause of this lane."""
@@ -651,7 +651,7 @@ CANCEL_BATCH: Final = 1_048_576
 """Cancels that travel together: the more of them fall into one slice, the less each costs."""
 
 
-class Client(Puts, Listings, Letters, Results, Standstills):
+class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperations, PauseOperations):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
     `wait_s` is how long puts, and results without a timeout, wait for a server that is away; 0 means that they fail at

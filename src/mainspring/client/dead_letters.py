@@ -27,7 +27,7 @@ FARTHEST_AHEAD_MS: Final = 2 * AHEAD_MS
 _FOREVER_MS: Final = 1 << 45
 
 
-class Letters:
+class DeadLetterOperations:
     """What Client can do with dead letters.
 
     Every call that takes many letters takes the same filters: `target` (whole, or its beginning and `*`), `lane`,

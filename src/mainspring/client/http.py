@@ -94,10 +94,10 @@ class Api:
             if not is_token(token):
                 raise ConfigError("api_token is no API key; they begin with msk_")
             self._headers["authorization"] = f"Bearer {token}"
-        self._road = _road(parts.scheme, parts.hostname or "", parts.port)
+        self._connection = _connect(parts.scheme, parts.hostname or "", parts.port)
 
     def close(self) -> None:
-        self._road.close()
+        self._connection.close()
 
     def get(self, *path: str, **query: object) -> Any:
         return self.call("GET", *path, query=query)
@@ -108,7 +108,7 @@ class Api:
             if isinstance(value, float) and not isfinite(value):
                 # JSON has no word for it but null, which would mean that nothing was said.
                 raise InvalidInput(f"{name} is {value}; give a number")
-        return self.call("POST", *path, query=query, body=_said(body))
+        return self.call("POST", *path, query=query, body=_given(body))
 
     def delete(self, *path: str, **query: object) -> Any:
         return self.call("DELETE", *path, query=query)
@@ -124,18 +124,18 @@ class Api:
         headers = self._headers | ({} if body is None else {"content-type": "application/json"})
         content = None if body is None else msgspec.json.encode(body)
         try:
-            self._road.request(method, self._path + _path(path, query), content, headers)
+            self._connection.request(method, self._path + _path(path, query), content, headers)
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"{self.where}: cannot connect: {_why(error)}", sent=False) from None
+            raise Unavailable(f"{self.where}: cannot connect: {_reason(error)}", sent=False) from None
         try:
-            answer = self._road.getresponse()
+            answer = self._connection.getresponse()
             return self._read(answer.status, answer.read())
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"{self.where}: no answer: {_why(error)}; it may have been done", sent=True) from None
+            raise Unavailable(f"{self.where}: no answer: {_reason(error)}; it may have been done", sent=True) from None
 
     def _read(self, status: int, body: bytes) -> Any:
         try:
-            told = msgspec.json.decode(body)
+            answer = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             if status in _AWAY:
                 raise self._away(f"no node answers (status {status})") from None
@@ -143,8 +143,8 @@ class Api:
                 f"{self.where} does not answer as Mainspring's API does (status {status}); is this its address?"
             ) from None
         if status < 400:
-            return told
-        problem = told if isinstance(told, dict) else {}
+            return answer
+        problem = answer if isinstance(answer, dict) else {}
         kind = str(problem.get("type", "")).removeprefix(_PREFIX)
         detail = str(problem.get("detail", f"status {status}"))
         if kind == "unauthenticated":
@@ -171,7 +171,7 @@ def _with_handle(error: MainspringError, problem: Mapping[str, Any]) -> Mainspri
     return error
 
 
-def _road(scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
+def _connect(scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
     if scheme == "https":
         return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=ssl.create_default_context())
     return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
@@ -182,8 +182,8 @@ def _path(segments: tuple[str, ...], query: Mapping[str, object] | None) -> str:
     if "" in names:  # it would be the path of something else
         raise InvalidInput("the id, or the name, is empty; give 1 to 256 bytes")
     path = "/".join([first, *(quote(name, safe="") for name in names)])
-    said = _said(query or {})
-    return f"{path}?{urlencode(said)}" if said else path
+    given = _given(query or {})
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def moment_of(when: When | None) -> str | int | float | None:
@@ -191,11 +191,11 @@ def moment_of(when: When | None) -> str | int | float | None:
     return when if when is None or isinstance(when, (str, int, float)) else instant_ms(when)
 
 
-def _said(fields: Mapping[str, object]) -> dict[str, object]:
+def _given(fields: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
@@ -211,8 +211,8 @@ class RemoteLetters:
         self.api = api
 
     async def dead_list(self, *, limit: int = 50, cursor: str | None = None, **filters: Any) -> DeadPage:
-        told = self._page(limit, cursor, filters)
-        return DeadPage([_letter(one) for one in told["letters"]], told["next"])
+        answer = self._page(limit, cursor, filters)
+        return DeadPage([_letter(one) for one in answer["letters"]], answer["next"])
 
     def _page(self, limit: int, cursor: str | None, filters: dict[str, Any]) -> Any:
         return self.api.get(_DEAD, limit=limit, cursor=cursor, **_chosen(filters))
@@ -236,9 +236,9 @@ class RemoteLetters:
         new_key: bool = False,
         dry_run: bool = False,
     ) -> Replayed:
-        said: dict[str, Any] = {"at": moment_of(at), "after": after, "new_key": new_key, "dry_run": dry_run}
+        given: dict[str, Any] = {"at": moment_of(at), "after": after, "new_key": new_key, "dry_run": dry_run}
         try:
-            return msgspec.convert(self.api.post(_DEAD, id, "replay", query={"lane": lane}, **said), Replayed)
+            return msgspec.convert(self.api.post(_DEAD, id, "replay", query={"lane": lane}, **given), Replayed)
         except NotFound:
             return Replayed(id, "unknown", None, "there is no dead letter with this id")
         except Conflict as error:
@@ -256,7 +256,7 @@ class RemoteLetters:
         **filters: Any,
     ) -> ReplaySummary:
         """A request goes on for half a minute at most; more of them follow as long as letters are left."""
-        said: dict[str, Any] = {
+        given: dict[str, Any] = {
             "at": moment_of(at),
             "after": after,
             "rate": rate,
@@ -265,18 +265,18 @@ class RemoteLetters:
         }
         summary = ReplaySummary(dry_run)
         while True:
-            told = self.api.post(f"{_DEAD}:replay", **_chosen_or_all(filters), **said)
+            answer = self.api.post(f"{_DEAD}:replay", **_chosen_or_all(filters), **given)
             for name in _COUNTED:
                 # What cannot be replayed is met again each time: the last count is the true one.
                 before = getattr(summary, name) if name == "replayed" else 0
-                setattr(summary, name, before + told[name])
-            summary.problems = msgspec.convert(told["problems"], type=list[Replayed])[:PROBLEMS_KEPT]
+                setattr(summary, name, before + answer[name])
+            summary.problems = msgspec.convert(answer["problems"], type=list[Replayed])[:PROBLEMS_KEPT]
             if progress is not None:
                 progress(summary)
-            if told["complete"] or dry_run or not told["replayed"]:
+            if answer["complete"] or dry_run or not answer["replayed"]:
                 return summary
             # What has died once more since the first request is left for another time: else this might never end.
-            filters["died_before"] = told.get("died_before", filters.get("died_before"))
+            filters["died_before"] = answer.get("died_before", filters.get("died_before"))
 
     async def dead_drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
         try:
@@ -290,11 +290,11 @@ class RemoteLetters:
     ) -> int:
         count = 0
         while True:
-            told = self.api.post(f"{_DEAD}:drop", **_chosen_or_all(filters), dry_run=dry_run)
-            count += int(told["dropped"])
+            answer = self.api.post(f"{_DEAD}:drop", **_chosen_or_all(filters), dry_run=dry_run)
+            count += int(answer["dropped"])
             if progress is not None:
                 progress(count)
-            if told["complete"] or dry_run or not told["dropped"]:
+            if answer["complete"] or dry_run or not answer["dropped"]:
                 return count
 
     async def dead_export(
@@ -304,9 +304,9 @@ class RemoteLetters:
         letters: list[Any] = []
         cursor: str | None = None
         while True:
-            told = self._page(_LETTERS_A_PAGE, cursor, filters)
-            letters += told["letters"]
-            cursor = told["next"]
+            answer = self._page(_LETTERS_A_PAGE, cursor, filters)
+            letters += answer["letters"]
+            cursor = answer["next"]
             if progress is not None:
                 progress(len(letters))
             if cursor is None:
@@ -326,18 +326,18 @@ def _chosen_or_all(filters: dict[str, Any]) -> dict[str, Any]:
     return chosen if any(value is not None for value in chosen.values()) else {"all": True}
 
 
-def _letter(told: dict[str, Any]) -> DeadLetter:
+def _letter(answer: dict[str, Any]) -> DeadLetter:
     """As the API tells it; its key is worked out again from id and time."""
-    fields = {name: told[name] for name in ("id", "reason", "died_ms", "due_ms")}
-    if told["damaged"]:
-        return DeadLetter(**fields, entry=base64.b64decode(told.get("entry_base64", "")))
-    fields |= {name: told.get(name) for name in ("target", "lane", "retry", "timeout_ms")}
-    raw = told.get("payload_base64")
-    payload = base64.b64decode(raw) if raw is not None else msgspec.json.encode(told.get("payload"))
+    fields = {name: answer[name] for name in ("id", "reason", "died_ms", "due_ms")}
+    if answer["damaged"]:
+        return DeadLetter(**fields, entry=base64.b64decode(answer.get("entry_base64", "")))
+    fields |= {name: answer.get(name) for name in ("target", "lane", "retry", "timeout_ms")}
+    raw = answer.get("payload_base64")
+    payload = base64.b64decode(raw) if raw is not None else msgspec.json.encode(answer.get("payload"))
     letter = DeadLetter(
-        **fields, attempts=told["attempts"], errors=tuple(told["errors"]), raw=raw is not None, payload=payload
+        **fields, attempts=answer["attempts"], errors=tuple(answer["errors"]), raw=raw is not None, payload=payload
     )
-    return letter.answered(None if told.get("response") is None else Response.from_dict(told["response"]))
+    return letter.answered(None if answer.get("response") is None else Response.from_dict(answer["response"]))
 
 
 _SCHEDULES: Final = "/v1/schedules"
@@ -413,10 +413,10 @@ class RemoteSchedules:
         del progress  # it is one request: nothing is known of it before its answer
         from mainspring.model.schedule.view import Backfilled
 
-        told = self._api.post(
+        answer = self._api.post(
             _SCHEDULES, name, "backfill", start=moment_of(start), end=moment_of(end), rate=rate, dry_run=dry_run
         )
-        return msgspec.convert(told, Backfilled)
+        return msgspec.convert(answer, Backfilled)
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -435,16 +435,16 @@ class RemoteSchedules:
         return [_definition({"name": name, "changed": one, **one}, at_ms=one["at_ms"]) for one in revisions]
 
     async def diff(self, name: str, **fields: Any) -> dict[str, tuple[Any, Any]]:
-        told = self._api.call("POST", _SCHEDULES, name, "diff", body=_fields(fields))
-        return {field: (before, after) for field, (before, after) in told.items()}
+        answer = self._api.call("POST", _SCHEDULES, name, "diff", body=_fields(fields))
+        return {field: (before, after) for field, (before, after) in answer.items()}
 
     async def all(self) -> "AsyncIterator[ScheduleView]":
         cursor: str | None = None
         while True:
-            told = self._api.get(_SCHEDULES, limit=_SCHEDULES_A_PAGE, cursor=cursor)
-            for one in told["schedules"]:
+            answer = self._api.get(_SCHEDULES, limit=_SCHEDULES_A_PAGE, cursor=cursor)
+            for one in answer["schedules"]:
                 yield _view(one)
-            cursor = told["next"]
+            cursor = answer["next"]
             if cursor is None:
                 return
 
@@ -454,11 +454,11 @@ class RemoteSchedules:
 
 def _fields(fields: dict[str, Any]) -> dict[str, Any]:
     """What a caller says of a schedule; who says it is the API's to tell."""
-    said = {name: value for name, value in fields.items() if name != "by"}
+    given = {name: value for name, value in fields.items() if name != "by"}
     for name in ("start", "end"):
-        if said.get(name) is not None:
-            said[name] = moment_of(said[name])
-    return said
+        if given.get(name) is not None:
+            given[name] = moment_of(given[name])
+    return given
 
 
 def _fields_of(definition: "Definition") -> dict[str, Any]:
@@ -466,53 +466,55 @@ def _fields_of(definition: "Definition") -> dict[str, Any]:
 
     if definition.raw:
         raise InvalidInput(f"schedule {definition.name!r}: a payload of bytes cannot be sent as JSON")
-    said = written(definition)
-    return {"cron": said.pop("specs"), **said, **({"note": definition.note} if definition.note else {})}
+    given = written(definition)
+    return {"cron": given.pop("specs"), **given, **({"note": definition.note} if definition.note else {})}
 
 
-def _definition(told: dict[str, Any], *, at_ms: int) -> "Definition":
+def _definition(answer: dict[str, Any], *, at_ms: int) -> "Definition":
     from mainspring.model.schedule.input import FIELDS, define
 
-    fields = {name: value for name, value in told.items() if name in FIELDS and name not in ("by", "note")}
-    changed = told["changed"]
-    made = define(told["name"], cron=told["specs"], **fields)
+    fields = {name: value for name, value in answer.items() if name in FIELDS and name not in ("by", "note")}
+    changed = answer["changed"]
+    made = define(answer["name"], cron=answer["specs"], **fields)
     return msgspec.structs.replace(
         made,
-        generation=told["generation"],
+        generation=answer["generation"],
         by=changed["by"],
         note=changed["note"],
         at_ms=at_ms,
-        tz_version=told.get("tz_version", ""),
-        paused=_paused(told.get("paused")),
+        tz_version=answer.get("tz_version", ""),
+        paused=_paused(answer.get("paused")),
     )
 
 
-def _paused(told: dict[str, Any] | None) -> Any:
+def _paused(answer: dict[str, Any] | None) -> Any:
     from mainspring.model.schedule.definition import SchedulePause
 
-    if told is None:
+    if answer is None:
         return None
-    return SchedulePause(_ms(told["since"]), told["mode"], _ms_or_none(told["until"]), told["reason"], told["by"])
+    return SchedulePause(
+        _ms(answer["since"]), answer["mode"], _ms_or_none(answer["until"]), answer["reason"], answer["by"]
+    )
 
 
-def _view(told: dict[str, Any]) -> "ScheduleView":
+def _view(answer: dict[str, Any]) -> "ScheduleView":
     from mainspring.model.schedule.chain import NotRun, PastRun
     from mainspring.model.schedule.view import Finding, ScheduleView
 
-    following = tuple(map(_ms, told["next"]))
+    following = tuple(map(_ms, answer["next"]))
     starts_ms = following[0] if following else None
     return ScheduleView(
-        name=told["name"],
-        state=told["state"],
-        definition=_definition(told, at_ms=_ms(told["changed"]["at"])),
-        generation=told["generation"],
+        name=answer["name"],
+        state=answer["state"],
+        definition=_definition(answer, at_ms=_ms(answer["changed"]["at"])),
+        generation=answer["generation"],
         next_ms=following,
-        due_ms=_ms(told["starts"]) if "starts" in told else starts_ms,
-        runs=told["runs"],
-        not_run=told["not_run"],
+        due_ms=_ms(answer["starts"]) if "starts" in answer else starts_ms,
+        runs=answer["runs"],
+        not_run=answer["not_run"],
         recent_not_run=tuple(
             NotRun(from_ms=_ms(one["from"]), to_ms=_ms(one["to"]), count=one["count"], reason=one["reason"])
-            for one in told["recent_not_run"]
+            for one in answer["recent_not_run"]
         ),
         last_runs=tuple(
             PastRun(
@@ -521,20 +523,20 @@ def _view(told: dict[str, Any]) -> "ScheduleView":
                 ended_ms=_ms_or_none(one["ended"]),
                 outcome=one["outcome"],
             )
-            for one in told["last_runs"]
+            for one in answer["last_runs"]
         ),
-        running_since_ms=_ms_or_none(told["running_since"]),
-        worst_case=_worst_case(told.get("worst_case")),
+        running_since_ms=_ms_or_none(answer["running_since"]),
+        worst_case=_worst_case(answer.get("worst_case")),
         # Not checked against the codes known here: a newer node may have others.
-        findings=tuple(Finding(one["code"], one["message"]) for one in told.get("findings", ())),
+        findings=tuple(Finding(one["code"], one["message"]) for one in answer.get("findings", ())),
     )
 
 
-def _worst_case(told: dict[str, Any] | None) -> "WorstCase | None":
+def _worst_case(answer: dict[str, Any] | None) -> "WorstCase | None":
     """None in lists, and from a node of an older version."""
     from mainspring.model.retry import WorstCase
 
-    return None if told is None else WorstCase(told["ms"], told["sum"])
+    return None if answer is None else WorstCase(answer["ms"], answer["sum"])
 
 
 def _ms(text: str) -> int:
@@ -576,12 +578,12 @@ class RemoteClient(RemoteLetters):
         on_conflict: OnConflict = "keep",
         durability: str = "server",
     ) -> Handle:
-        told = self.api.post(
+        answer = self.api.post(
             _TASKS, target=target, payload=payload, at=moment_of(at), after=after, id=id, lane=lane, expires=expires,
             retry=None if retry is None else retry_line(retry), timeout=timeout, on_conflict=on_conflict,
             durability=durability,
         )  # fmt: skip
-        return msgspec.convert(told, Handle)
+        return msgspec.convert(answer, Handle)
 
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
         try:
@@ -597,8 +599,8 @@ class RemoteClient(RemoteLetters):
             return Explanation(id=id, code="unknown", text=UNKNOWN, state="unknown", now_ms=now_ms)
 
     async def find_result(self, id: str, *, lane: str | None = None) -> Result | None:
-        told = self.api.get(_TASKS, id, "result", lane=lane)
-        return Result.from_dict(told) if "ending" in told else None
+        answer = self.api.get(_TASKS, id, "result", lane=lane)
+        return Result.from_dict(answer) if "ending" in answer else None
 
     async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[CancelOutcome]:
         wanted = list(ids)
@@ -617,8 +619,8 @@ class RemoteClient(RemoteLetters):
     async def reschedule(
         self, id: str, *, at: When | None = None, after: Delay | None = None, lane: str | None = None
     ) -> Handle:
-        told = self.api.post(_TASKS, id, "reschedule", query={"lane": lane}, at=moment_of(at), after=after)
-        return msgspec.convert(told, Handle)
+        answer = self.api.post(_TASKS, id, "reschedule", query={"lane": lane}, at=moment_of(at), after=after)
+        return msgspec.convert(answer, Handle)
 
     async def list(
         self,
@@ -631,15 +633,15 @@ class RemoteClient(RemoteLetters):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page:
-        told = self.api.get(
+        answer = self.api.get(
             _TASKS, due_after=moment_of(after), due_before=moment_of(before), state=state, target=target, lane=lane,
             limit=limit, cursor=cursor,
         )  # fmt: skip
-        return Page([_task(one) for one in told["tasks"]], told["next"])
+        return Page([_task(one) for one in answer["tasks"]], answer["next"])
 
     async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
-        told = self.api.get(f"{_TASKS}:count", due_after=moment_of(after), due_before=moment_of(before))
-        return msgspec.convert(told, Count)
+        answer = self.api.get(f"{_TASKS}:count", due_after=moment_of(after), due_before=moment_of(before))
+        return msgspec.convert(answer, Count)
 
     # -- lanes ---------------------------------------------------------------------------------------------
 
@@ -647,9 +649,9 @@ class RemoteClient(RemoteLetters):
         found: list[LaneInfo] = []
         cursor: str | None = None
         while True:
-            told = self.api.get(_LANES, limit=1000, cursor=cursor)
-            found += msgspec.convert(told["lanes"], type=list[LaneInfo])
-            cursor = told["next"]
+            answer = self.api.get(_LANES, limit=1000, cursor=cursor)
+            found += msgspec.convert(answer["lanes"], type=list[LaneInfo])
+            cursor = answer["next"]
             if cursor is None:
                 return found
 
@@ -706,11 +708,11 @@ class RemoteClient(RemoteLetters):
         return [_pause(one) for one in self.api.get(_PAUSES)["pauses"]]
 
 
-def _task(told: dict[str, Any]) -> TaskInfo:
+def _task(answer: dict[str, Any]) -> TaskInfo:
     """Bytes that are no JSON travel under a name of their own."""
-    if "payload_base64" in told:
-        told = told | {"payload": base64.b64decode(told["payload_base64"])}
-    return msgspec.convert(told, TaskInfo)
+    if "payload_base64" in answer:
+        answer = answer | {"payload": base64.b64decode(answer["payload_base64"])}
+    return msgspec.convert(answer, TaskInfo)
 
 
 def _scope(target: str | None, queue: str | None, lane: str | None) -> dict[str, Any]:
@@ -719,5 +721,5 @@ def _scope(target: str | None, queue: str | None, lane: str | None) -> dict[str,
     return {"target": target, "queue": queue, "lane": lane}
 
 
-def _pause(told: dict[str, Any]) -> Pause:
-    return Pause(**(told | {"scope": Scope.parse(told["scope"])}))
+def _pause(answer: dict[str, Any]) -> Pause:
+    return Pause(**(answer | {"scope": Scope.parse(answer["scope"])}))

@@ -225,9 +225,9 @@ class Config:
 
     def __repr__(self) -> str:
         url = safe_url(self.redis_url) if self.redis_url else None
-        told = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
-        told["tick_target"] = shown_target(self.tick_target)
-        return f"Config(redis_url={url!r}, {', '.join(f'{name}={value!r}' for name, value in told.items())})"
+        shown = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
+        shown["tick_target"] = shown_target(self.tick_target)
+        return f"Config(redis_url={url!r}, {', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @classmethod
     def load(cls, flags: Mapping[str, object], environ: Mapping[str, str]) -> Self:
@@ -249,28 +249,30 @@ class Config:
     def to_environ(self) -> dict[str, str]:
         """The environment from which `load` makes this config again, whatever file or flags it came from."""
         values = ((name, setting, self.value_of(setting.field)) for name, setting in SETTINGS.items())
-        told = {PREFIX + name.upper(): setting.write(value) for name, setting, value in values if value is not None}
+        shown = {PREFIX + name.upper(): setting.write(value) for name, setting, value in values if value is not None}
         if callable(self.credentials):
-            del told[PREFIX + "CREDENTIALS"]  # a function of this process: no text leads to it
+            del shown[PREFIX + "CREDENTIALS"]  # a function of this process: no text leads to it
         # A settings file in the working folder must not mix in, nor one that comes to lie there.
-        return told | {PREFIX + "CONFIG": os.devnull}
+        return shown | {PREFIX + "CONFIG": os.devnull}
 
     def value_of(self, field: str) -> Any:
         """By the name of a setting's field: those of the retry policy are `retry_…`."""
         return getattr(self.retry, field.removeprefix("retry_")) if field.startswith("retry_") else getattr(self, field)
 
 
-def _retry(said: object) -> RetryPolicy:
+def _retry(policy: object) -> RetryPolicy:
     try:
-        if isinstance(said, str):
-            return RetryPolicy.parse(said)
-        if isinstance(said, Mapping):
-            return RetryPolicy.read(said)
+        if isinstance(policy, str):
+            return RetryPolicy.parse(policy)
+        if isinstance(policy, Mapping):
+            return RetryPolicy.read(policy)
     except InvalidInput as error:
         raise ConfigError(f"retry: {error}") from None
-    if not isinstance(said, RetryPolicy):
-        raise ConfigError(f"retry is a {type(said).__name__}; give a RetryPolicy, a line like '5 base=1s', or a table")
-    return said
+    if not isinstance(policy, RetryPolicy):
+        raise ConfigError(
+            f"retry is a {type(policy).__name__}; give a RetryPolicy, a line like '5 base=1s', or a table"
+        )
+    return policy
 
 
 def _check_zone(name: str) -> None:

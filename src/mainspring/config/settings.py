@@ -311,11 +311,11 @@ class Given(NamedTuple):
     """`flag --port`, `environment MAINSPRING_PORT`, `mainspring.toml line 3`."""
 
 
-class _Said(NamedTuple):
+class _RawSetting(NamedTuple):
     """What a source says, before it is read."""
 
     value: object
-    spoken: str
+    label: str
     """The name in errors."""
     where: str
 
@@ -325,7 +325,8 @@ def read_sources(flags: Mapping[str, object], environ: Mapping[str, str]) -> dic
     given = {name: value for name, value in flags.items() if value is not None}
     file = given.pop("config", None) or environ.get(PREFIX + "CONFIG")
     options = {
-        name: _Said(value, f"option --{_dashed(name)}", f"flag --{_dashed(name)}") for name, value in given.items()
+        name: _RawSetting(value, f"option --{_dashed(name)}", f"flag --{_dashed(name)}")
+        for name, value in given.items()
     }
     return {
         **_read(_from_file(file), lambda name: name),
@@ -338,26 +339,26 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _read(said: Mapping[str, _Said], typed: Any) -> dict[str, Given]:
+def _read(raw: Mapping[str, _RawSetting], typed: Any) -> dict[str, Given]:
     """Turn what one source says into values; `typed` is how a setting is spelt there."""
     found: dict[str, Given] = {}
-    for name, (value, spoken, where) in said.items():
+    for name, (value, label, where) in raw.items():
         setting = SETTINGS.get(name)
         if setting is None:
             close = get_close_matches(name, SETTINGS, n=1)
             hint = f"; did you mean {typed(close[0])}?" if close else ""
-            raise ConfigError(f"{spoken} is not a setting{hint}")
+            raise ConfigError(f"{label} is not a setting{hint}")
         try:
             found[name] = Given(setting.read(value), where)
         except (InvalidInput, ValueError, TypeError) as error:
-            raise ConfigError(f"{spoken}: {error}") from None
+            raise ConfigError(f"{label}: {error}") from None
     return found
 
 
 # -- the file ---------------------------------------------------------------------------------------------------
 
 
-def _from_file(named: object) -> dict[str, _Said]:
+def _from_file(named: object) -> dict[str, _RawSetting]:
     path = Path(str(named)) if named else Path(FILE)
     if not named and not path.exists():
         return {}
@@ -373,10 +374,11 @@ def _from_file(named: object) -> dict[str, _Said]:
         raise ConfigError(f"{path}: retry is a table; write [retry] and its settings below")
     flat = values | {f"retry_{name}": value for name, value in retry.items()}
     places = _places(text)
-    said = {
-        name: _Said(value, f"{path}: {name}", f"{path} {places.get(name, '')}".strip()) for name, value in flat.items()
+    raw = {
+        name: _RawSetting(value, f"{path}: {name}", f"{path} {places.get(name, '')}".strip())
+        for name, value in flat.items()
     }
-    return _settings_with_secrets(said)
+    return _settings_with_secrets(raw)
 
 
 def _places(text: str) -> dict[str, str]:
@@ -396,37 +398,37 @@ def _places(text: str) -> dict[str, str]:
 # -- the environment ----------------------------------------------------------------------------------------------
 
 
-def _from_environ(environ: Mapping[str, str]) -> dict[str, _Said]:
-    said = {
-        name.removeprefix(PREFIX).lower(): _Said(value, name, f"environment {name}")
+def _from_environ(environ: Mapping[str, str]) -> dict[str, _RawSetting]:
+    raw = {
+        name.removeprefix(PREFIX).lower(): _RawSetting(value, name, f"environment {name}")
         for name, value in environ.items()
-        if name.startswith(PREFIX) and value and not _is_service_link(name, value)
+        if name.startswith(PREFIX) and value and not _set_by_platform(name, value)
     }
-    said.pop("config", None)
-    said = _settings_with_secrets(said)
+    raw.pop("config", None)
+    raw = _settings_with_secrets(raw)
     if url := environ.get("REDIS_URL"):
-        said.setdefault("redis_url", _Said(url, "REDIS_URL", "environment REDIS_URL"))
-    return said
+        raw.setdefault("redis_url", _RawSetting(url, "REDIS_URL", "environment REDIS_URL"))
+    return raw
 
 
-def _is_service_link(name: str, value: str) -> bool:
+def _set_by_platform(name: str, value: str) -> bool:
     """Kubernetes sets these for a service called "mainspring", a worker for the commands it runs: no settings."""
     return name.startswith((PREFIX + "SERVICE_", PREFIX + "PORT_", PREFIX + "TASK_")) or (
         name == PREFIX + "PORT" and value.startswith("tcp://")
     )
 
 
-def _settings_with_secrets(said: Mapping[str, _Said]) -> dict[str, _Said]:
+def _settings_with_secrets(raw: Mapping[str, _RawSetting]) -> dict[str, _RawSetting]:
     """What is secret may lie in a file of its own: `redis_url_file` names it."""
-    found = dict(said)
+    found = dict(raw)
     for name in SECRETS:
         file = found.pop(name + _IN_A_FILE, None)
         if file is None:
             continue
         if name in found:
-            raise ConfigError(f"{found[name].spoken} and {file.spoken} are both set; keep one")
+            raise ConfigError(f"{found[name].label} and {file.label} are both set; keep one")
         try:
-            found[name] = _Said(read_secret(file.value), file.spoken, f"{file.where} ({file.value})")
+            found[name] = _RawSetting(read_secret(file.value), file.label, f"{file.where} ({file.value})")
         except InvalidInput as error:
-            raise ConfigError(f"{file.spoken}: {error}") from None
+            raise ConfigError(f"{file.label}: {error}") from None
     return found

@@ -31,7 +31,7 @@ FOR_NOW: Final = (429, 503)
 _END: Final = b"\r\n\r\n"
 
 
-class RoadBlocked(MainspringError):
+class NoSchedulerAnswers(MainspringError):
     """No answer for a long time."""
 
 
@@ -90,7 +90,7 @@ class ApiConnections:
             while not self._done:
                 self._feed_idle()
                 if time.monotonic() > self._heard_at + PATIENCE_S and (self._again or self._busy or not self._open):
-                    raise RoadBlocked(f"none of {len(self._places)} schedulers answered for {PATIENCE_S:.0f} s")
+                    raise NoSchedulerAnswers(f"none of {len(self._places)} schedulers answered for {PATIENCE_S:.0f} s")
                 await asyncio.sleep(TICK_S)
         finally:
             for task in self._connecting:
@@ -159,8 +159,8 @@ class ApiConnections:
 class _Connection(asyncio.Protocol):
     """One request at a time."""
 
-    def __init__(self, road: ApiConnections) -> None:
-        self._road = road
+    def __init__(self, api_connections: ApiConnections) -> None:
+        self._api = api_connections
         self._transport: asyncio.WriteTransport | None = None
         self._data = b""
         self.request: Request | None = None
@@ -186,12 +186,12 @@ class _Connection(asyncio.Protocol):
         self._data = b""
         sent, self.request = self.request, None
         if sent is not None:
-            self._road.took(self, sent, int(data[9:12]), data[end + len(_END) : whole])
+            self._api.took(self, sent, int(data[9:12]), data[end + len(_END) : whole])
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         if not self.closed:
             self.closed = True
-            self._road.lost(self, self.request)
+            self._api.lost(self, self.request)
 
     def close(self) -> None:
         self.closed = True

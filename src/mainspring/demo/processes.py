@@ -38,7 +38,7 @@ class Usages:
             if (usage := usage_of(name, pid)) is not None:
                 self._known[name] = usage
 
-    def told(self, name: str, usage: Usage | None) -> None:
+    def add_usage(self, name: str, usage: Usage | None) -> None:
         """What a process has told of itself at its end."""
         if usage is not None:
             self._known[name] = Usage(name, usage.pid, usage.cpu_s, usage.memory_mb)
@@ -61,7 +61,7 @@ def usage_of(name: str, pid: int) -> Usage | None:
     return Usage(name, pid, round(ticks / os.sysconf("SC_CLK_TCK"), 2), round(peaks[0] / 1024, 1))
 
 
-TELL_S: Final = 0.2
+REPORT_S: Final = 0.2
 STOP: Final = b"stop\n"
 
 
@@ -69,7 +69,7 @@ class SideFailed(MainspringError):
     """A process of the demo ended before its time."""
 
 
-class Word(msgspec.Struct, omit_defaults=True):
+class ProcessMessage(msgspec.Struct, omit_defaults=True):
     """One line from the process: it is ready; so many so far; its report."""
 
     ready: bool = False
@@ -79,7 +79,7 @@ class Word(msgspec.Struct, omit_defaults=True):
     """With the report: nobody can look at a process that is gone."""
 
 
-_decode: Final = msgspec.json.Decoder(Word).decode
+_decode: Final = msgspec.json.Decoder(ProcessMessage).decode
 
 
 class DemoProcess:
@@ -94,7 +94,7 @@ class DemoProcess:
         self.ended = asyncio.Event()
         self._log = log
         self._ready = asyncio.Event()
-        self._hearing = asyncio.create_task(self._hear())
+        self._listening = asyncio.create_task(self._listen_to_process())
 
     async def ready(self) -> None:
         await self._ready.wait()
@@ -118,18 +118,18 @@ class DemoProcess:
             raise SideFailed(f"the {self.name} ended before its time: {last_words(self._log)}")
 
     async def end(self) -> None:
-        self._hearing.cancel()
+        self._listening.cancel()
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
 
-    async def _hear(self) -> None:
+    async def _listen_to_process(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
-            word = _decode(line)
-            self.total = max(self.total, word.total)
-            self.report = word.report or self.report
-            self.usage = word.usage or self.usage
+            message = _decode(line)
+            self.total = max(self.total, message.total)
+            self.report = message.report or self.report
+            self.usage = message.usage or self.usage
             self._ready.set()
         self.ended.set()
         self._ready.set()
@@ -182,11 +182,11 @@ class Inside:
         return order
 
     def ready(self) -> None:
-        _say(Word(ready=True))
-        threading.Thread(target=self._tell, daemon=True).start()
+        _send(ProcessMessage(ready=True))
+        threading.Thread(target=self._report_total, daemon=True).start()
 
     def report(self, **figures: Any) -> None:
-        _say(Word(total=self.total(), report=figures, usage=usage_of("itself", os.getpid())))
+        _send(ProcessMessage(total=self.total(), report=figures, usage=usage_of("itself", os.getpid())))
 
     def _listen(self) -> None:
         if sys.stdin.buffer.readline() == STOP:
@@ -194,16 +194,16 @@ class Inside:
             sys.stdin.buffer.read()
         os._exit(1)  # the demo is gone
 
-    def _tell(self) -> None:
+    def _report_total(self) -> None:
         while True:
-            time.sleep(TELL_S)
-            _say(Word(total=self.total()))
+            time.sleep(REPORT_S)
+            _send(ProcessMessage(total=self.total()))
 
 
 _lock = threading.Lock()
 
 
-def _say(word: Word) -> None:
+def _send(message: ProcessMessage) -> None:
     with _lock, contextlib.suppress(BrokenPipeError):
-        sys.stdout.buffer.write(msgspec.json.encode(word) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
         sys.stdout.buffer.flush()

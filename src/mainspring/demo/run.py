@@ -79,7 +79,7 @@ async def _scheduler(
     ours, theirs = tie()
     with ours:
         # Both are the child's alone from then on: when it dies, connections to it are refused and not left waiting.
-        with theirs, socket.create_server(("127.0.0.1", 0), backlog=2048) as listener, log.open("wb") as said:
+        with theirs, socket.create_server(("127.0.0.1", 0), backlog=2048) as listener, log.open("wb") as output:
             port = listener.getsockname()[1]
             fds = (listener.fileno(), theirs.fileno())
             process = await asyncio.create_subprocess_exec(
@@ -87,8 +87,8 @@ async def _scheduler(
                 pass_fds=fds,
                 env=_environ(config) | {PREFIX + "NODE_ID": name},
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )  # fmt: skip
         one = SchedulerProcess(name, f"http://127.0.0.1:{port}", process, log)
@@ -249,13 +249,13 @@ class Parts(msgspec.Struct):
 
 class Demo:
     def __init__(
-        self, plan: DemoPlan, place: DemoStage, store: Store, parts: Parts, tell: Callable[[Second], None]
+        self, plan: DemoPlan, place: DemoStage, store: Store, parts: Parts, report: Callable[[Second], None]
     ) -> None:
         self._plan = plan
         self._place = place
         self._store = store
         self._parts = parts
-        self._tell = tell
+        self._report = report
         self._stopping = asyncio.Event()
         self.usages = Usages()
         self._before = Second(0, 0, 0, 0)
@@ -270,25 +270,25 @@ class Demo:
         while not generator.ended.is_set():
             await self._second()
         made = await generator.finished()
-        self.usages.told("generator", generator.usage)
+        self.usages.add_usage("generator", generator.usage)
         if made["refused"]:
             raise MainspringError(f"{made['refused']} ticks were refused, the first with: {made['first_refusal']}")
         await self._until_drained()
-        books = await self._until_consumed()
+        counters = await self._until_consumed()
         self.usages.look()
         consumer.stop()
-        return self._added_up(made, await consumer.finished(), books)
+        return self._added_up(made, await consumer.finished(), counters)
 
     async def _second(self) -> int:
         """Wait for the rest of a second and tell what happened in it; returns how many are pending."""
         await self._wait()
         self._parts.consumer.check()
         self.usages.look()
-        books = await self._books()
-        now = Second(self._parts.generator.total, books["accepted"], self._parts.consumer.total, _pending(books))
+        counters = await self._read_counters()
+        now = Second(self._parts.generator.total, counters["accepted"], self._parts.consumer.total, _pending(counters))
         past, self._before = self._before, now
-        told = (now.generated - past.generated, now.scheduled - past.scheduled, now.consumed - past.consumed)
-        self._tell(Second(*told, now.pending))
+        rates = (now.generated - past.generated, now.scheduled - past.scheduled, now.consumed - past.consumed)
+        self._report(Second(*rates, now.pending))
         return now.pending
 
     async def _wait(self) -> None:
@@ -311,16 +311,16 @@ class Demo:
     async def _until_consumed(self) -> dict[str, int]:
         """What is marked done has reached the topic; the consumer may be a moment behind. Returns the books as they
         stood before: after a stop more is fired all the time, and the consumer is not waited for again."""
-        books = await self._books()
+        counters = await self._read_counters()
         seen_at = time.monotonic()
-        while self._parts.consumer.total < books["done"] and time.monotonic() < seen_at + SETTLE_S:
+        while self._parts.consumer.total < counters["done"] and time.monotonic() < seen_at + SETTLE_S:
             before = self._before.consumed
             await self._second()
             if self._before.consumed > before:
                 seen_at = time.monotonic()
-        return books
+        return counters
 
-    async def _books(self) -> dict[str, int]:
+    async def _read_counters(self) -> dict[str, int]:
         """The server's own counters, over all partitions."""
         names = ("accepted", "done", "cancelled", "replaced", "dead")
         groups: list[Group] = [(one.slot, [("HMGET", one.n, *names)]) for one in self._store.keys.partitions]
@@ -332,19 +332,19 @@ class Demo:
                 total[name] += int(value or 0)
         return total
 
-    def _added_up(self, made: dict[str, Any], came: dict[str, Any], books: dict[str, int]) -> Reconciliation:
-        folder, pending = self._place.folder, _pending(books)
+    def _added_up(self, made: dict[str, Any], came: dict[str, Any], counters: dict[str, int]) -> Reconciliation:
+        folder, pending = self._place.folder, _pending(counters)
         found = compare(folder / "sent", folder / "came", self._plan.ids)
         missing = found.missing
         if self._plan.replace or pending:
             # Which of several ticks of an item was the last, and which are not due yet, only the server knows.
             consumed = came["consumed"] - found.duplicated - found.unexpected
-            missing = max(0, books["accepted"] - books["replaced"] - pending - consumed)
+            missing = max(0, counters["accepted"] - counters["replaced"] - pending - consumed)
         return Reconciliation(
             sent=made["sent"],
-            accepted=books["accepted"],
-            replaced=books["replaced"],
-            fired=books["done"],
+            accepted=counters["accepted"],
+            replaced=counters["replaced"],
+            fired=counters["done"],
             consumed=came["consumed"],
             missing=missing,
             duplicated=found.duplicated,
@@ -359,20 +359,20 @@ class Demo:
         )
 
 
-def _pending(books: dict[str, int]) -> int:
-    return books["accepted"] - books["done"] - books["cancelled"] - books["replaced"] - books["dead"]
+def _pending(counters: dict[str, int]) -> int:
+    return counters["accepted"] - counters["done"] - counters["cancelled"] - counters["replaced"] - counters["dead"]
 
 
 async def ticks(
     plan: DemoPlan,
     where: DemoServers,
-    tell: Callable[[Second], None],
+    report: Callable[[Second], None],
     *,
     started: Callable[[Parts], None] | None = None,
 ) -> Reconciliation:
     """Run the whole demo. `started` gets its parts once ticks are being posted."""
     async with stage(where) as place, _store(place) as store, _parts(plan, place) as parts:
-        demo = Demo(plan, place, store, parts, tell)
+        demo = Demo(plan, place, store, parts, report)
         _watch(demo.usages, place, parts)
         if started is not None:
             started(parts)

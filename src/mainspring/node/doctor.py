@@ -143,8 +143,8 @@ async def _namespace(config: Config, servers: Servers, url: str) -> list[Check]:
 
 
 async def _orphans(store: Store) -> Check:
-    told = [await _described(check_types(store)), await _described(check_keys(store, set()))]
-    found = [one for some in told for one in some]
+    described = [await _described(check_types(store)), await _described(check_keys(store, set()))]
+    found = [one for some in described for one in some]
     if not found:
         return Check("orphans", "ok", "every key belongs to something")
     some = "; ".join(found[:ORPHANS_SHOWN]) + ("; …" if len(found) > ORPHANS_SHOWN else "")
@@ -157,14 +157,14 @@ async def _described(findings: AsyncIterator[VerifyFinding]) -> list[str]:
 
 
 async def _nodes(store: Store) -> Check:
-    told = report(*await members.look(store))
-    nodes, alone = told["nodes"], told["without_owner"]
+    status = report(*await members.look(store))
+    nodes, alone = status["nodes"], status["without_owner"]
     if not nodes:
         return Check("nodes", "warning", "no node runs: nothing fires. Start one with `mainspring serve`")
     if alone:
         message = f"{len(alone)} partitions have no owner: their tasks wait. `mainspring cluster status` says more"
         return Check("nodes", "warning", message)
-    return Check("nodes", "ok", f"{len(nodes)} run, {told['leader']} leads, every partition has an owner")
+    return Check("nodes", "ok", f"{len(nodes)} run, {status['leader']} leads, every partition has an owner")
 
 
 # -- Kafka, and here ---------------------------------------------------------------------------------------------
@@ -185,14 +185,14 @@ def _kafka(config: Config) -> Check:
     options = kafka_options(config)
     assert options is not None
     try:
-        told = AdminClient({**options.for_admin()}, logger=library_log).list_topics(timeout=KAFKA_S)
+        metadata = AdminClient({**options.for_admin()}, logger=library_log).list_topics(timeout=KAFKA_S)
     except KafkaException as error:
         advice = "Is the broker up, is kafka_url right, are the settings under [kafka] (SASL, TLS)?"
         return Check("kafka", "error", f"no broker answers: {error.args[0].str()}. {advice}")
     topic = config.tick_target.removeprefix("kafka:")
-    if config.tick_target.startswith("kafka:") and topic not in told.topics and not config.kafka_create_topics:
+    if config.tick_target.startswith("kafka:") and topic not in metadata.topics and not config.kafka_create_topics:
         return Check("kafka", "warning", f"the topic {topic} does not exist; create it, or set kafka_create_topics")
-    return Check("kafka", "ok", f"{len(told.brokers)} brokers, {len(told.topics)} topics")
+    return Check("kafka", "ok", f"{len(metadata.brokers)} brokers, {len(metadata.topics)} topics")
 
 
 def _files(config: Config) -> Check:

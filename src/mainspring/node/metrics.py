@@ -15,11 +15,11 @@ from ..store.store import Store
 from .node import Node
 from .process import process_figures, store_calls
 
-PATIENCE_S: Final = 2.0
+STORE_TIMEOUT_S: Final = 2.0
 """A scrape does not wait longer for the server: what the node itself knows is worth having without it."""
 
 _STORE_UP: Final = ("mainspring_store_up", "gauge", "1 when the server answered the questions of this scrape.")
-_BOOKS: Final = {
+_COUNTERS: Final = {
     "accepted": "Tasks that were put, replayed ones and occurrences of schedules included.",
     "done": "Tasks that were delivered, by a sink or by a worker.",
     "cancelled": "Tasks that were cancelled, and runs of schedules that were skipped.",
@@ -32,7 +32,7 @@ _SETTLED: Final = ("done", "cancelled", "replaced", "dead", "queued")
 
 async def everything(node: Node) -> list[Family]:
     """Of this process; of all that share its port, where there are several."""
-    return await collect(node) if node.siblings is None else await node.siblings.everybody()
+    return await collect(node) if node.process_metrics is None else await node.process_metrics.collect_all()
 
 
 async def collect(node: Node) -> list[Family]:
@@ -41,7 +41,7 @@ async def collect(node: Node) -> list[Family]:
     found = [single("mainspring_ready", "gauge", "1 when the node is started and not stopping.", client is not None)]
     if client is not None and node.engine is not None:
         found += _engine(node, node.engine)
-        found += await _told_by_server(node.engine)
+        found += await _server_metrics(node.engine)
     elif client is not None:
         found += [_healthy(node), store_calls(client.store), single(*_STORE_UP, await node.reachable())]
     return [*found, *process_figures()]
@@ -126,20 +126,20 @@ def _partitions(engine: Engine) -> Iterator[Family]:
 # -- what the server knows ---------------------------------------------------------------------------------
 
 
-async def _told_by_server(engine: Engine) -> list[Family]:
+async def _server_metrics(engine: Engine) -> list[Family]:
     owned = sorted(engine.owned)
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            books = await _books(engine.store, owned)
+        async with asyncio.timeout(STORE_TIMEOUT_S):
+            counters_by_partition = await _read_counters(engine.store, owned)
             queues = await depths(engine.store, owned)
     except (StoreError, TimeoutError):
         return [single(*_STORE_UP, 0)]
-    return [single(*_STORE_UP, 1), *_from_books(engine, books), *_queues(engine, queues)]
+    return [single(*_STORE_UP, 1), *_counter_metrics(engine, counters_by_partition), *_queues(engine, queues)]
 
 
-async def _books(store: Store, owned: list[int]) -> dict[int, dict[str, int]]:
+async def _read_counters(store: Store, owned: list[int]) -> dict[int, dict[str, int]]:
     """The counters of these partitions."""
-    names = dict.fromkeys([*_BOOKS, *_SETTLED])
+    names = dict.fromkeys([*_COUNTERS, *_SETTLED])
     keys = [store.keys.partitions[number] for number in owned]
     found = {}
     results = await store.run([(one.slot, [("HMGET", one.n, *names)]) for one in keys])
@@ -150,12 +150,12 @@ async def _books(store: Store, owned: list[int]) -> dict[int, dict[str, int]]:
     return found
 
 
-def _from_books(engine: Engine, books: dict[int, dict[str, int]]) -> Iterator[Family]:
-    for name, text in _BOOKS.items():
-        counts = {str(number): counters[name] for number, counters in books.items()}
+def _counter_metrics(engine: Engine, counters_by_partition: dict[int, dict[str, int]]) -> Iterator[Family]:
+    for name, text in _COUNTERS.items():
+        counts = {str(number): counters[name] for number, counters in counters_by_partition.items()}
         yield family(f"mainspring_{name}_total", "counter", text, "partition", counts)
     pending = {}
-    for number, counters in books.items():
+    for number, counters in counters_by_partition.items():
         partition = engine.owned.get(number)
         out = sum(live.out for live in partition.slices.values()) if partition is not None else 0
         # Asked a moment after the books: a task that was begun between the two must not make it negative.

@@ -35,10 +35,10 @@ from ..store.redis.servers import LinkOptions, Servers
 from ..store.redis.url import safe_url
 from ..store.server_checks import check_server
 from ..store.store import Store
-from .process import Face, run_until_signal
+from .process import Frontend, run_until_signal
 from .schedule_file import carry_out, plan, read_file
 from .schedule_lint import findings_of
-from .supervisor import Embedding, Siblings
+from .supervisor import Embedding, ProcessMetrics
 
 schedules_log = logging.getLogger("mainspring.schedules")
 
@@ -110,9 +110,9 @@ class FiledSchedules(Schedules):
 
     def __init__(self, store: Store, timezone: str, file: Path, *, kept: int) -> None:
         super().__init__(lambda: store, timezone)
-        self._told_to = store
-        self._who = f"{file.name} (serve --schedules)"
-        self._kept = kept
+        self._audit_store = store
+        self._author = f"{file.name} (serve --schedules)"
+        self._audit_entries = kept
 
     async def add_many(
         self, definitions: Iterable[Definition], *, on_conflict: OnExisting = "reject"
@@ -123,20 +123,20 @@ class FiledSchedules(Schedules):
         for view, outcome in added:
             if outcome != "kept":  # by another node with the same file, for example
                 what = "schedule.add" if outcome == "created" else "schedule.edit"
-                await self._tell(what, view.name, of_schedule(before.get(view.name)), of_schedule(view))
+                await self._record_audit(what, view.name, of_schedule(before.get(view.name)), of_schedule(view))
         return added
 
     async def remove(self, name: str) -> bool:
         before = await self.get(name)
         removed = await super().remove(name)
         if removed:
-            await self._tell("schedule.remove", name, of_schedule(before), None)
+            await self._record_audit("schedule.remove", name, of_schedule(before), None)
         return removed
 
-    async def _tell(self, what: str, name: str, before: View, after: View) -> None:
-        change = Change(self._who, what, name, socket.gethostname(), "", *changes(before, after))
+    async def _record_audit(self, what: str, name: str, before: View, after: View) -> None:
+        change = Change(self._author, what, name, socket.gethostname(), "", *changes(before, after))
         try:
-            await access.record_change(self._told_to, change, kept=self._kept)
+            await access.record_change(self._audit_store, change, kept=self._audit_entries)
         except StoreError as error:  # done is done, and the other schedules of the file are still to come
             schedules_log.error("%s: %s could not be written into the audit trail: %s", name, what, error)
 
@@ -167,12 +167,12 @@ class ScheduleWatch:
         seen = self._stamp()
         if seen != self._seen:
             if self._seen is not None:
-                seen = await self._at_rest(seen)
+                seen = await self._until_stable(seen)
             if await self._apply():
                 self._seen = seen  # only now: a server that was away is asked again
         return FILE_LOOK_S
 
-    async def _at_rest(self, seen: Stamp) -> Stamp:
+    async def _until_stable(self, seen: Stamp) -> Stamp:
         """Who writes it may be in the middle: the half that is there would remove the schedules of the other."""
         for _ in range(_MOST_RESTS):
             await asyncio.sleep(REST_S)
@@ -246,7 +246,7 @@ class Node:
         self.reloads_on_hangup = False
         """SIGHUP applies the file of schedules again, and does not stop the node."""
         self.failure: BaseException | None = None
-        self.siblings: Siblings | None = None
+        self.process_metrics: ProcessMetrics | None = None
         """The other processes of one `serve --processes N`."""
         self.checks: list[Callable[[Store], Awaitable[None]]] = []
         """Asked once the store is open; one that raises ConfigError ends the start."""
@@ -261,10 +261,10 @@ class Node:
     @property
     def healthy(self) -> bool:
         """Ready, and every role's last step went well."""
-        return self.ready and self._roles_are_well
+        return self.ready and self._roles_are_healthy
 
     @property
-    def _roles_are_well(self) -> bool:
+    def _roles_are_healthy(self) -> bool:
         if self._lookout is not None:
             return not self._lookout.failures
         well = self.engine is not None and self.engine.healthy
@@ -315,7 +315,7 @@ class Node:
         if "scheduler" in config.roles:
             await self._start_engine(store)
         else:
-            self._lookout = Loop("server", self._look)
+            self._lookout = Loop("server", self._probe_server)
             self._lookout.start()
         window = f"{config.dedupe_window_s}s"
         self._client = Client.over(store, dedupe_window=window, timezone=config.timezone)
@@ -337,7 +337,7 @@ class Node:
         engine.ownership_changed = seat.loop.wake
         await engine.start()
 
-    async def _look(self) -> float:
+    async def _probe_server(self) -> float:
         """Without an engine nobody calls the server all the time: its clock would drift, its absence go unseen."""
         if not await self.reachable():
             if self._store is not None:
@@ -380,13 +380,13 @@ class Node:
 
         All of it is closed even if a part fails, or if who waited gives up: a program that ends in the middle of it.
         """
-        async with contextlib.AsyncExitStack() as ends:
+        async with contextlib.AsyncExitStack() as closing:
             if self.embedding is not None:
-                ends.push_async_callback(self.embedding.stop)
+                closing.push_async_callback(self.embedding.stop)
             if self._store is not None:
-                ends.push_async_callback(self._store.aclose)
+                closing.push_async_callback(self._store.aclose)
             for sink in self._sinks.values():
-                ends.push_async_callback(sink.aclose)
+                closing.push_async_callback(sink.aclose)
             await self._stop_roles()
         self._store = None
 
@@ -415,7 +415,7 @@ class Node:
         """Bring a dead embedded server back; return the error that broke a role."""
         while (crash := self._crashed) is None:
             if self.embedding is not None:
-                await self.embedding.heal(self._roles_are_well)
+                await self.embedding.heal(self._roles_are_healthy)
             await asyncio.sleep(WATCH_S)
         return crash
 
@@ -427,8 +427,8 @@ class Node:
             self._schedules[1] if self._schedules is not None else None,
         )
         found = (loop.crashed for loop in loops if loop is not None)
-        broken = self.engine.crashed if self.engine is not None else None
-        return broken or next((error for error in found if error is not None), None)
+        engine_crash = self.engine.crashed if self.engine is not None else None
+        return engine_crash or next((error for error in found if error is not None), None)
 
     def _watch_ended(self, watcher: asyncio.Task[BaseException]) -> None:
         if not watcher.cancelled():  # a watch that is broken itself is no better than a broken engine
@@ -439,9 +439,11 @@ class Node:
         self.failure = error
         self.ended.set()
 
-    async def run_until_signal(self, face: Face | None = None, started: Callable[[], None] = lambda: None) -> int:
+    async def run_until_signal(
+        self, frontend: Frontend | None = None, started: Callable[[], None] = lambda: None
+    ) -> int:
         """Start, run until SIGTERM, SIGINT or SIGHUP, stop; return the exit code. A second signal ends at once."""
-        return await run_until_signal(self, face, started)
+        return await run_until_signal(self, frontend, started)
 
 
 async def _check_servers(url: str, options: LinkOptions) -> None:

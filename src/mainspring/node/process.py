@@ -64,13 +64,13 @@ def stop_signals(
         ask()
 
     # What is ignored stays so: nohup asks for that.
-    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in heard:
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in handled:
         loop.add_signal_handler(number, receive, number)
     try:
         yield
     finally:
-        for number in heard:
+        for number in handled:
             loop.remove_signal_handler(number)
 
 
@@ -115,7 +115,7 @@ def stop_in_time(shutdown_timeout_s: float) -> Iterator[None]:
         alarm.cancel()
 
 
-class Face(Protocol):
+class Frontend(Protocol):
     """What a process shows besides the node: the HTTP API. It stops first, so that nothing new comes in."""
 
     async def start(self) -> None: ...
@@ -123,25 +123,25 @@ class Face(Protocol):
     async def stop(self) -> None: ...
 
 
-async def run_until_signal(node: Node, face: Face | None, started: Callable[[], None]) -> int:
+async def run_until_signal(node: Node, frontend: Frontend | None, started: Callable[[], None]) -> int:
     """Start, run until SIGTERM, SIGINT or SIGHUP, stop; return the exit code. A second signal ends at once."""
-    with contextlib.ExitStack() as heard:
+    with contextlib.ExitStack() as handled:
         stopping: Sequence[signal.Signals] = STOPPING
         if node.reloads_on_hangup:
             stopping = tuple(number for number in STOPPING if number is not signal.SIGHUP)
-            heard.enter_context(_heard(signal.SIGHUP, node.apply_schedules))
-        heard.enter_context(stop_signals(node.ended.set, numbers=stopping))
+            handled.enter_context(_on_signal(signal.SIGHUP, node.apply_schedules))
+        handled.enter_context(stop_signals(node.ended.set, numbers=stopping))
         try:
-            if face is not None:
+            if frontend is not None:
                 node.roles = (*node.roles, *(role for role in node.config.roles if role == "api"))
-                await face.start()
+                await frontend.start()
             if await _started_unless_ended(node):
                 started()
                 await node.ended.wait()
         finally:
             log.info("stopping")
             with stop_in_time(node.config.shutdown_timeout_s):
-                await _one_after_the_other(face.stop if face is not None else None, node.stop)
+                await _one_after_the_other(frontend.stop if frontend is not None else None, node.stop)
     if isinstance(node.failure, ConfigError):  # it hung for longer than its lease, and another has its id now
         log.error("the node cannot go on: %s", node.failure)
         return 2
@@ -169,7 +169,7 @@ async def _started_unless_ended(node: Node) -> bool:
 
 
 @contextlib.contextmanager
-def _heard(number: signal.Signals, call: Callable[[], None]) -> Iterator[None]:
+def _on_signal(number: signal.Signals, call: Callable[[], None]) -> Iterator[None]:
     """Within the block the signal calls this, and does nothing else."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(number, call)

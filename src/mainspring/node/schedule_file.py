@@ -42,11 +42,11 @@ class Step(NamedTuple):
             return [f"! {self.name}: its end has passed, or max_runs is reached; nothing of it is written"]
         sign = {"create": "+", "change": "~", "remove": "-", "same": "="}[self.action]
         hidden = _MAY_BE_SECRET if public else ()
-        told = (
+        summary = (
             f"    {field}: " + ("changed" if field in hidden else f"{old!r} -> {new!r}")
             for field, (old, new) in self.changes.items()
         )
-        return [f"{sign} {self.name}", *told]
+        return [f"{sign} {self.name}", *summary]
 
 
 class ScheduleFile(NamedTuple):

@@ -55,12 +55,12 @@ def tie() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-class Lifeline:
+class ParentWatch:
     """The child's end: stops this process when the parent is gone."""
 
     def __init__(self, fd: int, *, shutdown_timeout_s: float) -> None:
         self._socket = socket.socket(fileno=fd)
-        self._patience_s = shutdown_timeout_s + GRACE_S
+        self._stop_within_s = shutdown_timeout_s + GRACE_S
         # A thread, because the event loop may be the very thing that hangs.
         threading.Thread(target=self._watch, name="mainspring-lifeline", daemon=True).start()
 
@@ -78,7 +78,7 @@ class Lifeline:
             node_log.debug("the tie to the parent broke: %s", error)
         node_log.warning("the parent process is gone: stopping")
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(self._patience_s)
+        time.sleep(self._stop_within_s)
         os._exit(1)
 
 
@@ -94,39 +94,39 @@ WAIT_S: Final = 4.0
 _SUFFIX: Final = ".metrics"
 
 
-class Siblings:
+class ProcessMetrics:
     """One process among the others; `place` is its own socket, `<folder>/<number>.metrics`."""
 
     def __init__(self, place: Path, collect: Collect) -> None:
-        self._place = place
+        self._socket_path = place
         self._collect = collect
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        self._place.unlink(missing_ok=True)  # of one that was killed
-        self._server = await asyncio.start_unix_server(self._tell, self._place)
-        self._place.chmod(0o600)
+        self._socket_path.unlink(missing_ok=True)  # of one that was killed
+        self._server = await asyncio.start_unix_server(self._send_own, self._socket_path)
+        self._socket_path.chmod(0o600)
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-            self._place.unlink(missing_ok=True)
+            self._socket_path.unlink(missing_ok=True)
 
-    async def _tell(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _send_own(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             writer.write(msgspec.msgpack.encode(await self._collect()))
             await writer.drain()
         writer.close()
 
-    async def everybody(self) -> list[Family]:
+    async def collect_all(self) -> list[Family]:
         """The figures of all processes that answer, each sample with the number of its process."""
-        places = sorted(self._place.parent.glob(f"*{_SUFFIX}"), key=lambda one: (len(one.name), one.name))
-        told = await asyncio.gather(*(self._ask(place) for place in places))
-        heard = [labelled(one, "process", place.stem) for place, one in zip(places, told, strict=True) if one]
-        return merged([*heard, _count(len(heard))])
+        paths = sorted(self._socket_path.parent.glob(f"*{_SUFFIX}"), key=lambda one: (len(one.name), one.name))
+        answers = await asyncio.gather(*(self._ask(place) for place in paths))
+        families = [labelled(one, "process", place.stem) for place, one in zip(paths, answers, strict=True) if one]
+        return merged([*families, _count(len(families))])
 
     async def _ask(self, place: Path) -> Sequence[Family]:
-        if place == self._place:
+        if place == self._socket_path:
             return await self._collect()
         try:
             async with asyncio.timeout(WAIT_S):
@@ -278,7 +278,7 @@ class Supervisor:
         self._listener = listener
         self._embedding = Embedding(config.data_dir) if config.redis_url is None else None
         self._children = [Child(number) for number in range(1, config.processes + 1)]
-        self._patience_s = config.shutdown_timeout_s + GRACE_S + 1.0  # a child ends by itself within the first two
+        self._stop_within_s = config.shutdown_timeout_s + GRACE_S + 1.0  # a child ends by itself within the first two
         self._stopping = asyncio.Event()
         self._started: Callable[[], None] | None = None
         self._code = 0
@@ -373,13 +373,13 @@ class Supervisor:
             log.info("%s started", child)
             if self._stopping.is_set():  # the signal came while it was being started
                 child.send(signal.SIGTERM)
-            async with asyncio.TaskGroup() as ears:
-                hearing = ears.create_task(self._hear(child, ours))
+            async with asyncio.TaskGroup() as listeners:
+                listening = listeners.create_task(self._listen(child, ours))
                 code = await child.process.wait()
-                hearing.cancel()
+                listening.cancel()
             return code
 
-    async def _hear(self, child: Child, line: socket.socket) -> None:
+    async def _listen(self, child: Child, line: socket.socket) -> None:
         """Wait for the word that the child is ready."""
         with contextlib.suppress(ConnectionError):
             if await asyncio.get_running_loop().sock_recv(line, 1):
@@ -394,7 +394,7 @@ class Supervisor:
             log.error("%s cannot be started: %s", child, code)
         elif self._stopping.is_set():
             log.info("%s ended with %s", child, _spoken(code))
-            if not _in_order(child, code):
+            if not _ended_cleanly(child, code):
                 self._code = self._code or 1
         elif code == REFUSED:
             log.error("%s refuses its settings (its message stands above): ending all", child)
@@ -431,9 +431,9 @@ class Supervisor:
         self._stopping.set()
         self._listener.close()  # what knocks from now on is refused; it would wait for nobody
         self._send_all(signal.SIGTERM)
-        Alarm(self._patience_s, GRACE_S + 1.0, self._lose_patience)
+        Alarm(self._stop_within_s, GRACE_S + 1.0, self._kill_late)
 
-    def _lose_patience(self) -> None:
+    def _kill_late(self) -> None:
         for child in self._children:
             if child.process is not None and child.process.returncode is None:
                 log.error(
@@ -468,7 +468,7 @@ def _environ(config: Config) -> dict[str, str]:
     return rest | config.to_environ()
 
 
-def _in_order(child: Child, code: int) -> bool:
+def _ended_cleanly(child: Child, code: int) -> bool:
     """True for an end of which a stop need not tell: nothing was cut short by it."""
     if code == 1 and child.ready_since_s is None:
         return True  # one that never came up gave up in this very moment, as it would have without the stop

@@ -450,10 +450,10 @@ class Declarations(Connections):
         # No max_runs: the count outlives a new declaration, and one for another time would never run.
         return self._timed(target, name, {**rest, "every": "1d", "start": at_ms, "end": at_ms})
 
-    def _timed(self, target: ScheduledTarget | None, name: str | None, said: dict[str, Any]) -> Any:
+    def _timed(self, target: ScheduledTarget | None, name: str | None, details: dict[str, Any]) -> Any:
         def declare(function: ScheduledTarget) -> Any:
             with self._lock:
-                definition = self.register(name, function, **said)
+                definition = self.register(name, function, **details)
                 if isinstance(function, (Function, str)):
                     return function
                 handler = self.registry.find(definition.target)

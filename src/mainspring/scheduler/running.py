@@ -39,7 +39,7 @@ class Running:
         # The node must know the queues of commands that are declared in code, too.
         # And what is declared must be fired here, whatever role `mainspring serve` has by the same settings.
         self._config = replace(config, commands=Commands(scheduler.commands), roles=("scheduler",))
-        self._place: Workplace | None = None
+        self._workplace: Workplace | None = None
         self._executor: Executor | None = None
         self._node: Node | None = None
         self._thread: Background | None = None
@@ -51,9 +51,9 @@ class Running:
 
     @property
     def healthy(self) -> bool:
-        node, place = self._node, self._place
-        well = self.failure is None and node is not None and node.healthy
-        return well and (place is None or (place.worker is not None and place.worker.healthy))
+        node, workplace = self._node, self._workplace
+        node_healthy = self.failure is None and node is not None and node.healthy
+        return node_healthy and (workplace is None or (workplace.worker is not None and workplace.worker.healthy))
 
     @property
     def inside(self) -> bool:
@@ -102,10 +102,10 @@ class Running:
         if len(self._scheduler.registry):
             credentials = self._config.credentials if self._config.redis_url is not None else None
             config = replace(self._config, redis_url=url, credentials=credentials)
-            self._place = place = Workplace(self._scheduler, config)
-            await place.start()
-            assert place.worker is not None
-            self._executor = place.worker.executor
+            self._workplace = workplace = Workplace(self._scheduler, config)
+            await workplace.start()
+            assert workplace.worker is not None
+            self._executor = workplace.worker.executor
         else:
             await thread.do(self._publish())
         self._watcher = asyncio.create_task(self._watch(), name="mainspring-watch")
@@ -131,30 +131,30 @@ class Running:
             await asyncio.wait([watcher])
         # Both at once: the time for it is one and the same. The embedded server ends last, whatever went wrong before.
         try:
-            ends = await asyncio.gather(self._stop_place(), self._stop_node(), return_exceptions=True)
+            ends = await asyncio.gather(self._stop_workplace(), self._stop_node(), return_exceptions=True)
         finally:
             await self._end()  # whoever waited may have given up: Ctrl-C
         for error in ends:
             if error is not None:
                 raise error
 
-    def lay_down(self) -> None:
+    def stop_abandoned(self) -> None:
         """Stop what goes on without the event loop in which it was started. What ran there others get after a lease."""
         helper = Background("mainspring-stop")
         try:
-            helper.wait(self._lay_down())
+            helper.wait(self._stop_abandoned())
         finally:
             helper.end()
 
-    async def _lay_down(self) -> None:
+    async def _stop_abandoned(self) -> None:
         try:
             await self._stop_node()
         finally:
             await self._end()
 
-    async def _stop_place(self) -> None:
-        if self._place is not None:
-            await self._place.stop()
+    async def _stop_workplace(self) -> None:
+        if self._workplace is not None:
+            await self._workplace.stop()
         else:
             await self._scheduler.aclose()
 
@@ -181,7 +181,7 @@ class Running:
         try:
             while self.failure is None:
                 await asyncio.sleep(WATCH_S)
-                parts = (self._node, self._place)
+                parts = (self._node, self._workplace)
                 self.failure = next((one.failure for one in parts if one is not None and one.failure is not None), None)
         except asyncio.CancelledError:
             # Not by `stop`: all that runs in the caller's event loop is cancelled, as at the end of asyncio.run.

@@ -229,7 +229,7 @@ class Scheduler(Declarations):
 
     def start(self) -> None:
         """Start everything in background threads; returns when it runs, or raises why it cannot."""
-        self._lay_down()
+        self._stop_abandoned()
         running = self._begin()
         home = Background("mainspring-handlers")
         try:
@@ -246,7 +246,7 @@ class Scheduler(Declarations):
         Called again, or by several threads, it waits until all has stopped.
         """
         self._check_outside("stop()")
-        self._lay_down()
+        self._stop_abandoned()
         with self._changed:
             self._changed.wait_for(lambda: self.state != "starting")
             running, home = self._running, self._home
@@ -264,7 +264,7 @@ class Scheduler(Declarations):
 
     async def astart(self) -> None:
         """Start within this event loop: coroutine handlers run in it, everything else in background threads."""
-        await asyncio.to_thread(self._lay_down)
+        await asyncio.to_thread(self._stop_abandoned)
         running = self._begin()
         try:
             await running.start()
@@ -277,7 +277,7 @@ class Scheduler(Declarations):
         """Stop what `astart` began. Called again it does nothing. Who gives up waiting for it does not break it off."""
         self._check_outside("astop()")
         if self._abandoned() is not None:
-            await asyncio.to_thread(self._lay_down)
+            await asyncio.to_thread(self._stop_abandoned)
         with self._lock:
             running = self._running
             if self.state != "running" or running is None or self._home is not None:
@@ -329,7 +329,7 @@ class Scheduler(Declarations):
         running = self._running
         return running if self._state == "running" and running is not None and running.abandoned else None
 
-    def _lay_down(self) -> None:
+    def _stop_abandoned(self) -> None:
         with self._changed:
             running = self._abandoned()
             if running is None or self._pid != os.getpid():
@@ -339,7 +339,7 @@ class Scheduler(Declarations):
             "the event loop in which the scheduler was started is closed: it is stopped now; await astop() before"
         )
         try:
-            running.lay_down()
+            running.stop_abandoned()
         finally:
             self._is("stopped")
 

@@ -107,12 +107,12 @@ class WorkerPort:
             return _problem(400, "this is no request that can be read").sent(with_body=True)
         answer = self._answers.get(path.partition("?")[0])
         if answer is None:
-            told = _problem(404, f"there are {', '.join(self._answers)}")
+            response = _problem(404, f"there are {', '.join(self._answers)}")
         elif method not in ("GET", "HEAD"):
-            told = _problem(405, "only GET and HEAD are answered")
+            response = _problem(405, "only GET and HEAD are answered")
         else:
-            told = await answer()
-        return told.sent(with_body=method != "HEAD")
+            response = await answer()
+        return response.sent(with_body=method != "HEAD")
 
     async def _livez(self) -> _HttpAnswer:
         """The process answers: that is all."""

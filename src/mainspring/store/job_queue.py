@@ -83,8 +83,8 @@ async def with_ends(store: Store, seen: "Sequence[Seen]") -> "list[Seen]":
     ends = await run_ends(store, [one[1:] for one in open_ends])
     for (i, _, _, link), run in zip(open_ends, ends, strict=True):
         if run is not None:
-            told = msgspec.structs.replace(link, state=link.state.with_run(run))
-            answered[i] = answered[i]._replace(link=told)
+            updated = msgspec.structs.replace(link, state=link.state.with_run(run))
+            answered[i] = answered[i]._replace(link=updated)
     return answered
 
 
@@ -459,7 +459,9 @@ async def beat(store: Store, jobs: Sequence[Job]) -> Beaten:
     """Keep these jobs for another lease. Where a server does not answer nothing is said of its jobs."""
     beaten = Beaten([], [])
     every = by_partition(jobs)
-    groups = [_told(store, "queue_beat", by, [(job.idh, job.entry, job.claim) for job in by.jobs]) for by in every]
+    groups = [
+        _script_call(store, "queue_beat", by, [(job.idh, job.entry, job.claim) for job in by.jobs]) for by in every
+    ]
     failures = _sort_out(every, await store.run(groups), beaten)
     if failures and len(failures) == len(every):
         raise failures[0]
@@ -473,7 +475,7 @@ async def give_back(store: Store, jobs: Sequence[Job]) -> None:
     groups: list[Group] = []
     for by in every:
         rows = [(job.idh, job.entry, job.claim, job.queue) for job in by.jobs]
-        slot, commands = _told(store, "queue_back", by, rows)
+        slot, commands = _script_call(store, "queue_back", by, rows)
         groups.append((slot, [*commands, ("SPUBLISH", store.keys.partitions[by.partition].work, "1")]))
     beaten = Beaten([], [])
     failures = _sort_out(every, await store.run(groups), beaten)
@@ -483,7 +485,7 @@ async def give_back(store: Store, jobs: Sequence[Job]) -> None:
         raise failures[0]
 
 
-def _told(store: Store, script: str, by: By, rows: Sequence[tuple[Any, ...]]) -> Group:
+def _script_call(store: Store, script: str, by: By, rows: Sequence[tuple[Any, ...]]) -> Group:
     keys = store.keys.partitions[by.partition]
     args: list[Any] = [*by.queues.values()]
     for row in rows:

@@ -15,7 +15,7 @@ Fault = Literal["lose reply", "never sent", "hold back", "late reply"]
 Match = Callable[[Sequence[RedisCommand]], bool]
 
 
-class Road:
+class NetworkFaults:
     """Everything that goes from a store to its servers, in order; and what shall go wrong next."""
 
     def __init__(self, scripts: Scripts) -> None:
@@ -86,21 +86,21 @@ def calls(script: str) -> Match:
 
 
 @contextmanager
-def bad_road(store: Store) -> Iterator[Road]:
+def bad_road(store: Store) -> Iterator[NetworkFaults]:
     """Within the block every pipeline of the store goes over this road."""
-    road = Road(store.scripts)
+    network = NetworkFaults(store.scripts)
     servers = store.servers.all()
     for primary in servers:
-        vars(primary)["pipeline"] = _over(road, primary, primary.pipeline)
+        vars(primary)["pipeline"] = _over(network, primary, primary.pipeline)
     try:
-        yield road
+        yield network
     finally:
         for primary in servers:
             del vars(primary)["pipeline"]
 
 
-def _over(road: Road, primary: Primary, pipeline: Any) -> Any:
+def _over(network: NetworkFaults, primary: Primary, pipeline: Any) -> Any:
     async def over(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> Any:
-        return await road.send(primary, pipeline, commands, timeout_s)
+        return await network.send(primary, pipeline, commands, timeout_s)
 
     return over

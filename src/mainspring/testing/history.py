@@ -673,8 +673,8 @@ def _lost(events: list[Event], lives: Lives, faults: Faults) -> Iterator[tuple[V
     """What is gone, and whether it was promised not to be."""
     left = {event.task: event.state for event in events if isinstance(event, LeftEvent)}
     # Where targets tell what they got, the store's word that a task is done is not enough.
-    told = any(isinstance(event, FinishedEvent) and not event.token for event in events)
-    alive = _ALIVE - _SAID_DONE if told else _ALIVE
+    answered = any(isinstance(event, FinishedEvent) and not event.token for event in events)
+    alive = _ALIVE - _SAID_DONE if answered else _ALIVE
     lived = Counter(life.accepted.task for life in lives.values())
     for life in lives.values():
         accepted, state, next_ = life.accepted, left.get(life.accepted.task), life.superseded

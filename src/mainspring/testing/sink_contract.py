@@ -169,7 +169,7 @@ class SinkContract:
             got = await receiver.arrived()
             assert len(got) in (1, len(attempts)), f"three attempts at one task, and {len(got)} arrived"
             for field in sorted(receiver.told - {"attempt"}):
-                assert {getattr(one, field) for one in got} == {_told(attempts[0], field)}, f"{field} is not the same"
+                assert {getattr(one, field) for one in got} == {_sent(attempts[0], field)}, f"{field} is not the same"
             if "attempt" in receiver.told:
                 numbers = sorted(one.attempt for one in got)
                 # A receiver that drops repeats by their key has one of them.
@@ -182,7 +182,7 @@ class SinkContract:
             assert _kinds(await _delivered(sink, [one])) == [Done]
             [got] = await receiver.arrived()
             for field in sorted(receiver.told):
-                assert getattr(got, field) == _told(one, field), f"{field} arrived as {getattr(got, field)!r}"
+                assert getattr(got, field) == _sent(one, field), f"{field} arrived as {getattr(got, field)!r}"
 
     async def test_bytes_of_all_values_and_large_payloads_arrive_unchanged(self) -> None:
         async with self._pair() as (sink, receiver):
@@ -337,7 +337,7 @@ def _kinds(outcomes: Sequence[Outcome]) -> list[type]:
     return [type(one) for one in outcomes]
 
 
-def _told(one: Delivery, field: str) -> object:
+def _sent(one: Delivery, field: str) -> object:
     values = {"id": one.id, "key": one.idempotency_key, "due_ms": one.original_due_ms, "attempt": one.attempt}
     return values[field]
 

@@ -10,12 +10,12 @@ from mainspring.store.keys import Slice
 from mainspring.store.store import Store
 from mainspring.store.tasks.pages import AT_ONCE_ROWS, CHUNK_ROWS
 from mainspring.store.tasks.put import fresh_score
-from mainspring.testing.faults import Road, bad_road
+from mainspring.testing.faults import NetworkFaults, bad_road
 from tests.support.owner import HandOwner
 from tests.support.paging import payloads
 
 
-def asked_for(road: Road) -> list[int]:
+def asked_for(road: NetworkFaults) -> list[int]:
     """How many entries each trip may have brought; no read asks for more than a chunk."""
     trips = []
     for _, commands in road.trips:

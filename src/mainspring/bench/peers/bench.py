@@ -106,9 +106,9 @@ async def _call(*command: str) -> None:
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     if process.returncode:
-        tail = said.decode(errors="replace").strip()[-400:]
+        tail = output.decode(errors="replace").strip()[-400:]
         raise PeersMissing(f"the peers could not be installed by `{' '.join(command)}`: {tail}")
 
 
@@ -138,13 +138,13 @@ class RunFile:
     def count(self) -> int:
         return self.path.stat().st_size // RUN.size
 
-    async def wait(self, numbers: range, tell: Callable[[int], None], *, stall_s: float = STALL_S) -> bool:
+    async def wait(self, numbers: range, report: Callable[[int], None], *, stall_s: float = STALL_S) -> bool:
         """Until each of these has run; False when there has been no run for a long time."""
         seen, seen_at = -1, time.monotonic()
         while True:
             if (now := self.count) != seen:
                 seen, seen_at = now, time.monotonic()
-                tell(now)
+                report(now)
                 # Reading it all costs: only when so many ran as were scheduled up to the last of these.
                 if now >= numbers.stop and self.times().keys() >= set(numbers):
                     return True
@@ -268,7 +268,7 @@ class PeerStage:
 
     async def play(self) -> Measured:
         tasks, all_tasks = self._demand.tasks, range(WARM_TASKS, WARM_TASKS + self._demand.tasks)
-        self._tell("scheduling")(0)
+        self._reporter("scheduling")(0)
         warm_s = (await self._producer.ask(first=0, tasks=WARM_TASKS, due_ms=_now_ms()))["seconds"]
         due_ms = _now_ms() + round(1000 * (1 + warm_s * tasks / WARM_TASKS))
         before = await self._place.read()
@@ -277,7 +277,7 @@ class PeerStage:
         await asyncio.sleep(max(0, due_ms - _now_ms()) / 1000)
         async with self._consumer():
             await self._ran(range(WARM_TASKS), "starting")
-            await self._runs.wait(all_tasks, self._tell("draining"))
+            await self._runs.wait(all_tasks, self._reporter("draining"))
             steady_dues = await self._steady(WARM_TASKS + tasks)
         times = self._runs.times()
         drained = judge(times, ((number, due_ms) for number in all_tasks))
@@ -303,7 +303,7 @@ class PeerStage:
             yield
 
     async def _ran(self, numbers: range, what: str) -> None:
-        if not await self._runs.wait(numbers, self._tell(what)):
+        if not await self._runs.wait(numbers, self._reporter(what)):
             raise PeerFailed(f"only {self._runs.count} tasks ran of the first {len(numbers)}")
 
     async def _steady(self, first: int) -> list[tuple[int, int]]:
@@ -311,13 +311,13 @@ class PeerStage:
         rate, what = self._demand.rate, f"{self._demand.rate} a second"
         count, more = round(rate * self._demand.seconds), rate * LEAD_MS // 1000
         due_ms = _now_ms() + LEAD_MS + 100
-        self._tell(what)(self._runs.count)
+        self._reporter(what)(self._runs.count)
         order = {"first": first, "tasks": count + more, "due_ms": due_ms, "lead_ms": LEAD_MS, "rate": rate}
         await self._producer.ask(**order)
-        await self._runs.wait(range(first, first + count), self._tell(what))
+        await self._runs.wait(range(first, first + count), self._reporter(what))
         return [(first + at, due_ms + at * 1000 // rate) for at in range(count)]
 
-    def _tell(self, what: str) -> Callable[[int], None]:
+    def _reporter(self, what: str) -> Callable[[int], None]:
         total = WARM_TASKS + self._demand.tasks + round(self._demand.rate * self._demand.seconds)
         return lambda done: self._progress(f"{self._one.name}: {what}", done, total)
 
@@ -344,8 +344,8 @@ class PeerProcess:
         except TimeoutError:
             raise PeerFailed(f"no answer within {PATIENCE_S:.0f} s") from None
         if not line:
-            said = self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-            raise PeerFailed(f"its process ended with {await self._process.wait()}: {said[-1][:300]}")
+            output = self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise PeerFailed(f"its process ended with {await self._process.wait()}: {output[-1][:300]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -358,7 +358,7 @@ class PeerProcess:
 @contextlib.asynccontextmanager
 async def _side(one: Contender, role: str, url: str, runs: RunFile) -> AsyncIterator[PeerProcess]:
     log = runs.path.with_name(f"{role}.log")
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             str(one.python),
             "-P",
@@ -367,7 +367,7 @@ async def _side(one: Contender, role: str, url: str, runs: RunFile) -> AsyncIter
             role,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=said,
+            stderr=output,
             start_new_session=True,
         )
     side = PeerProcess(process, log)

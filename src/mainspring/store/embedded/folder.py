@@ -78,10 +78,10 @@ def _version(path: str) -> tuple[int, int]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EmbeddedError(f"{path} cannot be run: {error}") from error
-    said = (asked.stdout + asked.stderr).decode(errors="replace").strip()
-    if match := _VERSION.search(said):
+    output = (asked.stdout + asked.stderr).decode(errors="replace").strip()
+    if match := _VERSION.search(output):
         return int(match[1]), int(match[2])
-    raise EmbeddedError(f"{path} does not tell its version; it said: {said[:200]!r}")
+    raise EmbeddedError(f"{path} does not tell its version; it said: {output[:200]!r}")
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -112,13 +112,13 @@ def memory_settings() -> dict[str, str]:
 
 def memory_environ() -> dict[str, str]:
     """The environment for the server. What the user says of malloc, or of what is loaded, stands."""
-    own, said = dict(os.environ), os.environ.get(_TUNABLES, "")
-    if _KEPT in said or _PRELOADED in own:
+    own, tunables = dict(os.environ), os.environ.get(_TUNABLES, "")
+    if _KEPT in tunables or _PRELOADED in own:
         return own
     library = jemalloc()
     if library is not None:
         return {**own, _PRELOADED: library}
-    return {**own, _TUNABLES: ":".join(filter(None, (said, f"{_KEPT}=60000")))}
+    return {**own, _TUNABLES: ":".join(filter(None, (tunables, f"{_KEPT}=60000")))}
 
 
 @cache

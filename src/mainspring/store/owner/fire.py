@@ -154,13 +154,13 @@ def _tick_group(store: Store, sections: list[Section]) -> Group:
             small_f.append(touch.keys[1])
             args += ("", touch.f)
         else:
-            _lay_out(names, section, small_x, small_f, keys, args)
+            _add_section(names, section, small_x, small_f, keys, args)
     args[1] = len(small_x)
     slot = store.keys.partitions[sections[0].partition].slot
     return slot, [store.scripts.call("tick", [*fences, *small_x, *small_f, *keys], args)]
 
 
-def _lay_out(
+def _add_section(
     names: PartitionKeys,
     section: Section,
     small_x: list[str],
@@ -199,10 +199,10 @@ def _lay_out(
         keys.append(entries)
         args += (name, g, cursor)
     if plants:
-        _lay_out_plants(names, plants, keys, args)
+        _add_occurrences(names, plants, keys, args)
 
 
-def _lay_out_plants(names: PartitionKeys, plants: Sequence[NextOccurrence], keys: list[str], args: list[Any]) -> None:
+def _add_occurrences(names: PartitionKeys, plants: Sequence[NextOccurrence], keys: list[str], args: list[Any]) -> None:
     wanted = (plant.slice for plant in plants if plant.slice is not None)
     places = {place: number for number, place in enumerate(dict.fromkeys(wanted), 1)}
     skips: dict[str, int] = {}
@@ -308,7 +308,7 @@ async def commit(store: Store, work: Commit) -> WriteStatus:
         args += death
     for hold in work.holds:
         args += hold
-    _lay_out_moves(work.moves, places, keys, args)
+    _add_moves(work.moves, places, keys, args)
     for record in work.records:
         args += record
     reply = await store.call(work.partition, "commit", keys, args)
@@ -316,7 +316,7 @@ async def commit(store: Store, work: Commit) -> WriteStatus:
     return cast("WriteStatus", reply[1].decode())
 
 
-def _lay_out_moves(all_moves: Sequence[Moves], places: dict[Slice, int], keys: list[str], args: list[Any]) -> None:
+def _add_moves(all_moves: Sequence[Moves], places: dict[Slice, int], keys: list[str], args: list[Any]) -> None:
     for (s, f, _, x), head, f_at, bits, place, rows in all_moves:
         keys += (s, f, x)
         args += (places[place], address_prefix(place), head, f_at, bits, len(rows) // 3, *rows)

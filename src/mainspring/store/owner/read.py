@@ -59,13 +59,13 @@ def sorted_out(keys: PartitionKeys, reply: list[bytes]) -> tuple[list[Listed], l
         if place is not None and isfinite(score):
             slices.append(Listed(place, score))
         else:
-            _tell(keys.slices, name)
+            _warn_unreadable(keys.slices, name)
             strangers.append(Stranger(name, score))
     return slices, strangers
 
 
 @lru_cache(maxsize=1024)
-def _tell(key: str, name: bytes) -> None:
+def _warn_unreadable(key: str, name: bytes) -> None:
     """Once each: this is met with every listing."""
     shown = name[:64].decode("utf-8", "backslashreplace")
     log.error("%s holds '%s', which is no slice and is passed over; `mainspring verify` can remove it", key, shown)

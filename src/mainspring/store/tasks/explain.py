@@ -454,18 +454,18 @@ async def _pause_of(store: Store, entry: Found, body: Body, hold: HoldRecord | N
 
 def _explanation(facts: Facts, code: ReasonCode, text: str) -> Explanation:
     entry, body, head = facts.entry, facts.entry.body, facts.head
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if body is not None:
-        told = {"target": body.target, "lane": body.lane, "attempt": body.attempt, "errors": body.errors}
+        fields = {"target": body.target, "lane": body.lane, "attempt": body.attempt, "errors": body.errors}
     if entry.queued is not None:
         place = entry.queued
-        told |= {"queue": place.queue, "worker": place.worker, "since_ms": place.since_ms}
+        fields |= {"queue": place.queue, "worker": place.worker, "since_ms": place.since_ms}
     if head is not None:
-        told |= {"head_id": head.id, "head_state": head.state, "head_due_ms": head.due_ms}
+        fields |= {"head_id": head.id, "head_state": head.state, "head_due_ms": head.due_ms}
     why = facts.pause if code == "paused" else facts.hold if code in ("parked", "held", *_HELD.values()) else None
     if why is not None:
-        told |= {"since_ms": why.since_ms, "reason": why.reason or None, "until_ms": why.until_ms}
-        told["who"] = why.who or None
+        fields |= {"since_ms": why.since_ms, "reason": why.reason or None, "until_ms": why.until_ms}
+        fields["who"] = why.who or None
     return Explanation(
         id=facts.id,
         code=code,
@@ -479,5 +479,5 @@ def _explanation(facts: Facts, code: ReasonCode, text: str) -> Explanation:
         planned=facts.view.owners[facts.located.address.partition] or None,
         nodes=len(facts.view.members),
         lag_ms=facts.lag_ms,
-        **told,
+        **fields,
     )

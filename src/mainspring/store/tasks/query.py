@@ -89,11 +89,11 @@ def _ended(state: State, died_ms: bytes | None, since_ms: int) -> Found:
 
 def describe(task_id: str, found: Found) -> TaskInfo:
     body, place = found.body, found.queued
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if place is not None:
-        told = {"queue": place.queue, "worker": place.worker, "since_ms": place.since_ms}
+        fields = {"queue": place.queue, "worker": place.worker, "since_ms": place.since_ms}
     if body is None:
-        return TaskInfo(task_id, found.state, found.due_ms, **told)
+        return TaskInfo(task_id, found.state, found.due_ms, **fields)
     return TaskInfo(
         id=task_id,
         state=found.state,
@@ -106,7 +106,7 @@ def describe(task_id: str, found: Found) -> TaskInfo:
         errors=body.errors,
         retry=body.retry,
         timeout_ms=body.timeout_ms,
-        **told,
+        **fields,
     )
 
 
@@ -259,17 +259,17 @@ async def _read(store: Store, partition: int, places: dict[bytes, Queued]) -> li
     groups: list[Group] = [
         (keys.slot, [("XRANGE", keys.queue(place.queue), place.entry, place.entry)]) for place in places.values()
     ]
-    told = []
+    infos = []
     for (idh, place), result in zip(places.items(), await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
         [rows] = result
         if rows:  # else it has left its queue since
-            told.append(_told(partition, idh, place, rows[0][1][1][ADDRESS_BYTES:]))
-    return told
+            infos.append(_queued_info(partition, idh, place, rows[0][1][1][ADDRESS_BYTES:]))
+    return infos
 
 
-def _told(partition: int, idh: bytes, place: Queued, row: bytes) -> TaskInfo:
+def _queued_info(partition: int, idh: bytes, place: Queued, row: bytes) -> TaskInfo:
     address = Address.unpack(partition, place.address)
     due_ms = address.slice.start_ms + int.from_bytes(row[:4], "big")
     state: State = "queued" if place.worker is None else "running"
