@@ -117,23 +117,35 @@ async def test_in_an_event_loop_coroutine_handlers_run_in_that_very_loop(config:
 async def test_a_handler_that_blocks_its_loop_does_not_cost_the_node_its_partitions(config: Config) -> None:
     config = replace(config, lease_s=6)  # of which a hiccup of a loaded machine is a small part
     scheduler = Scheduler(config)
-    ran: list[str] = []
+    renewed: list[bool] = []
+
+    def leases() -> dict[int, float]:
+        assert scheduler._running is not None
+        node = scheduler._running._node
+        assert node is not None
+        assert node.engine is not None
+        return {number: one.lease_until for number, one in node.engine.owned.items()}
 
     @scheduler.handler()
     async def block() -> None:
-        time.sleep(1.5 * config.lease_s)  # noqa: ASYNC251  # as somebody's handler will
-        ran.append("blocked")
+        before, end = leases(), time.monotonic() + PATIENCE_S / 2
+        while not all(leases().get(number, 0) > until_s for number, until_s in before.items()):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.01)  # noqa: ASYNC251  # the loop stands still, as in somebody's handler
+        renewed.append(time.monotonic() <= end)
 
     async with scheduler:
         running = scheduler._running
         assert running is not None
         node = running._node
         assert node is not None
-        assert node.engine is not None
         await until(lambda: len(node.engine.owned) == 4 if node.engine else False)
+        assert node.engine is not None
         tokens = {number: one.token for number, one in node.engine.owned.items()}
         await block.now().aput()
-        await until(lambda: ran)
+        await until(lambda: renewed)
+        assert renewed == [True], "no lease was renewed while the handler blocked its loop"
         assert {number: one.token for number, one in node.engine.owned.items()} == tokens
 
 

@@ -206,8 +206,8 @@ async def test_a_long_job_is_never_taken_away_while_its_worker_beats(place: Plac
         runs.append(1)
         await go.wait()
 
-    lease_s = 6.0  # of which a hiccup of a loaded machine is a small part
-    await place.worker(Handler(long, queue="q"), lease_s=lease_s)
+    lease_s = 3.2  # that of the other worker: the long run beats 16 times in it, so a stall of 3 s costs nothing
+    await place.worker(Handler(long, queue="q"), lease_s=0.6)
     other = await place.idle_worker([Handler(long, queue="q")], lease_s=lease_s)
     await place.client.put("queue:q/long")
     await until(lambda: runs)
