@@ -140,9 +140,9 @@ def test_every_route_is_on_the_page_of_the_http_api() -> None:
         assert route.path in text or f"…/{verb}" in text or route.path.startswith("/docs/"), route.path
 
 
-def test_every_key_is_on_the_architecture_page() -> None:
+def test_every_key_is_in_the_wire_format() -> None:
     keys = PartitionKeys.make("main", 0, "t")
-    text = page("ARCHITECTURE.md")
+    text = page("docs/wire-format.md")
     for field in fields(keys):
         value = getattr(keys, field.name)
         if isinstance(value, str) and value.startswith("{t}:"):
