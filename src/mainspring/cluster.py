@@ -1,9 +1,9 @@
 """Many nodes, one namespace: membership, the leader, and the plan of who owns which partition.
 
-The first node to register leads; when it goes, the next oldest. The leader decides which node shall own which
-partition and writes that down by version, so of two who believe to lead only one is heard. The plan is advice: what
-keeps a task from being finished twice is the token of a partition's owner, not the plan. So two leaders do no harm, and
-losing the leader stops nothing; owners go on while they can renew.
+The oldest registered node leads. The leader decides which node should own which partition and writes the plan with a
+version, so of two nodes that both believe they lead only one succeeds. The plan is advice: the fencing token of a
+partition's owner keeps a task from being finished twice, not the plan. So two leaders do no harm, and losing the leader
+stops nothing: owners continue as long as they can renew their leases.
 """
 
 import asyncio
@@ -24,11 +24,10 @@ from .store.store import Store
 log = logging.getLogger("mainspring.cluster")
 
 
-# Which node shall own which partition: even by weight, and with few moves when a node comes or goes.
-#
-# Every node has a seat count by its weight. It keeps what it has, up to that count; what is over, and what belonged to
-# nodes that are gone, goes to the node with a free seat that ranks highest for it (rendezvous hashing: each pair of
-# node and partition has a fixed rank, so all who plan from the same state plan the same).
+# Assignment of partitions: even by weight, with few moves when a node joins or leaves. Every node has a number of seats
+# by its weight and keeps what it owns up to that number. The rest goes to the node with a free seat that ranks highest
+# for the partition (rendezvous hashing: each pair of node and partition has a fixed rank, so every node that plans from
+# the same state makes the same plan).
 
 
 def assign(current: Sequence[str], weights: Mapping[str, int]) -> list[str]:

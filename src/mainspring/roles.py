@@ -95,24 +95,22 @@ class Loop:
             return
 
 
-# What the log says of failed deliveries when nobody else looks after them.
-#
-# A failure that is tried again is a warning; a dead task, and one that parks its lane, an error. A target that fails
-# over and over gets a line at first and then one that sums up every few seconds, however many tasks it fails. What
-# receivers and handlers wrote stays with the task: it may hold what they were sent.
-
 QUIET_S: Final = 10.0
-"""So long a receiver's further failures are only counted."""
+"""Seconds after the first logged failure of a receiver in which further failures are only counted."""
 
 FIRST_DEAD: Final = 5
-"""Dead tasks that are told one by one before they are summed up: each is one that somebody waits for."""
+"""Dead tasks that are logged one by one before they are summed up: somebody may be waiting for each."""
 
 _MOST_RECEIVERS: Final = 1_000
 _MANY: Final[dict[str, str]] = {"retry": "failed attempts", "dead": "tasks died", "parked": "lanes were parked"}
 
 
 class FailureLog:
-    """One line for the first, one for the sum of the others."""
+    """Logs failed deliveries when there is no error handler: one line for the first, then one sum every few seconds.
+
+    A failure that is retried is a warning; a dead task, or one that parks its lane, is an error. Texts of receivers and
+    handlers stay with the task and out of the log: they may contain what the receiver was sent.
+    """
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], _Tally] = {}

@@ -1,4 +1,4 @@
-"""Fires what is due: begin at the server, hand to the sinks, commit what they answer."""
+"""Delivers what is due, tick by tick: begin at the server, hand to the sinks, commit the outcomes."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Selects what of a partition is due now: rows, the heads of lanes, occurrences of schedules."""
+"""Selects the tasks of a partition that are due now: rows of slices, heads of lanes, occurrences of schedules."""
 
 from collections.abc import Sequence
 from itertools import repeat

@@ -1,4 +1,4 @@
-"""A delivery together with the place of its entry, so that its outcome finds the way back."""
+"""A delivery together with the place of its entry, at which its outcome is recorded."""
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter

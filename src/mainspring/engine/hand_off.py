@@ -1,8 +1,8 @@
 """Hands due tasks off to the queues of workers, and settles those of lanes when their workers have answered.
 
-A task without a lane is over for the timeline with its hand-off: its done bit and its place in a stream are one step of
-the server. One of a lane stays fired until the worker's word, which stands among the acks of its partition: only then
-may the next of its lane begin. A new owner hands it off again; the server knows whether it is still there.
+For the timeline, a task without a lane is done once it is handed off: the server sets its done bit and adds it to the
+stream in one step. A task of a lane stays fired until its worker's ack arrives; only then may the next task of the lane
+begin. A new owner hands such a task off again, and the server adds it only if it is no longer queued or running.
 """
 
 import time

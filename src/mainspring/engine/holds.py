@@ -1,7 +1,7 @@
-"""What may not go out now: who says so, and the slices in which it waits.
+"""Holds: tasks that must not be delivered now, why they are held, and the slices in which they wait.
 
-A hold is opened by moving tasks that were not begun into a slice of its own, one step of commit, and ends by reading
-that slice like any other. So cancel, get, takeovers and drops need nothing new. docs/decisions/0014 has the choice.
+Commit moves held tasks that were not begun into a slice of their own. When the hold ends, that slice is read like any
+other, so cancel, get, takeover and drop need no special case. See docs/decisions/0014.
 """
 
 from collections import deque
@@ -301,15 +301,12 @@ def _flags(flight: Flight) -> int:
     return INDEXED | (IN_LANE if flight.body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
 
 
-# Tasks that may not go out now and still stand in memory.
-#
-# To move one into a hold slice costs the server far more than to deliver it. So those that are held back step aside
-# first, which costs nothing, and are moved a few at a time: nobody else waits for that. If their hold ends before
-# their turn comes, they just step back.
+# Moving a task into a hold slice costs the server far more than delivering it. So held tasks are first queued in
+# memory, which costs nothing, and moved a few at a time. If their hold ends before that, they just become due again.
 
 
 class SpillQueue:
-    """By the keys of their holds, first come, first moved."""
+    """Held tasks in memory that are still to be moved into hold slices, by the keys of their holds, oldest first."""
 
     def __init__(self, holders: Holders) -> None:
         self._holders = holders

@@ -1,4 +1,4 @@
-"""Keeps the partitions: acquires those that are planned for this node, renews their leases, hands them over."""
+"""Partition leases: acquires the partitions planned for this node, renews their leases, and hands them over."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Lanes: of the tasks that share one, one at a time is under way, the earlier due first."""
+"""Lanes: tasks that share a lane are delivered one at a time, in order of their due times."""
 
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush

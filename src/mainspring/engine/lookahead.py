@@ -34,16 +34,12 @@ class Reach:
     idle_poll_ms: int = 1_000
 
 
-# How many tasks may be in memory, those that wait and those under way: as many as allowed, and fewer where they are
-# large.
-#
-
 LEAST: Final = 16
-"""So many, however large: else nothing would go on."""
+"""Tasks that may be in memory however large they are: with none, nothing could be delivered."""
 
 
 class Room:
-    """One for all partitions of a node."""
+    """How many tasks of all partitions may be in memory and in flight: the configured number, or fewer if large."""
 
     def __init__(self, reach: Reach, owned: dict[int, Partition]) -> None:
         self._reach = reach

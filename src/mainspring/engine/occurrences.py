@@ -1,4 +1,4 @@
-"""The schedules of one owned partition: which occurrence may begin, and what is put in the step in which it does.
+"""The schedules of one owned partition: which occurrence may begin, and what is written when it does.
 
 Nothing here does I/O. The planner fetches what is missing and answers what cannot be known from memory."""
 

@@ -1,8 +1,8 @@
-"""Plans the occurrences of schedules ahead of their time, and looks after the chains.
+"""Plans the occurrences of schedules ahead of their time, and checks their chains.
 
-What an occurrence needs to begin is fetched and worked out while it waits. One that is due and cannot begin by what
-memory knows waits aside: the planner asks the server and decides. At takeover and every minute it checks that each
-schedule has its next occurrence, and plants it anew where it has not.
+Whatever an occurrence needs to begin is fetched and computed while it waits. If memory is not enough to decide about a
+due occurrence, it waits until the planner has asked the server. At takeover and every minute the planner checks that
+each schedule has its next occurrence, and schedules a missing one again.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Clears away what is finished: slices all of whose tasks are done, ids past the dedupe window, acks of the settled."""
+"""Removes what is finished: slices whose tasks are all done, ids past the dedupe window, acks of settled tasks."""
 
 from typing import Final
 

@@ -1,0 +1,1 @@
+"""The vocabulary of Mainspring: tasks, targets, schedules, policies, errors. Nothing here does input or output."""

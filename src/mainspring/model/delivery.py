@@ -1,4 +1,4 @@
-"""A task on its way to its target, as sinks see it, and what became of it.
+"""A task on its way to its target, as sinks see it, and its outcome.
 
 Handlers may return or raise `Retry` and `Dead`: that is why the two are exceptions. Nothing of ours raises them.
 """

@@ -8,7 +8,7 @@ MainspringError
 ├── TaskFailed            the task whose result was asked for is dead or cancelled
 ├── SchedulerRunning      handlers and schedules are declared before the scheduler starts, or after it stopped
 ├── ConfigError           a setting is wrong or unknown
-└── StoreError            the server, or the road to it
+└── StoreError            the server, or the connection to it
     ├── Unavailable       not reachable, or the connection broke; `sent` says whether the command may have run
     ├── Refused           the server answered with an error
     │   └── OutOfMemory   maxmemory reached; `stored` says how much of the call is written
@@ -85,7 +85,7 @@ class ConfigError(MainspringError):
 
 
 class StoreError(MainspringError):
-    """The server, or the road to it, failed."""
+    """The server, or the connection to it, failed."""
 
 
 class Unavailable(StoreError):

@@ -1,4 +1,4 @@
-"""Texts that others wrote, made fit to be kept or shown: bounded, redacted, with suggestions for unknown names."""
+"""Texts from outside, made safe to store and show: cleaned, redacted, with suggestions for unknown names."""
 
 from collections.abc import Collection, Iterable
 from pathlib import PurePath
@@ -52,9 +52,8 @@ def did_you_mean(names: Iterable[str], known: Collection[str]) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
-# Exceptions without their words: what a log may show of code that is not ours.
-#
-# What a handler raises often holds what it was called with. Its type and the lines it passed through do not.
+# Exceptions of foreign code without their messages, for logs. A message often contains the arguments of the handler;
+# the type and the traceback do not.
 
 
 def placed(error: BaseException) -> str:

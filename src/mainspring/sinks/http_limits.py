@@ -1,10 +1,9 @@
-"""Limits of webhooks: each host has its own queue, its own number of requests at one time, its own rate.
+"""Limits of webhooks: each host has its own queue, its own concurrency, and its own rate.
 
-limits of its own has its own queue on its host, and is held to both.
+A target with limits of its own has its own queue on its host and is held to both.
 
-A host that answers slowly, or not at all, fills its own queue and nothing else. What it has no room for is put
-off: the task goes back to the timeline, comes again about when the host should be ready for it, and this does not
-count as an attempt.
+A host that answers slowly, or not at all, fills only its own queue. Tasks that do not fit are put off: they go back to
+the timeline and come again about when the host should be ready. This does not count as an attempt.
 """
 
 import asyncio

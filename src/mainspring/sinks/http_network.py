@@ -1,8 +1,8 @@
 """Where webhooks may go: names are resolved here, and only public or allowed addresses are let through.
 
-Whoever may put a task chooses its URL, and the node stands inside a network that the caller cannot reach. So what
-is not public is refused: by number before anything is sent, by name after it is resolved and on every answer,
-and once more when the socket is made. The connection goes to the very address that was judged.
+Whoever may put a task chooses its URL, and the node runs inside a network that the caller cannot reach. So addresses
+that are not public are refused: literal addresses before anything is sent, names after every resolution, and both
+again when the socket is created. The connection goes to exactly the address that was checked.
 """
 
 import asyncio
@@ -133,10 +133,9 @@ def _refusal(host: str, address: IpAddress, wrong: dict[IpAddress, str]) -> str:
     )
 
 
-# Names to addresses, by the system's resolver, in threads of their own: a slow name server holds up nothing else.
-#
-# The system's resolver cannot be stopped: a name whose server is dead keeps its thread for up to a minute, whoever has
-# given up waiting. So a name has one thread at most, and names that did not answer the last time leave some to others.
+# Names are resolved in threads of their own: a slow name server holds up nothing else. The system's resolver cannot be
+# cancelled, and a name whose server is dead keeps its thread for up to a minute. So each name has at most one thread,
+# and names that did not resolve last time may use only some of the threads.
 
 _THREADS: Final = 64
 _UNPROVEN: Final = 48

@@ -230,7 +230,7 @@ class WebhookCaller:
         return headers
 
     async def send(self, delivery: Delivery) -> Outcome:
-        """One attempt. Nothing that a target or the road to it does raises an error here."""
+        """Make one attempt. Never raise because of what the target or the network does."""
         body = b"" if self._hook.method in BODILESS else delivery.payload
         began = time.monotonic()
         timeout_s = self._timeout_s if delivery.body.timeout_ms is None else delivery.body.timeout_ms / 1000

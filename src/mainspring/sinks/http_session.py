@@ -1,4 +1,4 @@
-"""Connections: aiohttp, held to the guard's word. The only module that imports it, and only when it is needed."""
+"""HTTP connections: aiohttp, limited to the addresses that the guard allows. Only this module imports aiohttp."""
 
 import resource
 import socket

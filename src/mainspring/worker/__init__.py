@@ -1,1 +1,1 @@
-"""Runs Python handlers and commands from queues."""
+"""Workers: take jobs from queues, run Python handlers and commands, and report how each job ended."""

@@ -19,11 +19,6 @@ from ..model.targets.command import INHERITED, Command
 from .context import Context
 from .handler import Outputs, Work, WrongArguments
 
-# Ends commands whose worker is gone: a small process of its own, which the kernel tells when the worker dies.
-#
-# A killed worker can end nothing any more, and its job runs on another worker one lease later. Without this both runs
-# of a command would go on side by side.
-
 _CODE: Final = """
 import os, signal, sys
 pids = set()
@@ -35,11 +30,15 @@ for pid in pids:
     except OSError:
         pass
 """
-"""Reads which groups to watch until its input ends: that happens when the worker does, however it does."""
+"""Reads process groups to watch from its input, which the kernel closes when the worker dies, however it dies."""
 
 
 class OrphanReaper:
-    """Started with the first command."""
+    """A small process that kills the commands of a worker that died; started with the first command.
+
+    A killed worker cannot stop its commands, and its job runs on another worker one lease later: without the reaper,
+    both runs of a command would continue side by side.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

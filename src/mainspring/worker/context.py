@@ -174,18 +174,14 @@ def current() -> Context:
         raise MainspringError("no task is being run here: current() is for handlers and what they call") from None
 
 
-# `@idempotent`: a handler that runs once for a task, however often the task is delivered.
+# `@idempotent` runs a handler once for a task, however often the task is delivered:
 #
-# What it promises, and what it cannot:
-#
-# - After a run that returned, every further delivery of the same task answers with what that run returned, and the
-#   function is not called. That holds for as long as the record is kept.
-# - After a run that raised, the next attempt runs the function again: that is what retries are for.
-# - A process that dies in the middle leaves the record "begun". Nobody can know how far it came. The next delivery
-#   runs
-#   the function again, or, with `unsure="dead"`, ends as a dead letter that says so. Where the effect lies in a
-#   database
-#   of your own, write `current().idempotency_key` in the same transaction: only that closes the gap.
+# - After a run that returned, every further delivery of the task returns the recorded value, and the function is not
+#   called, for as long as the record is kept.
+# - After a run that raised, the next attempt calls the function again: that is what retries are for.
+# - A process that dies during the run leaves the record "begun", and nobody can know how far it came. The next delivery
+#   calls the function again or, with `unsure="dead"`, ends as a dead letter that says so. If the effect is in a
+#   database of your own, write `current().idempotency_key` in the same transaction: only that closes the gap.
 
 P = ParamSpec("P")
 R = TypeVar("R")

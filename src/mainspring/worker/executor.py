@@ -1,4 +1,4 @@
-"""Runs jobs: one job from taken to ended, as a coroutine, in a thread or as a program."""
+"""Runs jobs, each from taken to ended: as a coroutine, in a thread, or as a program."""
 
 import asyncio
 import contextlib
@@ -173,17 +173,16 @@ class JobRun:
         return Retry(reason, error=TimeoutError(reason) if why == "timeout" else None)
 
 
-# Runs coroutine handlers: a few asyncio tasks, each one job after the other.
-#
-# A task for every job would cost more than a short handler does. So a member of the crew goes on with the next job as
-# soon as one is done, and only where a handler really waits does the next member take over the rest.
-
 SPELL: Final = 256
-"""Jobs in a row before the loop gets its turn."""
+"""Jobs that a member of the pool runs in a row before it yields to the event loop."""
 
 
 class CoroutinePool:
-    """At most so many members; hired when needed."""
+    """Runs coroutine handlers in at most `most` asyncio tasks, its members, which are started when needed.
+
+    A task for every job would cost more than a short handler does. So a member goes on with the next job as soon as one
+    is done; only when a handler really waits does another member take over the rest.
+    """
 
     def __init__(self, most: int, now_ms: Callable[[], int], ended: Callable[[JobRun], None]) -> None:
         self._most = most
@@ -407,7 +406,7 @@ MOST_DELIVERIES: Final = 5
 
 
 class Executor:
-    """Coroutines go to the crew, everything else to threads; both share one bound."""
+    """Coroutines go to the pool, everything else to threads; both share one limit."""
 
     def __init__(
         self,

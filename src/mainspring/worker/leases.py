@@ -1,4 +1,4 @@
-"""Leases of a worker: heartbeats for its jobs, concurrency slots, and jobs of workers that have fallen silent."""
+"""Leases of a worker: heartbeats for its jobs, concurrency slots, and jobs reclaimed from dead workers."""
 
 import asyncio
 import contextlib

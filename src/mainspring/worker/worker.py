@@ -1,4 +1,4 @@
-"""A worker: takes jobs from queues in their shares, runs them, and reports to the server how they ended."""
+"""A worker: takes jobs from queues by their weights, runs them, and reports to the server how they ended."""
 
 import asyncio
 import contextlib

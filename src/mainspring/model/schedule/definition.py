@@ -1,4 +1,4 @@
-"""A schedule as it is kept: what runs, when, and what happens on the hard days. Immutable: an edit makes a new one."""
+"""A schedule as it is stored: what runs, when, and how edge cases are handled. Immutable: an edit makes a new one."""
 
 import hashlib
 import re
@@ -17,9 +17,8 @@ from ..targets.names import check_target
 from ..targets.webhook import TIMEOUT_S, is_web
 from .recurrence import PlannedTimes, slots_of
 
-# Small shifts that keep schedules from starting all at once. Pure: every node computes the same, a restart too.
-#
-# A run keeps its planned time as its identity; only the moment of its start moves.
+# Jitter: small shifts that keep schedules from starting all at once. Every node computes the same shift, also after a
+# restart. A run keeps its planned time as its identity; only its start moves.
 
 
 def jitter_ms(name: str, planned_ms: int, width_ms: int) -> int:

@@ -146,16 +146,13 @@ def tz_version() -> str:
     return str(IANA_VERSION)
 
 
-# Cron on the wall clock of a zone: what happens when an hour is missing, or comes twice.
+# Cron on the wall clock of a zone. A zone is a sequence of segments with one offset each; within a segment the next run
+# is arithmetic. Between two segments:
 #
-# A zone is a row of segments with one offset each; within a segment the next run is arithmetic. What is left is what
-# happens between two segments:
-#
-# - hours with a wildcard or a step run on absolute time: they match the wall clock of every real second, so nothing is
-#   added for an hour that was jumped over, and an hour that comes twice counts twice;
-# - fixed hours are a promise to run on that day: what falls into a gap runs once at the first valid instant (`shift`),
-#   or
-#   not at all (`skip`); what falls into an overlap runs the first time, the second time or both times.
+# - Hours with a wildcard or a step run on absolute time: they match the wall clock of every real second, so a skipped
+#   hour adds no run, and a repeated hour counts twice.
+# - Fixed hours promise a run on that day: a time in a gap runs once at the first valid instant (`shift`) or not at all
+#   (`skip`); a time in an overlap runs the first time, the second time, or both times.
 
 Gap = Literal["shift", "skip"]
 Overlap = Literal["first", "second", "both"]
