@@ -28,7 +28,7 @@ log = logging.getLogger("mainspring.engine")
 
 
 class Answers:
-    """Writes them before the tasks are marked done: who finds a task done finds its answer."""
+    """Stores webhook answers before the tasks are marked done, so that a done task always has its answer."""
 
     def __init__(self, store: Store, node: str) -> None:
         self._store = store
@@ -104,17 +104,17 @@ def _tally(outcomes: Sequence[Outcome]) -> tuple[int, int, int]:
 
 
 def _error_of(delivery: "asyncio.Task[Sequence[Outcome]]") -> BaseException | None:
-    """What it ended with. A cancellation that the sink let out is an error like any other."""
+    """Return the error of a delivery. A cancellation raised by the sink itself counts as an error."""
     return asyncio.CancelledError("within the sink") if delivery.cancelled() else delivery.exception()
 
 
 def _by_live(group: list[Flight]) -> Iterator[tuple[LiveSlice, list[Flight]]]:
-    """Neighbours of one slice together."""
+    """Group neighbouring flights by slice."""
     return ((live, list(run)) for live, run in groupby(group, _LIVE))
 
 
 def _runs(group: list[Flight]) -> Iterator[tuple[LiveSlice, list[Flight]]]:
-    """The same where all of a slice are known to be neighbours: its end is found without a look at each."""
+    """Like `_by_live` when all flights of a slice are known to be neighbours: find each end by bisection."""
     start = 0
     while start < len(group):
         live = group[start].live
@@ -152,7 +152,7 @@ class Deliveries:
         self.meters = outcomes.meters
         self.meters.expect(sinks)
         self.hand_off: Callable[[list[Flight]], None] = self._nobody_hands_off
-        """Takes what workers run; the engine sets it."""
+        """Callback that hands tasks off to workers; set by the engine."""
         self.pauses: PauseWatch | None = None
         """Knows which tasks are not to be delivered at all, and hears of targets that want none; the engine sets it."""
 
@@ -214,7 +214,7 @@ class Deliveries:
         task.add_done_callback(lambda task: self._delivered(task, group, began_ms, in_runs))
 
     async def _ask(self, sink: Sink, group: list[Flight]) -> Sequence[Outcome]:
-        """What the sink says. Whatever it does wrong happens in here, and fails this group only."""
+        """Return the outcomes of the sink. An error of the sink fails only this group."""
         kept = getattr(sink, "keeps_answers", False)
         outcomes = await (self._answers.deliver(sink, group) if kept else sink.deliver(group))
         if _well_formed(outcomes, len(group)):
@@ -235,7 +235,7 @@ class Deliveries:
         wanted = []
         for flight in flights:
             reason = pauses.dropped(flight.body.target, flight.body.lane)
-            # What a former owner has begun may have been delivered: it goes out again.
+            # A task begun by a former owner may have been delivered: deliver it again.
             if reason is None or flight.live.to_redo(flight.index):
                 wanted.append(flight)
             else:
@@ -292,7 +292,7 @@ class Deliveries:
         self.delivered += len(group)
 
     def _note_over(self, flights: Sequence[Flight], outcome: str) -> None:
-        """Runs of schedules are over: others may wait for that."""
+        """Note that runs of schedules are over: their next occurrences may be waiting for that."""
         partition = self._owned.get(flights[0].live.partition)
         if partition is not None:
             now_ms = self._clock.now_ms()
@@ -309,7 +309,7 @@ class Deliveries:
     def _settle_one(self, flight: Flight, outcome: Outcome) -> None:
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
-            return  # another owner has it, or it is read anew: not ours to finish
+            return  # another owner has it, or its slice is read again: not ours to finish
         goes_on = True
         match outcome:
             case Done():
@@ -326,7 +326,7 @@ class Deliveries:
         try:
             return self._outcomes.apply(partition, flight, outcome)
         except (ValueError, TypeError, OverflowError) as error:
-            # What a sink said cannot be written. That is the end of this task, and must not be that of its neighbours.
+            # The outcome cannot be written. Bury this task, but do not fail the others of its batch.
             log.exception("what became of task %s cannot be written", flight.id, extra={"task": flight.id})
             return self._outcomes.apply(partition, flight, Dead(f"its outcome cannot be written: {describe(error)}"))
 

@@ -23,7 +23,7 @@ log = logging.getLogger("mainspring.engine")
 
 
 class TickPace:
-    """How long to wait between ticks: the busier, the longer, so that each call has more to carry."""
+    """The wait between ticks: longer under load, so that each call carries more tasks."""
 
     def __init__(self) -> None:
         self._rate = 0.0
@@ -109,7 +109,7 @@ SPILL_TASKS: Final = 1_000
 """Tasks that a tick moves into hold slices at most: others would wait for the server to do more."""
 
 OUTCOMES_S: Final = 0.01
-"""So long a step writes retries and moves tasks into hold slices before it looks again at what is due."""
+"""Seconds a step spends on retries and on moves into hold slices before it looks again at what is due."""
 
 COMMIT_WAIT_S: Final = 0.05
 """Commits ride with a begin after this long, or go alone when nothing is due: few calls, few repeats at a crash."""
@@ -122,7 +122,7 @@ def _raise_first(failures: Sequence[StoreError | None]) -> None:
 
 
 def _nobody_plans() -> None:
-    """A dispatcher by itself: occurrences wait until somebody steps the planner."""
+    """A dispatcher without an engine: occurrences wait until the planner is stepped."""
 
 
 class Dispatcher:
@@ -162,7 +162,7 @@ class Dispatcher:
         failures = [await self._resend(), await self._commits.all(OUTCOMES_S)]
         fired = await self._tick()
         failures.append(await self._hand_offs.step())
-        _raise_first(failures)  # only now: one server that is away must not keep the partitions of the others waiting
+        _raise_first(failures)  # only now: an unavailable server must not delay the partitions of other servers
         return self._next_wait(fired)
 
     def _next_wait(self, fired: int) -> float:
@@ -221,7 +221,7 @@ class Dispatcher:
             if limit <= 0 and not commit:
                 continue
             queued = partition.hold_policy.spill_queue.count
-            # What is left over by others is not enough for a large slice: it is the first of the next tick.
+            # The remaining room is not enough for a large slice: that slice comes first in the next tick.
             begun = partition.begin(now_ms, limit, commit=commit, whole=room < all_room)
             if partition.hold_policy.spill_queue.count > queued:
                 room -= partition.hold_policy.spill_queue.count - queued
@@ -237,7 +237,7 @@ class Dispatcher:
                 await calls.add(partition, begun)
 
     def _spill(self, now_ms: int) -> None:
-        """What was held back is moved away a little at a time, by turns."""
+        """Move held tasks into hold slices, a few per tick, partition by partition."""
         some = [one for one in self._owned.values() if one.hold_policy.to_move and not one.closing and one.holds_lease]
         most = SPILL_TASKS
         for partition in sorted(some, key=lambda one: (one.number <= self._last_spilled, one.number)):
@@ -336,7 +336,7 @@ class Dispatcher:
 
     async def drain(self) -> None:
         """Wait for what is in flight and commit it. Nothing new begins: the caller stopped the loop before."""
-        # What was begun and not answered when the loop stopped may be fired on the server: it goes out as well.
+        # Calls that were unanswered when the loop stopped may have fired tasks on the server: deliver those too.
         _raise_first([await self._resend()])
         while self._deliveries.running or any(
             one.pending_writes.dirty or one.has_outcomes or one.handed.ready for one in self._owned.values()

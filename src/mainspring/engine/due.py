@@ -63,10 +63,10 @@ class RowDecoder:
         self._lanes = lanes
         self._hold_policy = hold_policy
         self.damaged: list[Damaged] = []
-        """Until they are buried."""
+        """Damaged entries that are still to be buried."""
 
     def flights(self, live: LiveSlice, due: Due, now_ms: int) -> tuple[list[Flight], str | None]:
-        """And their target, if all have the same and none expires."""
+        """Return the flights of these rows, and their target if all have the same and none expires."""
         rows = cast("list[bytes]", due.rows)
         try:
             if live.row_filter.damaged:
@@ -113,7 +113,7 @@ MOST_SLICES: Final = 200
 """Slices that one tick touches at most in a partition."""
 
 MOST_LANES: Final = 4_096
-"""Lanes that are asked in one tick who may leave: as many may go on at once as there are."""
+"""Lanes examined per tick at most."""
 
 LANE_SLICES: Final = MOST_TOUCHES - 2 * MOST_SLICES
 """Slices out of which tasks of lanes leave in one tick at most: with those that are due and those that are committed no
@@ -131,10 +131,10 @@ class Leaving:
 
     def __init__(self, room: int) -> None:
         self.room = room
-        """So many more may leave."""
+        """How many more tasks may leave."""
         self.flights: list[Flight] = []
         self.places: dict[LiveSlice, Sequence[int]] = {}
-        """The places of their rows."""
+        """Indexes of their rows, by slice."""
         self.max_due_ms = -1
         """The latest due time among them."""
         self.alike: str | None = None
@@ -142,7 +142,7 @@ class Leaving:
 
 
 class DueSelector:
-    """Decides who leaves; takes them back if they did not."""
+    """Chooses the tasks that leave; takes them back if they did not leave."""
 
     def __init__(self, chains: Chains, lanes: Lanes, hold_policy: HoldPolicy, holders: Holders) -> None:
         self._chains = chains
@@ -161,7 +161,7 @@ class DueSelector:
         leaving = self._take_due(slices, now_ms, limit, whole=whole)
         if self._lanes.early:
             self._lanes.wake_due(now_ms)
-        # With no room left nobody leaves, lanes included: what is not delivered must not be marked as fired.
+        # With no room left, no task leaves, lanes included: a task that is not delivered must not be marked as fired.
         if (self._chains.ready or self._lanes.woken) and (leaving.room > 0 or leaving.flights):
             apart = [*self._occurrences(now_ms), *self._heads(slices, now_ms)]
             leaving.max_due_ms = max([leaving.max_due_ms, *(flight.place_ms for flight in apart)])
@@ -191,7 +191,7 @@ class DueSelector:
         return leaving
 
     def _select(self, leaving: Leaving, live: LiveSlice, due: Due, now_ms: int) -> str | None:
-        """Those that are not held back leave. Returns the target of all."""
+        """Add the due rows that are not held back; return their common target, if any."""
         leaving.room -= len(due.rows)
         flights, target = self.row_decoder.flights(live, due, now_ms)
         if flights and (live.pace is not None or self._holders.closed):
@@ -213,12 +213,12 @@ class DueSelector:
         return self._hold_policy.sort_out(leaving, now_ms) if leaving and self._holders.closed else leaving
 
     def _heads(self, slices: LiveSlices, now_ms: int) -> list[Flight]:
-        """Of lanes whose turn it is."""
+        """Return the heads of lanes that may leave now."""
         may = self._hold_policy.may_leave if self._holders.closed else None
         return self._lanes.leaving(_barrier_ms(slices), now_ms, may, most=MOST_LANES, most_slices=LANE_SLICES)
 
     def take_back(self, begun: BeginCall) -> None:
-        """None of these has left: everything waits again."""
+        """Let all tasks of a refused call wait again."""
         keys: dict[LiveSlice, list[int]] = {}
         for flight in begun.flights:
             keys.setdefault(flight.live, []).append(flight.key)
@@ -228,7 +228,7 @@ class DueSelector:
             if live.passes != passes and some:
                 live.restart()  # its rows were let go while the call was under way
             else:
-                # What lanes and schedules hold does not come out of the slice again: its row may be gone.
+                # Rows held by lanes or schedules do not come out of the slice again: their bytes may be gone.
                 apart = {flight.index for flight in begun.flights if flight.live is live and _is_apart(flight)}
                 live.held |= apart
                 live.put_back([key for key in some if key & INDEX_MASK not in apart])

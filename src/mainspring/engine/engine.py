@@ -35,7 +35,7 @@ DRAIN_PAUSES_S: Final = (0.05, 0.2)
 
 
 def _nobody_asks() -> None:
-    """An engine by itself owns what it can get, and nobody plans for it."""
+    """Do nothing: an engine outside a cluster owns every partition it can get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Engine:
         self.ownership_changed: Callable[[], None] = _nobody_asks
         """Called when partitions came, went, or are waited for; the cluster's role sets it."""
         self.holders = Holders()
-        """Who may hold up tasks: pauses, and whoever else is added."""
+        """Everything that can hold up tasks: pauses and flow control."""
         self.pauses = PauseWatch(
             store,
             self._holds_changed,
@@ -155,7 +155,7 @@ class Engine:
 
     async def start(self) -> None:
         """Acquire the partitions and run until stop."""
-        await self.pauses.step()  # first: nothing that is paused may go out while nobody has looked
+        await self.pauses.step()  # first: a paused task must not go out because the pauses were not read yet
         await self.keeper.step()
         channels = {keys.wake: keys.number for keys in self.store.keys.partitions}
         self._subscription = await self.store.servers.all()[0].subscribe(
@@ -198,7 +198,7 @@ class Engine:
         return clean
 
     async def _drain(self) -> None:
-        """One lost reply must not give up what is in flight; a server that stays away is not waited for."""
+        """Retry after a lost reply instead of giving up what is in flight; do not wait for a server that stays away."""
         for pause_s in DRAIN_PAUSES_S:
             try:
                 return await self.dispatcher.drain()
@@ -248,7 +248,7 @@ class Engine:
             self._read.wake()
 
     def _holds_changed(self) -> None:
-        """What was held up may go out now, or the other way round."""
+        """Tasks that were held may go out now, or the other way round."""
         self._read.wake()
         self._fire.wake()
 
@@ -264,7 +264,7 @@ class Engine:
     # -- in a cluster ------------------------------------------------------------------------------------
 
     def follow(self, wanted: set[int], asked: set[int]) -> None:
-        """The plan: what this node shall own, and which of its partitions others wait for."""
+        """Follow the plan: the partitions this node should own, and those of its own that other nodes wait for."""
         self.keeper.follow(wanted, asked)
         if asked & self.owned.keys() or wanted - self.owned.keys():
             self._keep.wake()
@@ -286,7 +286,7 @@ class Engine:
         self._permit.wake()
 
     def flow(self) -> None:
-        """Something may leave that was held up."""
+        """Wake the roles: tasks that were held up may leave."""
         for partition in self.owned.values():
             partition.survey()
         self._read.wake()
@@ -301,7 +301,7 @@ class Engine:
     # -- by hand --------------------------------------------------------------------------------------
 
     async def turn(self) -> int:
-        """One turn of every role with the clock as it stands; for tests. Returns deliveries settled so far."""
+        """Run every role once at the current time, for tests; return the deliveries settled so far."""
         await self.pauses.step()
         await self.keeper.step()
         self.lookahead.reconnected()

@@ -16,17 +16,17 @@ _IDH: Final = itemgetter(slice(5, HEADER_BYTES))
 
 
 class Flight(Delivery, gc=False):
-    """What the dispatcher hands to a sink. Made of what is at hand; the rest is worked out by who asks.
+    """A delivery as the dispatcher hands it to a sink. Attributes that few sinks need are computed on demand.
 
     Hidden from the garbage collector: nothing it refers to refers back, and there are a great many.
     """
 
     row: bytes
     index: int
-    """Its place in the list."""
+    """Index of its row in the list of its slice."""
     live: LiveSlice
     plan: object = None
-    """Of an occurrence of a schedule: what is put when it begins."""
+    """For an occurrence of a schedule: the plan of what is written when it begins."""
 
     @property
     def namespace(self) -> str:
@@ -43,7 +43,7 @@ class Flight(Delivery, gc=False):
 
     @property
     def address(self) -> bytes:
-        """Of its entry, packed."""
+        """The packed address of its entry."""
         return Address(self.live.partition, self.live.slice, r_of(self.live.g), self.index).pack()
 
     @property

@@ -34,10 +34,10 @@ QUICK_MS: Final = 1_000
 
 MEASURE_MS: Final = 1_000
 PERMITS_S: Final = 0.1
-"""A node asks for so much of a rate at once."""
+"""Seconds' worth of a rate that a node asks for at once."""
 
 SLOW_SHARE: Final = 8
-"""A slow receiver has at most one part in so many of what a node may have in flight."""
+"""A slow receiver gets at most one part in this many of what a node may have in flight."""
 
 
 class FlowLimit:
@@ -46,24 +46,24 @@ class FlowLimit:
     def __init__(self, receiver: str, breaker: Breaker | None, limit: Limit, key: str = "") -> None:
         self.receiver = receiver
         self.key = key or f"valve:{receiver}"
-        """Of the hold under which its tasks wait."""
+        """Key of the hold under which its tasks wait."""
         self.breaker = breaker
         self.limit = limit
         self.in_flight = 0
         self.reserved = 0
-        """Let through since the dispatcher began its tick, and not yet begun."""
+        """Tasks let through in this tick that have not begun yet."""
         self.tickets = 0
-        """Lanes that were told to try their luck since then."""
+        """Lanes reopened in this tick."""
         self.permits = 0
-        """Of the rate, in hand."""
+        """Unused permits of the rate."""
         self.slots = 0
-        """That may be in flight here, of those that all nodes share."""
+        """Tasks that may be in flight on this node, of those shared by all nodes."""
         self.starved = False
-        """Somebody was sent away for want of permits or slots."""
+        """True if a task was refused for lack of permits or slots."""
         self.ask_at_ms = 0
         self.renewed_ms = 0
         self.refused = False
-        """Somebody was sent away since the engine was told that there is room."""
+        """True if a task was refused since the engine last learned of room."""
         self.slow_since_ms = 0
         self._landed = 0
         self._measured_ms = 0
@@ -88,13 +88,13 @@ class FlowLimit:
         return int(min(max(0, room), 1 << 30))
 
     def _allowed(self, reserved: int) -> float:
-        """By permits and slots in hand, of which so many are for those let through and not yet in flight."""
+        """Return how many may leave by permits and slots, less `reserved` slots for tasks not yet in flight."""
         by_rate = inf if self.limit.rate is None else self.permits
         by_slots = inf if self.limit.concurrency is None else self.slots - self.in_flight - reserved
         return min(by_rate, by_slots)
 
     def take(self, now_ms: int) -> None:
-        """One leaves."""
+        """Count one task that leaves."""
         self.reserved += 1
         if self.breaker is not None:
             self.breaker.took(1, now_ms)
@@ -102,12 +102,14 @@ class FlowLimit:
             self.permits -= 1
 
     def begun(self, count: int) -> None:
-        """So many are on their way, to a sink or to a queue."""
+        """Count tasks that have begun, to a sink or to a queue."""
         self.reserved = max(0, self.reserved - count)
 
     def tick(self) -> bool:
-        """Who was let through before and has not begun is over (expired, dropped, cancelled), or was taken back: others
-        go instead. True if there was any."""
+        """Free the places of tasks that were let through and never began (expired, dropped, cancelled, taken back).
+
+        Return True if there were any.
+        """
         stayed, self.reserved, self.tickets = self.reserved, 0, 0
         if stayed and self.breaker is not None:
             self.breaker.stayed(stayed)
@@ -122,7 +124,7 @@ class FlowLimit:
         self._landed += count
 
     def measure(self, now_ms: int) -> None:
-        """Is it slow? Called now and then while it has much of what is in flight."""
+        """Decide whether the receiver is slow; called from time to time while it has many tasks in flight."""
         passed_ms = now_ms - self._measured_ms
         if passed_ms < MEASURE_MS:
             return
@@ -139,14 +141,14 @@ class FlowLimit:
     # -- what all nodes share --------------------------------------------------------------------------------------
 
     def want(self) -> int:
-        """How many to begin at once. The server takes off the permits in hand: those wait for slots only."""
+        """Return how many tasks to ask for. The server subtracts the unused permits, which only wait for slots."""
         rate, slots = self.limit.rate, self.limit.concurrency
         by_rate = inf if rate is None else max(1, int(rate.per_s * PERMITS_S))
         by_slots = inf if slots is None else slots - self.in_flight
         return int(max(0, min(by_rate, by_slots))) if self.starved else 0
 
     def granted(self, asked: int, granted: Granted, now_ms: int) -> bool:
-        """What the server says. True when somebody may leave now."""
+        """Take the grant of the server; return True if a task may leave now."""
         self.slots = granted.slots if self.limit.concurrency is not None else 0
         if self.limit.rate is not None:
             self.permits += granted.permits
@@ -180,7 +182,7 @@ class FlowLimit:
 
 
 RESERVE: Final = 4
-"""One part in so many of what may be in flight is kept free until it is known who is slow; then others get it."""
+"""One part in this many of the in-flight limit stays free until slow receivers are known."""
 
 SHARED_FROM: Final = 64
 """A node with less room than this does not divide it."""
@@ -196,13 +198,13 @@ class FlowOptions:
 
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     breakers: Mapping[str, BreakerPolicy] = field(default_factory=dict)
-    """Of receivers with one of their own."""
+    """Policies of receivers that have their own."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """By receiver: `target:<name>`, `queue:<name>`."""
     catch_up: Rate | None = None
-    """What is overdue goes out no faster, on all nodes together."""
+    """Rate limit of overdue tasks, on all nodes together."""
     catch_up_after_ms: int = 10_000
-    """So late a task is overdue."""
+    """Milliseconds after which a late task counts as overdue."""
 
 
 class Surroundings(Protocol):
@@ -249,7 +251,7 @@ class FlowControl:
         if flow_limit is None:
             self._sweep()
             policy = self._options.breakers.get(receiver, self._options.breaker)
-            # What goes to a queue is handed over, not delivered: whether that works says nothing of its handlers.
+            # A task for a queue is handed over, not delivered: success there says nothing about its handlers.
             without = policy.off or receiver.startswith("queue:")
             limit = self._options.limits.get(receiver, Limit())
             flow_limit = self._flow_limits[receiver] = FlowLimit(receiver, None if without else Breaker(policy), limit)
@@ -268,18 +270,18 @@ class FlowControl:
 
     @property
     def bounded(self) -> list[FlowLimit]:
-        """All that have to be asked."""
+        """The limits that tasks must ask before they leave."""
         return [*self._bounded.values(), *([] if self.catch_up is None else [self.catch_up])]
 
     # -- what deliveries tell --------------------------------------------------------------------------------------
 
     def begun(self, target: str, count: int) -> None:
-        """So many of those that were let through are not held up any more."""
+        """Count tasks that were let through and have begun."""
         if self._bounded and (flow_limit := self._bounded.get(receiver_of(target, self._commands))) is not None:
             flow_limit.begun(count)
 
     def has_slots(self, target: str) -> bool:
-        """Only so many may be under way to it: each has a slot until it ends."""
+        """Return True if the target has a concurrency limit: each task keeps a slot until it ends."""
         flow_limit = self._bounded.get(receiver_of(target, self._commands)) if self._bounded else None
         return flow_limit is not None and flow_limit.limit.concurrency is not None
 
@@ -287,7 +289,7 @@ class FlowControl:
         self.of(receiver_of(target, self._commands)).in_flight += count
 
     def landed(self, target: str, count: int, done: int, failed: int, refused: int = 0) -> None:
-        """So many are over: some well, some not, some refused for good; the others were not even sent."""
+        """Count finished deliveries: done, failed, refused for good; the remaining ones were never sent."""
         flow_limit = self.of(receiver_of(target, self._commands))
         flow_limit.landed(count)
         breaker = flow_limit.breaker
@@ -318,7 +320,7 @@ class FlowControl:
     # -- as a holder -----------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """The dispatcher begins anew: what it let through before is in flight now, or was refused."""
+        """Begin a tick: what was let through before is in flight now, or was refused."""
         stayed = [flow_limit for flow_limit in self._bounded.values() if flow_limit.tick()]
         if any(flow_limit.refused for flow_limit in stayed):
             self._around.flow()
@@ -340,14 +342,14 @@ class FlowControl:
 
     @property
     def closed(self) -> bool:
-        # Of lanes any may have an overdue one whose turn has come: each is asked then.
+        # Any lane may have an overdue head, so with a catch-up rate every head has to ask.
         return self.catch_up is not None or bool(self._bounded)
 
     def governs(self, target: str) -> bool:
         return self._overdue or receiver_of(target, self._commands) in self._bounded
 
     def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
-        """A task that may leave counts as one that has left."""
+        """Return the hold key of a task that must wait; count one that may leave as having left."""
         del lane
         now_ms = self._clock.now_ms()
         asked = []
@@ -383,7 +385,7 @@ class FlowControl:
         return None if flow_limit is None else self._room_of(flow_limit, self._clock.now_ms())
 
     def may_open(self, key: str) -> bool:
-        """No more lanes at once than there is room: those in vain would be read and held again."""
+        """Reopen no more lanes than there is room for: others would be read and held again."""
         flow_limit = self._named(key)
         if flow_limit is None:
             return True
@@ -393,7 +395,7 @@ class FlowControl:
         return True
 
     def inherited(self, record: HoldRecord) -> None:
-        """Breakers are each node's own. What was held by one is not let go at once because another knows nothing."""
+        """Suspect a receiver whose breaker was open on the former owner: this node has seen no failures itself."""
         if record.code != BREAKER or not record.cause.startswith(_PREFIX):
             return
         flow_limit = self.of(record.cause.removeprefix(_PREFIX))
@@ -413,7 +415,7 @@ class FlowControl:
     # -- as time goes by -------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Breakers come to their next state with time, the slow become quick, and the quick slow."""
+        """Advance breakers with time, and measure which receivers are slow."""
         now_ms, most = self._clock.now_ms(), self._around.most
         busy = [
             flow_limit
@@ -478,7 +480,7 @@ class Permits:
     def _is_due(self, flow_limit: FlowLimit, now_ms: int) -> bool:
         if flow_limit.starved:
             return now_ms >= flow_limit.ask_at_ms or flow_limit.ask_at_ms > now_ms + self._lease_ms
-        # Slots are leased: those in use are renewed, those that nobody needs are given back.
+        # Slots are leased: renew those in use, give back the rest.
         renew = flow_limit.limit.concurrency is not None and (flow_limit.slots > 0 or flow_limit.in_flight > 0)
         return renew and now_ms >= flow_limit.renewed_ms + self._lease_ms // 3
 
@@ -519,11 +521,11 @@ class PauseWatch:
         self._soon = soon
         self._audited = audited
         self._disabled: dict[str, Pause] = {}
-        """Of targets that want nothing more: to be written."""
+        """Pauses of disabled targets that are still to be written."""
         self.pauses = Pauses()
-        """Those that hold tasks back."""
+        """Pauses that hold tasks back."""
         self.drops = Pauses()
-        """Those under which tasks are not delivered at all."""
+        """Pauses under which tasks are dropped."""
 
     async def step(self) -> float:
         await self.flush()
@@ -546,7 +548,7 @@ class PauseWatch:
     # -- targets that want nothing more -----------------------------------------------------------------------
 
     def disable(self, target: str, reason: str) -> None:
-        """A named target said so. Here nothing more is delivered to it from now on, elsewhere once that is written."""
+        """Disable a named target at its own request: on this node at once, on others once the pause is written."""
         scope = Scope("target", target)
         known = scope.text in self.drops.by_scope or scope.text in self.pauses.by_scope
         if known or not target.startswith(_NAMED):  # an address may be that of many, and end in a *
@@ -562,14 +564,14 @@ class PauseWatch:
         self._soon()
 
     async def flush(self) -> None:
-        """Write what was disabled. Where somebody has paused it meanwhile, that pause stands."""
+        """Write the pauses of disabled targets, but keep a pause that somebody has set meanwhile."""
         for name, pause in list(self._disabled.items()):
             if await write_if_none(self._store, pause):
                 await self._audit(pause)
             self._disabled.pop(name, None)
 
     async def _audit(self, pause: Pause) -> None:
-        """As a pause by a person is told. After a lost reply it is told again: twice is better than never."""
+        """Record the pause in the audit trail. After a lost reply it is recorded again: twice is better than never."""
         change = Change(self._node, "pause.add", pause.scope.text, socket.gethostname(), after=of_pause(pause))
         try:
             await access.record_change(self._store, change, kept=self._audited)
@@ -602,7 +604,7 @@ class PauseWatch:
         return not self.is_closed(key)
 
     def inherited(self, record: HoldRecord) -> None:
-        """Pauses are on the server: nothing is to be learnt of them here."""
+        """Do nothing: pauses are read from the server."""
 
     def why(self, key: str) -> Why:
         pause = self.pauses.by_scope[key[len(_KEY) :]]

@@ -26,14 +26,14 @@ from .partition import HandingOff, Partition
 from .slice import LiveSlice
 
 POLL_S: Final = 0.5
-"""How often acks are looked for that no message announced, and tasks tried again whose id is in a queue already."""
+"""Seconds between polls for unannounced acks, and between attempts for tasks whose id is already in a queue."""
 
 IDLE_S: Final = 1.0
 FORGOTTEN_AT_ONCE: Final = 1_000
 
 
 class RunEnds:
-    """The partitions in which something ends by the word of others."""
+    """Watches partitions for acks of workers."""
 
     def __init__(self, store: Store, owned: dict[int, Partition], deliveries: Deliveries) -> None:
         self._store = store
@@ -52,7 +52,7 @@ class RunEnds:
             self._watched[partition] = None
 
     def woken(self, partitions: Iterable[int]) -> bool:
-        """Somebody said that something has changed there, or may have said so unheard. True when that matters here."""
+        """Note partitions that may have new acks; return True if one of them is watched."""
         self._heard.update(partitions)
         return self._called
 
@@ -107,10 +107,10 @@ class RunEnds:
         return failure
 
     def ended(self, partition: Partition, address: bytes, ack: bytes) -> None:
-        """A worker has ended this task of a lane: settle it, and let the lane go on."""
+        """Settle a task of a lane that a worker has ended, and let the lane continue."""
         flight = partition.handed.awaited.pop(address)
         if flight.live.forgotten:
-            return  # it is read anew, handed off again, and answered by the same ack
+            return  # its slice is read again; it is handed off again and settled by the same ack
         self._deliveries.settle_ended(flight, decode_ack(ack))
         partition.handed.answered[address] = flight.live
         self._deliveries.delivered += 1
@@ -140,7 +140,7 @@ _LIVE: Final = attrgetter("live")
 
 
 class HandOffs:
-    """What goes to workers, for all partitions of a node."""
+    """Hands tasks off to workers, for all partitions of a node."""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ def _handing_off(partition: Partition, flights: list[Flight], queues: dict[str, 
 
 
 def _put_off(partition: Partition, flight: Flight) -> None:
-    """It has to wait: it stays fired, also on the server, and is not done."""
+    """Let a task wait: it stays fired, also on the server, and is not done."""
     if flight.body.lane is None:
         flight.live.reopen(flight.index)
     partition.handed.put_off.append(flight)

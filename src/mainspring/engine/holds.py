@@ -28,45 +28,45 @@ if TYPE_CHECKING:
 
 
 class Why(NamedTuple):
-    """Why something is held up, for people."""
+    """Why tasks are held up, for people."""
 
     reason: str = ""
     who: str = ""
     until_ms: int | None = None
     code: str = ""
-    """For programs: what `explain` calls it."""
+    """The code that `explain` reports to programs."""
 
 
 class Holder(Protocol):
-    """Somebody who can hold up tasks: a pause, a circuit breaker, a rate limit."""
+    """Can hold up tasks: a pause, a circuit breaker, a rate limit."""
 
     @property
     def closed(self) -> bool:
-        """Is anything held up at all? Asked for every batch; all else only when it is so."""
+        """True if anything is held up. Asked for every batch; the other methods only if this is true."""
 
     def governs(self, target: str) -> bool:
-        """May tasks of this target have to wait?"""
+        """Return True if tasks of this target may have to wait."""
 
     def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
-        """The key of the hold under which such a task has to wait now; None when it may go out, and does."""
+        """Return the key of the hold under which such a task must wait; None if it may go out, which it then does."""
 
     def is_closed(self, key: str) -> bool:
-        """Does this hold still last?"""
+        """Return True if this hold still lasts."""
 
     def room(self, key: str) -> int | None:
-        """How many of those that wait under this key may leave now; None when nothing but the hold bounds them."""
+        """Return how many tasks that wait under this key may leave now; None if only the hold limits them."""
 
     def may_open(self, key: str) -> bool:
-        """May one more lane that waits under this key try its luck?"""
+        """Return True if one more lane that waits under this key may be reopened."""
 
     def inherited(self, record: HoldRecord) -> None:
-        """A former owner held tasks up, and left this of it. Told before it is asked anything of them."""
+        """Take over a hold of a former owner. Called before any question about its tasks."""
 
     def why(self, key: str) -> Why: ...
 
 
 class Holders:
-    """All who can hold up tasks, as one. The first who does counts."""
+    """All holders as one; the first that holds up a task counts."""
 
     def __init__(self) -> None:
         self.all: list[Holder] = []
@@ -98,7 +98,7 @@ class Holders:
             holder.inherited(record)
 
     def why(self, key: str) -> Why:
-        """Also of one that lets some through: the others wait for the same reason."""
+        """Return the reason of a hold, also of one that lets some tasks through: the rest wait for that reason."""
         holding = (holder for holder in self.all if holder.is_closed(key) or holder.room(key) is not None)
         return next((holder.why(key) for holder in holding), Why())
 
@@ -113,13 +113,13 @@ class Hold:
         self.from_ms = place.from_ms
         self.record = record
         self.open = False
-        """It has ended: its slice is read and goes out."""
+        """The hold has ended: its slice is read and delivered."""
         self.closing = False
-        """All that was in its slice is done, and it is being dropped: nothing may be added."""
+        """All tasks in its slice are done and it is being dropped: nothing may be added."""
         self.pending = 0
         """Tasks on their way into its slice."""
         self.has_head = False
-        """The failed head that its lane waits for stands in its slice as well."""
+        """The failed head that its lane waits for is in its slice too."""
         self.live: LiveSlice | None = None
 
     @property
@@ -127,7 +127,7 @@ class Hold:
         return self.record.lane
 
     def barrier_ms(self) -> float:
-        """No task of its lane from here on may leave: an earlier one may stand in this slice, unread."""
+        """Return the time from which no task of the lane may leave: an earlier one may be unread in this slice."""
         live = self.live
         if self.closing:
             return inf
@@ -136,7 +136,7 @@ class Hold:
         return live.from_ms + (live.high >> 32) if live.deferred else inf
 
     def close(self, record: HoldRecord) -> None:
-        """It lasts (again): what was read of its slice and not begun is let go."""
+        """Let the hold last (again), and drop rows of its slice that were read and not begun."""
         self.record, self.open = record, False
         if self.live is not None:
             self.live.suspend()
@@ -163,7 +163,7 @@ class Holds:
         """Slice it leaves, hold, index there, mark that stays there, entry for the hold slice."""
         self._latest_ms = 0
         self.records: dict[str, bytes] = {}
-        """To be written, by the names of their slices."""
+        """Records that are still to be written, by slice name."""
 
     def __iter__(self) -> Iterator[Hold]:
         return iter(list(self.by_key.values()))
@@ -220,7 +220,7 @@ class Holds:
             self.to_find[hold] = None
 
     def remove(self, hold: Hold) -> None:
-        """Its slice is gone. Another one may have its key by now."""
+        """Remove a hold whose slice is gone. Another hold may have its key by now."""
         self.stop_waiting(hold)
         self.to_find.pop(hold, None)
         self.by_place.pop(hold.place, None)
@@ -230,18 +230,18 @@ class Holds:
     # -- on the way in ---------------------------------------------------------------------------------------
 
     def move(self, flight: Flight, hold: Hold) -> None:
-        """Into its slice, with the next commit. The row must not have been begun."""
+        """Move a task into the slice of the hold with the next commit. The row must not have been begun."""
         live, index = flight.live, flight.key & INDEX_MASK
         live.held.add(index)  # another pass over its list must not take it again
         self._moves.append((live, hold, index, flight.mark, row_in(hold.place, hold.from_ms, flight)))
         hold.pending += 1
 
     def known(self, place: Slice) -> None:
-        """There is, or was, such a slice."""
+        """Note that a slice exists or existed: new holds get later names."""
         self._latest_ms = max(self._latest_ms, place.since_ms)
 
     def take_moves(self, most: int) -> "TakenMoves":
-        """Some of those on the way, settled in their slices; less those whose slice is read anew."""
+        """Take some pending moves, settled in their slices; drop those whose slice is being read again."""
         some, self._moves = self._moves[:most], self._moves[most:]
         groups: dict[tuple[LiveSlice, Hold], tuple[list[int], list[bytes | int]]] = {}
         for live, hold, index, mark, row in some:
@@ -262,7 +262,7 @@ class Holds:
         return TakenMoves(moves, records, holds, list(dict.fromkeys(live for live, _ in groups)))
 
     def _take_records(self, needed: set[str], most: int) -> list[tuple[str, bytes]]:
-        """Those of slices that tasks are moved into now, and some more."""
+        """Take the records of slices that receive tasks now, and some more."""
         names = [name for name in self.records if name in needed]
         names += islice((name for name in self.records if name not in needed), max(0, most - len(names)))
         return [(name, self.records.pop(name)) for name in names]
@@ -276,7 +276,7 @@ class TakenMoves(NamedTuple):
     lives: list[LiveSlice]
 
     def answered(self) -> None:
-        """It is written, or will not be: those that wait for these tasks look again."""
+        """Note that the moves are written, or never will be: the holds may be read."""
         for hold, count in self.holds.items():
             hold.pending -= count
             if hold.live is not None:
@@ -284,7 +284,7 @@ class TakenMoves(NamedTuple):
 
 
 def row_in(place: Slice, from_ms: int, flight: Flight) -> bytes:
-    """The entry of a task as it stands in a hold slice: the same, at another offset."""
+    """Return the entry of a task for a hold slice: the same entry at another offset."""
     offset = flight.place_ms - from_ms
     if 0 <= offset < HOLD_MS:
         return b"%b%c%b" % (offset.to_bytes(4, "big"), _flags(flight), flight.row[5:])
@@ -292,7 +292,7 @@ def row_in(place: Slice, from_ms: int, flight: Flight) -> bytes:
 
 
 def row_of(place: Slice, flight: Flight, body: Body) -> bytes:
-    """The same with another body that says when it was due: past the edge of what offsets can say, places do not."""
+    """Like `row_in`, with the due time in the body: the offset cannot express times this far away."""
     offset = min(max(flight.place_ms - place.from_ms, 0), HOLD_MS - 1)
     return entry(offset, _flags(flight), flight.idh, body)
 
@@ -339,36 +339,36 @@ class SpillQueue:
         return looked_at
 
     def _step_back(self, flights: "deque[Flight]") -> None:
-        """Nothing holds them up any more: they are due again, where they stood."""
+        """Make tasks due again in their slices: nothing holds them up any more."""
         for live, run in groupby(flights, key=lambda flight: flight.live):
             if not live.forgotten:
                 live.step_back((flight.key, flight.row) for flight in run)
 
 
 FEW_BEHIND: Final = 32
-"""So many tasks behind a failed head wait in memory; more are moved into a hold slice."""
+"""Tasks behind a failed head that may wait in memory; more are moved into a hold slice."""
 
 MOST_UNDER_WAY: Final = 2_000
-"""With so many on their way into hold slices the others wait where they stand: their turn comes."""
+"""Pending moves into hold slices at which no further ones are started."""
 
 SOME_LANES: Final = 128
-"""Holds that are looked at with every poll, whether they have ended: thousands would block the loop."""
+"""Holds checked per poll for whether they have ended: checking thousands would block the loop."""
 
 LONG_WAIT_MS: Final = 10_000
-"""Behind a head that is not tried again for longer than this nobody waits in memory: slices could not be dropped."""
+"""Behind a head with a longer retry wait than this, no task waits in memory: its slice could not be dropped."""
 
 _LIVE: Final = attrgetter("live")
 _TARGET: Final = attrgetter("body.target")
 
 
 def _due_ms(flight: Flight) -> float:
-    """When it stood in line first, as far as that counts: what was held once is not overdue for that."""
+    """Return the due time that counts for catching up: a task that was held is not overdue because of it."""
     live = flight.live
     return inf if live.slice.is_hold and live.pace != CATCH_UP else flight.place_ms
 
 
 class HoldPolicy:
-    """What of one partition may not go out now. Tasks of a lane wait under their lane's hold, whoever holds them up."""
+    """Decides which tasks of a partition are held. Tasks of a lane wait under the hold of the lane, for any cause."""
 
     lanes: "Lanes"
 
@@ -387,12 +387,12 @@ class HoldPolicy:
 
     @property
     def to_move(self) -> bool:
-        """Some who may not go out now stand in memory and may have to be moved."""
+        """True if held tasks are in memory and may have to be moved."""
         return bool(self.spill_queue.count or self.lanes.crowded)
 
     @property
     def standing(self) -> int:
-        """How many are in memory only until they are moved. More are not read while these are many."""
+        """Number of tasks that are in memory only until they are moved. While there are many, no more are read."""
         return self.spill_queue.count + self.holds.under_way
 
     def barrier_ms(self, lane: str) -> float:
@@ -402,13 +402,13 @@ class HoldPolicy:
     # -- into hold slices ----------------------------------------------------------------------------------
 
     def sort_out(self, flights: list[Flight], now_ms: int) -> list[Flight]:
-        """Of tasks without lanes those that may go out now; the others are held back."""
+        """Return the tasks (without lanes) that may go out now, and hold back the others."""
         paced = any(live.pace is not None for live in set(map(_LIVE, flights)))
         governed = {target for target in set(map(_TARGET, flights)) if paced or self.holders.governs(target)}
         if not governed:
             return flights
         leaving = []
-        # Who was refused once is refused for the rest of this call; there may be thousands.
+        # A target that was refused once is refused for the rest of this call: there may be thousands of tasks.
         refused: dict[str, str] = {}
         overdue_ms = -inf
         for flight in flights:
@@ -438,14 +438,14 @@ class HoldPolicy:
         # Else it was let go when its hold closed, and stays where it is.
 
     def spill(self, most: int, now_ms: int) -> int:
-        """Let some of those that may not go out now be moved with the next commits; returns how many were looked at."""
+        """Queue some held tasks for the next commits to move; return how many were examined."""
         if self.holds.under_way >= MOST_UNDER_WAY:
             return 0
         looked_at = self._spill_queued(most, now_ms) if self.spill_queue.count else 0
         return looked_at + self.spill_lanes(now_ms, most - looked_at)
 
     def _spill_queued(self, most: int, now_ms: int) -> int:
-        """Move some of those that stepped aside into hold slices, with the next commit."""
+        """Move some tasks of the spill queue into hold slices with the next commit."""
 
         def move(key: str, flights: list[Flight]) -> None:
             hold = self._hold_of(key, now_ms) if flights else None
@@ -461,12 +461,12 @@ class HoldPolicy:
         own = self.holds.by_key.get(key)
         if own is None or not own.open or own.closing or self.holders.room(key) is None:
             return self.holds.make(record, now_ms)
-        # Its tasks go out little by little: it is not closed because others join them.
+        # Its tasks go out gradually: do not close it because others join them.
         self._refresh_record(own)
         return own
 
     def _refresh_record(self, hold: Hold) -> None:
-        """Who asks why its tasks wait hears the present state of a breaker, not that in which they were held."""
+        """Keep the reason of a hold up to date, so that `explain` reports the present state of a breaker."""
         why = self.holders.why(hold.record.cause)
         if hold.closing or (not why.code and not (hold.record.code and hold.open)):
             return  # nothing but a receiver's state changes while its tasks wait
@@ -476,7 +476,7 @@ class HoldPolicy:
             self.holds.records[hold.place.name] = fresh.encode()
 
     def takes(self, lane: str, flight: Flight) -> bool:
-        """Its lane stands still and has a hold slice: it goes there straight away."""
+        """Move a task straight into the hold slice of its stalled lane, if there is one; return True if so."""
         hold = self.holds.of_lane(lane) if self.holds.by_key else None
         if hold is None or hold.open or hold.closing or hold.live is flight.live or not self.lanes.is_closed(lane):
             return False
@@ -488,9 +488,9 @@ class HoldPolicy:
         return True
 
     def may_leave(self, lane: str, flight: Flight) -> bool:
-        """Asked for the one whose turn it is in its lane. If it has to wait, all of its lane wait."""
+        """Return True if the next task of a lane may leave. If it has to wait, the whole lane waits."""
         hold = self.holds.of_lane(lane)
-        # What was held for another reason is not overdue for that.
+        # A task that was held for another reason is not overdue because of it.
         behind = not flight.live.slice.is_hold or (hold is not None and hold.record.cause == CATCH_UP)
         key = self.holders.hold_for(flight.body.target, lane, flight.place_ms if behind else inf)
         if key is not None:
@@ -498,8 +498,8 @@ class HoldPolicy:
         return key is None
 
     def spill_lanes(self, now_ms: int, most: int = MOST_UNDER_WAY) -> int:
-        """Move those away who wait in lanes that stand still, where they are many or it takes long. Some at a time:
-        thousands of lanes may have come to stand still at once."""
+        """Move tasks out of stalled lanes if they are many or the stall is long. Some lanes at a time: thousands may
+        have stalled at once."""
         before, looked_at = self.holds.under_way, 0
         while self.lanes.crowded and before < MOST_UNDER_WAY and looked_at < most:
             self._spill_lane(self.lanes.crowded.pop(), now_ms)
@@ -547,11 +547,11 @@ class HoldPolicy:
         return HoldRecord(LANE + lane, key, now_ms, why.reason, why.who, why.until_ms, code=why.code)
 
     def park(self, lane: str, reason: str, now_ms: int) -> Hold:
-        """The lane stands still until somebody acts."""
+        """Park a lane until somebody acts."""
         return self.holds.make(HoldRecord(LANE + lane, PARKED, now_ms, reason), now_ms)
 
     def head_stands(self, lane: str, *, inside: bool) -> None:
-        """Where the failed head of a lane waits: among the others in its hold slice, or in time."""
+        """Note whether the failed head of a lane waits in the hold slice of the lane or in the timeline."""
         hold = self.holds.of_lane(lane)
         if hold is not None:
             hold.has_head = inside
@@ -575,7 +575,7 @@ class HoldPolicy:
         return more
 
     def look_at_some(self, most: int = SOME_LANES) -> None:
-        """The same for every hold, whatever it waits for: some at a time, over time all of them."""
+        """Check some holds, whatever they wait for; repeated calls cover all of them."""
         if not self._to_look_at:
             self._to_look_at = list(self.holds)
         some, self._to_look_at = self._to_look_at[:most], self._to_look_at[most:]
@@ -587,7 +587,7 @@ class HoldPolicy:
                 self._refresh_record(hold)
 
     def lane_is_free(self, lane: str) -> None:
-        """Its head is settled: what waits behind it comes back."""
+        """End the hold of a lane whose head is settled."""
         hold = self.holds.of_lane(lane) if self.holds.by_key else None
         if hold is not None and not hold.open and lane not in self.lanes.held_by:
             self._end_if_over(hold)
@@ -614,7 +614,7 @@ class HoldPolicy:
         return [hold for hold in ended if hold.lane is None] + [hold for hold in ended if hold.lane][: max(0, lanes)]
 
     def found(self, hold: Hold, live: LiveSlice | None) -> None:
-        """Its slice; None when there is none: all that was to be moved there had been cancelled."""
+        """Set the slice of a hold; None if there is none because every task to be moved had been cancelled."""
         hold.live = live
         self.holds.to_find.pop(hold, None)
         if live is not None and hold.lane is None:
@@ -624,7 +624,7 @@ class HoldPolicy:
             self.gone(hold.place)
 
     def forget(self, live: LiveSlice) -> None:
-        """The slice is read anew, or gone."""
+        """Forget a slice that is read again, or gone."""
         hold = self.holds.by_place.get(live.slice)
         if hold is not None and hold.live is live:
             hold.live = None
@@ -671,7 +671,7 @@ class HoldPolicy:
             if hold.lane is not None:
                 hold.has_head = hold.lane in inherited.heads_inside
                 if self.holders.is_closed(hold.record.cause) or self.holders.room(hold.record.cause) is not None:
-                    # Where there is some room, as many lanes go on as fit: `may_open` counts them.
+                    # With some room, as many lanes continue as fit: `may_open` counts them.
                     self.lanes.hold_up(hold.lane, hold.record.cause)
         self.look_again(SOME_LANES)
         self.look_at_some()

@@ -77,7 +77,7 @@ class Keeper:
 
     @property
     def is_due(self) -> bool:
-        """It is time to renew the leases."""
+        """True if the leases have to be renewed now."""
         return steady_s() >= self._renew_at
 
     async def step(self) -> float:
@@ -94,7 +94,7 @@ class Keeper:
         if self._is_time_for_spare(failure):
             failure = await self._take_spare() or failure
         if failure is not None:
-            raise failure  # only now: one server that is away must not keep the partitions of the others from anything
+            raise failure  # only now: an unavailable server must not affect the partitions of other servers
         wait_s = CLOSING_POLL_S if self._closing or self._unused else min(self._renew_at - steady_s(), left_s)
         return max(0.001, wait_s)
 
@@ -194,7 +194,7 @@ class Keeper:
         return not self._leaving and steady_s() >= self._spare_at
 
     async def _take_spare(self) -> StoreError | None:
-        """What nobody took for two leases may be taken by anyone: the planned owner may be unable to."""
+        """Take partitions that had no owner for two leases: the planned owner may be unable to take them."""
         self._spare_at = steady_s() + self.lease_s
         others = set(range(len(self._store.keys))) - self.wanted
         before = self.takeovers
@@ -223,7 +223,7 @@ class Keeper:
             # Something slow is in flight: what comes due meanwhile must not wait for it. Try again later.
             late = now > partition.closing_since + self.lease_s and not self._leaving
             if late and not partition.drained:
-                # Longer each time: where something slow is always in flight, closing in vain must not be a habit.
+                # Back off: a partition with slow deliveries in flight must not be closed again and again for nothing.
                 partition.closed_in_vain += 1
                 leases = min(2 ** (partition.closed_in_vain - 1), LONGEST_OPEN)
                 partition.closing_since, partition.open_until = inf, now + leases * self.lease_s
@@ -256,7 +256,7 @@ class Keeper:
         self.follow((), self._owned)
 
     def lose(self, partition: Partition, why: str) -> None:
-        """Forget everything about a partition; its next owner goes on from what the server has."""
+        """Forget everything about a partition; its next owner continues from the state on the server."""
         self._forget(partition)
         self.fenced += why == "fenced"
         log.warning("partition %d given up: %s", partition.number, why)

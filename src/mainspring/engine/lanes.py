@@ -11,11 +11,11 @@ _Behind = list[tuple[int, int, int, Flight]]
 
 
 class Lanes:
-    """Which task of each lane is under way, and who waits behind it."""
+    """The head of each lane, and the tasks that wait behind it."""
 
     def __init__(self, barrier_of: Callable[[str], float] = lambda _: inf) -> None:
         self._barrier_of = barrier_of
-        """From which time on nobody of a lane may leave, because earlier ones stand in its hold slice, unread."""
+        """Time from which no task of a lane may leave, because earlier ones are unread in its hold slice."""
         self._head: dict[str, bytes] = {}
         """The task a lane waits for: in flight, or waiting for its retry."""
         self._out: dict[str, Flight] = {}
@@ -23,28 +23,28 @@ class Lanes:
         self._retrying: set[str] = set()
         """Lanes whose head is not in flight but somewhere ahead in time."""
         self._kept: set[str] = set()
-        """Lanes that wait by the server's word too: a new owner would learn of it."""
+        """Lanes whose failed head is also recorded on the server, for a new owner."""
         self.since: dict[str, int] = {}
         """When the head that a lane waits for failed first."""
         self.until: dict[str, int] = {}
         """When its next attempt comes, where that is known."""
         self.places: dict[str, bytes] = {}
-        """Where the failed head of a lane was found to stand. Elsewhere something else may stand under its id."""
+        """Known place of the failed head of a lane. At another place, another task may have its id."""
         self.held_by: dict[str, str] = {}
         """Lanes whose next one may not go out now, and the key of what holds it up."""
         self.crowded: set[str] = set()
-        """Lanes in which somebody came to wait although nobody can leave soon."""
+        """Lanes that gained a waiting task although none can leave soon."""
         self._to_ask: list[str] = []
         self._behind: dict[str, _Behind] = {}
         self.behind = 0
-        """How many wait in memory, in all lanes."""
+        """Number of tasks that wait in memory, in all lanes."""
         self.is_full = False
-        """Too many wait in memory, on this node: also those behind heads that are under way have to be moved."""
+        """Too many tasks wait in memory on this node: also those behind heads in flight have to be moved."""
         self._count = 0
         self.woken: set[str] = set()
-        """Lanes in which somebody may leave now."""
+        """Lanes in which a task may leave now."""
         self._barred: set[str] = set()
-        """Lanes whose next one stands beyond the barrier."""
+        """Lanes whose next task lies beyond the barrier."""
         self.early: dict[str, int] = {}
         """Lanes whose next one was taken before its time (this node's clock had run ahead), and when that is."""
 
@@ -73,12 +73,12 @@ class Lanes:
             self.crowded.add(lane)
 
     def wake_barred(self) -> None:
-        """Rows were read: the barrier may have moved."""
+        """Wake lanes that waited at the barrier: rows were read, and it may have moved."""
         self.woken |= self._barred
         self._barred = set()
 
     def wake_due(self, now_ms: int) -> None:
-        """Time has passed: some that were taken before their time are due now."""
+        """Wake lanes whose next task was taken too early and is due now."""
         for lane in [lane for lane, at_ms in self.early.items() if at_ms <= now_ms]:
             del self.early[lane]
             self.woken.add(lane)
@@ -115,7 +115,7 @@ class Lanes:
         self, lane: str, barrier_ms: float, now_ms: float, may: Callable[[str, Flight], bool] | None
     ) -> Flight | None:
         flight = self._next(lane, barrier_ms, now_ms)
-        # What a former owner has begun may have been delivered: it goes out again, first, whatever holds it up now.
+        # A task begun by a former owner may have been delivered: it goes out again, first, whatever holds it up now.
         if flight is None or may is None or flight.live.to_redo(flight.index) or may(lane, flight):
             return flight
         self.offer(lane, flight)
@@ -159,7 +159,7 @@ class Lanes:
         return None
 
     def take_back(self, lane: str, flight: Flight) -> None:
-        """It did not leave after all; an earlier one may have come in the meantime."""
+        """Return a task to its lane: it did not leave, and an earlier one may have come meanwhile."""
         self._not_out(lane)
         self.offer(lane, flight)
 
@@ -170,7 +170,7 @@ class Lanes:
             self.woken.add(lane)
 
     def forget(self, live: LiveSlice) -> None:
-        """The slice is read anew. A head of its that is in flight will not be settled: it comes again."""
+        """Give up heads of a slice that is read again: they will not be settled, and come again."""
         for lane, flight in [item for item in self._out.items() if item[1].live is live]:
             self.give_up(lane, flight)
 
@@ -194,30 +194,30 @@ class Lanes:
         self.woken.add(lane)
         return True
 
-    # -- held work ---------------------------------------------------------------------------------------
+    # -- held lanes --------------------------------------------------------------------------------------
 
     def heads_to_ask(self, most: int) -> Mapping[str, bytes]:
-        """Some lanes that wait for a failed head which is not in flight, and that head; over time all of them."""
+        """Return some lanes with the failed head they wait for; repeated calls cover all of them."""
         if not self._to_ask:
             self._to_ask = list(self._retrying)
         some, self._to_ask = self._to_ask[:most], self._to_ask[most:]
         return {lane: self._head[lane] for lane in some if lane in self._retrying}
 
     def stands(self, lane: str, idh: bytes, place: bytes) -> None:
-        """The failed head is in this place, and need not be looked at again while it stays there."""
+        """Note the place of a failed head: it need not be checked again while it stays there."""
         if self._head.get(lane) == idh:
             self.places[lane] = place
 
     def waits_for(self, lane: str) -> bytes | None:
-        """The failed head a lane waits for, where that is not in flight."""
+        """Return the failed head a lane waits for, unless it is in flight."""
         return self._head[lane] if lane in self._retrying else None
 
     def head_of(self, lane: str) -> bytes | None:
-        """Whom a lane waits for, in flight or not."""
+        """Return the head of a lane, in flight or not."""
         return self._head.get(lane)
 
     def is_closed(self, lane: str) -> bool:
-        """Nobody of it can leave now, but perhaps the head it waits for."""
+        """Return True if no task of the lane can leave now, except a failed head it waits for."""
         return lane in self._retrying or lane in self.held_by
 
     def hold_up(self, lane: str, key: str) -> None:
@@ -229,7 +229,7 @@ class Lanes:
             self.woken.add(lane)
 
     def number_behind(self, lane: str, own: LiveSlice | None) -> int:
-        """How many wait in memory, those that stand in the lane's hold slice apart."""
+        """Count the tasks that wait in memory, except those of the hold slice of the lane."""
         return sum(1 for item in self._behind.get(lane, ()) if item[3].live is not own and not item[3].live.forgotten)
 
     def fill(self, *, full: bool) -> None:
