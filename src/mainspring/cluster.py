@@ -71,12 +71,12 @@ def _rank(node: str, partition: int) -> bytes:
 BEATS_A_LEASE: Final = 3
 """One lost beat must not cost the membership."""
 
-MOST_PATIENCE: Final = 1.5
-"""So many leases a node waits for its own configured id to fall free after a crash."""
+JOIN_WAIT_LEASES: Final = 1.5
+"""Leases that a node waits at most for its own id to become free after a crash."""
 
 
 class Membership:
-    """A node's place in the cluster. `follow` is told what the plan gives to it, and what others wait for."""
+    """A node's membership. `follow` receives the partitions planned for the node, and those that others wait for."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Membership:
         self._store = store
         # One that does not answer, or not now, is asked again by the next step: a stop must not wait for it, and
         # a beat that hangs would cost the membership.
-        self._hurried = store.urgent(timeout_s=max(1.0, lease_s / 2))
+        self._urgent_store = store.urgent(timeout_s=max(1.0, lease_s / 2))
         self._who = Identity(node, secrets.token_hex(8), int(lease_s * 1000))
         self.lease_s = lease_s
         self._describe = describe
@@ -120,7 +120,7 @@ class Membership:
             return
         log.warning("node id %s is taken; waiting for the lease of its last holder to end", self.id)
         left_ms = other.left_ms
-        deadline = steady_s() + MOST_PATIENCE * max(self.lease_s, left_ms / 1000)
+        deadline = steady_s() + JOIN_WAIT_LEASES * max(self.lease_s, left_ms / 1000)
         while other is not None:
             if other.left_ms > left_ms or steady_s() > deadline:
                 raise self._refusal(other)
@@ -149,11 +149,13 @@ class Membership:
 
     async def step(self) -> float:
         asked_at, about = steady_s(), self._describe()
-        view = await members.beat(self._hurried, self._who, about, leaving=self._leaving)
+        view = await members.beat(self._urgent_store, self._who, about, leaving=self._leaving)
         if view is None:
             return await self._come_back()
         if about.waiting and about.waiting != self._waiting:
-            await members.announce(self._hurried)  # whoever holds these shall not learn of it a third of a lease later
+            await members.announce(
+                self._urgent_store
+            )  # whoever holds these shall not learn of it a third of a lease later
         self._waiting = about.waiting
         led, leads = self.leads, view.leader == self.id and not self._leaving
         self._leads_until = asked_at + self.lease_s if leads else 0.0
@@ -170,12 +172,12 @@ class Membership:
         return min(self.lease_s / BEATS_A_LEASE, *others, self.lease_s)
 
     async def _plan(self, view: ClusterView) -> ClusterView | None:
-        """Plan anew if the nodes are not those of the plan; None when another leader was faster."""
+        """Write a new plan if the nodes have changed; return None if another leader was faster."""
         weights = {one.id: max(1, one.about.concurrency) for one in view.members.values() if not one.leaving}
         owners = tuple(assign(view.owners, weights))
         if owners == view.owners:
             return view
-        if not self.leads or not await members.write_plan(self._hurried, self._who, view, owners):
+        if not self.leads or not await members.write_plan(self._urgent_store, self._who, view, owners):
             return None
         moved = sum(old != new for old, new in zip(view.owners, owners, strict=True))
         log.info("plan %d: %d nodes, %d partitions move", view.version + 1, len(weights), moved)
@@ -212,14 +214,14 @@ class Membership:
         self._leaving = True
         self._leads_until = 0.0
         try:
-            await members.beat(self._hurried, self._who, self._describe(), leaving=True)
-            await members.announce(self._hurried)
+            await members.beat(self._urgent_store, self._who, self._describe(), leaving=True)
+            await members.announce(self._urgent_store)
         except StoreError as error:
             log.warning("the other nodes could not be told of the stop (%s); they notice by the lease", error)
 
     async def leave(self) -> None:
         try:
-            await members.leave(self._hurried, self._who)
+            await members.leave(self._urgent_store, self._who)
         except StoreError as error:
             log.warning("node %s could not sign off (%s); its lease runs out", self.id, error)
 

@@ -55,7 +55,7 @@ class Loop:
             await asyncio.wait([task])
 
     async def finish(self, within_s: float) -> None:
-        """Stop after the step that runs now: what it brings is not thrown away. One that takes longer is cut short."""
+        """Stop after the current step, so that its result is kept; cancel it if it takes longer than `within_s`."""
         self._last = True
         self.wake()
         if self._task is not None:
@@ -132,7 +132,7 @@ class FailureLog:
             tally.last = failure
 
     def flush(self) -> None:
-        """Tell what was only counted so far."""
+        """Log the sums of failures that were only counted so far."""
         for key in list(self._open):
             self._sum_up(key, again=False)
 

@@ -45,9 +45,9 @@ class Room:
         self._reach = reach
         self._owned = owned
         self.tasks = reach.tasks
-        """The most that may be held ahead, by the size of what is held now."""
+        """Tasks that may be held in memory, by the size of those held now."""
         self.flights: int | None = None
-        """The most that may be under way, by the size of what is; None before anything is."""
+        """Tasks that may be in flight, by the size of those in flight now; None while there are none."""
 
     def measure(self) -> None:
         held = out = 0
@@ -67,13 +67,13 @@ class Room:
 
 
 def _places(partition: Partition, live: LiveSlice) -> list[int]:
-    """Places in time of what was read of this hold slice and waits in its lane."""
+    """Return the times of tasks that were read from this hold slice and wait in their lane."""
     hold = partition.hold_policy.holds.by_place.get(live.slice)
     return [] if hold is None or hold.lane is None else partition.lanes.places_of(hold.lane, live)
 
 
 def has_plenty(partition: Partition, live: LiveSlice) -> bool:
-    """Enough that may leave of this slice waits in its lane: no more has to be read yet."""
+    """Return True if enough tasks of this slice wait in their lane: no more have to be read yet."""
     hold = partition.hold_policy.holds.by_place.get(live.slice)
     if hold is None:
         return False
@@ -82,11 +82,11 @@ def has_plenty(partition: Partition, live: LiveSlice) -> bool:
 
 
 def trim(partition: Partition, live: LiveSlice, most: int) -> None:
-    """Of a hold slice that was just read keep no more than this in memory, with what waits in the lane."""
+    """Keep at most `most` tasks of a hold slice in memory, including those that wait in the lane."""
     waiting = _places(partition, live)
     room = max(0, most - len(waiting))
     if live.waiting > room:
-        # Of those that come before all that wait some must stay, whatever the room: one of them is the next.
+        # Keep some of the earliest rows even if memory is full: one of them is due next.
         first = not waiting or (live.next_due_ms() or 0) <= min(waiting)
         live.trim(most // 2 + 1 if first else room)
 
@@ -95,25 +95,24 @@ CHUNK_ROWS: Final = 1_000
 """Rows a reply brings at most: parsing them blocks the loop for about a millisecond."""
 
 ROWS_AT_ONCE: Final = 2_000
-"""Where a round brings more, the next asks fewer slices: a tick may stand behind it on the same connection."""
+"""Above this, the next round reads fewer slices: a tick may be queued behind it on the same connection."""
 CHUNK_BYTES: Final = 512 * 1024
-"""And so much at most, about, by the rows of the slice that were read before."""
+"""Approximate bytes a reply brings at most, estimated from the rows of the slice read before."""
 
 FIRST_ROWS: Final = (64, 16)
-"""Of a slice of which nothing is known so few are read first: its rows may be large. Fewer where many slices are read
-at once."""
+"""Rows read first from an unknown slice, whose rows may be large; fewer if many slices are read at once."""
 
 TIME_SLICE_S: Final = 0.002
-"""So long rows are taken in before what is due has its turn on the loop."""
+"""Seconds spent on taking in rows before due tasks get their turn on the loop."""
 CHUNKS_AT_ONCE: Final = (32, 512)
 """Slices read at once: few where they are full, many where they hold little."""
 
 LANE_WINDOW: Final = 64
-"""Of the tasks that were held back in a lane at least so many are in memory when it goes on."""
+"""Held tasks of a lane that are at least in memory when the lane continues."""
 
 
 class SliceReader:
-    """One for all partitions of a node."""
+    """Reads rows of slices in chunks, for all partitions of a node."""
 
     def __init__(self, store: Store, owned: dict[int, Partition], room: Room, fire: Callable[[], None]) -> None:
         self._store = store
@@ -122,10 +121,10 @@ class SliceReader:
         self._fire = fire
         self._time_slice = TimeSlice(TIME_SLICE_S)
         self.at_once = CHUNKS_AT_ONCE[0]
-        """Slices that are read together: by what the last ones brought."""
+        """Slices read together, adjusted by how many rows the last round brought."""
 
     def rows_of(self, live: LiveSlice, slices: int) -> int:
-        """How many rows a slice may bring, where so many are to be read."""
+        """Return how many rows to read from a slice when `slices` slices are read."""
         few = CHUNKS_AT_ONCE[0]
         # Few slices may be long ones: only where there are many does each get less.
         together = max(few, min(self.at_once, slices))
@@ -161,7 +160,7 @@ class SliceReader:
             raise failure
 
     async def _judge_stubs(self, lives: list[LiveSlice]) -> StoreError | None:
-        """Of a cancelled task four bytes are left, and a mark: asked for after the rows, so none is missing."""
+        """Find out which four-byte rows are cancelled tasks. The marks are read after the rows, so none is missing."""
         ranges = [(min(live.row_filter.stubs) >> 3, max(live.row_filter.stubs) >> 3) for live in lives]
         wanted = [(live.partition, live.slice, *ends) for live, ends in zip(lives, ranges, strict=True)]
         failure = None
@@ -202,7 +201,7 @@ class SliceReader:
             most = min(most, max(self.rows_of(live, 1), self._room.tasks // 8))
         partition = self._owned.get(live.partition)
         if live.slice.is_hold and live.has_lanes and partition is not None:
-            # Tasks of one lane: they leave one at a time, and many lanes may be about to go on.
+            # Tasks of a lane leave one at a time, and many lanes may be about to continue.
             trim(partition, live, max(self._room.tasks // 64, LANE_WINDOW))
         elif live.waiting > most:
             live.trim(most // 2 + 1)
@@ -222,17 +221,17 @@ LANES_SOON_S: Final = 0.02
 
 
 class HoldWatch:
-    """Part of the look-ahead: asks the server, and lets go on what may."""
+    """Part of the look-ahead: asks the server which holds and failed heads are over, and lets their tasks continue."""
 
     def __init__(self, store: Store, owned: Mapping[int, Partition], fire: Callable[[], None]) -> None:
         self._store = store
         self._owned = owned
         self._fire = fire
         self.more = False
-        """Others may come back as soon as those before them are done."""
+        """More holds can be reopened as soon as the current ones are done."""
 
     async def free_lanes(self) -> StoreError | None:
-        """A failed head that somebody has cancelled, given up or replaced holds up nobody any more."""
+        """Free lanes whose failed head was cancelled, given up or replaced."""
         asked = {}
         for partition in self._owned.values():
             partition.hold_policy.look_at_some()
@@ -258,7 +257,7 @@ class HoldWatch:
         return failure or await self._free_replaced(moved)
 
     async def _free_replaced(self, heads: Sequence[Standing]) -> StoreError | None:
-        """Of heads that stand elsewhere than they did: an id may have been given to a task of another lane."""
+        """Free lanes whose head moved and is another task now: its id may have been reused in another lane."""
         try:
             gone = await holds.replaced_heads(self._store, heads) if heads else set()
         except StoreError as failure:
@@ -279,7 +278,7 @@ class HoldWatch:
             self._fire()
 
     async def open_ended(self) -> StoreError | None:
-        """What was held back and may go out now is read like any slice."""
+        """Read the slices of holds that have ended, like any other slice."""
         wanted: dict[Partition, list[Hold]] = {}
         self.more = False
         for partition in self._owned.values():
@@ -310,19 +309,19 @@ class HoldWatch:
 
 
 def _coming_back(partition: Partition) -> int:
-    """Hold slices that are being read and worked off, or wait to be dropped."""
+    """Count hold slices that are being read and delivered, or wait to be dropped."""
     return sum(place.is_hold and not live.suspended for place, live in partition.slices.items())
 
 
 SLICES_LISTED: Final = 256
 MOST_IN_LANES: Final = 2
-"""So many times as many as may be read ahead may wait in lanes besides, while the rest of them is moved away."""
+"""Lanes may hold up to this multiple of the look-ahead limit while the excess is spilled."""
 
 PACED_ROWS: Final = 512
-"""Of tasks that leave little by little so many wait in memory, and so many more are read at a time."""
+"""Rows of a paced slice (one that leaves gradually) kept in memory, and read at a time."""
 
 WINDOW_MS: Final = 300_000
-"""Of an hour slice this much is held at a time, less where room is short."""
+"""Milliseconds of an hour slice held in memory at a time; less if room is short."""
 
 
 def _by_start(live: LiveSlice) -> int:
@@ -357,16 +356,16 @@ class LookAhead:
         self._reader = SliceReader(store, owned, self.room, fire)
         self._window_ms = WINDOW_MS
         self._listed: list[Partition] = []
-        """Partitions listed in this round that wait for it."""
+        """Partitions that waited for the listing of this round."""
         self.waits_for_room = False
-        """There was more to read than room for it."""
+        """True if there was more to read than room for it."""
         self.overdue_after_ms = inf
-        """Slices that ended longer ago are overdue: what they hold leaves little by little."""
+        """Slices that ended longer ago than this are overdue: their tasks leave gradually."""
 
     @property
     def held(self) -> int:
-        """What counts as read ahead. Who waits for a turn in a lane does not, unless these are very many: they are
-        moved away, but perhaps not as fast as others come."""
+        """Number of tasks read ahead. Tasks that wait in lanes count only if they are very many: they are spilled, but
+        perhaps not as fast as others come."""
         behind = sum(partition.lanes.behind for partition in self._owned.values())
         waiting = sum(partition.waiting for partition in self._owned.values())
         return waiting + max(0, behind - MOST_IN_LANES * self.room.tasks)
@@ -391,16 +390,16 @@ class LookAhead:
         try:
             more = await self._read(now_ms)
         finally:
-            self._let_begin()  # also when some server is away: these may be with another one
+            self._let_begin()  # also if one server is unavailable: these may be on another
         if failure is not None:
-            raise failure  # only now: one server that is away must not keep the others from being read
+            raise failure  # only now: an unavailable server must not keep the others from being read
         if more or self._woken:
             return 0.0
         wait_ms = min(self._next_poll_ms - self._store.clock.now_ms(), self._reach.idle_poll_ms)
         return max(0.001, min(wait_ms / 1000, LANES_SOON_S) if self._holds.more else wait_ms / 1000)
 
     def _let_begin(self) -> None:
-        """What a lane waited for is known by now, and the first of it is read."""
+        """Let partitions begin again whose lanes waited for this listing."""
         for partition in self._listed:
             partition.waits_for_listing = False
         if self._listed:
@@ -408,7 +407,7 @@ class LookAhead:
             self._fire()
 
     def _look_at_lanes(self) -> None:
-        """Those that wait for their turn in lanes do not count as what was read ahead, but have a bound too."""
+        """Limit the tasks that wait in lanes, which do not count as read ahead."""
         full = sum(partition.lanes.behind for partition in self._owned.values()) > self.room.tasks
         for partition in self._owned.values():
             partition.lanes.fill(full=full)
@@ -520,7 +519,7 @@ class LookAhead:
                 wanted.append(live)
                 if live.pace in waiting:
                     waiting[live.pace] += PACED_ROWS
-        # What was held back comes last: there may be much of it, and the others are in time.
+        # Held tasks come last: there may be many, and the others are on time.
         wanted.sort(key=_by_start)
         held = self.held if wanted else 0
         # Little room is no room: in a backlog every tick frees some, and reading a few rows at a time costs most.
@@ -538,7 +537,7 @@ class LookAhead:
         return True
 
     def _has_enough_of(self, live: LiveSlice, partition: Partition, now_ms: int) -> bool:
-        """Of a slice that is read in windows begin the next one, unless enough of the last stands in its lane."""
+        """Begin the next window of a slice, unless enough of the last one waits in its lane; return True then."""
         if partition.unanswered is not None or not live.needs_next_window(now_ms, self._reach.horizon_ms):
             return False
         if has_plenty(partition, live):
@@ -547,7 +546,7 @@ class LookAhead:
         return False
 
     def _paced_rows(self, partition: Partition) -> dict[str | None, int]:
-        """Of what leaves little by little: how much waits in memory, by the key of its hold."""
+        """Count the rows of paced slices in memory, by the key of their hold."""
         waiting: dict[str | None, int] = {}
         for live in partition.slices.values():
             if live.pace is not None:
@@ -555,7 +554,7 @@ class LookAhead:
         return {key: rows for key, rows in waiting.items() if key and partition.holders.room(key) is not None}
 
     def _make_room(self, now_ms: int) -> None:
-        """Let go of rows of wide slices that are not due for long: they must not keep out what is due now."""
+        """Drop rows of wide slices that are due late, to make room for what is due now."""
         self._window_ms = max(2 * self._reach.horizon_ms, self._window_ms // 2)
         for partition in self._owned.values():
             for live in partition.slices.values():

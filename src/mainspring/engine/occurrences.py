@@ -36,10 +36,10 @@ class OccurrencePlan(msgspec.Struct, gc=False):
     definition: Definition | None = None
     link: ChainState | None = None
     settled: bool = False
-    """Nothing stands against its begin, whatever the time is by then."""
+    """It may begin, however late it is by then."""
     skips: bool = False
     waited: bool = False
-    """It was kept back until the run before it was over."""
+    """It waited until the previous run was over."""
     waits_for_end: bool = False
     following: ChainState | None = None
     """The chain once this one has begun."""
@@ -77,7 +77,7 @@ class OccurrencePlan(msgspec.Struct, gc=False):
         return 0 < self.following.planned_ms <= self.definition.at_ms
 
     def pass_by(self, began_ms: int) -> None:
-        """The following occurrence is put already: the chain goes on behind it."""
+        """Skip a following occurrence that is already stored: the chain continues after it."""
         if self.link is not None and self.following is not None:
             state = self.link.state.passing_by(self.link.planned_ms, self.following.planned_ms)
             self.link = msgspec.structs.replace(self.link, state=state)
@@ -124,7 +124,7 @@ class OccurrencePlan(msgspec.Struct, gc=False):
         place, row = (None, b"") if self.sketch is None else self.sketch.put(now_ms)
         self.put_ms = now_ms
         if place is not None and self.sketch is not None:
-            # Written later it would be overdue, or stand in an hour slice that is being read.
+            # If it were written later it would already be overdue, or land in an hour slice that is being read.
             self.good_ms = place.start_ms if place.width_ms >= HOUR_MS else self.sketch.due_ms
         else:
             self.good_ms = 1 << 62
@@ -154,9 +154,9 @@ class Chains:
         self.plans: dict[bytes, OccurrencePlan] = {}
         """By entry, not by id: after an edit that keeps the planned time there are two entries of one id."""
         self.undecided: dict[bytes, Flight] = {}
-        """Due, but first the planner has to say something."""
+        """Due occurrences that wait for a decision of the planner."""
         self.ready: list[Flight] = []
-        """It has."""
+        """Due occurrences that the planner has decided to run."""
         self.known: dict[str, tuple[Definition, ChainState]] = {}
         self.runs: dict[bytes, Ongoing] = {}
         """Last runs of schedules, by the hashes of their ids."""
@@ -177,7 +177,7 @@ class Chains:
     # -- begin -----------------------------------------------------------------------------------------
 
     def cleared(self, flights: list[Flight], now_ms: int) -> list[Flight]:
-        """Those that may begin, each with its plan; the others wait aside for the planner."""
+        """Return the flights that may begin, each with its plan; the others wait for the planner."""
         leaving = []
         for flight in flights:
             row = flight.row
@@ -204,7 +204,7 @@ class Chains:
         return self.is_free(plan)
 
     def is_free(self, plan: OccurrencePlan) -> bool:
-        """By what is known from memory the last run is over, or may go on beside this one."""
+        """Return True if, by what is in memory, the last run is over or may overlap with this one."""
         definition, link = plan.definition, plan.link
         assert definition is not None
         assert link is not None
@@ -299,7 +299,7 @@ class Chains:
             self.asks = True
 
     def forget(self, live: LiveSlice) -> None:
-        """Its rows are read anew, or belong to somebody else."""
+        """Forget occurrences of a slice that is read again or belongs to another owner."""
         self.undecided = {row: flight for row, flight in self.undecided.items() if flight.live is not live}
         self.ready = [flight for flight in self.ready if flight.live is not live]
 

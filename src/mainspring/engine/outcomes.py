@@ -48,16 +48,16 @@ class Meters:
         self.dead: Counter[str] = Counter()
         self.expired: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
-        """By reason: what was not delivered because it was not wanted any more."""
+        """Tasks that were no longer wanted and not delivered, by reason."""
         self.lateness: defaultdict[str, Histogram] = defaultdict(Histogram)
-        """Due to begin."""
+        """Seconds from due to begin."""
         self.delivery: defaultdict[str, Histogram] = defaultdict(Histogram)
-        """Begin to done, of each task."""
+        """Seconds from begin to done, per task."""
         self.sink: defaultdict[str, Histogram] = defaultdict(Histogram)
-        """Of each call of a sink, which may be for thousands of tasks."""
+        """Seconds per call of a sink, which may carry thousands of tasks."""
 
     def expect(self, kinds: Collection[str]) -> None:
-        """Tell 0 of what rarely happens: a count that first shows up as 1 has risen by nothing, and raises no alert."""
+        """Report 0 for rare events: a counter that first appears as 1 shows no increase and raises no alert."""
         for counts in (self.dead, self.expired):
             counts.update(dict.fromkeys(kinds, 0))
 
@@ -126,7 +126,7 @@ def _add_run(histogram: Histogram, flights: Sequence[Flight], since_ms: int) -> 
 
 
 def _add(histogram: Histogram, first: Flight, last: Flight, count: int, since_ms: int) -> None:
-    """So many of one bucket; their sum is estimated from the first and the last."""
+    """Add `count` flights of one bucket; their sum is estimated from the first and the last."""
     _observe(histogram, since_ms - (_offset(first) + _offset(last)) / 2, count)
 
 
@@ -166,7 +166,7 @@ class Outcomes:
         self.meters = Meters()
 
     def apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
-        """Queue what commit has to write. True when the task is over, and its lane may go on."""
+        """Queue what commit has to write. Return True if the task is over and its lane may continue."""
         if isinstance(outcome, Retry) and outcome.untried:
             self._place_again(partition, flight, outcome.after_ms or UNTRIED_WAIT_MS, flight.body)
             return False
@@ -189,7 +189,7 @@ class Outcomes:
         return True
 
     def carry_out(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
-        """The same for what a worker has decided, by the policy of its handler; it has told the failure as well."""
+        """Like `apply` for an outcome decided by a worker, which has also reported the failure."""
         reason = outcome.reason[:MAX_ERROR_CHARS]
         wait_ms = outcome.after_ms if isinstance(outcome, Retry) else None
         wait_ms = UNTRIED_WAIT_MS if wait_ms is None else wait_ms
@@ -199,7 +199,7 @@ class Outcomes:
         verdict = GiveUp(reason) if isinstance(outcome, Dead) else RetryWait(wait_ms)
         if self._parks(partition, flight, outcome, verdict, self._clock.now_ms()):
             if self._lanes.of(flight.body.target).on_failure == "block":
-                # The worker has told of another attempt: that the lane has waited too long for it is known here only.
+                # The worker reported another attempt: only the owner knows that the lane has been blocked too long.
                 outcome.brief = "its run on a worker failed"  # what its handler said stays with the task
                 self._report(flight, outcome, reason, "parked")
             self._park(partition, flight, reason)
@@ -212,7 +212,7 @@ class Outcomes:
     def _parks(
         self, partition: Partition, flight: Flight, outcome: Retry | Dead, verdict: RetryWait | GiveUp, now_ms: int
     ) -> bool:
-        """Is this the failure after which its lane stands still until somebody acts?"""
+        """Return True if this failure parks the lane until somebody acts."""
         lane = flight.body.lane
         if lane is None or has_expired(outcome.reason) or outcome.reason.startswith(DROPPED):
             return False
@@ -256,7 +256,7 @@ class Outcomes:
         self._failures.report(failure)
 
     def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> bool:
-        """True when its lane goes on meanwhile."""
+        """Place a retry. Return True if the lane continues meanwhile."""
         self.meters.retried[_kind(flight)] += 1
         if flight.attempt == 1 and flight.body.lane is not None:
             partition.lanes.since.pop(flight.body.lane, None)
@@ -296,7 +296,7 @@ class Outcomes:
         self.meters.buried(_kind(flight), reason)
 
     def bury_damaged(self, partition: Partition, damaged: Damaged) -> None:
-        """An entry nobody can read keeps its bytes, so that a person can."""
+        """Bury an unreadable entry with its bytes, so that a person can examine them."""
         now_ms = self._clock.now_ms()
         # Its own bytes cannot be trusted to be unique; its place is.
         idh = idh_of(f"{damaged.live.name}/{damaged.live.g_text}/{damaged.index}")

@@ -28,7 +28,7 @@ class Touched(NamedTuple):
 
 
 class PendingWrites:
-    """Taken along by the next call, and back again if the server wrote nothing of it."""
+    """Changes that the next call writes; taken back if the server wrote nothing."""
 
     def __init__(self) -> None:
         self.dirty: dict[LiveSlice, None] = {}
@@ -53,7 +53,7 @@ class PendingWrites:
             self.dirty_since = now_s
 
     def forget(self, lives: Iterable[LiveSlice]) -> None:
-        """Of these nothing is left to be committed."""
+        """Forget slices that have nothing left to commit."""
         for live in lives:
             self.dirty.pop(live, None)
         if not self.dirty:
@@ -69,7 +69,7 @@ class PendingWrites:
         return Touched(some, touches, finished)
 
     def take_back(self, begun: BeginCall) -> None:
-        """What was done has still to be committed."""
+        """Restore the done bits of a call that wrote nothing: they still have to be committed."""
         finished = begun.section.finished
         for live, touch in zip(begun.touched, begun.section.touches, strict=True):
             if touch.d:
@@ -79,7 +79,7 @@ class PendingWrites:
                 self.settled(live, 0.0)
 
     def take_all(self, number: int, token: bytes, seq: int, taken: TakenMoves) -> Commit:
-        """All of it in one call, with the tasks that it moves into hold slices."""
+        """Take all pending writes as one call, with the tasks it moves into hold slices."""
         lost, self.lost = self.lost, 0
         done = self.take_done(self.dirty | dict.fromkeys(taken.lives))
         outcomes = self.retries, self.deaths, self.holds
@@ -98,7 +98,7 @@ class HandingOff(NamedTuple):
 
 
 class HandedOff:
-    """The tasks of a partition that workers run, as far as its owner has to know of them."""
+    """Tasks of a partition that are with workers, as far as the owner has to track them."""
 
     __slots__ = ("answered", "awaited", "cursor", "put_off", "ready")
 
@@ -116,12 +116,12 @@ class HandedOff:
 
     @property
     def is_watched(self) -> bool:
-        """Something here ends by the word of others."""
+        """True if something here waits for acks of workers."""
         return bool(self.awaited or self.put_off or self.answered)
 
     @property
     def out(self) -> int:
-        """Rows that were fired and whose end this owner need not wait for: the next one takes them up again."""
+        """Fired rows whose end this owner need not wait for: the next owner resumes them."""
         flights = (*self.awaited.values(), *self.put_off)
         return sum(not flight.live.forgotten for flight in flights)
 
@@ -145,7 +145,7 @@ class Partition:
         self.closing_since = inf
         """On the same clock: since then nothing new begins here, for another node waits for the partition."""
         self.open_until = 0.0
-        """Until then it does not close: it could not be drained in time."""
+        """Until then it stays open: it could not be drained in time."""
         self.closed_in_vain = 0
         self.slices: dict[Slice, LiveSlice] = {}
         """In the order of their starts."""
@@ -157,7 +157,7 @@ class Partition:
         self.lanes = Lanes(self.hold_policy.barrier_ms)
         self.hold_policy.lanes = self.lanes
         self._taken = NOTHING_TAKEN
-        """Of the commit that is on its way: what it moves into hold slices."""
+        """Moves into hold slices of the commit in progress."""
         self.unanswered: BeginCall | Commit | HandingOff | None = None
         """Sent, but the reply was lost: it must be sent again, unchanged, before anything else."""
         self.handed = HandedOff()
@@ -267,7 +267,7 @@ class Partition:
             for live in self.slices.values()
             if live.from_ms < limit and not live.slice.is_hold
         ]
-        # The server counts whatever stands there; of these nothing is read.
+        # The server counts every member of the set, also these, which are not read.
         strangers = [one for one in self.strangers if one.score * 1000 < limit]
         return slices + [Known(name, self.keys.slices, repr(score), UNREAD) for name, score in strangers]
 
@@ -293,7 +293,7 @@ class Partition:
         self.survey()
 
     def forget(self, live: LiveSlice) -> None:
-        """The list on the server is not the one that was read: read it anew, bitmaps included."""
+        """Read a slice again, bitmaps included: its list on the server is not the one that was read."""
         self.remove(live)
         self.needs_listing = True
 
@@ -303,7 +303,7 @@ class Partition:
         self.needs_listing = self.waits_for_listing = True
 
     def dropped(self, live: LiveSlice) -> None:
-        """The server has forgotten it."""
+        """Remove a slice that the server has dropped."""
         self.gone[live.slice] = live.g
         self.remove(live)
 
@@ -330,8 +330,8 @@ class Partition:
             self.hold_policy.lane_is_free(lane)
 
     def _lane_may_go_on(self, flight: Flight) -> None:
-        """The head of a lane was cancelled, or moved. One that had failed may stand at another time now, and its lane
-        goes on waiting for it: whoever asks for such heads finds out."""
+        """Free a lane whose head was cancelled or moved. A failed head may have another time now: then the lane waits
+        until `HoldWatch` has asked the server about it."""
         lane = flight.body.lane
         if lane is not None and self.lanes.is_kept(lane):
             self.lanes.give_up(lane, flight)

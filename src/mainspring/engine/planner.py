@@ -40,7 +40,7 @@ log = logging.getLogger("mainspring.engine")
 
 
 PLANNING_S: Final = 0.25
-"""For so long plans of a partition are made before the next has its turn: some times are hard to find."""
+"""Seconds of planning per partition before the next has its turn: some schedules take long to evaluate."""
 
 KnownSchedule = tuple[Definition | None, ChainState | None]
 
@@ -50,19 +50,19 @@ def fits(known: "KnownSchedule | None", occurrence: Occurrence) -> bool:
 
 
 def plans_of(work: "Sequence[tuple[KnownSchedule | None, Occurrence | None]]", now_ms: int) -> list[OccurrencePlan]:
-    """Of the first of these, as far as the time goes; of one at the least."""
+    """Plan as many of these occurrences as fit into `PLANNING_S`, in order, at least one."""
     return found_in_time(work, lambda one: _plan_of(*one, now_ms), PLANNING_S)
 
 
 def ways_on(
     waiting: "Sequence[tuple[Flight, OccurrencePlan]]", now_ms: int
 ) -> list[tuple[int | None, ChainMemory] | None]:
-    """Of the first of these likewise: where their chains go on without them; None: it is their time."""
+    """Find, for as many as time allows, where the chain continues without the occurrence; None if it is to run."""
     return found_in_time(waiting, lambda one: _way_on(*one, now_ms), PLANNING_S)
 
 
 def ways_past(behind: "Sequence[tuple[Flight, OccurrencePlan]]") -> list[tuple[int | None, ChainMemory]]:
-    """Of the first of these likewise, where the run before is not over: where their chains go on."""
+    """Like `ways_on` for occurrences whose previous run is not over."""
     return found_in_time(behind, lambda one: after_overlap(*one[1].known), PLANNING_S)
 
 
@@ -99,13 +99,13 @@ CHECK_S: Final = 60.0
 OVERDUE_MS: Final = 15_000
 """An occurrence that is overdue for longer is looked at closer: it may be waiting, or lost."""
 OVERDUE_AT_ALL_MS: Final = 100
-"""What is overdue for longer stands in a crowd."""
+"""An occurrence that is overdue for longer is one of very many due at once."""
 LOOK_AGAIN_S: Final = 0.5
-"""How often the end of a run is asked for that others wait for."""
+"""Seconds between questions about the end of a run that an occurrence waits for."""
 NOTE_S: Final = 0.5
 """How often the ends of runs are written."""
 NOTE_LATEST_S: Final = 5.0
-"""So long they wait for what is due, in a second in which very many are."""
+"""Seconds that these writes wait at most while very many occurrences are due."""
 PLANS_AT_ONCE: Final = 500
 PASSED_BY_AT_ONCE: Final = 1_000
 SETTLED_AT_ONCE: Final = 50
@@ -147,7 +147,7 @@ class Planner:
         if any(one.chains.ended for one in self._owned.values()):
             wait_s = min(wait_s, max(0.01, self._note_at - steady_s()))
         if failure is not None:
-            raise failure  # only now: one server that is away must not keep the others waiting
+            raise failure  # only now: an unavailable server must not delay the others
         return wait_s
 
     def _much_is_due(self) -> bool:
@@ -211,7 +211,7 @@ class Planner:
         return bool(chains.wanted)
 
     async def _pass_by_backfilled(self, number: int, plans: Sequence[OccurrencePlan], now_ms: int) -> None:
-        """Planted over one that is put already, a chain would stand still until the next check."""
+        """Skip occurrences that are already stored: writing over one would stall the chain until the next check."""
         for _ in range(PASSED_BY_AT_ONCE):
             plans = [plan for plan in plans if plan.may_be_put]
             if not plans:
@@ -224,7 +224,7 @@ class Planner:
     # -- decisions -------------------------------------------------------------------------------------
 
     async def _decide(self, number: int, chains: Chains) -> None:
-        """What stands aside: run it, skip it, or let it wait on."""
+        """Decide about waiting occurrences: run, skip, or wait on."""
         ready: list[tuple[Flight, OccurrencePlan]] = []
         doubts: list[tuple[Flight, OccurrencePlan]] = []
         for row, flight in list(chains.undecided.items()):
