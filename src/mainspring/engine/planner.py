@@ -259,14 +259,14 @@ class Planner:
                 return
 
     def _holds_lease(self, number: int) -> bool:
-        """By a clock that has jumped an hour of planned runs was missed. Whoever owns it next decides."""
+        """Return False after a clock jump, which looks like an hour of missed runs: the next owner decides."""
         partition = self._owned.get(number)
         return partition is not None and partition.holds_lease
 
     async def _ask_for_ends(
         self, number: int, chains: Chains, doubts: list[tuple[Flight, OccurrencePlan]]
     ) -> list[tuple[Flight, OccurrencePlan]]:
-        """Is the run before over? Those for which it is."""
+        """Ask the server whether the previous runs are over; return the occurrences for which they are."""
         free: list[tuple[Flight, OccurrencePlan]] = []
         behind: list[tuple[Flight, OccurrencePlan]] = []
         links = [plan.link for _, plan in doubts if plan.link is not None]
@@ -291,7 +291,7 @@ class Planner:
         return free
 
     async def _skip_all(self, chains: Chains, behind: Sequence[tuple[Flight, OccurrencePlan]]) -> None:
-        """The runs before are not over. Of some it takes time to tell where their chains go on: those wait aside."""
+        """Skip occurrences whose previous run is not over. Those whose next time takes long to find wait."""
         some = sorted(behind, key=_may_be_long)
         found = await searched((plan.definition for _, plan in some), partial(ways_past, some))
         for (flight, plan), (next_ms, state) in zip(some, found, strict=False):

@@ -25,7 +25,7 @@ class Bitmaps:
         self.fired = bytearray()
         self.done = bytearray()
         self.redo = bytearray()
-        """Fired by a former owner and not done: to be delivered again."""
+        """Rows fired by a former owner and not done: to be delivered again."""
         self.dirty_low, self.dirty_high = _END, -1
         """Rows settled since the last commit lie between these."""
 
@@ -100,7 +100,7 @@ class Bitmaps:
 
     @property
     def done_from_start(self) -> int:
-        """So many rows from the start on are done, in whole bytes."""
+        """Number of rows done from the start on, in whole bytes."""
         return (len(self.done) - len(self.done.lstrip(b"\xff"))) * 8
 
     # -- what has to be committed --------------------------------------------------------------------
@@ -140,9 +140,9 @@ def is_set(bits: bytes | bytearray, first_byte: int, index: int) -> bool:
 
 INDEX_MASK: Final = 0xFFFFFFFF
 END: Final = 1 << 63
-"""A key behind all others."""
+"""A key greater than all others."""
 FEW: Final = 256
-"""So many rows are kept in order at once; of more the order is found when it is needed."""
+"""Up to this many rows are inserted in order; more are sorted only when the order is needed."""
 _NONE: Final = range(0)
 _OFFSET: Final = itemgetter(slice(4))
 
@@ -165,19 +165,19 @@ class DueRows:
 
     def __init__(self, passed: int) -> None:
         self.rows: list[bytes | None] = [None] * passed
-        """All that were read, by their places in the list."""
+        """All rows that were read, by index."""
         self._nothing_waits()
 
     def _nothing_waits(self) -> None:
         self.due: list[int] = []
-        """Keys of rows that wait, from `at` on."""
+        """Keys of waiting rows, from `at` on."""
         self.at = 0
         self.loose = False
-        """`due` is not in order yet: sorting waits until the order matters."""
+        """`due` is unsorted: it is sorted when the order matters."""
         self.fresh = _NONE
-        """Rows that wait as well, neighbours in the list: their keys are made when the order matters."""
+        """Further waiting rows, a range of indexes: their keys are computed when the order matters."""
         self.first, self.latest = END, 0
-        """The smallest and the largest offset of what is loose or fresh."""
+        """Smallest and largest offset of loose and fresh rows."""
 
     def __len__(self) -> int:
         return len(self.due) - self.at + len(self.fresh)
@@ -185,7 +185,7 @@ class DueRows:
     # -- coming --------------------------------------------------------------------------------------
 
     def keeps_order(self, count: int) -> bool:
-        """So few more are put among those that are in order."""
+        """Return True if `count` more rows can be inserted in order."""
         return count <= FEW and self.at < len(self.due) and not self.loose
 
     def add_fresh(self, first: int, least: int, latest: int) -> None:
@@ -224,7 +224,7 @@ class DueRows:
 
     @property
     def first_offset(self) -> int:
-        """Of the earliest that waits."""
+        """Offset of the earliest waiting row."""
         first = self.first if self.loose or self.fresh else END
         if not self.loose and self.at < len(self.due):
             first = min(first, self.due[self.at] >> 32)
@@ -232,19 +232,19 @@ class DueRows:
 
     @property
     def first_key(self) -> int:
-        """Of the earliest that waits."""
+        """Key of the earliest waiting row."""
         self.put_in_order()
         return self.due[self.at] if self.at < len(self.due) else END
 
     def count_before(self, bound: int) -> int:
-        """So many have smaller keys."""
+        """Count the waiting rows with smaller keys."""
         self.put_in_order()
         return bisect_left(self.due, bound, self.at) - self.at
 
     # -- going ---------------------------------------------------------------------------------------
 
     def take(self, bound: int, limit: int) -> Due:
-        """Those with smaller keys, in order, up to the limit."""
+        """Take rows with smaller keys, in order, up to the limit."""
         self.put_in_order()
         end = bisect_left(self.due, bound, self.at, min(len(self.due), self.at + limit))
         taken = self.due[self.at : end]
@@ -253,7 +253,7 @@ class DueRows:
         return Due(indexes, list(map(self.rows.__getitem__, indexes)), taken[-1] >> 32 if taken else 0)
 
     def take_all(self) -> Due:
-        """As they came."""
+        """Take all waiting rows in the order of their arrival."""
         keys, fresh, latest = self.due[self.at :], self.fresh, self.latest
         if keys and not self.loose:
             latest = max(latest, keys[-1] >> 32)
@@ -265,7 +265,7 @@ class DueRows:
         return Due([*indexes, *fresh], [*map(self.rows.__getitem__, indexes), *rows], latest)
 
     def cut(self, keep: int) -> list[int]:
-        """Let go of all but the earliest; returns the keys of those that went."""
+        """Drop all but the `keep` earliest rows; return the keys of the others."""
         self.put_in_order()
         gone = self.due[self.at + keep :]
         del self.due[self.at + keep :]
@@ -282,7 +282,7 @@ class DueRows:
 
 
 def offsets(heads: Iterable[bytes]) -> "array[int]":
-    """Of rows whose first four bytes these are."""
+    """Decode the offsets of rows from their first four bytes."""
     numbers = array("I", b"".join(heads))
     numbers.byteswap()
     return numbers
@@ -293,7 +293,7 @@ def _indexes(keys: list[int]) -> list[int]:
 
 
 class RowFilter:
-    """Looks at each row: it may have left, be cancelled, a repeat of another, or damaged."""
+    """Filters rows that were read: some have left already, are cancelled, repeated, or damaged."""
 
     __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "lost", "stubs", "tombs")
 
@@ -306,15 +306,15 @@ class RowFilter:
         self.lost = 0
         """Repeats of one put that were dropped since the last commit."""
         self.damaged = False
-        """Some row's header cannot be true: look at each row before it leaves."""
+        """Some row has an impossible header: decode each row separately."""
         self.tombs: list[bytes] = []
-        """The first bytes of the ids of cancelled rows that were met, until somebody takes note."""
+        """First bytes of the id hashes of cancelled rows, until the partition takes them."""
         self.start_pass()
 
     def start_pass(self) -> None:
         self._first_of: dict[bytes, int] = {}
         self.stubs: dict[int, bytes] = {}
-        """Rows of four bytes that were met: cancelled if the server has marked them so, else damaged."""
+        """Rows of four bytes: cancelled if the server has marked them, otherwise damaged."""
 
     def filter(self, rows: list[bytes | None], first: int, seen: int, low: int) -> list[int]:
         """Keys of the rows from `first` on that still have to fire; the rest is let go, and marked done where it needs
@@ -376,7 +376,7 @@ _PLAIN: Final = frozenset(
 
 
 class LiveSlice:
-    """Rows are kept only while they wait; a slice too large to hold is read in windows of its earliest rows."""
+    """A slice in memory. Rows are kept only while they wait; a large slice is read in windows of its earliest rows."""
 
     __slots__ = (
         "bits", "cursor", "deferred", "finished", "forgotten", "from_ms", "g", "g_text", "has_lanes", "has_schedules",
@@ -395,34 +395,34 @@ class LiveSlice:
         """A former owner may have fired some of it: its bitmaps have to be read first."""
         self.slice = place
         self.from_ms = place.from_ms
-        """Offsets count from here."""
+        """Start of the offsets of its rows."""
         self.suspended = False
-        """A hold slice whose hold lasts: nothing of it is read."""
+        """True for a hold slice whose hold lasts: it is not read."""
         self.pace: str | None = None
-        """Of tasks without lanes, held or overdue: the key of the hold that may let them out little by little."""
+        """Key of the hold that lets its tasks out gradually (held or overdue tasks without lanes)."""
         self.g = g
         self.forgotten = False
         self.has_lanes = False
         self.has_schedules = False
         self.occurrences: list[bytes] = []
-        """Rows of schedules that were read, until somebody takes note."""
+        """Rows of schedules that were read, until the partition takes them."""
         self.held: set[int] = set()
-        """Rows that lanes hold or that are on their way: another pass over the list must not take them again."""
+        """Rows that are in lanes or being moved: another pass over the list must not take them again."""
         self.passes = 0
         self.unread = True
-        """There may be rows on the server that were not read."""
+        """True if the server may have rows that were not read."""
         self.read_rows = self.read_bytes = 0
-        """Of all passes together, without what is left of cancelled tasks: that takes next to nothing."""
+        """Rows and bytes read in all passes, without the remains of cancelled tasks, which are tiny."""
         self.out = 0
-        """Rows that were fired and are not settled."""
+        """Number of rows fired and not settled."""
         self.finished = 0
         """Tasks delivered since the last commit, for the counter."""
         self.bits = Bitmaps()
         self.row_filter = RowFilter(place.width_ms, self.bits, self.held)
         self.needs_filter = False
-        """Some rows were fired before this pass over the list: look at each."""
+        """Some rows were fired before this pass over the list: filter each row."""
         self.tail, self.tail_index = b"", -1
-        """The last row ever read: as long as it stands there, everything before it is what was read."""
+        """The last row read: while the server still has it, all rows before it are those that were read."""
         self.proven = -1
         """The last row that the server has confirmed in an answered call."""
         self.low, self.high = 0, END
@@ -509,7 +509,7 @@ class LiveSlice:
         return len(gone)
 
     def trim_after(self, until_ms: int) -> None:
-        """Hold only what is due before a time."""
+        """Drop rows that are due after a time."""
         if self.slice.end_ms <= until_ms:
             return
         bound = max(0, until_ms - self.from_ms) << 32
@@ -519,7 +519,7 @@ class LiveSlice:
             self.high, self.kept = bound, END
 
     def open_window(self, until_ms: int) -> None:
-        """Of a wide slice hold only what is due before a time."""
+        """Keep only rows of a wide slice that are due before a time."""
         if self.slice.width_ms >= HOUR_MS and self.high == END:
             self.high = max(0, until_ms - self.from_ms) << 32
 
@@ -533,7 +533,7 @@ class LiveSlice:
     def next_window(self, until_ms: int) -> int:
         """Start another pass over the list for the rows from the last window's end on. Returns rows let go."""
         let_go = self.waiting
-        # Rows that were put back may stand behind the end of the window, and others before them that were let go.
+        # Rows that were put back may lie beyond the end of the window, with dropped rows before them.
         self.low = min(self.queue.first_key, self.high)
         seen = self.cursor
         self._start_pass(seen)
@@ -554,7 +554,7 @@ class LiveSlice:
     # -- holding back --------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Let go of all that waits; nothing is read until it goes on."""
+        """Drop all waiting rows and read nothing until `resume`."""
         self.restart()
         self.suspended = True
 
@@ -564,7 +564,7 @@ class LiveSlice:
 
     @property
     def blocks_its_lane(self) -> bool:
-        """A hold slice of a lane: as long as it is not read to its end, nobody knows who comes next."""
+        """True for a partly read hold slice of a lane: until it is read, the next task of the lane is unknown."""
         return self.unread and self.slice.is_hold and (self.has_lanes or not self.cursor)
 
     def move_out(self, indexes: list[int]) -> tuple[int, bytes]:
@@ -576,14 +576,14 @@ class LiveSlice:
         return changed
 
     def _finished_rows(self) -> int:
-        """So many rows from the start on are done."""
+        """Return how many rows from the start on are done."""
         return min(self.bits.done_from_start, self.tail_index + 1)
 
     # -- firing ------------------------------------------------------------------------------------
 
     @property
     def row_bytes(self) -> float:
-        """What a row takes, as far as is known; 0 before the first is read."""
+        """Mean bytes of a row; 0 before the first is read."""
         return self.read_bytes / self.read_rows if self.read_rows else 0.0
 
     @property
@@ -633,7 +633,7 @@ class LiveSlice:
         return self.bits.fire(indexes)
 
     def to_redo(self, index: int) -> bool:
-        """A former owner has fired this row and not finished it."""
+        """Return True if a former owner has fired this row and not finished it."""
         return self.bits.to_redo(index)
 
     def unmark_fired(self, indexes: list[int]) -> None:
@@ -643,7 +643,7 @@ class LiveSlice:
         self.bits.unfire(indexes)
 
     def land(self, count: int, indexes: Iterable[int]) -> None:
-        """So many rows that were fired are settled; which ones is asked only if others are still out."""
+        """Settle `count` fired rows; `indexes` is evaluated only if other rows are still in flight."""
         self.out -= count
         if self.out or self.bits.redo:
             self.settle_many(list(indexes))
@@ -659,13 +659,13 @@ class LiveSlice:
         self.held.add(index)
 
     def let_rows_go(self) -> None:
-        """Nothing waits: the rows are needed no more. One that has to wait again is read again."""
+        """Drop the bytes of all rows when none waits; a row that has to wait again is read again."""
         if not self.held:
             self.queue.drop_all_rows()
             self.passes += 1
 
     def settle_many(self, indexes: list[int]) -> None:
-        """Nothing is left to do for these rows."""
+        """Mark rows as done."""
         self.bits.settle(indexes)
         rows = self.queue.rows
         known = len(rows)

@@ -87,7 +87,7 @@ def of_dead_letter(letter: "DeadLetter | None") -> View:
 
 
 def of_dead_letters(**filters: object) -> dict[str, str]:
-    """Which letters a change of many was about."""
+    """Return the filters that chose the dead letters of a bulk change."""
     return {name: bare(str(value)) for name, value in filters.items() if value is not None}
 
 

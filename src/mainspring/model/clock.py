@@ -7,7 +7,7 @@ from typing import Final, Protocol
 DRIFT: Final = 200e-6
 """Two clocks may drift apart by 200 ppm: the estimate gives that away so that it never runs ahead."""
 OLD_S: Final = 5.0
-"""From then on a sample is old: the estimate is a millisecond behind, and would be 17 seconds behind after a day."""
+"""Seconds after which a sample is old: the estimate is a millisecond behind by then, 17 seconds after a day."""
 
 
 class Clock(Protocol):
@@ -62,7 +62,7 @@ class ServerClock:
 
 
 class ManualClock:
-    """A clock for tests: it stands still until it is told to move."""
+    """A clock for tests that moves only by hand."""
 
     manual = True
     old = False
@@ -82,7 +82,7 @@ class ManualClock:
         self._now_ms = now_ms
 
     def sample(self, server_us: int) -> None:
-        """Nothing to learn: the server is told the time, not asked."""
+        """No offset to learn: the manual clock sets the server's time."""
 
 
 def steady_s() -> float:
@@ -92,8 +92,8 @@ def steady_s() -> float:
 
 
 SHARE: Final = 0.25
-"""Of the time that the others take: who steps aside after every millisecond on a loop whose turns take fifty falls
-behind, though all wait for its work."""
+"""Share of the time that others take. Work that yields after every millisecond on a loop whose turns take fifty falls
+behind, although everything waits for it."""
 LONGEST_S: Final = 0.01
 
 
@@ -126,5 +126,5 @@ class TimeSlice:
         return time.monotonic() >= self._until
 
     def end(self) -> None:
-        """Others have the loop from now until the next `begin`."""
+        """End the slice: others have the loop until the next `begin`."""
         self._ended_at = time.monotonic()

@@ -121,7 +121,7 @@ class GivenDelivery(Delivery, gc=False):
 
 
 def bytes_to_fields(name: str, value: bytes) -> dict[str, str]:
-    """For JSON: as text, or in base64, under a name that says so, where it is none."""
+    """Return bytes as a JSON field: as text, or as base64 under `<name>_base64` if they are not UTF-8."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:
@@ -129,7 +129,7 @@ def bytes_to_fields(name: str, value: bytes) -> dict[str, str]:
 
 
 def bytes_from_fields(name: str, fields: Mapping[str, Any]) -> bytes:
-    """What `bytes_to_fields` was given."""
+    """Return the bytes that `bytes_to_fields` was given."""
     packed = fields.get(f"{name}_base64")
     return str(fields.get(name, "")).encode() if packed is None else base64.b64decode(packed)
 

@@ -8,7 +8,7 @@ from .errors import InvalidInput
 
 
 def clean(text: str) -> str:
-    """Without lone surrogates: what came as bytes that are no UTF-8 cannot be written as UTF-8 again."""
+    """Replace lone surrogates: they come from bytes that are not UTF-8, and cannot be encoded again."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -19,7 +19,7 @@ def plain(text: Any) -> Any:
 
 
 def check_text(value: object, field: str) -> str:
-    """Any text at all."""
+    """Return a cleaned text; refuse anything that is not a text."""
     value = plain(value)
     if not isinstance(value, str):
         raise InvalidInput(f"{field} is a {type(value).__name__}; give a text")
@@ -27,7 +27,7 @@ def check_text(value: object, field: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line, whatever its own text does."""
+    """Describe an exception in one line, even if its own `str()` fails."""
     name = type(error).__name__
     try:
         text = str(error)

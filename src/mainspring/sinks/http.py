@@ -77,7 +77,7 @@ class HttpOptions:
     room: int = 100_000
     """Tasks that may wait for their hosts, all together."""
     rate: Rate | None = None
-    """Of requests to one host; None is as fast as it answers."""
+    """Rate of requests to one host; None is as fast as it answers."""
     result_ttl_s: float = 3600.0
     """How long the answers to successful calls are kept with their runs."""
 
@@ -123,7 +123,7 @@ class HttpSink:
         return await self._hosts.carry((url.host, url.port), self._limits, batch, send, self._own_limits(hook))
 
     def _own_limits(self, hook: Webhook) -> tuple[Hashable, Limits] | None:
-        """Of a target that has some. Those of its host hold besides."""
+        """Return the limits of a target that has its own; those of its host apply as well."""
         own, most = hook.limit, self._limits.concurrency
         return (hook, Limits(min(most, own.concurrency or most), own.rate)) if own else None
 

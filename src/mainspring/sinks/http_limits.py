@@ -24,7 +24,7 @@ Send = Callable[[Delivery], Awaitable[Outcome]]
 
 
 class RequestBatch:
-    """One batch: `next` to `end` is still to be begun."""
+    """A batch of requests: those from `next` to `end` are still to be begun."""
 
     __slots__ = ("_left", "batch", "end", "finished", "next", "outcomes", "send")
 
@@ -41,7 +41,7 @@ class RequestBatch:
         self._finish(1)
 
     def leave_out(self, first: int, put_off: Callable[[], Retry]) -> None:
-        """Everything from `first` on is not begun."""
+        """Put off everything from `first` on."""
         left_out, self.end = self.end - first, first
         for at in range(first, first + left_out):
             self.outcomes[at] = put_off()
@@ -62,7 +62,7 @@ class RequestBatch:
 
 
 class Pulse:
-    """How many a second are taken, measured over the last second or so of work."""
+    """Requests per second, measured over about the last second of work."""
 
     def __init__(self, first_guess: float) -> None:
         self._rate = first_guess
@@ -87,19 +87,19 @@ class Pulse:
 
 SOONEST_S: Final = 1.0
 LATEST_S: Final = 300.0
-"""When a task that was put off comes again."""
+"""Bounds of the wait, in seconds, after which a task that was put off comes again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one host, or of one target on it."""
+    """Limits of one host, or of one target on it."""
 
     concurrency: int
     rate: Rate | None = None
 
 
 class RatePace:
-    """Not faster than a rate: one after the other, or after a pause as many at once as its burst says."""
+    """Keeps requests below a rate; after a pause, a burst may go at once."""
 
     __slots__ = ("_ahead_s", "_interval_s", "next_at")
 
@@ -107,7 +107,7 @@ class RatePace:
         self._interval_s = 0.0 if rate is None else 1 / rate.per_s
         self._ahead_s = 0.0 if rate is None else self._interval_s * (max(1, rate.burst) - 1)
         self.next_at = -inf
-        """When all that went is accounted for. A burst goes ahead of that."""
+        """Time at which the requests so far fit the rate. A burst goes ahead of it."""
 
     def wait_s(self) -> float:
         """Until the next may go; 0 or less when it may go now."""
@@ -119,7 +119,7 @@ class RatePace:
 
 
 class RequestQueue:
-    """What waits, first come first served, and how much of it is under way."""
+    """Waiting requests, first come first served, and how many are in flight."""
 
     def __init__(self, limits: Limits) -> None:
         self.most = limits.concurrency
@@ -148,7 +148,7 @@ class RequestQueue:
         return load, at
 
     def put_off(self) -> Retry:
-        """Each comes a little after the one before, as fast as they were taken lately."""
+        """Return a retry at a reserved time, spaced by the recent rate."""
         now = time.monotonic()
         self._reserved_until = max(self._reserved_until, now + SOONEST_S) + 1 / self.pulse.rate()
         self._reserved_until = min(self._reserved_until, now + LATEST_S)
@@ -157,7 +157,7 @@ class RequestQueue:
 
 
 MAX_QUEUED_S: Final = 30.0
-"""What was not begun so long after it came is put off: its partition must not wait for a dead host to move."""
+"""Seconds a request may be queued before it is put off: a partition must not wait for a dead host."""
 
 UNPROVEN: Final = 8
 """A host that has answered nothing yet gets one part in so many of what is free of the first half of the connections.
@@ -176,7 +176,7 @@ class Hosts:
         self._room = room
         self._hosts: dict[Hashable, Host] = {}
         self.free = connections
-        """Connections that nobody has."""
+        """Free connections."""
         self._half, self._first = connections // 2, connections // FIRST
         self._waiting_hosts: dict[Host, int] = {}
         """Hosts that have work and may not have a connection now, those that came first in front; and how many must be
@@ -209,7 +209,7 @@ class Hosts:
     # -- connections -----------------------------------------------------------------------------------------
 
     def may_connect(self, host: "Host") -> bool:
-        """May it have one more connection? It is told when there are more, if not.
+        """Return True if a host may have one more connection. Otherwise it is served when connections become free.
 
         Hosts that hang keep what they have for a whole timeout. So each leaves as many free as it has, and some for the
         first of others; one that has not answered so many yet stays far below that.
@@ -229,7 +229,7 @@ class Hosts:
         return min(unproven, busy + self._first) if busy < host.proven else unproven
 
     def feed(self, answered: "Host") -> None:
-        """A host has given one back: those who wait for one go first."""
+        """Give a freed connection to waiting hosts first."""
         if answered in self._waiting_hosts:
             self._waiting_hosts[answered] = self._needed(answered)
         for host, needed in list(self._waiting_hosts.items()):
@@ -238,7 +238,7 @@ class Hosts:
             del self._waiting_hosts[host]
             if self.free >= needed:
                 host.fill()
-            else:  # a look, no more: this goes on with every answer, and of hosts that hang there may be hundreds
+            else:  # only a check: this runs with every answer, and hundreds of hosts may hang
                 self._waiting_hosts[host] = needed
 
     # -- their number ----------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Host:
         self._limits = limits
         self._queues: dict[Hashable, RequestQueue] = {}
         self._moving: deque[RequestQueue] = deque()
-        """Those in which somebody waits, in turn."""
+        """Queues with waiting requests, in turn."""
         self._workers: set[asyncio.Task[None]] = set()
         self.busy = 0
         """Requests under way."""
@@ -296,7 +296,7 @@ class Host:
                 await load.finished
             finally:
                 timer.cancel()
-                self._give_up(queue, load)  # cancelled: nobody wants what was not begun
+                self._give_up(queue, load)  # cancelled: requests that were not begun are no longer wanted
         return load.outcomes
 
     def _queue_of(self, own: tuple[Hashable, Limits] | None) -> RequestQueue:
@@ -337,7 +337,7 @@ class Host:
             worker.add_done_callback(self._ended)
 
     def _next_queue(self) -> RequestQueue | None:
-        """Whose turn it is; None when nobody may begin now."""
+        """Return the queue whose turn it is; None if no request may begin now."""
         if not self._moving or self.busy >= self._limits.concurrency or self._stopped:
             return None
         soonest_s, host_s = inf, self._pace.wait_s()
@@ -393,10 +393,10 @@ class Host:
         self._workers.discard(worker)
         if not worker.cancelled() and worker.exception() is not None:
             self._hosts.feed(self)
-            self.fill()  # a bug: its load was told, and the others still need hands
+            self.fill()  # a bug: its batch has failed, and the others still need workers
 
     def _come_back(self, wait_s: float) -> None:
-        """Nobody may begin before that, by the rates."""
+        """Try again after `wait_s`: the rates allow no request before."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._time_has_come)

@@ -31,10 +31,10 @@ log = logging.getLogger("mainspring.http")
 
 
 LONGEST_WAIT_MS: Final = 3_600_000
-"""A target that asks for more patience than an hour is asked again after an hour."""
+"""Longest wait that a target may ask for; a longer one is cut to an hour."""
 
 SPREAD: Final = 0.1
-"""Those that were told the same time come back within a tenth of it more, not all at once."""
+"""Requests with the same Retry-After are spread over a further tenth of it."""
 
 _AGAIN: Final = frozenset({408, 425, 429})
 _MOVED: Final = frozenset({301, 308})
@@ -111,19 +111,19 @@ MASK: Final = "***"
 _OPEN: Final = frozenset(
     {"accept", "accept-charset", "accept-encoding", "accept-language", "cache-control", "content-type", "user-agent"}
 )
-"""Headers whose values say nothing, and stand in answers of their own accord."""
+"""Headers whose values are no secrets and commonly appear in responses."""
 
 _SHORTEST: Final = 4
 """Shorter values would be found in every other word."""
 
 
 class Secrets:
-    """What a webhook is called with and nobody else should read."""
+    """The secret values of a webhook, to be masked in texts."""
 
     def __init__(self, hook: Webhook) -> None:
         forms = {form for value in _values(hook) if len(value) >= _SHORTEST for form in _forms(value)}
         self.longest = max(map(len, forms), default=0)
-        # The longest first: of a value that holds another one nothing shall remain.
+        # Longest first: a value that contains another one must be masked completely.
         self._forms = sorted(forms, key=len, reverse=True)
 
     def out_of(self, text: str) -> str:
@@ -157,7 +157,7 @@ def _values(hook: Webhook) -> Iterator[str]:
 
 
 def _forms(value: str) -> Iterator[str]:
-    """As it was sent, and as it stands in JSON: some encoders mark slashes too."""
+    """Yield a value as sent and as escaped in JSON, where some encoders escape slashes too."""
     yield value
     quoted = json.dumps(value)[1:-1]
     yield quoted

@@ -70,7 +70,7 @@ def _message_of(one: Delivery, prefix: bytes) -> KafkaMessage:
 NOT_CONFIGURED: Final = "this node does not know a Kafka broker; set kafka_url (MAINSPRING_KAFKA_URL, --kafka-url)"
 NEEDS: Final = "Kafka needs the package confluent-kafka: pip install 'mainspring[kafka]'"
 AWAY_MS: Final = 2_000
-"""Tasks that waited in vain for a broker come back after this time."""
+"""Wait after which tasks that found no broker are tried again."""
 
 
 def kafka_sink(options: KafkaOptions | None) -> Sink:

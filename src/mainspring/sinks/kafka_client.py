@@ -110,7 +110,7 @@ class Carrier:
 
 ASK_S: Final = 10.0
 MISSING_S: Final = 1.0
-"""So long a missing topic is not asked for again: there may be many tasks for it."""
+"""Seconds before a missing topic is asked for again: there may be many tasks for it."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AWAY: Final = (
@@ -212,10 +212,10 @@ CHUNK_TASKS: Final = 512
 """Messages handed to the library in one go: about 1 ms."""
 
 TIME_SLICE_S: Final = 0.003
-"""So long messages are handed over before others have their turn on the loop."""
+"""Seconds spent on handing over messages before others get their turn on the loop."""
 
 ROOM_S: Final = 0.005
-"""How often a full queue is looked at again."""
+"""Seconds between checks of a full queue."""
 
 
 FailedMessages = Mapping[tuple[bytes, bytes], KafkaError]
@@ -283,7 +283,7 @@ class BatchProducer:
         return failures
 
     async def aclose(self) -> None:
-        """What nobody waits for any more is dropped: the next owner delivers it."""
+        """Drop messages that are no longer awaited: the next owner delivers them."""
         carrier, self._carrier = self._carrier, None
         if carrier is not None:
             carrier.retire()

@@ -21,7 +21,7 @@ OURS: Final = {
     "delivery.report.only.error": "failures are reported, and what was delivered is known without",
     "transactional.id": "messages are not sent in transactions",
 }
-"""Properties on which the promises rest: nobody else sets them."""
+"""Properties that the delivery guarantees depend on: users cannot set them."""
 
 DEFAULTS: Final = {
     "client.id": "mainspring",
@@ -30,7 +30,7 @@ DEFAULTS: Final = {
     "socket.keepalive.enable": "true",
     "queue.buffering.max.messages": "100000",
     "queue.buffering.max.kbytes": "262144",
-    # So long tasks are held back for a broker that is away; after it they wait on the server, not in memory.
+    # How long tasks are held for an unavailable broker; afterwards they wait on the server, not in memory.
     "message.timeout.ms": "30000",
 }
 """What a settings file may change."""
@@ -98,7 +98,7 @@ class KafkaOptions:
     replication: int | None = None
 
     def for_library(self) -> dict[str, str]:
-        """Everything the library is told. Ours last: nothing can undo what the promises rest on."""
+        """Return all properties for the library. Ours come last: nothing can undo the delivery guarantees."""
         ours = {"bootstrap.servers": parse_servers(self.url), "enable.idempotence": "true", "acks": "all"}
         return {**DEFAULTS, **self.properties, **ours}
 

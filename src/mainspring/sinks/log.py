@@ -41,7 +41,7 @@ class LogSink:
         error = await job.done
         if error is None:
             return [DONE] * len(batch)
-        # Not done: what nobody could read goes out again, and in the end to the dead letters.
+        # Not done: lines that could not be written are retried, and finally become dead letters.
         return [Retry(f"standard output cannot be written: {error.strerror}")] * len(batch)
 
     async def aclose(self) -> None:
@@ -55,7 +55,7 @@ class LogSink:
                     _write_all(self._fd, job.data)
             except OSError as caught:
                 error = caught
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no one is waiting
                 job.loop.call_soon_threadsafe(_answer, job.done, error)
 
 

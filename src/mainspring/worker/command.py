@@ -46,7 +46,7 @@ class OrphanReaper:
         self._watched: set[int] = set()
 
     def start(self) -> None:
-        """Before a command is started, so that nothing has to be waited for after."""
+        """Start the process before a command starts, so that nothing has to wait afterwards."""
         with self._lock:
             self._send(b"")
 
@@ -56,7 +56,7 @@ class OrphanReaper:
             self._send(b"+%d\n" % group)
 
     def release(self, group: int) -> None:
-        """Before its number can be another's."""
+        """Stop watching a group, before its id can be reused."""
         with self._lock:
             self._watched.discard(group)
             self._send(b"-%d\n" % group)
@@ -72,7 +72,7 @@ class OrphanReaper:
         try:
             self._write(line)
         except OSError:
-            # It was killed. A new one hears of everything that runs.
+            # The reaper was killed: start a new one with all groups that run.
             self._process = None
             with contextlib.suppress(OSError):
                 self._write(b"".join(b"+%d\n" % one for one in self._watched))
@@ -98,11 +98,11 @@ atexit.register(ORPHAN_REAPER.close)
 
 
 LOOK_S: Final = 0.05
-"""How often to look whether it has ended or shall end, while it writes nothing."""
+"""Seconds between checks of a silent program for whether it has ended or must end."""
 
 _CHUNK: Final = 65_536
 _SETTLE_S: Final = 0.2
-"""For output that is still in the pipes when the program has ended."""
+"""Seconds to read output that is still in the pipes when the program has ended."""
 
 
 class Tail:
@@ -147,7 +147,7 @@ class Process:
             self._selector.register(stream, selectors.EVENT_READ, tail)
 
     def run(self, asked_to_end: Callable[[], bool], kill_after_s: float) -> Output:
-        """Until it has ended; when asked, it is told to end, and then made to. Blocks: for a thread."""
+        """Run until the program ends; when asked to end, terminate it, then kill it. Blocks: call it in a thread."""
         _running.add(self)
         try:
             deadline = None
@@ -165,13 +165,13 @@ class Process:
         return Output(self._popen.returncode, out.data, err.data, out.size, err.size)
 
     def _has_ended(self) -> bool:
-        """Without collecting it: until then its group keeps its number, and nobody else can get it."""
+        """Return True if the program has ended, without reaping it: until then its group id cannot be reused."""
         if not hasattr(os, "waitid"):
             return self._popen.poll() is not None
         return os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _end(self) -> None:
-        """What the program left running in its group goes with it; then the rest of its output is read."""
+        """Kill what the program left running in its group; then read the rest of its output."""
         self._signal(signal.SIGKILL)
         ORPHAN_REAPER.release(self._popen.pid)
         self._popen.wait()
@@ -185,9 +185,9 @@ class Process:
             stream.close()
 
     def _read(self, wait_s: float) -> bool:
-        """What there is to read now, or within that time; False if there was nothing."""
+        """Read what is available within `wait_s`; return False if there was nothing."""
         if not self._selector.get_map():
-            time.sleep(LOOK_S)  # it has closed its output and goes on
+            time.sleep(LOOK_S)  # it has closed its output and keeps running
             return False
         ready = self._selector.select(max(0.0, wait_s))
         for key, _ in ready:
@@ -210,7 +210,7 @@ _running: Final[set[Process]] = set()
 
 
 def kill_all() -> None:
-    """At once, with their groups: this process is about to end, and nobody would look after them."""
+    """Kill all commands and their groups at once: this process is about to end."""
     for process in list(_running):
         process.kill()
 
@@ -287,7 +287,7 @@ class CommandWork(Work):
 
 
 def environ_of(context: Context) -> dict[str, str]:
-    """What a command is told of its task."""
+    """Environment variables that describe the task to its command."""
     return {
         "MAINSPRING_TASK_ID": context.id,
         "MAINSPRING_TASK_KEY": context.idempotency_key,

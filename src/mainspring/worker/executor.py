@@ -29,7 +29,7 @@ log = logging.getLogger("mainspring.worker")
 
 
 Stop = Literal["timeout", "expired", "cancelled", "lost", "stale", "stopping"]
-"""Why a run is told to end before it is done."""
+"""Why a run is stopped before it is done."""
 
 _REASONS: Final = {"timeout": "timed out after {:g} s", "expired": EXPIRED_RUNNING}
 
@@ -51,11 +51,11 @@ def end_if_forked(pid: int) -> None:
 
 
 class _TooLate(Exception):
-    """It was told to end, or its expiry or its lease has passed, while it waited here for its turn."""
+    """The run was stopped, or its expiry or lease passed, while it waited for its turn."""
 
 
 class JobRun:
-    """Started once, over once. What a handler does after that is nobody's business."""
+    """One run of a job: started once, over once. What its handler does after that is ignored."""
 
     __slots__ = (
         "begin_by",
@@ -80,7 +80,7 @@ class JobRun:
         self.job = job
         self.taken = taken
         self.begin_by = begin_by
-        """Until then (by `steady_s`) nobody else can have it, whatever became of this process since it asked for it."""
+        """Until then (by `steady_s`) no other worker can have the job, even if this process was suspended."""
         self.work = work
         self.context = Context(namespace, job, memory)
         self.started = 0.0
@@ -100,12 +100,12 @@ class JobRun:
         """Arguments for the function; from here on its time counts."""
         self.started = started = time.monotonic()
         if self.stopped is not None:
-            # Asked once `started` is set, as who stops it asks for that once `stopped` is: one of both sees the other.
-            # Else it would run although it is over, with nobody who counts it.
+            # Checked after `started` is set, as `stop_run` checks `started` after setting `stopped`: one of the two
+            # sees the other. Otherwise the run would continue after it was recorded as ended, uncounted.
             raise _TooLate
         if steady_s() > self.begin_by:
-            # This process, or the machine, stood still. Another may have run it to its end by now, and the next of its
-            # lane may run.
+            # This process, or the machine, was suspended. Another worker may have finished the job by now, and the next
+            # job of its lane may be running.
             self.stopped = "stale"
             raise _TooLate
         if self.timeout_s is not None:
@@ -125,7 +125,7 @@ class JobRun:
                 # Told to end, it did: that it said so with 0 does not mean that its work is done.
                 self.outcome = self.late()
         elif self.stopped in ("timeout", "expired"):
-            self.outcome = self.late()  # it was told to end, and has swallowed that
+            self.outcome = self.late()  # it was cancelled, and swallowed that
         elif isinstance(value, Done):
             self.outcome = value
         elif isinstance(value, (Retry, Dead)):
@@ -137,7 +137,7 @@ class JobRun:
             self.value = value
 
     def failed(self, error: BaseException) -> None:
-        """The function raised; of one that was told to stop, only that counts."""
+        """Record that the function raised. If the run was stopped, only that counts."""
         if isinstance(error, Outputs):
             self.output = error.output
         if self.stopped is not None:
@@ -154,7 +154,7 @@ class JobRun:
             self.outcome = Retry(describe(error), error=error, brief=placed(error))
 
     def _said(self, outcome: Retry | Dead, brief: str) -> None:
-        """The handler has decided."""
+        """Take the outcome that the handler chose."""
         try:
             self.outcome = made = as_ours(outcome)
         except InvalidInput as error:
@@ -200,7 +200,7 @@ class CoroutinePool:
         self._call()
 
     def take_back(self) -> list[JobRun]:
-        """What nobody has begun."""
+        """Return runs that no member has begun."""
         left = list(self._waiting)
         self._waiting.clear()
         return left
@@ -230,7 +230,7 @@ class CoroutinePool:
             self._members.add(member)
             member.add_done_callback(self._left)
         else:
-            return  # whoever is free first goes on
+            return  # the first free member takes it
         self._call()
 
     def _left(self, member: "asyncio.Task[None]") -> None:
@@ -295,7 +295,7 @@ class CoroutinePool:
 
 
 async def _hear_out(me: "asyncio.Task[None]") -> None:
-    """It was cancelled, perhaps by its own hand: the next job must not hear of it."""
+    """Clear a pending cancellation of this task: the next job must not receive it."""
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
     while me.cancelling():
@@ -303,7 +303,7 @@ async def _hear_out(me: "asyncio.Task[None]") -> None:
 
 
 def _runs(task: "asyncio.Task[None]") -> bool:
-    """Whether it is this task that is asked, and not a collector that throws it away in the middle of anything."""
+    """Return True if this task is running, and not being destroyed by the garbage collector."""
     try:
         return asyncio.current_task() is task
     except RuntimeError:  # no loop runs here
@@ -338,7 +338,7 @@ class ThreadRunner:
             threading.Thread(target=self._serve, name=f"mainspring-handler-{self._started}", daemon=True).start()
 
     def take_back(self) -> list[JobRun]:
-        """What no thread has begun."""
+        """Return runs that no thread has begun."""
         left: list[JobRun] = []
         with contextlib.suppress(Empty):
             # Without waiting: a thread may take the last one at this very moment.
@@ -374,7 +374,7 @@ class ThreadRunner:
             self._done.append(run)
             scheduled, self._take_scheduled = self._take_scheduled, True
         if not scheduled:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no one is waiting
                 self._loop.call_soon_threadsafe(self._take)
 
     def _take(self) -> None:
@@ -392,13 +392,13 @@ AHEAD_S: Final = 0.1
 """Jobs are taken so long before a place for them is free, by the rate at which they end."""
 
 STALL_S: Final = 1.0
-"""A loop that stands still for longer endangers the leases of all jobs here."""
+"""Seconds of a blocked event loop after which the leases of all jobs here are in danger."""
 
 SURPLUS_S: Final = 1.0
 """What was taken and not begun for so long is given back: another worker may be free."""
 
 CLOSE_S: Final = 1.0
-"""For what was told to end at a stop."""
+"""Seconds for runs to end after they were cancelled at a stop."""
 
 MOST_AHEAD: Final = 2_000
 MOST_DELIVERIES: Final = 5
@@ -450,7 +450,7 @@ class Executor:
 
     @property
     def queues(self) -> Iterator[str]:
-        """Of all that runs here, one for each: also of what does not count any more, and goes on."""
+        """Queue of each run here, including runs that no longer count but still go on."""
         return (run.job.queue for run in chain(self.runs, self._stuck))
 
     @property
@@ -491,7 +491,7 @@ class Executor:
         self._ended(run)
 
     def stop_run(self, run: JobRun, why: Stop) -> None:
-        """Tell a run to end. What cannot be stopped is left alone, and its answer will not count."""
+        """Stop a run. One that cannot be stopped is left alone, and its result does not count."""
         if run.over or run.stopped is not None:
             return
         run.stopped = why
@@ -539,7 +539,7 @@ class Executor:
     # -- stopping ----------------------------------------------------------------------------------------
 
     def take_back(self) -> list[JobRun]:
-        """What was not begun: others may have it."""
+        """Return runs that were not begun: other workers may have them."""
         left = [run for run in (*self._pool.take_back(), *self._threads.take_back()) if not run.over]
         for run in left:
             run.over = True

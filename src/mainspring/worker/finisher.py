@@ -43,12 +43,12 @@ class RunMeters:
         self._clock = clock
         self.counts: dict[RunFate, Counter[str]] = {fate: Counter() for fate in FATES}
         self.lateness: defaultdict[str, Histogram] = defaultdict(Histogram)
-        """Due to the begin of the run: also the wait for a worker is in it."""
+        """Seconds from due to begin of the run, including the wait for a worker."""
         self.took: defaultdict[str, Histogram] = defaultdict(Histogram)
-        """Begin to done."""
+        """Seconds from begin to done."""
 
     def expect(self, kinds: frozenset[str]) -> None:
-        """Tell 0 of what rarely happens: a count that first shows up as 1 has risen by nothing, and raises no alert."""
+        """Report 0 for rare events: a counter that first appears as 1 shows no increase and raises no alert."""
         for counts in self.counts.values():
             counts.update(dict.fromkeys(kinds, 0))
 
@@ -79,7 +79,7 @@ def fate_of(outcome: Outcome | JobCancelled) -> RunFate:
 
 
 def _kind_of(job: Job) -> str:
-    """Of an entry that cannot be read the target is unknown; it came from a queue."""
+    """Return the kind of a job; an unreadable entry has no target, and came from a queue."""
     return job.body.target.partition(":")[0] or "queue"
 
 
@@ -139,7 +139,7 @@ class Finisher:
         self._put(end)
 
     def put_back(self, runs: Iterable[JobRun]) -> None:
-        """Jobs that others shall have."""
+        """Queue jobs to be given back, for other workers."""
         self.given_back += [run.job for run in runs]
         self._wake()
 
@@ -172,7 +172,7 @@ class Finisher:
                 return Dead(reason)
 
     def died(self, job: Job, outcome: Dead) -> None:
-        """The store has ended it when it was taken: it is only told here."""
+        """Count and report a job that the store buried when it was taken."""
         self.meters.ended_unbegun(job, fate_of(outcome))
         self._report(job, outcome, outcome.reason, "dead")
 

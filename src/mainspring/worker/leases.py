@@ -22,7 +22,7 @@ log = logging.getLogger("mainspring.worker")
 
 
 class ConcurrencyLeases:
-    """What this worker may run of the queues that have a limit."""
+    """Leased concurrency slots of queues that have a limit."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ConcurrencyLeases:
         return {queue: most for queue, most in capped.items() if most > 0}
 
     async def keep(self) -> float:
-        """Slots in use are leased on, those that nobody needs are given back.
+        """Renew slots in use, give back the rest.
 
         A role of its own: a worker that stops takes nothing more, and what runs there still needs its slots.
         """
@@ -118,11 +118,11 @@ class ConcurrencyLeases:
 
 
 QUICK_S: Final = 0.1
-"""Beats that were called for come no closer together."""
+"""Seconds between requested beats at least."""
 
 
 class Heartbeat:
-    """Keeps what is ours, and stops what is not any more."""
+    """Renews the leases of running jobs, and stops runs whose jobs were lost or cancelled."""
 
     def __init__(self, store: Store, executor: Executor, lease_s: float) -> None:
         self._store = store
@@ -132,7 +132,7 @@ class Heartbeat:
         self._beaten_at = 0.0
 
     def called(self) -> None:
-        """Somebody may want to cancel what runs here: the next beat shall come soon."""
+        """Beat soon: somebody may have cancelled a running job."""
         self._asked = True
 
     async def beat(self) -> float:
@@ -142,7 +142,7 @@ class Heartbeat:
             return self._beaten_at + QUICK_S - now
         age_s = QUICK_S / 2 if self._asked else every_s / 2
         runs = {run.job.key: run for run in self._executor.taken_before(now - age_s)}
-        # Of what was just taken most is over soon. What is not is asked for with the next beat, which comes soon too.
+        # Most jobs just taken end soon. Those that do not are covered by the next beat, which comes soon too.
         soon = self._asked and len(runs) < len(self._executor.runs)
         self._asked, self._beaten_at = soon, now
         if runs:
@@ -157,11 +157,11 @@ class Heartbeat:
 
 
 SHORT_S: Final = 0.25
-"""How long to wait for a slot that another worker may give back; for those of this one somebody wakes the role."""
+"""Seconds between checks for slots given back by other workers; a free slot of this worker wakes the role."""
 
 
 class Reclaimer:
-    """Looks where such jobs lie, and gets as many as there are room and slots for."""
+    """Takes over jobs of dead workers, as many as there are room and slots for."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Reclaimer:
         self._lease_s = lease_s
 
     async def step(self) -> float:
-        """Jobs whose worker has fallen silent for a lease. In a paused queue they wait with the others."""
+        """Take over jobs whose worker was silent for a lease. In a paused queue they wait with the others."""
         every_s, room = self._lease_s / 2, self._room()
         left = await self._left(room) if room >= 1 else {}
         wants: Counter[str] = Counter()
@@ -218,7 +218,7 @@ class Reclaimer:
 
 
 def _fitting(left: job_queue.Asks, shares: Mapping[str, int], room: int) -> dict[int, dict[str, int]]:
-    """As much of what lies there as the shares of the queues and the room allow."""
+    """Return as many of the left jobs as the shares of the queues and the room allow."""
     free = dict(shares)
     asks: dict[int, dict[str, int]] = {}
     for partition, counts in left.items():

@@ -59,7 +59,7 @@ class Shares:
         return {name: asks[name] for name in names if asks.get(name, 0) > 0}
 
     def _probes(self, room: int, dry: list[str]) -> dict[str, int]:
-        """A queue that came back empty is asked for little: it shall be noticed when it fills, and hold up nobody."""
+        """Ask an empty queue for a little: enough to notice when it fills, without delaying the others."""
         self._round += 1
         most = room // PROBE or (1 if self._round % PROBE == 0 else 0)
         fit = room // most if most else 0
@@ -94,16 +94,16 @@ AT_ONCE: Final = 4
 
 
 class PartitionHints:
-    """For each queue the partitions worth asking. Calls come without the queue's name, so they count for all."""
+    """The partitions worth asking, by queue. Messages carry no queue name, so each counts for all queues."""
 
     def __init__(self, queues: Sequence[str], partitions: int) -> None:
         self._queues = tuple(queues)
         self._partitions = partitions
         self._hinted: dict[str, set[int]] = {queue: set() for queue in queues}
         self._again: set[int] = set()
-        """Called while they were being asked."""
+        """Partitions announced while they were being asked."""
         self._full: set[tuple[int, str]] = set()
-        """Gave all they were asked for: there is more."""
+        """Partitions and queues that gave all they were asked for, so there is more."""
         self._last = -1
 
     def add(self, partition: int) -> None:
@@ -157,13 +157,13 @@ class PartitionHints:
 
 
 POLL_S: Final = 1.0
-"""How often all partitions are asked, called or not: a call may be lost."""
+"""Seconds between polls of all partitions: a message may be lost."""
 
 FULL_S: Final = 0.25
-"""How long to wait for room; usually one is woken before."""
+"""Seconds to wait for room; usually the role is woken earlier."""
 
 MOST_UNSENT: Final = 4_000
-"""Ended jobs that the server has not heard of yet."""
+"""Ended jobs not yet reported to the server, at which no more are taken."""
 
 BUSY: Final = 2_000.0
 """From this many jobs a second on, several are taken together or none."""
@@ -193,7 +193,7 @@ class Taker:
         self._polled_at = 0.0
         self._pauses = Pauses()
         self.waits_for_room = False
-        """It waits for room, and wants to know when there is some."""
+        """True while the role waits to be woken when there is room."""
 
     @property
     def room(self) -> int:
@@ -221,7 +221,7 @@ class Taker:
             if asks := self.hints.asks(shares):
                 await self._take(asks, shares)
                 return 0.0
-        # Slots come free on other workers too, and nobody says so.
+        # Slots also become free on other workers, without a message.
         wait_s = max(0.0, self._polled_at + POLL_S - now)
         return min(wait_s, max(0.01, self._slots.wait_s(having))) if having else wait_s
 
@@ -237,7 +237,7 @@ class Taker:
 
 
 LAST_WORD_S: Final = 1.0
-"""For the last call to a server that may be away."""
+"""Seconds for the last call to a server that may be unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class WorkerOptions:
 
 
 class Worker:
-    """Its roles over one set of jobs in hand. Made and used within a running event loop."""
+    """The roles of a worker over one set of running jobs. Made and used within a running event loop."""
 
     def __init__(self, store: Store, registry: Registry, options: WorkerOptions) -> None:
         self.options = options
@@ -347,7 +347,7 @@ class Worker:
         await self.executor.close()
         for loop in (self._watch, self._beat, self._keep):
             await loop.stop()
-        await self._end.finish(LAST_WORD_S)  # told twice, an end would look like another worker's
+        await self._end.finish(LAST_WORD_S)  # reported twice, an end would look like that of another worker
         await self._last_word()
         await self._release()
         await self.failures.aclose()
@@ -366,7 +366,7 @@ class Worker:
         return True
 
     async def _last_word(self) -> None:
-        """Tell the server what it has not heard yet; what it does not hear runs again, later."""
+        """Report the remaining ends to the server; jobs that cannot be reported run again."""
         try:
             async with asyncio.timeout(LAST_WORD_S):
                 while self.finisher.unsent:
