@@ -1,0 +1,1 @@
+"""The HTTP API: the server, authentication, routes, and their OpenAPI description."""

@@ -430,7 +430,7 @@ class _Batch:
         self._summary.replaced += done.replaced
         return [None] * len(tasks)
 
-    # -- telling -----------------------------------------------------------------------------------------------
+    # -- reporting ---------------------------------------------------------------------------------------------
 
     def _report(self, portion: Portion, handles: Sequence[LineOutcome]) -> None:
         summary, rejects = self._summary, self._query.on_conflict == "reject"

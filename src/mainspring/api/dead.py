@@ -168,7 +168,7 @@ async def drop_dead(call: Call) -> Answer:
     return answer(Dropped(letter.id, "dropped"))
 
 
-# -- many ------------------------------------------------------------------------------------------------------
+# -- bulk operations -------------------------------------------------------------------------------------------
 
 
 async def replay_many_dead(call: Call) -> Answer:

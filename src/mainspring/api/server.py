@@ -26,18 +26,16 @@ from .app import App
 from .asgi import GUARDED, RETRY_AFTER_S, Headers, Problem, not_ready
 from .ticks import PATH, Posted, Shortcut
 
-# Heads of ticks that came on a connection before, and were let in. Clients that keep one open send the same again and
-# again.
-#
+# Request heads that were accepted on a connection before: a client with a kept-alive connection repeats them.
 
 MOST: Final = 16
-"""They differ in the length of the body and in little else."""
+"""Heads remembered per connection: they differ in little more than the length of the body."""
 MAX_BYTES: Final = 1024
 _END: Final = b"\r\n\r\n"
 
 
 class KnownHeads:
-    """Of one connection, as they were sent: the same bytes say the same, and need not be parsed again."""
+    """Request heads seen on this connection, by their raw bytes, so that a repeat is not parsed again."""
 
     __slots__ = ("_known",)
 
@@ -71,7 +69,7 @@ SLOWEST_BYTES_A_SECOND: Final = 16 * 1024
 MAX_AHEAD: Final = 128
 """Requests that may come on a connection before the first of them is answered."""
 LINGER_S: Final = 2.0
-"""So long a client may go on sending what nobody wants any more."""
+"""Seconds a client may keep sending a body that is no longer wanted."""
 
 
 class _Corked:
@@ -86,7 +84,7 @@ class _Corked:
 
     def write(self, data: bytes) -> None:
         if self._transport.is_closing():
-            return  # the client has gone, and nobody hears it
+            return  # the client is gone
         if self._head:
             self._transport.write(self._head + data)
             self._head = None
@@ -128,11 +126,11 @@ class HttpConnection(HttpToolsProtocol):
         self._packet = b""
         """What came last, if a request begins with it."""
         self._running: RequestResponseCycle | Posted | None = None
-        """What is being answered; uvicorn knows only the last that came."""
+        """Requests being answered; uvicorn knows only the last one."""
         self._heard_all = False
         """The client sends no more, and waits for its answers."""
         self._replays = False
-        """The parser is told a head that was heard before."""
+        """Feed the parser a head that was seen before."""
         self._rests_since_s: float | None = None
         """Since when it is kept open between two requests."""
 
@@ -199,7 +197,7 @@ class HttpConnection(HttpToolsProtocol):
             self._feed(rest)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it, uvicorn leaves it out
-        """Who has sent all it has to say may still be owed an answer."""
+        """A client that has sent everything may still wait for its response."""
         running = self._running
         waits = running is not None and not running.response_complete and not running.more_body
         self._heard_all = waits and self.scheme == "http"
@@ -208,7 +206,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if self._replays:
             return
-        # What ASGI wants besides is made where it is wanted.
+        # The rest of the ASGI scope is built where it is needed.
         self.url, self.headers, self.expect_100_continue = b"", [], False
         self._in_head, self._head_bytes = True, 0
         self._rests_since_s = None
@@ -286,7 +284,7 @@ class HttpConnection(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
-        self.pipeline.clear()  # nobody waits for these any more, and each holds this connection
+        self.pipeline.clear()  # no client waits for these any more, and each keeps this connection alive
         self._running = self._posted = None
         self.cycle = None  # type: ignore[assignment]
 

@@ -336,7 +336,7 @@ async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str)
     return handle
 
 
-# -- look ------------------------------------------------------------------------------------------------------
+# -- read ------------------------------------------------------------------------------------------------------
 
 
 async def get_task(call: Call) -> Answer:

@@ -265,7 +265,7 @@ class Posted:
             log.exception("a request failed in an unexpected way")
             self.set_exception(error)
 
-    # -- what a collector asks of who waits ----------------------------------------------------------------------
+    # -- the interface a collector expects of a waiter -----------------------------------------------------------
 
     def done(self) -> bool:
         return self.disconnected or self.response_complete

@@ -1,4 +1,4 @@
-"""The command `mainspring`. Commands are loaded when they are called: `--version` must not wait for servers."""
+"""The command `mainspring`. Subcommands are imported when they are called, to keep `--version` fast."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ _COMMANDS: Final = {
 }
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a write meets that has no room, or a medium that fails: no fault of ours that needs a trace."""
+"""A full or failing disk: not our bug, so no traceback."""
 
 
 class _LazyGroup(typer.core.TyperGroup):
@@ -71,7 +71,7 @@ app = typer.Typer(
 
 
 def _placeholder() -> None:
-    """Never called: stands in the list of commands for one that is not loaded yet."""
+    """Placeholder in the list of commands for one that is not loaded yet; never called."""
 
 
 for _name, (_, _summary) in _COMMANDS.items():
@@ -123,7 +123,7 @@ def _failed(message: str, code: Any) -> Any:
 
 
 def _flushed(code: Any) -> Any:
-    """What was printed goes out here: when the interpreter ends, a failure is neither quiet nor explained."""
+    """Flush here: at interpreter exit a failure would be neither quiet nor explained."""
     if sys.stdout is None:
         return code
     try:
@@ -141,7 +141,7 @@ def _output_closed(error: OSError, code: Any) -> Any:
 
 
 def _shut_output() -> None:
-    """What is left of the output goes nowhere: it would be tried once more, and told once more."""
+    """Discard the rest of the output: otherwise the interpreter would retry it at exit, and report it again."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,1 +1,1 @@
-"""What applications call: the asynchronous client, the synchronous one, and one over HTTP."""
+"""The asynchronous client, the synchronous one, and a client over HTTP."""

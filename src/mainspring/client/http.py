@@ -449,7 +449,7 @@ class RemoteSchedules:
                 return
 
 
-# -- from and to what the API says -----------------------------------------------------------------------------
+# -- conversion from and to JSON -------------------------------------------------------------------------------
 
 
 def _fields(fields: dict[str, Any]) -> dict[str, Any]:

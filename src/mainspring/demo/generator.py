@@ -18,13 +18,13 @@ from ..model.task import Task
 from .plan import DemoPlan, Journal, Ticks, id_of, lines_of, text_of
 from .processes import Inside
 
-# Keep-alive connections to HTTP APIs, kept busy: as soon as one has its answer, the next request goes out on it.
+# Keep-alive connections to HTTP APIs, kept busy: each sends the next request as soon as it has its response.
 #
-# Callbacks on raw connections rather than an HTTP library: whoever measures a server must not be slower than it is.
+# Callbacks on raw connections instead of an HTTP library: a load generator must not be slower than the server.
 
 TICK_S: Final = 0.005
 PAUSE_S: Final = 0.1
-"""Before a connection that broke is made again, and before a request is repeated that was refused for now."""
+"""Pause before a broken connection is opened again, and before a temporarily refused request is repeated."""
 
 PATIENCE_S: Final = 30.0
 FOR_NOW: Final = (429, 503)

@@ -167,7 +167,7 @@ async def _nodes(store: Store) -> Check:
     return Check("nodes", "ok", f"{len(nodes)} run, {status['leader']} leads, every partition has an owner")
 
 
-# -- Kafka, and here ---------------------------------------------------------------------------------------------
+# -- Kafka and this machine --------------------------------------------------------------------------------------
 
 
 def safe_kafka(url: str) -> str:

@@ -47,7 +47,7 @@ async def collect(node: Node) -> list[Family]:
     return [*found, *process_figures()]
 
 
-# -- what the node knows -----------------------------------------------------------------------------------
+# -- metrics of the node -----------------------------------------------------------------------------------
 
 
 def _engine(node: Node, engine: Engine) -> Iterator[Family]:
@@ -123,7 +123,7 @@ def _partitions(engine: Engine) -> Iterator[Family]:
     yield family("mainspring_partition_in_flight", "gauge", "Fired and not settled.", "partition", out)
 
 
-# -- what the server knows ---------------------------------------------------------------------------------
+# -- metrics from the server -------------------------------------------------------------------------------
 
 
 async def _server_metrics(engine: Engine) -> list[Family]:

@@ -251,7 +251,7 @@ class Node:
         self.checks: list[Callable[[Store], Awaitable[None]]] = []
         """Asked once the store is open; one that raises ConfigError ends the start."""
 
-    # -- what others may ask -----------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
@@ -293,7 +293,7 @@ class Node:
         """True when the server answers now."""
         return self._store is not None and await self._store.reachable()
 
-    # -- life ----------------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         try:

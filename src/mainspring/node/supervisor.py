@@ -39,24 +39,23 @@ metrics_log = logging.getLogger("mainspring.metrics")
 log = logging.getLogger("mainspring.supervisor")
 
 
-# The tie between a supervisor and one of its processes. The kernel cuts it, however either of them ends.
+# A pair of connected sockets between the supervisor and each of its processes; the kernel closes it when either ends.
 #
-# A pair of connected sockets. The child says one word, that it is ready; the parent says none, and when the child
-# reads its end of file, the parent is gone. A signal at the parent's death (PR_SET_PDEATHSIG) would do the same on
-# Linux only, and would not know the time that a clean stop may take.
+# The child sends one byte when it is ready. The parent sends nothing: when the child reads end of file, the parent is
+# gone. PR_SET_PDEATHSIG would do the same on Linux only, and would not allow the time that a clean stop may take.
 
 _READY: Final = b"r"
 
 
 def tie() -> tuple[socket.socket, socket.socket]:
-    """The parent's end and the child's."""
+    """Return the parent's end and the child's."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     return ours, theirs
 
 
 class ParentWatch:
-    """The child's end: stops this process when the parent is gone."""
+    """The child's end of the socket pair: stops this process when the parent is gone."""
 
     def __init__(self, fd: int, *, shutdown_timeout_s: float) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -82,23 +81,23 @@ class ParentWatch:
         os._exit(1)
 
 
-# The processes of one `serve --processes N` know each other's figures: whoever is scraped answers for all.
+# Metrics of all processes of `serve --processes N`. They share one port, so a scrape reaches any of them.
 #
-# They share one port, so a scrape reaches any of them. Each listens on a socket in a folder of the parent's, on which
-# it tells its own figures; the one that is asked by Prometheus asks the others, and marks each with its number.
+# Each process serves its own metrics on a socket in a folder of the parent. The one that is scraped asks the others,
+# and labels each sample with the number of its process.
 
 Collect = Callable[[], Awaitable[list[Family]]]
 
 WAIT_S: Final = 4.0
-"""For another process: one that hangs must not keep the figures of the others from anybody."""
+"""Seconds to wait for another process: one that hangs must not delay the metrics of the others."""
 _SUFFIX: Final = ".metrics"
 
 
 class ProcessMetrics:
-    """One process among the others; `place` is its own socket, `<folder>/<number>.metrics`."""
+    """Metrics of this process and its siblings; `path` is its own socket, `<folder>/<number>.metrics`."""
 
-    def __init__(self, place: Path, collect: Collect) -> None:
-        self._socket_path = place
+    def __init__(self, path: Path, collect: Collect) -> None:
+        self._socket_path = path
         self._collect = collect
         self._server: asyncio.Server | None = None
 
@@ -119,25 +118,25 @@ class ProcessMetrics:
         writer.close()
 
     async def collect_all(self) -> list[Family]:
-        """The figures of all processes that answer, each sample with the number of its process."""
+        """Return the metrics of all processes that answer, each sample with the number of its process."""
         paths = sorted(self._socket_path.parent.glob(f"*{_SUFFIX}"), key=lambda one: (len(one.name), one.name))
-        answers = await asyncio.gather(*(self._ask(place) for place in paths))
-        families = [labelled(one, "process", place.stem) for place, one in zip(paths, answers, strict=True) if one]
+        answers = await asyncio.gather(*(self._ask(path) for path in paths))
+        families = [labelled(one, "process", path.stem) for path, one in zip(paths, answers, strict=True) if one]
         return merged([*families, _count(len(families))])
 
-    async def _ask(self, place: Path) -> Sequence[Family]:
-        if place == self._socket_path:
+    async def _ask(self, path: Path) -> Sequence[Family]:
+        if path == self._socket_path:
             return await self._collect()
         try:
             async with asyncio.timeout(WAIT_S):
-                reader, writer = await asyncio.open_unix_connection(place)
+                reader, writer = await asyncio.open_unix_connection(path)
                 try:
                     return msgspec.msgpack.decode(await reader.read(), type=list[Family])
                 finally:
                     writer.close()
         except (OSError, TimeoutError, msgspec.DecodeError) as error:
             metrics_log.warning(
-                "process %s does not tell its figures: %s", place.stem, str(error) or type(error).__name__
+                "process %s does not tell its figures: %s", path.stem, str(error) or type(error).__name__
             )
             return ()
 
@@ -253,7 +252,7 @@ class Child:
     number: int
     process: asyncio.subprocess.Process | None = None
     sent_away: bool = False
-    """It ends because it was told to, and starts again at once."""
+    """The process was asked to end, and is started again at once."""
     ready_since_s: float | None = None
 
     @property
@@ -429,7 +428,7 @@ class Supervisor:
             return
         log.info("stopping")
         self._stopping.set()
-        self._listener.close()  # what knocks from now on is refused; it would wait for nobody
+        self._listener.close()  # refuse new connections: no process would answer them
         self._send_all(signal.SIGTERM)
         Alarm(self._stop_within_s, GRACE_S + 1.0, self._kill_late)
 
@@ -469,7 +468,7 @@ def _environ(config: Config) -> dict[str, str]:
 
 
 def _ended_cleanly(child: Child, code: int) -> bool:
-    """True for an end of which a stop need not tell: nothing was cut short by it."""
+    """True for an end that needs no report during a stop: nothing was cut short."""
     if code == 1 and child.ready_since_s is None:
         return True  # one that never came up gave up in this very moment, as it would have without the stop
     return code in (0, -signal.SIGTERM)  # the signal itself ends one that is not up yet

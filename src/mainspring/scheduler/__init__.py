@@ -1,1 +1,1 @@
-"""`Scheduler`: handlers, commands and schedules that a program declares, and what runs them."""
+"""`Scheduler`: declares handlers, commands and schedules in a program, and runs them."""

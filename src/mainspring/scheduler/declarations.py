@@ -396,7 +396,7 @@ class Declarations(Connections):
                 if definition.target == handler.target:
                     self.timetable.remove(definition.name)
 
-    # -- the same with fewer words -----------------------------------------------------------------------------
+    # -- shortcuts ---------------------------------------------------------------------------------------------
 
     @overload
     def cron(

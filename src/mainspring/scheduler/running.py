@@ -84,7 +84,7 @@ class Running:
             raise MainspringError("the scheduler is stopping")
         return client
 
-    # -- life ----------------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()

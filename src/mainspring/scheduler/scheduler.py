@@ -150,7 +150,7 @@ class Scheduler(Declarations):
                 if self.registry.find(f"command:{name}") is None:
                     self.registry.add(CommandWork(name, command))
 
-    # -- what others may ask -------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> SchedulerState:
@@ -225,7 +225,7 @@ class Scheduler(Declarations):
                 found.append(declared_entry(one, self.policy_of(one), now_ms))
         return found
 
-    # -- life ------------------------------------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start everything in background threads; returns when it runs, or raises why it cannot."""

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from .schedules import Seen
 
 
-# When runs of schedules ended on workers. The worker writes it with the end itself, under the name of the schedule:
-# one small value for each schedule, however often it runs.
-#
+# End times of scheduled runs. The worker writes one together with the end of the run, under the schedule's name: one
+# small value per schedule, however often it runs.
 
 KEPT_MS: Final = 32 * 86_400_000
 """Longer than most schedules wait for their next run."""
@@ -257,7 +256,7 @@ def _letter(job: Job, reason: str, now_ms: int) -> DeadLetter:
     return DeadLetter.of(job.body, job.id, reason, now_ms, job.original_due_ms, place, sent=sent)
 
 
-# -- the word to the owner of a lane ---------------------------------------------------------------------------
+# -- messages to the owner of a lane ---------------------------------------------------------------------------
 
 
 class _Failure(msgspec.Struct, array_like=True, frozen=True):

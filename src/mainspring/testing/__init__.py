@@ -1,4 +1,4 @@
-"""For tests of applications: a clock held by hand, a scheduler ticked by hand, real servers on free ports."""
+"""Tools for tests of applications: a manual clock, a scheduler driven step by step, real servers on free ports."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ __all__ = ["ManualClock", "Ticker", "servers"]
 
 
 def __getattr__(name: str) -> Any:
-    # The pytest plugin lives in this package and is loaded by every test run: it must not bring the engine along.
+    # The pytest plugin lives in this package and is loaded by every test run: it must not import the engine.
     if name == "ManualClock":
         from ..model.clock import ManualClock
 

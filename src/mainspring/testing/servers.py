@@ -40,7 +40,7 @@ from mainspring.store.redis.url import Tls
 Kind = Literal["valkey", "redis"]
 
 _START_S = 60.0  # only a hang takes so long: a loaded machine may need many seconds for anything
-# The undertaker: kills what its owner left behind when the owner's end of the pipe closes, however it died.
+# Kills the servers of its owner when the owner's end of the pipe closes, however the owner died.
 # A pipe, because PDEATHSIG follows the thread that started the server, not the process.
 _UNDERTAKER = """
 import os, shutil, signal, sys

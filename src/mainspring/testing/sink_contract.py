@@ -122,7 +122,7 @@ class SinkContract:
         """A receiver that has got nothing yet, for one test."""
         raise NotImplementedError("define receiver(): an asynccontextmanager that yields a Receiver")
 
-    # -- what a delivery comes to --------------------------------------------------------------------------
+    # -- outcomes ------------------------------------------------------------------------------------------
 
     async def test_each_delivery_has_its_outcome_and_is_done_when_the_target_has_it(self) -> None:
         async with self._pair() as (sink, receiver):
@@ -159,7 +159,7 @@ class SinkContract:
             payloads = [one.payload for one in await receiver.arrived()]
             assert sorted(payloads) == sorted(one.payload for one in batch if one.payload != poison)
 
-    # -- what arrives ----------------------------------------------------------------------------------------
+    # -- what the target receives ----------------------------------------------------------------------------
 
     async def test_key_id_and_due_time_are_the_same_at_every_attempt(self) -> None:
         async with self._pair() as (sink, receiver):
@@ -219,7 +219,7 @@ class SinkContract:
             kept = sum(trace() is not None for trace in traces)
             assert kept <= 2 * BATCH, f"{kept} of {len(traces)} are still held: memory would grow while it is away"
 
-    # -- several at once, and the end --------------------------------------------------------------------------
+    # -- concurrency and closing -------------------------------------------------------------------------------
 
     async def test_batches_at_the_same_time_do_not_mix(self) -> None:
         async with self._pair() as (sink, receiver):

@@ -1,11 +1,7 @@
 """`bench peers`: the same load through Mainspring and through other Python task queues, one after the other.
 
-bench        all of them in one run: the rows
-stage        one of them: producer, consumer, what is measured in which order
-runs         the file in which every run leaves its number and its time, and what follows from it
-other_side   what runs in those processes; it stands alone, because the environment of the peers has nothing of ours
-homes        the Python that has the peers: this one, or an environment of their own in the cache folder
-<peer>       one peer each
+`bench` runs and measures each of them. `other_side` runs in the peers' processes and imports nothing of Mainspring,
+because their environment does not have it.
 
 A peer is a file with the name of its `DISTRIBUTION` and a class:
 

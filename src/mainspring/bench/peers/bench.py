@@ -31,9 +31,8 @@ from ..environment import BenchEnvironment, ServerChoice, ground
 from ..lifecycle import BenchProgress
 from .other_side import RUN
 
-# Which Python has the peers: this one, where `mainspring[peers]` is installed, else one in the cache folder.
-#
-# The environment that people work in is never changed.
+# The Python that has the peers: this one if `mainspring[peers]` is installed, else one in the cache folder. The user's
+# own environment is never changed.
 
 DISTRIBUTIONS: Final = ("arq", "celery", "dramatiq", "huey", "redis", "rq")
 PINS: Final = Path(__file__).parents[4] / "requirements" / "peers.txt"

@@ -205,7 +205,7 @@ def _own(
 ) -> EmbeddedServer:
     program = check_binary(binary) if binary else find_binary()
     path = folder.socket_path()
-    path.unlink(missing_ok=True)  # left by a killed server; the lock says that nobody listens there
+    path.unlink(missing_ok=True)  # left by a killed server; the lock proves that no process listens there
     folder.write_conf(path, extra)
     folder.turn_log()
     watcher = Watcher([program, str(folder.conf)], lock_fd=lock_fd, log=folder.log, environ=memory_environ())
@@ -313,14 +313,14 @@ class _Deadline:
             )
 
 
-# Commands that come and go on one data folder: whoever started the server ends it after the others are done with it.
+# Several commands on one data folder: the one that started the server stops it after the others have finished.
 #
-# Each holds a shared lock while it uses the server. Who ends the server takes the lock for itself, so that whoever
-# comes meanwhile waits, finds the folder free and starts a server of its own. Nodes do not take part: they bring their
-# server back when it ends.
+# Each command holds a shared lock while it uses the server. The one that stops the server takes the lock exclusively,
+# so that a command that arrives meanwhile waits, finds the folder free and starts its own server. Nodes do not take
+# part: they restart their server when it ends.
 
 OTHERS_S: Final = 10.0
-"""So long the end of a server waits for those who share it."""
+"""Seconds that stopping a server waits for the commands that share it."""
 _GUEST_POLL_S: Final = 0.01
 
 

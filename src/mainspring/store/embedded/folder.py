@@ -2,7 +2,7 @@
 
 appendonlydir/   the tasks: the server's AOF
 password         generated once, kept over restarts; 0600
-server.conf      written anew at every start; 0600, since the password must not be on a command line
+server.conf      rewritten at every start; 0600, since the password must not be on a command line
 server.json      socket, port and process ids of the running server; 0600
 server.lock      locked (flock) by the server process itself, so free exactly when the server is gone
 server.log       the server's log of this run; server.log.1 of the run before
@@ -88,16 +88,16 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-# How the embedded server's memory is laid out, so that a put costs the same however many tasks are pending.
+# Memory settings of the embedded server, so that a put costs the same however many tasks are pending.
 #
-# The wheel's server uses the C library's malloc. That keeps freed pieces of up to 1 KiB at hand by size, and takes all
-# others from lists over the whole heap, whose neighbours it has to look at: with millions of pending tasks each of
-# these looks goes to memory that no cache holds. jemalloc, which the servers of the distributions are built with, does
-# not. Where the machine has it the embedded server uses it too; where it has not, the nodes of lists stay under 1 KiB,
-# and many pieces are kept at hand. Figures are in docs/decisions/0013-what-grows-with-pending-tasks.md.
+# The bundled server uses the C library's malloc. It caches freed blocks of up to 1 KiB by size, and takes larger ones
+# from lists over the whole heap: with millions of pending tasks each lookup misses the CPU cache. jemalloc, which
+# distributions build their servers with, does not have this problem. If the machine has jemalloc, the embedded server
+# uses it; otherwise list nodes are kept under 1 KiB, and more freed blocks are cached. Figures are in
+# docs/decisions/0013-what-grows-with-pending-tasks.md.
 
 _SMALL_NODES: Final = {"list-max-listpack-size": "12"}
-"""Entries in a node of a list: of the size that most tasks have, so many make up less than 1 KiB."""
+"""Entries per list node: at the size of most tasks these stay under 1 KiB."""
 
 _TUNABLES: Final = "GLIBC_TUNABLES"
 _KEPT: Final = "glibc.malloc.tcache_count"
@@ -111,7 +111,7 @@ def memory_settings() -> dict[str, str]:
 
 
 def memory_environ() -> dict[str, str]:
-    """The environment for the server. What the user says of malloc, or of what is loaded, stands."""
+    """The environment for the server. The user's own malloc and preload settings take precedence."""
     own, tunables = dict(os.environ), os.environ.get(_TUNABLES, "")
     if _KEPT in tunables or _PRELOADED in own:
         return own

@@ -1,1 +1,1 @@
-"""What only the owner of a partition does on the server; every write carries its token."""
+"""Operations that only the owner of a partition performs; every write carries the owner's token."""

@@ -15,10 +15,10 @@ from ..store import Store
 log = logging.getLogger("mainspring.store")
 
 
-# What stands in the sorted set of live slices, as far as it can be slices.
+# Members of the sorted set of live slices.
 #
-# A strange member, written by hand or by another program, is passed over and told of once. `mainspring verify` finds
-# it as well, and removes it on request.
+# A member that is no slice, written by hand or by another program, is skipped and reported once. `mainspring verify`
+# also finds it, and removes it on request.
 
 
 class Listed(NamedTuple):
@@ -45,7 +45,7 @@ def slice_named(name: bytes) -> Slice | None:
 
 
 def slices_in(keys: PartitionKeys, reply: list[bytes]) -> list[Listed]:
-    """Of members with their scores those that are slices."""
+    """Split members with their scores into slices and strangers."""
     return sorted_out(keys, reply)[0]
 
 
@@ -66,7 +66,7 @@ def sorted_out(keys: PartitionKeys, reply: list[bytes]) -> tuple[list[Listed], l
 
 @lru_cache(maxsize=1024)
 def _warn_unreadable(key: str, name: bytes) -> None:
-    """Once each: this is met with every listing."""
+    """Log each name once: every listing meets it."""
     shown = name[:64].decode("utf-8", "backslashreplace")
     log.error("%s holds '%s', which is no slice and is passed over; `mainspring verify` can remove it", key, shown)
 
@@ -169,7 +169,7 @@ async def read_chunks(store: Store, chunks: Sequence[Chunk]) -> list[SliceRows |
 
 
 async def cancelled_bits(store: Store, wanted: Sequence[tuple[int, Slice, int, int]]) -> list[bytes | StoreError]:
-    """Of each slice (its partition, its name) a range of bytes: which entries are cancelled or replaced."""
+    """Read a range of bitmap bytes of each slice (partition, name): which entries are cancelled or replaced."""
     groups: list[Group] = []
     for p, place, first, last in wanted:
         keys = store.keys.partitions[p]

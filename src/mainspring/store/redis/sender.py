@@ -81,7 +81,7 @@ class Sender:
         except StoreError:
             return  # still unreachable: the next attempt finds out
 
-    # -- what was refused ------------------------------------------------------------------------------
+    # -- refused commands ------------------------------------------------------------------------------
 
     async def _repeat(
         self, groups: Sequence[Group], refused: list[GroupPart], results: GroupResults, durability: Durability

@@ -131,14 +131,14 @@ async def answers(questions: Sequence[Awaitable[T]]) -> tuple[list[T], list[Stor
     return good, bad
 
 
-# Sharded pub/sub that heals itself: lost connections, moved slots and failovers lead to a new subscription.
+# Sharded pub/sub that resubscribes after a lost connection, a moved slot or a failover.
 #
-# Messages are hints, never data: whatever was published while the connection was away is gone, which is why
-# `on_connect` is called after every subscription, so that the caller can look for itself.
+# Messages are hints, never data: those published while the connection was down are lost. `on_connect` is therefore
+# called after every subscription, so that the caller checks for work itself.
 
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
-# A silent peer is found out after two of these: a lost cable closes no connection.
+# A silent server is detected after two of these: an unplugged cable does not close a connection.
 _PING_S = 5.0
 
 
@@ -315,8 +315,8 @@ _REDIRECTS = frozenset(
     {"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY", "LOADING", "MASTERDOWN", "NOSCRIPT", "OOM"}
 )
 
-# How long a call waits for a server that could not be reached before. The attempt itself goes on for longer, beside
-# it: a server that hangs must not hold up, call after call, those who have work for other servers too.
+# How long a call waits for a server that was unreachable before. The connection attempt continues in the background:
+# a server that hangs must not delay every call that also has work for other servers.
 _AWAY_WAIT_S = 0.25
 
 
@@ -475,7 +475,7 @@ class Primary:
             raise Unavailable(f"{self.address}: the link is closed", sent=False)
 
 
-# A node in trouble asks often: a failover is over in an instant. Not more often, for everybody asks then.
+# Short, because a failover is over in an instant; not shorter, because every node asks at that moment.
 _LOOK_EVERY_S = 0.25
 
 

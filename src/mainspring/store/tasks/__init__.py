@@ -1,1 +1,1 @@
-"""Tasks on the server, as clients change and read them."""
+"""Tasks on the server: put, cancel, find, list, explain, and dead letters."""

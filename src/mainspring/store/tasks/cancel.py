@@ -13,13 +13,13 @@ from ..store import Store
 from .index import MOST_AT_ONCE
 
 DENSE_TASKS: Final = 32
-"""From so many tasks of a slice on, a quarter of it or more, what is left may be written anew."""
+"""Cancels of one slice from which, if they are a quarter of it or more, the rest of the list may be rewritten."""
 
 _NEAR_MS: Final = 10_000
-"""An owner may have read what starts within this time: it is told that there is something new."""
+"""An owner may have read slices that start within this time, so it is notified of new entries."""
 
 _PLACE_BYTES: Final = 10
-"""Of a packed address what says which slice, and which incarnation of it."""
+"""Bytes of a packed address that name the slice and its incarnation."""
 
 
 class Cancel(NamedTuple):
@@ -168,12 +168,12 @@ def _cancel_call(store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], s
     return store.scripts.call("cancel", names, args)
 
 
-# Which callers' ids were cancelled last. The index forgets a cancelled id at once: it may be used again.
+# The last cancelled ids given by callers. The index forgets a cancelled id at once, because it may be used again.
 #
-# Written after the cancel, and only for people who ask what became of a task. What is lost here changes nothing else.
+# Written after the cancel, only to answer what became of a task. Losing a record here changes nothing else.
 
 KEPT: Final = 256
-"""Of a partition; 22 bytes each."""
+"""Records per partition, 22 bytes each."""
 
 _TIME_BYTES: Final = 6
 

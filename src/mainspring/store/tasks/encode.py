@@ -28,22 +28,22 @@ from ..keys import HOUR_MS, SECOND_MS, Keyspace, Slice, partition_of
 from .index import IdRow
 from .put import PutRows, Widths
 
-# Generated ids: random bytes chosen so that the tasks of one call go where they cost least.
+# Generated ids: random bytes, chosen so that the tasks of one call land where they cost least.
 #
-# A transaction, and later a tick, costs per partition it touches. So a call is cut into stretches of neighbours, each
-# of which goes to one partition, the next stretch to the next one. The next call begins one further on, however many
-# stretches there were: calls of one size would else bring the same times to the same partitions. The partition is
-# still what the crc16 of the id says: whoever reads needs to know nothing of this.
+# A transaction, and later a tick, costs per partition it touches. So a call is cut into stretches of neighbouring
+# tasks; each stretch goes to one partition, the next stretch to the next partition. The next call starts one partition
+# further, however many stretches there were: otherwise calls of one size would bring the same times to the same
+# partitions. The partition is still the crc16 of the id, so readers need not know about stretches.
 #
-# An id of a stretch is a number with its own crc16 behind it, mixed with four random bytes, and twelve bytes that all
-# of the stretch share. Such a number adds nothing to the crc16 of an id, so what is random and shared alone decides
-# about the partition. What differs comes first: of a cancelled task only the first four bytes of its id are kept.
+# An id of a stretch is a number followed by its own crc16, mixed with four random bytes, and twelve bytes that the
+# whole stretch shares. Such a number adds nothing to the crc16 of the id, so the random and shared bytes alone decide
+# the partition. The distinct bytes come first: of a cancelled task only the first four bytes of its id are kept.
 
 STRETCH: Final = 256
-"""Tasks of one call that share a partition: by then its costs per partition are small against those per task."""
+"""Tasks of one call that share a partition: at this size the cost per partition is small compared to that per task."""
 
 GATHERED: Final = 32
-"""So many large calls fill the same slices. With more these would get too long, where very many tasks are put."""
+"""Number of large calls that fill the same slices. With more, slices would get too long under heavy load."""
 
 _OWN: Final = 4
 _CHOSEN: Final = 2
@@ -66,13 +66,13 @@ class GeneratedIds:
         self._partitions = partitions
         self._gathered = gathered
         self._large = 0
-        """Of those so many."""
+        """How many of those values there are."""
         self._next = random.randrange(partitions)
         self._spare_bits = (65536 // partitions).bit_length() - 1
-        """So many of crc16's values lead into one partition, at least."""
+        """crc16 values that lead to one partition, at least."""
 
     def draw(self, count: int) -> Iterator[Stretch]:
-        """So many ids, in stretches of about the same length."""
+        """Return `count` ids, in stretches of about the same length."""
         stretches = -(-count // STRETCH)
         partition = self._begin(stretches)
         while count:
@@ -126,10 +126,10 @@ def _with_crc(number: bytes) -> bytes:
 _NUMBERS: Final = b"".join(_with_crc(number.to_bytes(_OWN - _CHOSEN)) for number in range(STRETCH))
 
 
-# The usual tasks of a call, field by field: looked at together they cost a third of what they cost one by one.
+# The common tasks of a call, encoded column by column: a third of the cost of encoding them one by one.
 #
-# Usual is a task without a lane or any rule of its own, not overdue, to a target that was met before, with a short id
-# or none.
+# A task is common if it has no lane and no rules of its own, is not overdue, has a known target, and has a short id or
+# none.
 
 FEW: Final = 4
 """Fewer tasks than this are quicker one by one."""
@@ -157,7 +157,7 @@ class TaskColumns(NamedTuple):
     payloads: list[bytes]
 
     def numbers_of(self, some: Sequence[int]) -> Sequence[int]:
-        """Of those that stand there in the columns."""
+        """Positions of these tasks in the columns."""
         return some if isinstance(self.numbers, range) else [self.numbers[at] for at in some]
 
     def by_width(self, far_ms: int) -> "list[tuple[int, TaskColumns]]":
@@ -339,7 +339,7 @@ class SliceRun(NamedTuple):
 
 
 class Batch:
-    """Entries ready to be written, and what stands for each task."""
+    """Entries ready to be written, and the handle of each task."""
 
     def __init__(self, size: int, now_ms: int) -> None:
         self.size = size

@@ -157,16 +157,15 @@ def any_of(bitmaps: list[bytes | None]) -> int:
     return union
 
 
-# The first tasks of some slices in the order of pages, however much these hold.
+# The first tasks of some slices, in page order, however large the slices are.
 #
-# Entries of a slice are in the order in which they came, so all of them have to be looked at. They are read in chunks,
-# and the event loop is given away in between: on a node, firing goes on meanwhile. A slice that is written anew
-# meanwhile (see `compact.lua`) is read from its start again: its entries have moved up, and those that were passed are
-# others now.
+# Entries of a slice are in order of arrival, so all of them must be read. They are read in chunks, and the event loop
+# gets control in between: on a node, firing continues meanwhile. A slice that is compacted meanwhile (see
+# `compact.lua`) is read again from its start, because its entries have moved.
 
 CHUNK_ROWS: Final = 1_024
 AT_ONCE_ROWS: Final = 16 * CHUNK_ROWS
-"""What one round trip may bring of slices that hold more than was expected."""
+"""Rows that one round trip may return from slices that hold more than expected."""
 _LEAST_ROWS: Final = 64
 
 
@@ -273,14 +272,14 @@ def _slice_window(keys: PartitionKeys, one: _Reading, chunk: int) -> Group:
     return keys.slot, [("LRANGE", s, first, last), *bits, ("ZSCORE", keys.slices, one.at[1].name)]
 
 
-# The first tasks of all slices in due order, hold slices apart.
+# The first tasks of all slices in due order, except hold slices.
 #
-# Slices of an hour lie across many of a second, so what comes first is known only when all slices that start before it
-# have been read. Each is read once for a page: from one of an hour, the rows that come later wait for their turn.
+# A slice of an hour overlaps many slices of a second, so the first tasks are known only when all slices that start
+# before them have been read. Each slice is read once per page; later rows of an hour slice wait for their turn.
 
 COUNTERS: Final = ("accepted", "queued", "done", "cancelled", "replaced", "dead")
 _GROWTH: Final = 8
-"""So many times more slices at most are read at once than the time before, when they held less than was expected."""
+"""Factor by which the number of slices read at once may grow when they held less than expected."""
 
 
 class EarliestSlices(NamedTuple):
@@ -433,10 +432,10 @@ def _choose(listing: EarliestSlices, start_ms: int, rows_needed: int) -> tuple[l
     return slices, until_ms
 
 
-# Tasks in hold slices: they were due and may not go out yet. However many there are, a page reads few of them.
+# Tasks in hold slices: due, but not allowed to go out yet. A page reads few of them, however many there are.
 #
-# Their slices are in no order of due times. So lists show them before all others, slice by slice as they were held,
-# and a count over a part of the past estimates where there are very many.
+# Hold slices are not ordered by due time. Lists therefore show them first, slice by slice in the order they were held,
+# and a count over a part of the past estimates when there are very many.
 
 AT_ONCE: Final = 4_096
 """Entries that one round trip may bring, or a little more."""

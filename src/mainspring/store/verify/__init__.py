@@ -1,1 +1,1 @@
-"""`mainspring verify`: proves that every accepted task is somewhere, and repairs what is not."""
+"""`mainspring verify`: prove that every accepted task is somewhere, find orphans, and repair them."""

@@ -574,14 +574,14 @@ async def _forget(store: Store, keys: PartitionKeys, name: bytes) -> Repair:
     return Repair(True, "removed" if removed else "it has changed by now, and is fine")
 
 
-# Proves that every accepted task is somewhere, finds what belongs to nothing, and repairs it on request.
+# The whole verification: every accepted task is somewhere, nothing is orphaned; repairs on request.
 #
-# Everything is read while nodes and clients go on. What is compared with each other is read in one step of the server,
-# so traffic is never mistaken for damage; each step looks at a bounded number of slices, ids or keys. A repair checks
-# again, in the same step in which it writes, and never removes an entry.
+# Nodes and clients keep running meanwhile. Values that are compared are read in one atomic step on the server, so that
+# traffic is never mistaken for damage; each step reads a bounded number of slices, ids or keys. A repair checks again
+# in the step in which it writes, and never removes an entry.
 
 VerifyProgress = Callable[[int, int], None]
-"""Called with how many partitions were looked through, and how many there are."""
+"""Called with the number of partitions verified so far, and the total."""
 
 CHECKS: Final = (check_index, check_lanes, check_holds, check_dead_letters, check_queues, check_schedules)
 """What is looked at in each partition once its slices are in order. To find something new, write such a function, add
