@@ -9,7 +9,7 @@ import pytest
 
 from mainspring.config.config import Config
 from mainspring.node.node import Node
-from mainspring.store import members
+from mainspring.store import members, store
 from mainspring.testing.servers import standalone, wait_until
 from tests.support.api_calls import LATER, serving_api
 from tests.support.serving import Serve, in_seconds, run, serving
@@ -19,6 +19,12 @@ from tests.support.serving import Serve, in_seconds, run, serving
 def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
     with serving(tmp_path) as start:
         yield start
+
+
+@pytest.fixture(autouse=True)
+def patient_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe waits two seconds for the server; a machine that stalls for longer is no server that is away."""
+    monkeypatch.setattr(store, "REACH_S", 60.0)
 
 
 async def until_healthy(node: Node, wanted: bool) -> None:
@@ -87,7 +93,8 @@ def test_one_process_takes_what_another_fires(serve: Callable[..., Serve], tmp_p
 
 def test_the_processes_of_a_supervisor_have_the_roles_they_were_given(serve: Callable[..., Serve]) -> None:
     node = serve("--roles", "scheduler", "--processes", "2")
-    assert (node.status("/readyz"), node.status("/v1/tasks")) == (200, 404)
+    node.wait_well("/readyz")
+    assert node.status("/v1/tasks") == 404
     assert node.end() == 0
 
 

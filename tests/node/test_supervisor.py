@@ -340,7 +340,7 @@ def test_a_hangup_renews_the_children_on_the_same_port(supervise: Callable[..., 
     assert not set(old.values()) & set(new.values())
     assert [node.messages.count(f"process {n} ({old[n]}) ended with exit code 0") for n in (1, 2)] == [1, 1]
     assert delays(node) == [0.0]
-    assert node.status("/readyz") == 200
+    node.wait_well("/readyz")
     assert node.end() == 0
 
 

@@ -77,6 +77,10 @@ class Serve:
     def status(self, path: str, body: Any = None) -> int:
         return self.call(path, body)[0]
 
+    def wait_well(self, *probes: str) -> None:
+        """Wait until all probes answer 200. A machine that stalls for two seconds may make one of them say 503."""
+        wait_until(lambda: all(self.status(one) == 200 for one in probes), f"{probes} say 200", timeout_s=60)
+
     def server_pid(self) -> int:
         info = json.loads((self.folder / "data" / "server.json").read_text())
         return int(info["pid"])
