@@ -207,7 +207,7 @@ class FlowOptions:
     """Milliseconds after which a late task counts as overdue."""
 
 
-class Surroundings(Protocol):
+class FlowEngine(Protocol):
     """What flow control asks of its engine, and tells it."""
 
     @property
@@ -228,13 +228,13 @@ class FlowControl:
     """Holds up the tasks of each receiver that is failing, limited or slow, and no other tasks."""
 
     def __init__(
-        self, options: FlowOptions, clock: Clock, around: Surroundings, commands: Mapping[str, str] | None = None
+        self, options: FlowOptions, clock: Clock, engine: FlowEngine, commands: Mapping[str, str] | None = None
     ) -> None:
         self._options = options
         self._commands = commands or {}
         """Those that have another queue than `commands`."""
         self._clock = clock
-        self._around = around
+        self._engine = engine
         self._flow_limits: dict[str, FlowLimit] = {}
         self._bounded: dict[str, FlowLimit] = {}
         self._sweep_at = _FEW
@@ -266,7 +266,7 @@ class FlowControl:
         if flow_limit.bounded:
             self._bounded[flow_limit.receiver] = flow_limit
         elif self._bounded.pop(flow_limit.receiver, None) is not None:
-            self._around.flow()
+            self._engine.flow()
 
     @property
     def bounded(self) -> list[FlowLimit]:
@@ -301,7 +301,7 @@ class FlowControl:
         if flow_limit.bounded or flow_limit.receiver in self._bounded:
             self._look_at(flow_limit)
             if flow_limit.refused and (flow_limit.limit.concurrency is not None or flow_limit.slow_since_ms or refused):
-                self._around.flow()
+                self._engine.flow()
 
     def _log_change(self, flow_limit: FlowLimit, before: str, now_ms: int) -> None:
         breaker = flow_limit.breaker
@@ -315,7 +315,7 @@ class FlowControl:
         elif before == "half-open":
             took = span(now_ms - breaker.opened_ms)
             log.info("%s answers again after %s; what was held goes out at a growing rate", flow_limit.receiver, took)
-            self._around.flow()
+            self._engine.flow()
 
     # -- as a holder -----------------------------------------------------------------------------------------------
 
@@ -323,10 +323,10 @@ class FlowControl:
         """Begin a tick: what was let through before is in flight now, or was refused."""
         stayed = [flow_limit for flow_limit in self._bounded.values() if flow_limit.tick()]
         if any(flow_limit.refused for flow_limit in stayed):
-            self._around.flow()
+            self._engine.flow()
         if self.catch_up is not None:
             self.catch_up.tickets = 0
-            self._overdue = self._around.lag_ms > self._options.catch_up_after_ms
+            self._overdue = self._engine.lag_ms > self._options.catch_up_after_ms
 
     def free(self, in_flight: int) -> int:
         """How many may begin now, of all receivers together.
@@ -334,7 +334,7 @@ class FlowControl:
         A receiver is only known to be slow after a while. Until then it must not fill all the room: what is kept free
         is what the others go on with.
         """
-        most = self._around.most
+        most = self._engine.most
         if most < SHARED_FROM:
             return most - in_flight
         slow = sum(flow_limit.in_flight for flow_limit in self._bounded.values() if flow_limit.slow_since_ms)
@@ -365,9 +365,9 @@ class FlowControl:
         return None
 
     def _room_of(self, flow_limit: FlowLimit, now_ms: int) -> int:
-        room = flow_limit.room(now_ms, self._around.most)
+        room = flow_limit.room(now_ms, self._engine.most)
         if room < 1 and flow_limit.starved:
-            self._around.permits_wanted()
+            self._engine.permits_wanted()
         return room
 
     def _named(self, key: str) -> FlowLimit | None:
@@ -416,7 +416,7 @@ class FlowControl:
 
     def look(self) -> None:
         """Advance breakers with time, and measure which receivers are slow."""
-        now_ms, most = self._clock.now_ms(), self._around.most
+        now_ms, most = self._clock.now_ms(), self._engine.most
         busy = [
             flow_limit
             for flow_limit in self._flow_limits.values()
@@ -434,7 +434,7 @@ class FlowControl:
             flow_limit.tickets = 0
             if flow_limit.refused and flow_limit.room(now_ms, most) > 0:
                 flow_limit.refused = False
-                self._around.flow()
+                self._engine.flow()
             if flow_limit is not self.catch_up:
                 self._look_at(flow_limit)
 

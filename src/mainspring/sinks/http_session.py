@@ -108,7 +108,7 @@ class Sessions:
 def _session(guard: AddressGuard, *, keep: bool) -> aiohttp.ClientSession:
     """A session that follows nothing, remembers no cookies and takes no proxy or password from the environment."""
 
-    def gate(found: tuple[Any, ...]) -> socket.socket:
+    def checked_socket(found: tuple[Any, ...]) -> socket.socket:
         family, kind, proto, _, address = found
         guard.check_socket(address[0])
         return socket.socket(family, kind, proto)
@@ -120,7 +120,7 @@ def _session(guard: AddressGuard, *, keep: bool) -> aiohttp.ClientSession:
         limit=0,
         keepalive_timeout=KEEP_ALIVE_S if keep else None,
         force_close=not keep,
-        socket_factory=gate,
+        socket_factory=checked_socket,
     )
     return aiohttp.ClientSession(
         connector=connector,
