@@ -196,10 +196,10 @@ class Breaker:
     # -- what happened ---------------------------------------------------------------------------------------
 
     def record(self, done: int, failed: int, now_ms: int, *, refused: int = 0) -> BreakerState:
-        """So many deliveries succeeded, so many failed; returns the state it comes to.
+        """Record deliveries that succeeded, failed, or were refused for good; return the new state.
 
-        Those that were refused for good say nothing of the receiver's health. If they were probes, others go in their
-        place: a receiver that is well again may refuse many before it takes one.
+        Refused deliveries say nothing about the health of the receiver. If they were probes, others take their place: a
+        healthy receiver may refuse many tasks before it accepts one.
         """
         match self.state:
             case "half-open" if failed:
@@ -249,10 +249,10 @@ class Breaker:
             self._open_ms = self._policy.open_ms
 
     def suspect(self, since_ms: int, now_ms: int) -> None:
-        """A former owner of its tasks found it failing since then, and left a backlog: that must not come at once.
+        """Be careful with a receiver that a former owner found failing: its backlog must not be sent at once.
 
-        Where it answered here lately, what it took then is proven, and the ramp begins there: those that go on well are
-        not slowed down. Otherwise it is probed first.
+        If it answered here lately, the ramp begins at the rate it took then, so that a healthy receiver is not slowed
+        down. Otherwise it is probed first.
         """
         if self.state != "closed":
             return
@@ -295,7 +295,7 @@ class Breaker:
                 return int(self._refill(now_ms))
 
     def took(self, count: int, now_ms: int) -> None:
-        """So many left."""
+        """Count tasks that left."""
         if self.state == "half-open" and count:
             self._probes_out += count
             self.next_ms = now_ms + self._open_ms
@@ -303,7 +303,7 @@ class Breaker:
             self._allowance -= count
 
     def stayed(self, count: int) -> None:
-        """So many did not leave after all, or were no probes: others may go in their place."""
+        """Free the places of tasks that did not leave, or were no probes."""
         if self.state == "half-open":
             self._probes_out = max(self._probes_done, self._probes_out - count)
         elif self.state == "ramp":

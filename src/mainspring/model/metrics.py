@@ -87,7 +87,7 @@ def labelled(families: Iterable[Family], label: str, value: str) -> list[Family]
 
 
 def merged(parts: Iterable[Sequence[Family]]) -> list[Family]:
-    """Of several processes; the format wants every name once."""
+    """Merge the families of several processes: the format allows each name once."""
     found: dict[str, Family] = {}
     for families in parts:
         for one in families:

@@ -12,7 +12,7 @@ from .retry import RetryPolicy
 from .times import Delay, When
 
 NULL: Final = b"null"
-"""What the encoder writes for numbers that JSON has no word for. Where it does not stand there are none."""
+"""The encoder writes this for numbers that JSON cannot express. A payload without it contains none."""
 
 to_json: Final = msgspec.json.Encoder().encode
 
@@ -156,10 +156,10 @@ class Page(msgspec.Struct, frozen=True):
 
 
 ListedState = Literal["pending", "fired"]
-"""States in which a task stands in its slice with all it carries."""
+"""States in which the full task is in its slice."""
 
 QueueState = Literal["queued", "running"]
-"""States in which it stands in a queue."""
+"""States in which the task is in a queue."""
 
 
 def pattern_fits(pattern: str, target: str) -> bool:

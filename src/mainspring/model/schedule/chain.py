@@ -240,14 +240,14 @@ def _kept_of_missed(definition: Definition, state: ChainMemory, planned_ms: int,
 
 
 def after_loss(definition: Definition, link: ChainState, now_ms: int, reason: str) -> tuple[int | None, ChainMemory]:
-    """The planned occurrence is not there (any more): the chain goes on behind it."""
+    """Continue a chain after a planned occurrence that is missing."""
     state = link.state if definition.paused_at(now_ms) else _after_rest(definition, link)
     state = state.called_off(link.planned_ms, reason)
     return from_here(definition, link.planned_ms, now_ms, state)
 
 
 def _after_rest(definition: Definition, link: ChainState) -> ChainMemory:
-    """A pause has ended by itself before this occurrence: what fell into it is counted, once."""
+    """Count, once, the runs that fell into a pause that has ended before this occurrence."""
     pause, state = definition.paused, link.state
     if pause is None or pause.until_ms is None or pause.until_ms <= state.rested_ms:
         return state
@@ -258,7 +258,7 @@ def _after_rest(definition: Definition, link: ChainState) -> ChainMemory:
 
 
 def from_here(definition: Definition, after_ms: int, now_ms: int, state: ChainMemory) -> tuple[int | None, ChainMemory]:
-    """Where a chain goes on that stopped after a time: what has passed since is missed, by the rule for that."""
+    """Resume a schedule that was stopped; apply the misfire policy to the occurrences in between."""
     next_ms = _uncut(definition, state, after_ms)
     if next_ms is None or next_ms > now_ms:
         return next_ms, state
@@ -320,7 +320,7 @@ def first_of(
 
 
 def _still_counting(definition: Definition, link: ChainState | None, state: ChainMemory, now_ms: int) -> int | None:
-    """With a delay: an edit does not begin to count anew. `link` is the chain where its times are still the same."""
+    """Keep counting a delay across an edit. `link` is the chain if its times are still the same."""
     if link is not None and link.planned_ms > now_ms:
         is_cut = state.cut_over(link.planned_ms) is not None
         return _uncut(definition, state, link.planned_ms) if is_cut else link.planned_ms

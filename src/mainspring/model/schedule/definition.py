@@ -232,7 +232,7 @@ def _check_worst_case(definition: Definition, now_ms: int) -> None:
 
 
 def _attempt_ms(definition: Definition) -> int:
-    """How long one attempt may take; of a webhook without a timeout what is usual, of others 0: nobody says so."""
+    """Return how long one attempt may take: the default timeout for a webhook without one, 0 if unknown."""
     usual_ms = round(TIMEOUT_S * 1000) if is_web(definition.target) else 0
     return definition.timeout_ms or usual_ms
 

@@ -175,7 +175,7 @@ def local_ms(when: When | date, zone_name: str | None, field: str) -> int:
 
 
 def _bound_ms(when: When | date, zone_name: str | None, field: str) -> int:
-    """Of a schedule. One that no calendar can show would end every list that it stands in."""
+    """Check a bound of a schedule. A time that no calendar can show would break every list that contains it."""
     at_ms = local_ms(when, zone_name, field)
     if not 0 <= at_ms < LAST_START_MS:
         raise InvalidInput(f"{field} {str(when)[:40]!r} lies outside of the years 1970 to 3084; leave it out for none")

@@ -76,9 +76,9 @@ _PLANS_KEPT: Final = 64
 
 class DayPlan(NamedTuple):
     minutes: tuple[int, ...]
-    """Of each minute of the day the seconds."""
+    """Matching seconds of each minute of the day."""
     seconds: int
-    """Of all minutes together."""
+    """Matching seconds of all minutes together."""
 
 
 def day_plan(spec: Spec, start_ms: int | None, offset_s: int) -> DayPlan:
@@ -341,7 +341,7 @@ class Recurrence:
         return found
 
     def _excluded_until(self, at_ms: int) -> int | None:
-        """When the exclusion over this instant ends, or the zone's offset changes and it must be asked anew."""
+        """Return when the exclusion at this instant ends, or the zone's offset changes and it must be checked again."""
         segment = zone(self.zone).segment(at_ms // 1000)
         local_s = at_ms // 1000 + segment.offset_s
         end_s = self._left_out.end_of(local_s, segment.offset_s)

@@ -53,7 +53,7 @@ class Command:
 
 
 class Commands(Mapping[str, Command]):
-    """What each name stands for. Never changes once made."""
+    """Commands by name. Immutable."""
 
     def __init__(self, commands: Mapping[str, Command] | None = None) -> None:
         self._commands = dict(commands or {})

@@ -53,7 +53,7 @@ TargetSpec = Webhook | Plain
 
 
 class Targets(Mapping[str, TargetSpec]):
-    """What each name stands for. Never changes once made."""
+    """Named targets by name. Immutable."""
 
     def __init__(self, specs: Mapping[str, TargetSpec] | None = None) -> None:
         self._specs = dict(specs or {})

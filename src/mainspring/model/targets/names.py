@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 COMMANDS: Final = "commands"
-"""The queue of `command:` targets, unless a node is told another for one of them."""
+"""The queue of `command:` targets that have no queue of their own."""
 
 HANDED_OFF: Final = frozenset({"queue", "command"})
 """Schemes of targets whose tasks workers run."""
@@ -36,9 +36,9 @@ def _queue_named_by(target: str) -> str:
 
 
 def queue_named(target: str, commands: Mapping[str, str]) -> str | None:
-    """The same as `queue_of`, for whoever only compares: a name that no queue can have is told too, unchecked.
+    """Like `queue_of`, without checking the name, for comparisons only.
 
-    None for what is delivered by a sink.
+    None for a target that is delivered by a sink.
     """
     scheme, _, rest = target.partition(":")
     if scheme == "command":
@@ -126,9 +126,9 @@ def _unknown(target: str, scheme: str) -> str:
 
 
 def receiver_of(target: str, commands: Mapping[str, str] | None = None) -> str:
-    """Who has to cope with the task: the host of a webhook, the queue of a handler or a command, else the target.
+    """Return the receiver of a task: the host of a webhook, the queue of a handler or a command, otherwise the target.
 
-    `commands` maps names of commands to other queues than theirs all; without it each command stands for itself.
+    `commands` maps commands to their own queues; without it, each command is its own receiver.
     """
     if commands is not None and target.startswith("command:"):
         return f"queue:{queue_named(target, commands)}"
