@@ -68,7 +68,7 @@ async def revoke_api_key(call: Call) -> Answer:
 
 
 def _check_shown(call: Call) -> None:
-    """Where anybody on the machine is answered, nobody gets what opens the other nodes too."""
+    """Refuse if the API is open on this machine: a key made here would also open the other nodes."""
     call.check_unbound()
     if call.key is OPEN:
         raise Problem(
@@ -79,7 +79,7 @@ def _check_shown(call: Call) -> None:
 
 
 def _check_not_repeatable(call: Call) -> None:
-    """To repeat an answer it would have to be kept, and the key's text with it. Who asks for that must not get two."""
+    """Refuse an Idempotency-Key: to repeat the response, the key's text would have to be stored."""
     if b"idempotency-key" in call.headers:
         raise Problem(
             "invalid",

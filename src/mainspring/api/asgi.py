@@ -93,7 +93,7 @@ Receive = Callable[[], Awaitable[Message]]
 AsgiSend = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 Headers = dict[bytes, bytes]
-"""Of a request, by lower-case name; of repeated ones the last counts."""
+"""Headers of a request, by lower-case name; the last one of a repeated name counts."""
 
 JSON: Final = b"application/json"
 NDJSON: Final = b"application/x-ndjson"
@@ -104,7 +104,7 @@ GUARDED: Final = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"referrer-policy", b"no-referrer"),
 )
-"""What every answer says to browsers: keep nothing, load nothing, show it in nobody's frame."""
+"""Headers of every response for browsers: no caching, no loading, no framing."""
 
 READ_ANYWAY_BYTES: Final = 8 << 20
 """A body that is too large is read up to here all the same: many callers hear an answer only after they sent all."""
@@ -232,7 +232,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 @cache
 def field_names(kind: Any) -> tuple[bytes, ...]:
-    """The names of a Struct's fields as they stand in JSON."""
+    """Names of a Struct's fields in JSON."""
     return tuple(b'"%b"' % name.encode() for name in getattr(kind, "__struct_encode_fields__", ()))
 
 
@@ -265,7 +265,7 @@ def check_depth(body: bytes, depth: int, *, level: int = 0) -> None:
 
 
 def check_content_type(headers: Headers, wanted: tuple[bytes, ...]) -> None:
-    """A body without a type is taken for what the route wants. One that is packed is told so, not called malformed."""
+    """Treat a body without a content type as the route's. Report a compressed body as unsupported, not as malformed."""
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         packed = headers[b"content-encoding"].decode("latin-1")[:80]
         raise Problem("content-type", f"the content encoding is {packed!r}; send the body as it is")
@@ -281,7 +281,7 @@ def when(text: str | None, field: str) -> When | None:
     """An instant in a parameter: ISO 8601 with an offset, or epoch milliseconds."""
     if text is None:
         return None
-    # A + is a space in a query; nobody means one in a time.
+    # A + is a space in a query, but a time never contains one.
     given: When = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else text.replace(" ", "+")
     try:
         at_ms = instant_ms(given, field=field)

@@ -1,4 +1,4 @@
-"""Authentication and authorization: API keys, rate limits, and the gate before every route."""
+"""Authentication and authorization: API keys, rate limits, and the check before every route."""
 
 import asyncio
 import time
@@ -53,7 +53,7 @@ class KeyRing:
         return None if key is None or key.expired(now_ms) else key
 
     async def is_empty(self, store: Store) -> bool:
-        """True when nobody could get in."""
+        """True if no key could authenticate."""
         await self._freshen(store)
         now_ms = store.clock.now_ms()
         return not self._of_file and all(key.expired(now_ms) for key in self._stored.values())
@@ -108,9 +108,9 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, client: str, rate: float, burst: float) -> None:
-        """One more request; a Problem that says when the next may come if it is too many.
+        """Count one more request; raise a Problem that says when to retry if there are too many.
 
-        Of several processes on one port each lets in its part: connections spread over them, and they share no counts.
+        Each of several processes on one port admits its share: connections spread over them, and counts are not shared.
         """
         now = self._now()
         full_rate, rate, burst = rate, rate / self._processes, max(1.0, burst / self._processes)
@@ -148,7 +148,7 @@ class Authenticator:
         """Callers without a key are not even counted."""
 
     async def check_start(self, store: Store) -> None:
-        """Refuse to open a door that nobody could pass: most likely a key was forgotten."""
+        """Refuse to listen when no key exists: the API would reject every request."""
         if self._needs_keys and await self.ring.is_empty(store):
             where = f"host {self._config.host}" if self._config.access == "auto" else "access keys"
             raise ConfigError(
@@ -158,7 +158,7 @@ class Authenticator:
             )
 
     def without_key(self, headers: Headers) -> ApiKey:
-        """A caller without a key."""
+        """Return the open key for a caller without one, or refuse."""
         if self._needs_keys:
             raise Problem(
                 "unauthenticated", "an API key is needed: Authorization: Bearer msk_…", www_authenticate="Bearer"
@@ -168,7 +168,7 @@ class Authenticator:
         return OPEN
 
     async def admit(self, store: Store, headers: Headers, address: str) -> ApiKey:
-        """Who calls. A key that is shown is judged, also where none is needed."""
+        """Return the caller's key. A key that is sent is always checked, even where none is needed."""
         shown = headers.get(b"authorization")
         if shown is None:
             key = self.without_key(headers)
@@ -178,7 +178,7 @@ class Authenticator:
         return key
 
     def key_at_hand(self, headers: Headers, clock: Clock) -> ApiKey | None:
-        """Who calls, where that can be said at once. Not let in yet."""
+        """Return the caller's key if it is known without a lookup; not admitted yet."""
         shown = headers.get(b"authorization")
         if shown is None:
             return OPEN

@@ -175,7 +175,7 @@ class Lines:
         try:
             check_target(target)
         except InvalidInput:
-            return False  # it is told with its line
+            return False  # reported together with its line
         if not self._key.sees(target):
             return False
         if len(self._targets) < _MOST_TARGETS:
@@ -230,7 +230,7 @@ def _repeats(portion: bytes) -> bool:
 
 
 PORTION_BYTES: Final = 384 * 1024
-"""Lines that are read before they are written: many travel together, and nobody else waits for long."""
+"""Lines read before they are written: enough to write many together, few enough not to delay others."""
 
 WRITE_TASKS: Final = 8_192
 """Tasks that are written together at most: these keep the loop on which others are served."""
@@ -353,7 +353,7 @@ class _Batch:
                 await writing
 
     async def _portion(self, rest: bytes) -> tuple[bytes, bool]:
-        """What is left of before and the next pieces of the body; whether more is to come."""
+        """Return the unread rest plus the next chunk, and whether more follows."""
         pieces, size = [rest], len(rest)
         while size < len(rest) + PORTION_BYTES:
             message = await self._call.receive()
@@ -397,7 +397,7 @@ class _Batch:
             return [error if handle is None else handle for handle in error.handles or [None] * len(tasks)]
 
     async def _own(self, task: Task, found: LineOutcome) -> LineOutcome:
-        """A task that was kept may be somebody else's: then it is not told as this caller's."""
+        """Do not report a kept task that belongs to another caller."""
         if isinstance(found, Handle) and found.outcome == "kept":
             try:
                 await self._call.check_not_others(found.id, task.lane)

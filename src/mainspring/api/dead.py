@@ -15,7 +15,7 @@ from .routes import Call, Route, no_such
 from .tasks import Answered, Moment, OneTask, due_ms_of
 
 MANY_S: Final = 30.0
-"""How long one request may go on replaying or dropping; the answer says whether something is left."""
+"""Time limit of one replay or drop request. The response says whether letters remain."""
 
 
 class ListDead(msgspec.Struct, frozen=True):
@@ -197,7 +197,7 @@ async def replay_many_dead(call: Call) -> Answer:
     except TimeoutError:
         complete = False
         if wanted.rate is not None:
-            # What was put back ahead comes due first: the next request begins at this moment, and keeps the rate.
+            # Letters replayed so far come due first: the next request starts at this moment, and keeps the rate.
             await asyncio.sleep(FARTHEST_AHEAD_MS / 1000)
     finally:
         await _audit_many(call, "dead.replay", replayed=summary.replayed)

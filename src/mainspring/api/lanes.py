@@ -1,4 +1,4 @@
-"""`/v1/lanes` and `/v1/pauses`: what stands still, and letting it go on."""
+"""`/v1/lanes` and `/v1/pauses`: stalled lanes, pausing and resuming."""
 
 import re
 from typing import Final, Literal
@@ -101,7 +101,7 @@ async def list_lanes(call: Call) -> Answer:
 
 
 def _lane_place(cursor: str) -> tuple[int, str]:
-    """Since when a lane stands still, and its name: lanes are listed in that order."""
+    """Sort key of a stalled lane: when it stalled, then its name."""
     match = _PLACE.fullmatch(cursor)
     if match is None:
         raise Problem("invalid", f"cursor {cursor[:80]!r} is not one that a list returned")
@@ -139,7 +139,7 @@ async def _lane_answer(call: Call, what: str, before: LaneInfo, done: LaneAnswer
         raise Problem("too-late", "the lane's head is being delivered right now; look again in a moment")
     if done != "ok":
         refused = Problem("conflict", _WHY[done])
-        refused.members = {"answer": done}  # the two are told apart by it: the detail is for people
+        refused.members = {"answer": done}  # tells the two apart; the detail is for people
         raise refused
     await call.audit(what, before.lane, of_lane(before), None)
     return answer(LaneDone(before.lane, "ok"))

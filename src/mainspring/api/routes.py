@@ -28,7 +28,7 @@ RouteHandler = Callable[["Call"], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """One method of one path. `{name}` in a path stands for one segment, percent-encoded where it must be."""
+    """One method of one path. `{name}` in a path matches one segment, percent-encoded if necessary."""
 
     method: str
     path: str
@@ -128,7 +128,7 @@ NO_PARAMETERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Call(msgspec.Struct):
-    """Who calls, what for, and what with."""
+    """The request: caller, route, parameters, and body."""
 
     app: "App"
     key: ApiKey
@@ -182,7 +182,7 @@ class Call(msgspec.Struct):
             raise no_such(what, name)
 
     async def check_not_others(self, task_id: str, lane: str | None = None) -> None:
-        """What a key may not see it may not replace either, nor be told of as its own."""
+        """A key cannot replace, or learn about, a task that it may not see."""
         if self.may_reach_all:
             return
         known = await find_live(self.client.store, task_id, lane)

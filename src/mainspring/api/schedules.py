@@ -176,7 +176,7 @@ class History(msgspec.Struct):
 
 
 def given(body: Times, zone: str, leave: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What was said, for `define` and `edit`; instants in milliseconds. `zone` is the schedule's, if it says none."""
+    """Return the given fields for `define` and `edit`, instants in milliseconds; `zone` is the default zone."""
     values = {name: getattr(body, name) for name in body.__struct_fields__ if name not in leave}
     fields = {name: value for name, value in values.items() if value is not UNSET}
     for name in ("start", "end"):
@@ -244,7 +244,7 @@ async def schedule_history(call: Call) -> Answer:
 
 
 async def preview_schedule(call: Call) -> Answer:
-    """Of fields that are not stored anywhere."""
+    """Preview of a schedule that is not stored."""
     wanted: Preview = call.body
     if not 1 <= wanted.count <= MOST_RUNS:
         raise Problem("invalid", f"count is {wanted.count}; it must lie between 1 and {MOST_RUNS}")
@@ -258,7 +258,7 @@ async def preview_schedule(call: Call) -> Answer:
     definition = msgspec.structs.replace(definition, anchor_ms=now_ms - now_ms % 1000)
     check_specs(definition)
     async with call.app.previewing:
-        # In a thread: some times are hard to find, and a node that looks for them must go on firing.
+        # Search in a thread: some schedules take long to evaluate, and the node must keep firing meanwhile.
         return answer(await asyncio.to_thread(_look_ahead, definition, now_ms, wanted.count, terms))
 
 
@@ -305,7 +305,7 @@ async def add_schedule(call: Call) -> Answer:
 
 
 async def put_schedule(call: Call) -> Answer:
-    """As it stands in the body, whatever was there before."""
+    """Replace the schedule with the one in the body."""
     return await _write(call, call.params["name"], given(call.body, call.client.schedules.timezone), "replace")
 
 

@@ -159,7 +159,7 @@ class HttpConnection(HttpToolsProtocol):
                 self._refuse(Problem("headers", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
 
     def _posts_again(self, data: bytes) -> bool:
-        """A tick with a head that is known. Between two requests only: the parser is not told of it."""
+        """Handle a tick with a known head, between two requests only: the parser does not see it."""
         known = self._known_heads.read(data)
         if known is None or self.flow.write_paused:
             return False

@@ -27,10 +27,10 @@ Write = Callable[[Sequence[Task]], Awaitable[Sequence[Handle]]]
 
 
 class Waiter(Protocol):
-    """Who waits for a handle; a future is one."""
+    """A waiter for a handle; a future is one."""
 
     def done(self) -> bool:
-        """It has gone."""
+        """Return True if the waiter is gone."""
         ...
 
     def set_result(self, handle: Handle, /) -> None: ...
@@ -58,7 +58,7 @@ class Collector:
         return answer
 
     def add(self, task: Task, waiter: Waiter) -> None:
-        """The same for who is told without a future."""
+        """Like `put`, but notifies a waiter that is not a future."""
         self._waiting.append((task, waiter))
         if not self._writers or len(self._waiting) >= CROWD:
             self._begin_another()
@@ -83,7 +83,7 @@ class Collector:
                 finally:
                     self._under_way -= 1
         finally:
-            # In the same step in which it saw that nobody waits: who comes next must begin another.
+            # In the step that found no waiter, so that the next caller starts another group.
             self._writers -= {asyncio.current_task()}
 
     async def _commit(self, batch: list[_Waiting]) -> None:
@@ -108,12 +108,12 @@ class Collector:
 
 
 def _resolve(one: _Waiting, handle: Handle) -> None:
-    if not one[1].done():  # it is, when the caller hung up
+    if not one[1].done():  # done already if the caller hung up
         one[1].set_result(handle)
 
 
 def _resolve_failed(one: _Waiting, handle: Handle | None, error: MainspringError) -> None:
-    """Of a write that failed: this task may be stored all the same, and even as safely as was asked for."""
+    """The write failed, but the task may have been stored, possibly at the requested durability."""
     if handle is None:
         _fail([one], error)
     elif isinstance(error, NotConfirmed) and handle.durability == "server":
@@ -129,7 +129,7 @@ def _fail(batch: list[_Waiting], error: Exception) -> None:
 
 
 MAX_SPACES: Final = 1_000
-"""Neighbours kept open: they share the node's connections, so each is only a table of key names."""
+"""Other namespaces kept open: they share the node's connections, so each is only a table of key names."""
 
 
 class Space:
@@ -152,7 +152,7 @@ class Space:
             return await self.collector("keep", durability, named=False).put(task)
         if on_conflict != "reject":
             return await self.collector(on_conflict, durability).put(task)
-        # In a group one refusal must not undo or repeat the others: what is known is kept, and told as refused.
+        # One refusal in a group must not undo or repeat the others: keep known ids and report those as refused.
         try:
             handle = await self.collector("keep", durability).put(task)
         except NotConfirmed as error:
@@ -219,6 +219,6 @@ class Spaces:
 def no_such_namespace(namespace: str) -> Problem:
     """The same for one that is not there and one that the key may not see."""
     problem = Problem("not-found", f"there is no namespace {namespace[:80]!r} for this key")
-    # Who asks for a task must not take the answer for one about the task.
+    # A client that asks for a task must not mistake this for an answer about the task.
     problem.members = {"missing": "namespace"}
     return problem

@@ -40,7 +40,7 @@ Moment = int | float | str
 class NewTask(Task, frozen=True, forbid_unknown_fields=True, gc=False):
     """`at` or `after` says when; neither means now. With an `id` a repeated post is one task."""
 
-    # A task itself, so that a line of a batch in which nothing has to be worked out goes on as it is.
+    # A Task itself, so that a batch line that needs no conversion is used as it is.
 
     target: str
     payload: msgspec.Raw = msgspec.field(default_factory=lambda: NO_PAYLOAD)
@@ -95,7 +95,7 @@ def task_of(new: NewTask, now_ms: int, *, task_id: str | None = None) -> Task:
 
 
 def check_payload(payload: bytes) -> None:
-    """What is skipped over when a body is decoded: its size, its encoding, and numbers that nobody can read again."""
+    """Check what decoding skips: the size, the encoding, and numbers that could not be read back."""
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise InvalidInput(f"payload has {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
     if is_simple(payload):
@@ -309,7 +309,7 @@ async def put_task(call: Call) -> Answer:
         # A rule is for the caller's own ids: one that we made is known already only if this is the same request.
         on_conflict = "keep" if posted.id is None else posted.on_conflict
         handle = await _put(call, task, on_conflict, posted.durability)
-        # Our own put, whose answer was lost: it is told as it was the first time.
+        # Our own put, whose response was lost: report it as the first time.
         created = handle.outcome == "created" or (repeated and posted.id is None)
         body = Put.of(handle)
         if created:
@@ -322,7 +322,7 @@ async def put_task(call: Call) -> Answer:
 async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str) -> Handle:
     if call.may_reach_all or task.id is None:
         return await audited(call, task, call.put_into.put(task, on_conflict, durability))
-    # What a key may not see it may not replace either, nor be told of it as its own.
+    # A key cannot replace, or learn about, a task that it may not see.
     if on_conflict != "keep":
         await call.check_not_others(task.id, task.lane)
     try:
@@ -360,7 +360,7 @@ def _seen(call: Call, info: TaskInfo) -> TaskInfo:
 
 
 def view(info: TaskInfo) -> dict[str, Any]:
-    """Bytes that are no JSON are told in base64, under a name of their own."""
+    """Payloads that are not JSON are returned as `payload_base64`."""
     fields = msgspec.structs.asdict(info)
     if isinstance(info.payload, bytes):
         fields["payload_base64"] = base64.b64encode(fields.pop("payload")).decode()

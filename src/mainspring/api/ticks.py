@@ -80,7 +80,7 @@ async def post_tick(call: Call) -> Answer:
         await call.check_not_others(task.id)
     handle = await audited(call, task, space.collector("replace" if replace else "keep").put(task))
     if handle.outcome == "kept":
-        await call.check_not_others(handle.id)  # what a key may not see is not told as its own
+        await call.check_not_others(handle.id)  # do not report a task that the key may not see
     return accepted(handle)
 
 
@@ -186,10 +186,10 @@ class Shortcut:
         return 0 < len(length) < 6 and int(length) <= MAX_PAYLOAD_BYTES and _UNUSUAL.isdisjoint(headers)
 
     def key_at_hand(self, headers: Headers) -> ApiKey | None:
-        """Who calls. None where that has to be looked up."""
+        """The caller's key, or None if it still has to be looked up."""
         client = self._app.node.client
         key = None if client is None else self._app.authenticator.key_at_hand(headers, client.store.clock)
-        # What a key may not see has to be looked for: a task of that id may go elsewhere.
+        # A key limited to targets needs a lookup: the task of that id may have a target that the key may not see.
         return key if key is None or key.targets is None else None
 
     def admit(self, key: ApiKey, headers: Headers, address: str) -> None:

@@ -128,7 +128,7 @@ async def drain(
 async def until_done(
     store: Store, count: int, began: float, progress: BenchProgress, *, what: str = "delivering"
 ) -> tuple[float, int]:
-    """Wait until so many tasks are done, or nothing goes on; the seconds it took, and how many are done."""
+    """Wait until `count` tasks are done or progress stops; return the seconds taken and the number done."""
     done, seen_at = 0, began
     while done < count and time.perf_counter() < seen_at + STALL_S:
         await asyncio.sleep(_POLL_S)

@@ -116,9 +116,9 @@ class Measurement(NamedTuple):
     at_s: float
     client_us: float
     server_us: float
-    """Of the server's main thread, where it says so: the one that limits what it can do."""
+    """CPU seconds of the server's main thread (its bottleneck), if the server reports it."""
     server_all_us: float
-    """Of all its threads: also those that free memory in the background."""
+    """CPU seconds of all its threads, including those that free memory in the background."""
     memory: int
     commands: int
 

@@ -159,7 +159,7 @@ def payload_texts(first: int, last: int, payload_bytes: int) -> Iterator[str]:
 
 
 STALL_S: Final = 15.0
-"""So long without a delivery, and what is missing counts as lost."""
+"""Seconds without a delivery after which missing tasks count as lost."""
 
 _AFTER_QUOTE: Final = 1
 _MOST: Final = 255

@@ -71,7 +71,7 @@ BATCH_BYTES: Final = 8 * 1024 * 1024
 
 _AT_ONCE: Final = 256
 _LOOKED_AT: Final = 32
-"""Of so many tasks that are taken at once one is looked at."""
+"""One task in this many is sampled when tasks are taken in bulk."""
 
 
 class PutTally:
@@ -82,7 +82,7 @@ class PutTally:
         self.handles: list[Handle] | None = [] if handles else None
         self.accepted = 0
         self.last: list[Handle | None] = []
-        """Of a batch that was not written whole. Kept here: calls that wait for one connection share its error."""
+        """Handles of a batch that was written in part. Kept here, because calls on one connection share its error."""
         self._counts = {"created": 0, "kept": 0, "replaced": 0}
 
     def add(self, batch: Batch, places: Places, named: list[Handle]) -> None:
@@ -178,7 +178,7 @@ def _payload_bytes(task: Task) -> int:
     try:
         return len(to_json(payload))
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return 0  # wrong, which is told where it is encoded
+        return 0  # invalid; reported where it is encoded
 
 
 def checked(tasks: list[Task]) -> list[Task]:
@@ -323,7 +323,7 @@ _FOREVER_MS: Final = 1 << 45
 
 
 class ListOperations:
-    """What Client can tell of all tasks together."""
+    """Lists and counts of tasks."""
 
     @property
     @abstractmethod
@@ -604,13 +604,13 @@ class PauseOperations:
         return await lanes.remove_pause(self.store, Scope.of(target, queue, lane))
 
     async def pauses(self) -> list[Pause]:
-        """What is paused, the oldest first."""
+        """Return all pauses, oldest first."""
         now_ms = await self.store.sample_clock()
         found = [one for one in await lanes.read_pauses(self.store) if one.lasts(now_ms)]
         return sorted(found, key=lambda one: (one.since_ms, one.scope.text))
 
     async def lanes(self) -> list[LaneInfo]:
-        """Lanes that stand still or are just coming back, those that wait longest first."""
+        """Return stalled lanes and lanes that are recovering, longest wait first."""
         return await lanes.read_lanes(self.store)
 
     async def lane(self, lane: str) -> LaneInfo:
@@ -635,12 +635,12 @@ class PauseOperations:
         return "ok"
 
     async def lane_skip_head(self, lane: str, *, reason: str = "skipped by hand") -> LaneAnswer:
-        """Give the failed head up: it goes to the dead letters, and its lane goes on."""
+        """Give up the failed head: it becomes a dead letter, and its lane continues."""
         failed, reason = await lanes.failed_head(self.store, check_name(lane, "lane")), check_text(reason, "reason")
         return "no head" if failed is None else await lanes.skip_head(self.store, failed, reason)
 
     async def lane_resume(self, lane: str) -> LaneAnswer:
-        """Let a parked lane go on with its head, and end a pause of this lane."""
+        """Resume a parked lane with its head, and end a pause of this lane."""
         resumed = await self.resume(lane=check_name(lane, "lane"))
         if (await self.lane(lane)).state != "parked":
             return "ok" if resumed else "no head"
@@ -767,7 +767,7 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
     # -- one task ------------------------------------------------------------------------------------------
 
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
-        """What is known of a task; `state` is "unknown" for an id nobody has heard of."""
+        """Return what is known about a task; `state` is "unknown" if the id was never used."""
         _, _, _, finder = self._ready()
         reference = self._reference(id, lane)
         return await dead_letters.info_of(self.store, id, reference, await finder.find(reference))

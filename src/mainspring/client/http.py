@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 TIMEOUT_S: Final = 90.0
-"""Longer than any request may take: replaying many letters goes on for half a minute."""
+"""Longer than any request takes: replaying many dead letters may take half a minute."""
 
 
 _AWAY: Final = (502, 503, 504)
@@ -53,11 +53,11 @@ class TooLate(Conflict):
 
 
 class NoNamespace(MainspringError):
-    """It is not there, or not for this key. No `NotFound`, which is of what a namespace may hold."""
+    """The namespace does not exist, or not for this key. Not a `NotFound`, which is about what a namespace holds."""
 
 
 class ConflictAnswer(Conflict):
-    """Nothing was done; `answer` is the word for why."""
+    """Nothing was done; `answer` is the reason code."""
 
     def __init__(self, detail: str, answer: str) -> None:
         super().__init__(detail)
@@ -106,7 +106,7 @@ class Api:
         """Fields that are None are left out."""
         for name, value in body.items():
             if isinstance(value, float) and not isfinite(value):
-                # JSON has no word for it but null, which would mean that nothing was said.
+                # JSON can only say null for it, which would mean that no value was given.
                 raise InvalidInput(f"{name} is {value}; give a number")
         return self.call("POST", *path, query=query, body=_given(body))
 
@@ -120,7 +120,7 @@ class Api:
         query: Mapping[str, object] | None = None,
         body: Mapping[str, object] | None = None,
     ) -> Any:
-        """The answer, decoded; its error when it is a problem. `path` is given segment by segment, not encoded."""
+        """Return the decoded response, or raise its problem as an error. `path` is given in segments, not encoded."""
         headers = self._headers | ({} if body is None else {"content-type": "application/json"})
         content = None if body is None else msgspec.json.encode(body)
         try:
@@ -255,7 +255,7 @@ class RemoteLetters:
         progress: Callable[[ReplaySummary], None] | None = None,
         **filters: Any,
     ) -> ReplaySummary:
-        """A request goes on for half a minute at most; more of them follow as long as letters are left."""
+        """Send requests of at most half a minute each until no letters are left."""
         given: dict[str, Any] = {
             "at": moment_of(at),
             "after": after,
@@ -267,7 +267,7 @@ class RemoteLetters:
         while True:
             answer = self.api.post(f"{_DEAD}:replay", **_chosen_or_all(filters), **given)
             for name in _COUNTED:
-                # What cannot be replayed is met again each time: the last count is the true one.
+                # Letters that cannot be replayed are met again in each request, so the last count is the right one.
                 before = getattr(summary, name) if name == "replayed" else 0
                 setattr(summary, name, before + answer[name])
             summary.problems = msgspec.convert(answer["problems"], type=list[Replayed])[:PROBLEMS_KEPT]
@@ -275,7 +275,7 @@ class RemoteLetters:
                 progress(summary)
             if answer["complete"] or dry_run or not answer["replayed"]:
                 return summary
-            # What has died once more since the first request is left for another time: else this might never end.
+            # Leave letters that died again since the first request: otherwise this loop might never end.
             filters["died_before"] = answer.get("died_before", filters.get("died_before"))
 
     async def dead_drop(self, id: str, *, lane: str | None = None) -> DropOutcome:
@@ -345,7 +345,7 @@ _SCHEDULES_A_PAGE: Final = 500
 
 
 class RemoteSchedules:
-    """What commands ask of schedules. Who changed one is told by the API key."""
+    """Schedule operations over HTTP. The audit entry names the API key."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -555,7 +555,7 @@ _REFUSALS: Final[dict[str, LaneAnswer]] = {"no head": "no head", "gone": "gone"}
 
 
 class RemoteClient(RemoteLetters):
-    """Tasks, lanes and pauses over HTTP; who did it is told by the API key, not by the caller."""
+    """Tasks, lanes and pauses over HTTP. The audit entry names the API key, not the caller."""
 
     def __init__(self, api: Api) -> None:
         super().__init__(api)

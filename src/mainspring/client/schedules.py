@@ -58,7 +58,7 @@ class Writer:
         return self._open_store()
 
     async def write(self, makes: dict[str, Make], *, missing_ok: bool = False) -> dict[str, ScheduleView]:
-        """Write until nobody came between: each attempt starts from what is there."""
+        """Retry until no other writer interferes: each attempt starts from the stored state."""
         for name in makes:
             check_schedule_name(name)
         views: dict[str, ScheduleView] = {}
@@ -91,7 +91,7 @@ class Writer:
         skipped: dict[str, int],
         now_ms: int,
     ) -> list[tuple[ScheduleWrite, ScheduleView]]:
-        """What has to be written. In threads: some times are hard to find, and a node that is asked goes on firing."""
+        """Plan the writes, in threads: some schedules take long to evaluate, and the node must keep firing."""
         made = await asyncio.to_thread(lambda: {name: makes[name](one, now_ms) for name, one in wanted.items()})
         homes = {name: await self._at_home(name, wanted[name], made[name]) for name in made}
         plans = await asyncio.to_thread(
@@ -164,7 +164,7 @@ def stamped(definition: Definition, seen: Seen, now_ms: int) -> Definition:
 
 
 def nothing(_seen: Seen, _now_ms: int) -> None:
-    """What is written in the place of a schedule that is removed."""
+    """The write that removes a schedule."""
 
 
 def _plan(name: str, seen: Seen, definition: Definition | None, now_ms: int, behind_ms: int | None) -> _Plan:
@@ -231,7 +231,7 @@ class RunsBeside:
         if end_ms < start_ms:
             raise InvalidInput("the end of the range lies before its start")
         now_ms = await self._store.fresh_ms()
-        # What the chain has before it is its own.
+        # Occurrences that are still ahead belong to the chain.
         until_ms = min(end_ms, now_ms + 1)
         if seen.link is not None and seen.link.planned_ms:
             until_ms = min(until_ms, seen.link.planned_ms)
@@ -291,7 +291,7 @@ class Schedules(RunsBeside):
     def __init__(self, store: Callable[[], Store], timezone: str = "UTC") -> None:
         super().__init__(store)
         self.timezone = timezone
-        """Of schedules that name none."""
+        """Time zone of schedules that name none."""
         self._writer = Writer(store)
 
     # -- writing ---------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class Schedules(RunsBeside):
         outcomes: dict[str, AddOutcome] = {}
         wanted = {definition.name: definition for definition in definitions}
         now_ms = await self._store.fresh_ms()  # one for all: schedules that say the same share the answer
-        # In a thread: some times are hard to find, and a node that is asked must go on firing.
+        # Search in a thread: some schedules take long to evaluate, and the node must keep firing meanwhile.
         await asyncio.to_thread(lambda: [check_definition(one, now_ms) for one in definitions])
 
         def make(definition: Definition, seen: Seen, now_ms: int) -> Definition | None:
@@ -391,7 +391,7 @@ class Schedules(RunsBeside):
             until_ms = _until_ms(until, now_ms)
             before = current.paused if current.paused_at(now_ms) else None
             planned_ms = 0 if seen.link is None else seen.link.planned_ms
-            # What is due and has not begun, because it waits for the run before it, falls into the pause as well.
+            # An occurrence that is due but waits for the run before it also falls into the pause.
             due_ms = planned_ms if 0 < planned_ms <= now_ms else None
             paused = SchedulePause(now_ms, mode, until_ms, reason, by, due_ms)
             if before is not None:
@@ -434,7 +434,7 @@ class Schedules(RunsBeside):
     # -- reading ---------------------------------------------------------------------------------------
 
     async def get(self, name: str) -> ScheduleView | None:
-        """What is known of a schedule; None when there is none of that name."""
+        """Return the view of a schedule, or None if there is no schedule of that name."""
         return (await self.get_many([name])).get(name)
 
     async def get_many(self, names: Sequence[str]) -> dict[str, ScheduleView]:
@@ -514,7 +514,7 @@ async def _views(every: Iterable[Seen], now_ms: int) -> list[ScheduleView]:
 
 
 def _checked(definition: Definition, seen: Seen, now_ms: int) -> Definition:
-    """What is written in the place of what was seen, if it has a run left."""
+    """The write that replaces what was seen, if it has a run left."""
     check_runs_left(check_definition(definition, now_ms), _runs(seen))
     return stamped(definition, seen, now_ms)
 

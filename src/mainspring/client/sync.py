@@ -193,7 +193,7 @@ class SyncClient:
                 self._quiet.wait_for(lambda: not self._under_way, CLOSE_S)
                 late = list(self._under_way)
             for call in late:
-                call.cancel()  # before the connections are closed: it would be told as their failure
+                call.cancel()  # before the connections are closed: otherwise it would be reported as their failure
             try:
                 _answer_of(self._begin(Client.aclose))
             finally:

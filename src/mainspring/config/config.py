@@ -57,7 +57,7 @@ class Config:
     processes: int = 1
     """Node processes of `mainspring serve`; more than one run under a supervisor."""
     roles: tuple[str, ...] = ROLES
-    """Of `mainspring serve`: `scheduler` owns partitions and fires, `api` takes requests."""
+    """Roles of `mainspring serve`: `scheduler` owns partitions and fires tasks, `api` accepts requests."""
     concurrency: int = 100_000
     """Tasks in flight at most; a node's weight among the others."""
     lease_s: float = 5.0
@@ -71,7 +71,7 @@ class Config:
     data_dir: Path | None = None
     """Folder of the embedded server; None is the user's state folder."""
     timezone: str = "UTC"
-    """Of schedules that name none."""
+    """Time zone of schedules that name none."""
     schedules: Path | None = None
     """A file of schedules that the node applies: at its start, and whenever the file changes."""
     host: str = "127.0.0.1"
@@ -116,10 +116,10 @@ class Config:
     """Further settings of the Kafka library, by its own names: SASL, TLS and the like."""
     kafka_create_topics: bool = False
     kafka_topic_partitions: int | None = None
-    """Of topics that are created; None takes the broker's default."""
+    """Partitions of topics that are created; None takes the broker's default."""
     kafka_topic_replication: int | None = None
     targets: Targets = field(default_factory=Targets)
-    """What `target:<name>` stands for."""
+    """The named targets, used as `target:<name>`."""
     commands: Commands = field(default_factory=Commands)
     """Programs that `command:<name>` may start, and nothing else."""
     queues: str = ""
@@ -133,11 +133,11 @@ class Config:
     queue: QueueRules = field(default_factory=QueueRules)
     """Limits, retries and lane policies of queues, `[queue.<name>]`."""
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
-    """Of receivers without one of their own."""
+    """Default for receivers that have none of their own."""
     catch_up_rate: Rate | None = None
-    """What is overdue goes out no faster, on all nodes together; None lets it out as fast as it goes."""
+    """Rate limit for overdue tasks over all nodes; None means no limit."""
     catch_up_after_s: float = 10.0
-    """So late a task is overdue."""
+    """Seconds after its due time from which a task counts as overdue."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     lane_policy: LanePolicy = field(default_factory=LanePolicy)
     """What becomes of a lane whose head fails, where neither its target nor its queue says anything."""
@@ -166,7 +166,7 @@ class Config:
                 raise ConfigError(f"{name} is {word!r}; use one of {', '.join(_CHOICES[name])}")
 
     def _check_kinds(self) -> None:
-        """What is given in code may be a text or a table like in a file; whatever is neither is refused."""
+        """Accept a text or a table, as in a file, for values given in code; refuse anything else."""
         for setting in SETTINGS.values():
             name = setting.field
             value = getattr(self, name, None)
@@ -219,7 +219,7 @@ class Config:
 
     @property
     def http_reach(self) -> tuple[str, ...]:
-        """What webhooks may reach besides public addresses. On one machine that nobody else can reach, itself."""
+        """Addresses that webhooks may reach besides public ones; loopback too if only this machine reaches the node."""
         local = self.redis_url is None and is_loopback(self.host)
         return (*self.http_allow, *LOOPBACK) if local else self.http_allow
 

@@ -312,7 +312,7 @@ class Given(NamedTuple):
 
 
 class _RawSetting(NamedTuple):
-    """What a source says, before it is read."""
+    """A value as a source gives it, before it is parsed."""
 
     value: object
     label: str
@@ -340,7 +340,7 @@ def _dashed(name: str) -> str:
 
 
 def _read(raw: Mapping[str, _RawSetting], typed: Any) -> dict[str, Given]:
-    """Turn what one source says into values; `typed` is how a setting is spelt there."""
+    """Parse the values of one source; `typed` spells a setting's name as in that source."""
     found: dict[str, Given] = {}
     for name, (value, label, where) in raw.items():
         setting = SETTINGS.get(name)
@@ -382,7 +382,7 @@ def _from_file(named: object) -> dict[str, _RawSetting]:
 
 
 def _places(text: str) -> dict[str, str]:
-    """The line of every setting, for people who look for it; tomllib does not tell."""
+    """Return the line of every setting, for error messages; tomllib does not report it."""
     found: dict[str, str] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -412,14 +412,14 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, _RawSetting]:
 
 
 def _set_by_platform(name: str, value: str) -> bool:
-    """Kubernetes sets these for a service called "mainspring", a worker for the commands it runs: no settings."""
+    """True for variables that are no settings: Kubernetes sets some for a service "mainspring", workers others."""
     return name.startswith((PREFIX + "SERVICE_", PREFIX + "PORT_", PREFIX + "TASK_")) or (
         name == PREFIX + "PORT" and value.startswith("tcp://")
     )
 
 
 def _settings_with_secrets(raw: Mapping[str, _RawSetting]) -> dict[str, _RawSetting]:
-    """What is secret may lie in a file of its own: `redis_url_file` names it."""
+    """Read secrets from their own files: `redis_url_file` names one."""
     found = dict(raw)
     for name in SECRETS:
         file = found.pop(name + _IN_A_FILE, None)

@@ -76,7 +76,7 @@ class ProcessMessage(msgspec.Struct, omit_defaults=True):
     total: int = 0
     report: dict[str, Any] | None = None
     usage: Usage | None = None
-    """With the report: nobody can look at a process that is gone."""
+    """Sent with the report: a process that is gone cannot be inspected."""
 
 
 _decode: Final = msgspec.json.Decoder(ProcessMessage).decode

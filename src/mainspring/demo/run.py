@@ -280,7 +280,7 @@ class Demo:
         return self._added_up(made, await consumer.finished(), counters)
 
     async def _second(self) -> int:
-        """Wait for the rest of a second and tell what happened in it; returns how many are pending."""
+        """Wait for the rest of a second and report what happened in it; return the number pending."""
         await self._wait()
         self._parts.consumer.check()
         self.usages.look()

@@ -1,4 +1,4 @@
-"""What `/metrics` says: gathered when it is asked for, from what the node knows and what the server's books say."""
+"""`/metrics`: collected on request, from the node's state and the counters on the server."""
 
 import asyncio
 from collections import Counter
@@ -31,7 +31,7 @@ _SETTLED: Final = ("done", "cancelled", "replaced", "dead", "queued")
 
 
 async def everything(node: Node) -> list[Family]:
-    """Of this process; of all that share its port, where there are several."""
+    """Return the metrics of this process, or of all processes that share its port."""
     return await collect(node) if node.process_metrics is None else await node.process_metrics.collect_all()
 
 
@@ -158,7 +158,7 @@ def _counter_metrics(engine: Engine, counters_by_partition: dict[int, dict[str, 
     for number, counters in counters_by_partition.items():
         partition = engine.owned.get(number)
         out = sum(live.out for live in partition.slices.values()) if partition is not None else 0
-        # Asked a moment after the books: a task that was begun between the two must not make it negative.
+        # Read a moment after the counters: a task that began in between must not make it negative.
         pending[str(number)] = max(0, counters["accepted"] - sum(counters[name] for name in _SETTLED) - out)
     yield family("mainspring_partition_pending", "gauge", "Tasks that wait for their time.", "partition", pending)
 

@@ -46,7 +46,7 @@ log = logging.getLogger("mainspring.node")
 
 
 def all_sinks(config: Config) -> Mapping[str, Sink]:
-    """Ours and those of installed plug-ins, which may stand behind named targets too."""
+    """Built-in sinks and those of installed plug-ins; named targets may use either."""
     return builtin_sinks(config, plugin_sinks(config))
 
 
@@ -106,7 +106,7 @@ def engine_options(config: Config, name: str) -> EngineOptions:
 
 
 class FiledSchedules(Schedules):
-    """Schedules as the watch of a file writes them: each change goes into the trail, with the file as who made it."""
+    """Schedules written by the file watch: each change is audited, with the file as its author."""
 
     def __init__(self, store: Store, timezone: str, file: Path, *, kept: int) -> None:
         super().__init__(lambda: store, timezone)
@@ -137,7 +137,7 @@ class FiledSchedules(Schedules):
         change = Change(self._author, what, name, socket.gethostname(), "", *changes(before, after))
         try:
             await access.record_change(self._audit_store, change, kept=self._audit_entries)
-        except StoreError as error:  # done is done, and the other schedules of the file are still to come
+        except StoreError as error:  # the change is made, and the other schedules of the file are still to come
             schedules_log.error("%s: %s could not be written into the audit trail: %s", name, what, error)
 
 
@@ -147,7 +147,7 @@ REST_S: Final = 0.2
 _MOST_RESTS: Final = 50
 
 Stamp = tuple[int, int, int]
-"""What is another one when the file has changed."""
+"""A value that differs when the file has changed."""
 
 
 class ScheduleWatch:
@@ -173,7 +173,7 @@ class ScheduleWatch:
         return FILE_LOOK_S
 
     async def _until_stable(self, seen: Stamp) -> Stamp:
-        """Who writes it may be in the middle: the half that is there would remove the schedules of the other."""
+        """Wait until the file stops changing: a half-written file would remove the schedules of its other half."""
         for _ in range(_MOST_RESTS):
             await asyncio.sleep(REST_S)
             now = self._stamp()
@@ -187,7 +187,7 @@ class ScheduleWatch:
             found = self._path.stat()
         except OSError:
             return (0, 0, 0)
-        # Of a link that leads elsewhere now time and size may be the same: some systems give all files one time.
+        # A symlink to another file may keep time and size: some systems give all files the same time.
         return (found.st_mtime_ns, found.st_size, found.st_ino)
 
     async def _apply(self) -> bool:
@@ -197,7 +197,7 @@ class ScheduleWatch:
             steps = await plan(self._schedules, wanted, source, prune=True)
             await carry_out(self._schedules, steps)
         except InvalidInput as error:
-            # What runs goes on as it is: a typing error in the file must not stop it.
+            # Keep the current schedules: a typo in the file must not stop them.
             schedules_log.error("schedules are not applied: %s", error)
             return True
         except Conflict as error:  # somebody else writes the same schedules, again and again
@@ -215,7 +215,7 @@ class ScheduleWatch:
         return True
 
     async def _warn(self, definition: Definition) -> None:
-        """In a thread: some times are hard to find, and the node must go on firing."""
+        """Search in a thread: some schedules take long to evaluate, and the node must keep firing meanwhile."""
         now_ms = time.time_ns() // 1_000_000
         for finding in await asyncio.to_thread(findings_of, definition, now_ms, self._config):
             schedules_log.warning("schedule %r: %s [%s]", definition.name, finding.message, finding.code)
@@ -241,7 +241,7 @@ class Node:
         self._lookout: Loop | None = None
         self._watcher: asyncio.Task[BaseException] | None = None
         self.ended = asyncio.Event()
-        """Somebody asked it to end, or a part of it is broken."""
+        """Set when the node was asked to end, or a part of it crashed."""
         self._schedules: tuple[ScheduleWatch, Loop] | None = None
         self.reloads_on_hangup = False
         """SIGHUP applies the file of schedules again, and does not stop the node."""
@@ -284,7 +284,7 @@ class Node:
 
     @property
     def server_url(self) -> str | None:
-        """Of the server, with its secrets; None while an embedded one is not there."""
+        """URL of the server, with its secrets; None while the embedded one is not running."""
         if self.embedding is None:
             return self.config.redis_url
         return None if self.embedding.server is None else self.embedding.server.url
@@ -338,7 +338,7 @@ class Node:
         await engine.start()
 
     async def _probe_server(self) -> float:
-        """Without an engine nobody calls the server all the time: its clock would drift, its absence go unseen."""
+        """Ping the server: without an engine no other call would correct the clock, or notice that it is away."""
         if not await self.reachable():
             if self._store is not None:
                 await self._store.recover()  # another may be primary by now
@@ -378,7 +378,7 @@ class Node:
     async def stop(self) -> None:
         """Finish what is in flight, hand over, close. The embedded server ends last: all others need it.
 
-        All of it is closed even if a part fails, or if who waited gives up: a program that ends in the middle of it.
+        Everything is closed even if a part fails, or if the caller is cancelled in the middle.
         """
         async with contextlib.AsyncExitStack() as closing:
             if self.embedding is not None:
@@ -431,11 +431,11 @@ class Node:
         return engine_crash or next((error for error in found if error is not None), None)
 
     def _watch_ended(self, watcher: asyncio.Task[BaseException]) -> None:
-        if not watcher.cancelled():  # a watch that is broken itself is no better than a broken engine
+        if not watcher.cancelled():  # a crashed watch is no better than a crashed engine
             self.fail(watcher.exception() or watcher.result())
 
     def fail(self, error: BaseException) -> None:
-        """End the node with exit code 1: a part of it is broken, and it must not pretend to be well."""
+        """End the node with exit code 1: a part of it crashed, and it must not report itself as healthy."""
         self.failure = error
         self.ended.set()
 

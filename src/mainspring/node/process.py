@@ -63,7 +63,7 @@ def stop_signals(
         first_at = min(first_at, loop.time())
         ask()
 
-    # What is ignored stays so: nohup asks for that.
+    # Leave ignored signals ignored: nohup relies on it.
     handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     for number in handled:
         loop.add_signal_handler(number, receive, number)
@@ -100,7 +100,7 @@ class Alarm:
 
 @contextlib.contextmanager
 def stop_in_time(shutdown_timeout_s: float) -> Iterator[None]:
-    """The block is a stop. One that hangs (a server that does not answer) ends with the process, exit code 1."""
+    """Guard a stop: if it hangs (a server does not answer), end the process with exit code 1."""
 
     def give_up() -> None:
         log.error(
@@ -116,7 +116,7 @@ def stop_in_time(shutdown_timeout_s: float) -> Iterator[None]:
 
 
 class Frontend(Protocol):
-    """What a process shows besides the node: the HTTP API. It stops first, so that nothing new comes in."""
+    """The HTTP API, as a process runs it beside the node. It stops first, so that no new requests come in."""
 
     async def start(self) -> None: ...
 
@@ -170,7 +170,7 @@ async def _started_unless_ended(node: Node) -> bool:
 
 @contextlib.contextmanager
 def _on_signal(number: signal.Signals, call: Callable[[], None]) -> Iterator[None]:
-    """Within the block the signal calls this, and does nothing else."""
+    """Within the block the signal only calls `call`."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(number, call)
     try:
@@ -213,7 +213,7 @@ def process_figures() -> Iterator[Family]:
 T = TypeVar("T")
 
 END_S: Final = 3.0
-"""For what was cancelled to end. Not less: a machine that stands still for a second is no coroutine that goes on."""
+"""Seconds for cancelled coroutines to end. Not less: a machine may stall for a second."""
 
 
 class Background:

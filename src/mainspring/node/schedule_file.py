@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..client.schedules import Schedules
 
 Action = Literal["create", "change", "remove", "same", "over"]
-"""Of one that is over nothing is written: a file that was right stays right."""
+"""`over`: the schedule has ended and is skipped, so that a file that was valid stays valid."""
 _MAY_BE_SECRET: Final = ("target", "payload")
 """An address may hold a password, and a payload anything."""
 

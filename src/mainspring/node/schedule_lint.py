@@ -36,7 +36,7 @@ class Terms(NamedTuple):
 
     policy: RetryPolicy
     timeout_ms: int
-    """Of one attempt; 0 where nobody says so."""
+    """Time limit of one attempt; 0 if none is set."""
 
     @property
     def worst_case(self) -> WorstCase:
@@ -71,7 +71,7 @@ def _webhook_ms(target: str, config: Config) -> int:
 
 
 def findings_of(definition: Definition, now_ms: int, config: Config) -> list[Finding]:
-    """What is probably not meant by it. Runs that may go beside each other may also last as long as they like."""
+    """Return likely mistakes in a schedule. Runs that may overlap may also last as long as they like."""
     worst = None if definition.overlap == "allow" else terms_of(definition, config).worst_case
     runs, _ = runs_ahead(definition, now_ms, SAMPLE, LOOK_S)
     return lint(definition.slots.recurrence, now_ms, worst=worst, runs=runs)

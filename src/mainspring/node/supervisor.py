@@ -282,7 +282,7 @@ class Supervisor:
         self._started: Callable[[], None] | None = None
         self._code = 0
         self._folder = Path()
-        """Where the children find each other's figures; nobody else may look."""
+        """Folder of the children's metrics sockets; private to this user."""
 
     @property
     def where(self) -> str:

@@ -360,7 +360,7 @@ class Declarations(Connections):
     def _declare(self, definition: Definition) -> Definition:
         definition = msgspec.structs.replace(definition, source=definition.source or SOURCE)
         now_ms = time.time_ns() // 1_000_000
-        # A mistake is told here and not at the start. One that is over is none: a program may outlive its schedules.
+        # Report a mistake here, not at the start. An ended schedule is no mistake: a program may outlive its schedules.
         if definition.end_ms is None or definition.end_ms > now_ms:
             check_definition(definition, now_ms)
         self.timetable.add(definition)

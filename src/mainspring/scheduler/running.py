@@ -32,7 +32,7 @@ WATCH_S: Final = 0.25
 
 
 class Running:
-    """Everything one process needs, from start to stop. Used once, from the loop that handlers run in."""
+    """The node and worker of one process, from start to stop. Used once, from the event loop of the handlers."""
 
     def __init__(self, scheduler: "Scheduler", config: Config) -> None:
         self._scheduler = scheduler
@@ -57,7 +57,7 @@ class Running:
 
     @property
     def inside(self) -> bool:
-        """Whether the caller is one of its handlers, for which a stop has to wait."""
+        """True if the caller is one of its handlers: a stop would have to wait for itself."""
         return self._executor is not None and self._executor.inside
 
     @property
@@ -71,7 +71,7 @@ class Running:
         return self._loop is not None and self._loop.is_closed()
 
     def views(self, names: Sequence[str]) -> "Future[dict[str, ScheduleView]]":
-        """What the store knows of these schedules; asked from any thread."""
+        """Return the stored state of these schedules; callable from any thread."""
         assert self._thread is not None
         return self._thread.submit(self._views(names))
 
@@ -133,13 +133,13 @@ class Running:
         try:
             ends = await asyncio.gather(self._stop_workplace(), self._stop_node(), return_exceptions=True)
         finally:
-            await self._end()  # whoever waited may have given up: Ctrl-C
+            await self._end()  # even if the caller was cancelled: Ctrl-C
         for error in ends:
             if error is not None:
                 raise error
 
     def stop_abandoned(self) -> None:
-        """Stop what goes on without the event loop in which it was started. What ran there others get after a lease."""
+        """Stop after the event loop of the start was closed. Other workers get the interrupted jobs after a lease."""
         helper = Background("mainspring-stop")
         try:
             helper.wait(self._stop_abandoned())
@@ -177,7 +177,7 @@ class Running:
             await asyncio.to_thread(thread.end)
 
     async def _watch(self) -> None:
-        """Tell of a part that broke down: the rest goes on, and whoever runs this decides."""
+        """Report a failed component. The others keep running; the caller decides whether to stop."""
         try:
             while self.failure is None:
                 await asyncio.sleep(WATCH_S)

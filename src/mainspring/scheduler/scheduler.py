@@ -37,7 +37,7 @@ class EntryRun:
     planned: datetime
     began: datetime
     duration: timedelta | None
-    """None where nobody saw its end."""
+    """None if its end was not recorded."""
     outcome: str
     """`done`, `dead`, `cancelled`, …"""
 
@@ -325,7 +325,7 @@ class Scheduler(Declarations):
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _abandoned(self) -> "Running | None":
-        """What runs although the event loop in which it was started is closed: nobody can await astop() there now."""
+        """Return what still runs although its event loop is closed, so that astop() cannot be awaited there."""
         running = self._running
         return running if self._state == "running" and running is not None and running.abandoned else None
 

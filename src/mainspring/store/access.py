@@ -29,7 +29,7 @@ async def add_key(store: Store, key: ApiKey) -> None:
 
 
 async def list_keys(store: Store) -> list[ApiKey]:
-    """The oldest first. A record that cannot be read lets nobody in, and says so."""
+    """Return all keys, oldest first. An unreadable record authenticates no caller, and is logged."""
     [reply] = await store.run_one(store.keys.slot, [("HGETALL", store.keys.access)])
     found = []
     for name, record in zip(reply[::2], reply[1::2], strict=True):
@@ -43,7 +43,7 @@ async def list_keys(store: Store) -> list[ApiKey]:
 async def revoke_key(store: Store, key_id: str) -> ApiKey | None:
     """Take a key away for good; None when there is none. Nodes notice within a second or two.
 
-    A record that cannot be read was no key to anybody: it goes, and is told as none.
+    An unreadable record was never a valid key: it is removed, and reported as None.
     """
     keys = store.keys
     record, removed = await store.run_one(keys.slot, [("HGET", keys.access, key_id), ("HDEL", keys.access, key_id)])

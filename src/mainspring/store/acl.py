@@ -22,7 +22,7 @@ CONNECTION: Final = (
     "select",
     "time",
 )
-"""Who is primary, what time it is, is the server fit. `info` is for the checks at the start and `mainspring doctor`."""
+"""Topology, time and checks. `info` is for the checks at the start and for `mainspring doctor`."""
 
 TRANSACTIONS: Final = ("eval", "evalsha", "exec", "multi", "wait")
 
@@ -65,6 +65,6 @@ def _rules(namespace: str, *, disk: bool) -> Iterator[str]:
 
 
 def acl_rules(namespace: str, *, secret: str | None = None, disk: bool = False) -> list[str]:
-    """What `ACL SETUSER <user>` is given. Without a secret, a word stands in its place."""
+    """Arguments of `ACL SETUSER <user>`; a placeholder if there is no secret."""
     password = ">PASSWORD" if secret is None else "#" + hashlib.sha256(secret.encode()).hexdigest()
     return ["reset", "on", password, *_rules(namespace, disk=disk)]

@@ -42,7 +42,7 @@ def end_key(keys: PartitionKeys, name: str) -> str:
 
 
 def pack_end(job: Job, ending: Ending, ended_ms: int) -> bytes | None:
-    """What is kept of the end of a run; None for a task that belongs to no schedule."""
+    """Return the record of a run's end; None for a task that belongs to no schedule."""
     if job.body.occurrence is None:
         return None
     return Result(ending, job.body.occurrence[1], ended_ms=ended_ms).encode()
@@ -241,7 +241,7 @@ def _next_attempt(job: Job, outcome: Retry, due_ms: int) -> tuple[Slice, bytes]:
     if not outcome.untried:
         errors = (*body.errors, outcome.reason[:MAX_ERROR_CHARS])[-MAX_ERRORS_KEPT:]
         body = msgspec.structs.replace(body, attempt=body.attempt + 1, errors=errors)
-    # Of a schedule's run the next attempt is marked as well: its end is the end of the run.
+    # Mark the next attempt of a scheduled run too: its end is the end of the run.
     flags = INDEXED | (SCHEDULED if body.occurrence is not None else 0)
     return place, entry(due_ms - place.start_ms, flags, job.idh, body)
 
@@ -322,13 +322,13 @@ class _Taken(NamedTuple):
 
 
 Died = Callable[[Job, Dead], None]
-"""Hears of jobs that nobody shall run any more: what has expired, or cannot be read."""
+"""Called with jobs that must not run any more: expired or unreadable ones."""
 
 
-def _nobody_hears(_job: Job, _why: Dead) -> None: ...
+def _ignore(_job: Job, _why: Dead) -> None: ...
 
 
-async def take(store: Store, worker: str, asks: Asks, died: Died = _nobody_hears) -> list[Job]:
+async def take(store: Store, worker: str, asks: Asks, died: Died = _ignore) -> list[Job]:
     """Work for this worker, at most so much of each queue; one call a partition. Expired tasks are ended here.
 
     A partition whose server does not answer is left out; when none answered, its failure is raised. What a server gave
@@ -360,8 +360,8 @@ async def left_behind(store: Store, queues: Sequence[str], *, lease_ms: int, mos
     return found
 
 
-async def reclaim(store: Store, worker: str, asks: Asks, died: Died = _nobody_hears, *, lease_ms: int) -> list[Job]:
-    """Work whose worker has not said for a lease that it lives. What was to be cancelled is ended here."""
+async def reclaim(store: Store, worker: str, asks: Asks, died: Died = _ignore, *, lease_ms: int) -> list[Job]:
+    """Reclaim work whose worker sent no heartbeat for a lease. Jobs that were being cancelled end here."""
     claim = f"{worker}/{secrets.token_hex(4)}"
     groups = {p: _call(store, "queue_reclaim", p, [claim, lease_ms], queues) for p, queues in asks.items()}
     jobs: list[Job] = []
@@ -377,7 +377,7 @@ async def reclaim(store: Store, worker: str, asks: Asks, died: Died = _nobody_he
 
 
 async def _answers(store: Store, groups: Mapping[int, Group]) -> dict[int, Any]:
-    """By partition what its script said. Those whose server does not answer are left out, unless none does."""
+    """Return each partition's reply. Partitions whose server does not answer are left out, unless none does."""
     answers: dict[int, Any] = {}
     failure: StoreError | None = None
     for p, result in zip(groups, await store.run(list(groups.values())), strict=True):
@@ -398,7 +398,7 @@ def _call(store: Store, script: str, partition: int, args: list[Any], queues: Ma
 
 
 async def _to_run(store: Store, taken: list[_Taken], claim: str, died: Died) -> list[Job]:
-    """The jobs, less those that nobody shall run any more: these are ended."""
+    """Return the jobs that may run; end the expired and unreadable ones."""
     now_ms = store.clock.now_ms()
     jobs: list[Job] = []
     ends: list[End] = []
@@ -413,7 +413,7 @@ async def _to_run(store: Store, taken: list[_Taken], claim: str, died: Died) -> 
         else:
             jobs.append(job)
     for end, answer in zip(ends, await finish(store, ends) if ends else (), strict=True):
-        # What the server has not heard of comes back with its lease, and is told then.
+        # An end that did not reach the server comes back after its lease, and is reported then.
         if answer == "ok" and isinstance(end.outcome, Dead):
             died(end.job, end.outcome)
     return jobs
@@ -455,7 +455,7 @@ def _job(one: _Taken, body: Body, claim: str) -> Job:
 
 
 async def beat(store: Store, jobs: Sequence[Job]) -> Beaten:
-    """Keep these jobs for another lease. Where a server does not answer nothing is said of its jobs."""
+    """Renew the leases of these jobs. Jobs on a server that does not answer are left out."""
     beaten = Beaten([], [])
     every = by_partition(jobs)
     groups = [

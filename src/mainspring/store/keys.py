@@ -21,7 +21,7 @@ HOLDS_FROM_S: Final = 1 << 32
 """Hold slices stand among the live slices from this score on, beyond every time at which a task can be due."""
 
 _HOLD_BACK_MS: Final = 24 * 24 * HOUR_MS
-"""So much earlier than its hold a task may have been due and still keep its place in the order."""
+"""How much earlier than its hold a task may have been due and still keep its place in the order."""
 
 R_UNIT: Final = 1 << 20
 """A slice's incarnation is a random fraction of this many steps behind the point of its score."""
@@ -99,7 +99,7 @@ class Slice(NamedTuple):
 
     @property
     def over_ms(self) -> int:
-        """From here on it may be dropped. Into a hold slice nobody puts but the owner: that may go once it is done."""
+        """When the slice may be dropped. Only the owner writes to a hold slice, so that one may go once it is done."""
         return 0 if self.is_hold else self.end_ms
 
     @property
@@ -134,7 +134,7 @@ def r_of(score: float) -> int:
 
 
 ADDRESS_BYTES: Final = 14
-"""Of a packed address."""
+"""Length of a packed address."""
 
 
 class Address(NamedTuple):
@@ -255,7 +255,7 @@ class Keyspace:
             PartitionKeys.make(namespace, p, tag) for p, tag in enumerate(tags(namespace, partitions))
         )
         self.slot = slot_of(namespace)
-        """Of the keys that belong to no partition."""
+        """Slot of the keys that belong to no partition."""
         self.meta, self.nodes, self.beats, self.leader, self.plan, self.cluster, self.pauses = (
             f"{{{namespace}}}:{name}" for name in ("meta", "nodes", "beats", "leader", "plan", "cluster", "pauses")
         )
@@ -263,7 +263,7 @@ class Keyspace:
         self.access, self.audit = f"{{{namespace}}}:access", f"{{{namespace}}}:audit"
 
     def limit(self, name: str) -> str:
-        """Of a rate or a number of slots that all nodes share; `name` is a target, a queue, or `catch-up`."""
+        """Key of a rate or slot count that all nodes share; `name` is a target, a queue, or `catch-up`."""
         return f"{{{self.namespace}}}:limit:{name}"
 
     def __len__(self) -> int:

@@ -81,7 +81,7 @@ async def remove_pause(store: Store, scope: Scope) -> bool:
 
 
 async def clear_away(store: Store, pause: Pause) -> None:
-    """Remove a pause that is over by time, unless it was written anew meanwhile."""
+    """Remove an expired pause, unless it was written again meanwhile."""
     call = store.scripts.call("unpause", [store.keys.pauses], [pause.scope.text, _encode(pause)])
     await store.run_one(store.keys.slot, [call])
 
@@ -111,7 +111,7 @@ class _Hold(NamedTuple):
 
 
 async def read_lanes(store: Store) -> list[LaneInfo]:
-    """All lanes that stand still or come back, those that wait longest first."""
+    """Return all stalled and recovering lanes, longest wait first."""
     found = await _read_partitions(store, range(len(store.keys)))
     return sorted(found, key=lambda one: (one.since_ms or 0, one.lane))
 
@@ -231,7 +231,7 @@ async def failed_head(store: Store, lane: str) -> Failed | None:
 
 
 async def skip_head(store: Store, failed: Failed, reason: str) -> LaneAnswer:
-    """Give the head up: a dead letter instead of a task, and the lane goes on."""
+    """Give up the head: it becomes a dead letter, and the lane continues."""
     at, found = failed.address, failed.found
     if at is None or found is None or found.body is None:
         return "gone"

@@ -45,7 +45,7 @@ class SlotCount(NamedTuple):
 
 
 async def running_slots(store: Store, queue: str, now_ms: int) -> SlotCount | None:
-    """Of the jobs of a queue that may run at one time; None where nothing bounds them, or no worker has asked."""
+    """Return the concurrency slots of a queue; None if it has no limit, or no worker has asked yet."""
     flat = await store.run_one(store.keys.slot, [("HGETALL", store.keys.limit(running(queue)))])
     fields: dict[bytes, bytes] = dict(zip(flat[0][::2], flat[0][1::2], strict=True))
     most = int(fields.pop(b"slots", b"0"))

@@ -64,7 +64,7 @@ class ClusterView(NamedTuple):
     term: int
     members: dict[str, Member]
     version: int
-    """Of the plan; 0 when there is none yet."""
+    """Version of the plan; 0 if there is none yet."""
     owners: tuple[str, ...]
     """By partition."""
 
@@ -137,10 +137,10 @@ async def announce(store: Store) -> bool:
 
 
 class Holding(NamedTuple):
-    """Who holds a partition."""
+    """The owner of a partition."""
 
     owner: str
-    """`<node>/<process>`; empty when nobody does."""
+    """`<node>/<process>`; empty if there is none."""
     left_ms: int
 
 

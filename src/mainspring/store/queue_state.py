@@ -23,7 +23,7 @@ class Queued(NamedTuple):
     """Its id in the stream."""
     queue: str
     worker: str | None
-    """Who runs it; None while nobody has taken it."""
+    """The worker that runs it; None while it is not taken."""
     since_ms: int
     """When it was taken; else when it was handed off, by the server's own clock."""
     cancelling: bool
@@ -40,7 +40,7 @@ class Queued(NamedTuple):
 
 
 async def find_queued(store: Store, wanted: Sequence[tuple[int, bytes]]) -> list[Queued | None]:
-    """Of (partition, idh): what is in a queue."""
+    """Return the queued state of each (partition, idh)."""
     raws = await fields_of(store, attrgetter("queued"), wanted)
     return [None if raw is None else Queued.parse(raw) for raw in raws]
 
@@ -56,14 +56,14 @@ Cancelling = Literal["cancelled", "cancelling", "gone"]
 
 
 async def cancel_queued(store: Store, partition: int, idh: bytes, place: Queued) -> Cancelling:
-    """Cancel a task in a queue. "cancelling": it runs, and its worker is told; "gone": it has ended meanwhile."""
+    """Cancel a queued task. "cancelling": it runs, and its worker is asked to stop; "gone": it has ended meanwhile."""
     keys = store.keys.partitions[partition]
     address = place.address
     for _ in range(_TRIES):
         x = keys.slice_keys(Address.unpack(partition, address).slice.name)[3]
         names = [keys.n, keys.slices, keys.ids, keys.queued, keys.acks, keys.queue(place.queue), x]
         call = store.scripts.call("queue_cancel", names, [idh, place.raw])
-        # Whoever runs it looks at once; the owner of its lane goes on.
+        # The worker that runs it checks at once; the owner of its lane continues.
         calls: list[RedisCommand] = [("SPUBLISH", keys.work, "1"), ("SPUBLISH", keys.wake, "1")]
         reply = (await store.run_one(keys.slot, [call, *calls]))[0]
         if reply == b"cancelled":

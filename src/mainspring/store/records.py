@@ -57,7 +57,7 @@ async def read_result(store: Store, reference: Reference) -> Result | None:
 
 
 class KeptAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a request. Without an answer it is under way, or whoever worked on it is gone."""
+    """State of a request. Without an answer it is in progress, or the process that handled it is gone."""
 
     fingerprint: bytes
     status: int = 0

@@ -96,7 +96,7 @@ def row_of(definition: Definition, link: ChainState, now_ms: int) -> OccurrenceR
 
 REVISIONS_KEPT: Final = 20
 REMOVED_KEPT_MS: Final = 30 * 86_400_000
-"""So long the revisions of a removed schedule are kept: its name goes on counting from the last generation."""
+"""How long revisions of a removed schedule are kept: a new one of that name continues from the last generation."""
 _POINTER: Final = bytes(4)
 """No definition has generation 0."""
 NO_LONGER: Final = frozenset({"done", "dead", "cancelled", "replaced", "finished", "unknown"})
@@ -111,7 +111,7 @@ class Seen(NamedTuple):
     definition: Definition | None
     link: ChainState | None
     generation: int
-    """Of the definition, or of the last revision of one that was removed; 0: the name is new."""
+    """Generation of the definition, or of the last revision of a removed one; 0: the name is new."""
     partition: int
     """Where it lives: the partition of its lane, or of its name where it has none."""
     pointed: bytes = b""
@@ -128,7 +128,7 @@ class ScheduleWrite(NamedTuple):
     link: ChainState | None
     row: OccurrenceRow | None
     keep: bool = False
-    """The definition stays as it is: only the chain is planted anew."""
+    """Keep the definition; only put the next occurrence again."""
 
 
 def point_to(lane: str) -> bytes:
@@ -159,7 +159,7 @@ async def fetch(store: Store, partition: int, names: Sequence[str]) -> list[Seen
 
 
 async def see(store: Store, names: Sequence[str]) -> list[Seen]:
-    """For writers: also the generation to go on from."""
+    """Read for a writer: includes the generation to continue from."""
     found = await see_at(store, [(partition_of(name, len(store.keys)), name) for name in names])
     moved = [i for i, one in enumerate(found) if one.pointed]
     if moved:
@@ -327,7 +327,7 @@ async def searched(definitions: Iterable[Definition | None], search: Callable[[]
 
 
 def found_in_time(work: Sequence[W], search: Callable[[W], T], limit_s: float) -> list[T]:
-    """What is found of the first of these, as far as the time goes; of one at the least."""
+    """Search the first of these within the time limit; at least one."""
     found, until = [], steady_s() + limit_s
     for one in work:
         found.append(search(one))
@@ -400,7 +400,7 @@ def reason_of(state: str) -> str:
 
 
 async def plant_anew(store: Store, partition: int, name: str, claim: bytes | None, why: str) -> Written:
-    """Put the next occurrence of a chain that stands at this claim (None: has no state at all) and lacks it."""
+    """Put the missing next occurrence of a chain that is at this claim (None: it has no state)."""
     [seen] = await see_at(store, [(partition, name)])
     definition = seen.definition
     if definition is None or (None if seen.link is None else seen.link.claim) != claim:

@@ -2,7 +2,7 @@
 
 The owner holds the write end of a pipe, the watcher the read end. However the owner goes (a clean stop,
 an exception, SIGKILL), the kernel closes the pipe, the watcher reads end-of-file and ends the server with
-SIGTERM, on which the server flushes its AOF. A clean stop takes this very road, so the road is well trodden.
+SIGTERM, on which the server flushes its AOF. A clean stop takes the same path, so that path is exercised often.
 
 Why not PR_SET_PDEATHSIG from the owner: it fires when the *thread* that forked ends, not the process, so
 a server started from a worker thread would die with that thread; and macOS does not have it. Between

@@ -18,7 +18,7 @@ WriteStatus = Literal["ok", "fenced", "rolledback", "early", "stale", "more", "r
 
 
 COUNTS: Final = Struct(">HHHHHIH")
-"""Of a section of a tick: small, large, commits, proofs, known, finished, plants."""
+"""Counts of a tick's section: small, large, commits, proofs, known, finished, plants."""
 _COUNTS: Final = COUNTS.pack
 _WHERE: Final = Struct(">HHI").pack
 PLANT_ARGS: Final = 5
@@ -48,7 +48,7 @@ MOST_TOUCHES: Final = 1_000
 
 
 UNREAD: Final = -1
-"""Instead of a cursor: this is no slice, and nobody reads it."""
+"""In place of a cursor: not a slice, and never read."""
 
 
 class Known(NamedTuple):
@@ -243,7 +243,7 @@ class NewPlace(NamedTuple):
     row: bytes
     old: bytes
     left: str = ""
-    """Name of the slice it leaves a mark in; none for a task that nobody knows by its place."""
+    """Name of the slice it leaves a mark in; None for a task that no handle knows by its place."""
     mark: bytes = b""
 
 
@@ -330,7 +330,7 @@ class FinishedSlice(NamedTuple):
     slice: Slice
     g: float
     record: bytes = b""
-    """Of a hold slice: what is kept of its hold, as long as ids of its tasks are."""
+    """Record of a hold slice's hold, kept as long as ids of its tasks are."""
 
 
 async def drop(store: Store, slices: Sequence[FinishedSlice]) -> list[WriteStatus | StoreError]:
@@ -350,7 +350,7 @@ MOST_TASKS: Final = 1_000
 """Tasks that a call hands off at most: Lua can spread some thousand values at once."""
 
 MOST_BYTES: Final = 4 << 20
-"""Bytes that a call carries at most, give or take one task: a server that reads for long answers nobody else."""
+"""Maximum bytes of a call, give or take one task: a server answers no other call while it reads."""
 
 BUSY: Final = b""
 """The answer for a task that has to wait: another one of its id is in a queue."""
@@ -371,7 +371,7 @@ class HandOff(NamedTuple):
 class HandOffReply(NamedTuple):
     status: WriteStatus
     answers: dict[int, bytes]
-    """Of some tasks, by their place among all records: BUSY, or how a run of it had ended before."""
+    """For some tasks, by position among all records: BUSY, or how an earlier run had ended."""
 
 
 async def hand_off(store: Store, works: Sequence[HandOff]) -> list[HandOffReply | StoreError]:
@@ -413,11 +413,11 @@ class Acks(NamedTuple):
     acks: dict[bytes, tuple[bytes, bytes]]
     """Packed address -> idh, how it ended (see `queue_end.decode_ack`)."""
     cursor: int
-    """Where to go on; 0 when there are no others."""
+    """The next cursor; 0 at the end."""
 
 
 async def read_acks(store: Store, cursors: Mapping[int, int]) -> list[Acks | StoreError]:
-    """Some of each partition, from where its cursor stands: those that nobody awaits must not hide the others."""
+    """Read some of each partition, from its cursor: entries that no node awaits must not hide the others."""
     groups: list[Group] = []
     for p, cursor in cursors.items():
         keys = store.keys.partitions[p]

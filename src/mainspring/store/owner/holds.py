@@ -18,7 +18,7 @@ class FailedHead(NamedTuple):
 
     idh: bytes
     since_ms: int
-    """When it failed for the first time; 0 where nobody wrote it down."""
+    """When it failed for the first time; 0 if not recorded."""
 
     @classmethod
     def unpack(cls, raw: bytes) -> "FailedHead":
@@ -35,7 +35,7 @@ class Inherited(NamedTuple):
     ended: dict[str, int]
     """Names of hold slices that are gone, and since when."""
     heads_inside: set[str]
-    """Lanes whose failed head stands in a hold slice too."""
+    """Lanes whose failed head is in a hold slice too."""
 
 
 async def inherit(store: Store, partition: int) -> Inherited:
@@ -61,7 +61,7 @@ async def inherit(store: Store, partition: int) -> Inherited:
 
 
 async def record_of(store: Store, partition: int, place: Slice) -> HoldRecord | None:
-    """What is known of the hold to which a slice belongs."""
+    """The hold to which a slice belongs."""
     keys = store.keys.partitions[partition]
     [raw] = await store.run_one(keys.slot, [("HGET", keys.holds, place.name)])
     return None if raw is None else HoldRecord.decode(raw)
@@ -88,7 +88,7 @@ async def scores(store: Store, wanted: Mapping[int, Sequence[Slice]]) -> dict[in
 async def forget_records(
     store: Store, partition: int, ended: Sequence[tuple[str, int]], *, window_ms: int
 ) -> Sequence[tuple[str, int]]:
-    """Of hold slices that are gone, with the times when they went, those whose records are forgotten now."""
+    """Forget records of hold slices that are gone, given the times when they went; return those forgotten."""
     oldest = sorted(ended, key=lambda one: one[1])
     args = [value for one in oldest for value in one]
     keys = store.keys.partitions[partition]

@@ -24,7 +24,7 @@ AcquireAnswer = Acquired | Busy | StoreError
 async def acquire(
     store: Store, partitions: Sequence[int], *, owner: str, nonce: str, lease_ms: int, free_ms: int = 0
 ) -> list[AcquireAnswer]:
-    """Try to become the owner of each partition that nobody has, or had in the last `free_ms`."""
+    """Try to become the owner of each partition that had no owner in the last `free_ms`."""
     args: list[Arg] = [owner, nonce, lease_ms, free_ms]
     groups: list[Group] = []
     for p in partitions:

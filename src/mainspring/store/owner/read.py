@@ -45,7 +45,7 @@ def slice_named(name: bytes) -> Slice | None:
 
 
 def slices_in(keys: PartitionKeys, reply: list[bytes]) -> list[Listed]:
-    """Split members with their scores into slices and strangers."""
+    """Return the members that are slices, with their scores."""
     return sorted_out(keys, reply)[0]
 
 

@@ -7,7 +7,7 @@ A server refuses in words that say what to do, and a refused command was not exe
     TRYAGAIN                         the slot is on its way, and the keys of this call are split: wait, repeat
 
 While a slot moves key by key, both servers answer TRYAGAIN to every call on several keys of which one does not exist:
-only the end of the move helps. Calls on one key go on all the time.
+only the end of the move helps. Calls on one key keep working.
 
 A unit of execution is a single command, or a transaction from MULTI to EXEC. Of a group only the units that were
 refused are sent again: its other commands have been executed, and must not be a second time.
@@ -175,7 +175,7 @@ class Sender:
         try:
             pipeline = primary.pipeline if durability.confirm is None else await self._confirmed(primary)
             replies = await self._exchange(pipeline, commands, timeout_s, asking=asking)
-            # What was refused was not stored: there is nothing to wait for, and nothing to say of how safe it is.
+            # Refused commands were not stored: there is nothing to wait for.
             if durability.confirm is not None and _executed(commands, replies):
                 shortfall = await confirm(pipeline, durability)
         except StoreError as error:
@@ -198,7 +198,7 @@ class Sender:
         unknown = [j for j, reply in enumerate(replies) if isinstance(reply, hiredis.ReplyError) and _is_unknown(reply)]
         if unknown:
             again = [(j, self._scripts.in_full(commands[j])) for j in unknown]
-            # Whoever was woken by the message behind a script came before it had run, and found nothing.
+            # A node woken by the message behind a script came before the script had run, and found nothing.
             again += [(j, one) for j, one in enumerate(commands) if one[0] == "SPUBLISH" and j > unknown[0]]
             answers = await _pipelined(pipeline, [command for _, command in again], timeout_s, asking=asking)
             for (j, _), reply in zip(again, answers, strict=True):
@@ -206,7 +206,7 @@ class Sender:
         return replies
 
     async def _confirmed(self, primary: Primary) -> Pipeline:
-        """A connection of its own: one that waits for disks or replicas would hold up everybody else."""
+        """Use a separate connection: one that waits for disks or replicas would delay all other calls."""
         connection = self._waiting.get(primary)
         if connection is None or connection.closed:
             self._waiting = {primary: one for primary, one in self._waiting.items() if not one.closed}
@@ -245,7 +245,7 @@ def _put_in(
 ) -> None:
     """Put the replies of a part where they belong in its group's."""
     if shortfall is not None and _executed(part.commands, replies):
-        # Each group its own: what was written, and where, stands in its replies.
+        # One error per group: its replies say what was written, and where.
         results[part.group] = short = NotConfirmed(*shortfall.args)
         short.replies = replies if len(replies) == size else None
     elif len(replies) == size:

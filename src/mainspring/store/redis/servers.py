@@ -49,7 +49,7 @@ class SlotMap:
     epoch: int
     ranges: tuple[tuple[int, int, ServerAddress], ...]
     nodes: tuple[ServerAddress, ...] = ()
-    """Primaries and replicas: all that can be asked who is primary."""
+    """Primaries and replicas: every node that can be asked for the topology."""
 
     @property
     def freshness(self) -> tuple[bool, int]:
@@ -184,7 +184,7 @@ class Subscription:
                 listener.close()
 
     async def _listen(self) -> bool:
-        """Subscribe to what is not heard now, each server by itself; False while one of them is away."""
+        """Subscribe to the missing channels, server by server; return False while one of them is away."""
         wanted, whole = self._by_primary()
         for primary, listener in list(self._listeners.items()):
             if listener.over or set(wanted.get(primary, ())) != listener.channels:
@@ -339,7 +339,7 @@ class LinkOptions:
 
 
 class Shared(Generic[T]):
-    """Work that runs once for all who ask for it while it runs."""
+    """Work that runs once for all callers that ask while it runs."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._work = work
@@ -644,7 +644,7 @@ class Servers:
             self._primaries[node] = primary
             slots[first : last + 1] = [primary] * (last - first + 1)
         self._slots = slots
-        # A former primary may still owe replies; it is closed once nobody waits for them.
+        # A former primary may still owe replies; close it once no call waits for them.
         self._former += old.values()
         for primary in [one for one in self._former if one.idle]:
             self._former.remove(primary)

@@ -232,7 +232,7 @@ def _host_port(text: str, default_port: int) -> tuple[str, int]:
 
 def _can_be_looked_up(host: str) -> bool:
     try:
-        host.encode("idna")  # as the look-up itself does, which would end in an error that nobody expects there
+        host.encode("idna")  # as the lookup does, where the error would be unexpected
     except UnicodeError:
         return False
     return "\0" not in host

@@ -25,10 +25,10 @@ from .put_ids import RetryWindow
 from .query import describe, look_at
 
 AT_ONCE: Final = 100
-"""Letters read in one step: few, for each may carry 64 KiB."""
+"""Letters read in one step: few, because each may carry 64 KiB."""
 
 SEARCHED_AT_MOST: Final = 10_000
-"""Letters one page looks through. Where few fit, the page is short and says where to go on."""
+"""Letters scanned for one page. If few match, the page is short and has a cursor."""
 
 _STRETCH: Final = 128
 """Places of letters that are asked of a partition at once."""
@@ -133,7 +133,7 @@ async def walk(store: Store, where: DeadFilter, *, newest_first: bool = False) -
 
 
 async def page(store: Store, where: DeadFilter, *, after: LetterPlace | None, limit: int) -> DeadPage:
-    """Letters that fit, the newest first."""
+    """Matching letters, newest first."""
     merged = _Merged(store, where, after, newest_first=True)
     letters: list[DeadLetter] = []
     searched, last, left = 0, after, False
@@ -284,7 +284,7 @@ class _Wish(NamedTuple):
 
 
 class _Attempt:
-    """What is known of one replay so far."""
+    """State of one replay so far."""
 
     def __init__(self, wish: _Wish, indexed: bytes) -> None:
         self.wish = wish
@@ -481,7 +481,7 @@ async def how_it_ended(store: Store, reference: Reference, located: Located | No
 
 
 async def info_of(store: Store, task_id: str, reference: Reference, located: Located | None) -> TaskInfo:
-    """What is known of a task, of one that is over too: the same as `explain` says of it."""
+    """Return what is known about a task, also a finished one: the same as `explain` reports."""
     if located is not None:
         return describe(task_id, located.entry)
     ended = await how_it_ended(store, reference, None)

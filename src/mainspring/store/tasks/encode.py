@@ -62,14 +62,14 @@ class GeneratedIds:
     """Ids for the tasks that carry none."""
 
     def __init__(self, partitions: int, *, gathered: bool = False) -> None:
-        """`gathered`: of calls that fill every partition some in a row do bring the same times to the same ones."""
+        """With `gathered`, several large calls in a row use the same partitions for the same times."""
         self._partitions = partitions
         self._gathered = gathered
         self._large = 0
-        """How many of those values there are."""
+        """Large calls so far: those that filled every partition."""
         self._next = random.randrange(partitions)
         self._spare_bits = (65536 // partitions).bit_length() - 1
-        """crc16 values that lead to one partition, at least."""
+        """At least 2 to this power of the crc16 values lead to one partition."""
 
     def draw(self, count: int) -> Iterator[Stretch]:
         """Return `count` ids, in stretches of about the same length."""
@@ -153,11 +153,11 @@ class TaskColumns(NamedTuple):
     """Which tasks of the call: a range where they are all of them."""
     dues_ms: list[int]
     leads: list[bytes]
-    """What stands between id and payload."""
+    """The bytes between id and payload."""
     payloads: list[bytes]
 
     def numbers_of(self, some: Sequence[int]) -> Sequence[int]:
-        """Positions of these tasks in the columns."""
+        """Return the numbers, within the call, of these rows of the columns."""
         return some if isinstance(self.numbers, range) else [self.numbers[at] for at in some]
 
     def by_width(self, far_ms: int) -> "list[tuple[int, TaskColumns]]":

@@ -41,7 +41,7 @@ class LaneHead(NamedTuple):
 
 
 async def head_before(store: Store, lane: str, idh: bytes, address: Address, place_ms: int) -> LaneHead | None:
-    """The task that this one, which stands at `place_ms`, has to wait for; None when it is its turn."""
+    """Return the task that the one at `place_ms` has to wait for; None if it is its turn."""
     keys = store.keys.partitions[address.partition]
     [held] = await store.run_one(keys.slot, [("HGET", keys.held, lane)])
     if held is not None and held[:16] == idh:
@@ -194,7 +194,7 @@ PROMPT_MS: Final = 1_000
 
 
 class Facts(NamedTuple):
-    """What is known of a task that is not over."""
+    """Facts about a task that is not finished."""
 
     id: str
     now_ms: int
@@ -203,11 +203,11 @@ class Facts(NamedTuple):
     holding: Holding
     head: LaneHead | None
     hold: HoldRecord | None = None
-    """Of the hold slice it stands in."""
+    """The hold of the slice that it is in."""
     pause: Pause | None = None
-    """What stands still by somebody's will, and this task with it; of one in a queue, what stops its workers."""
+    """The pause that holds this task; for a queued task, the one that stops its workers."""
     slots: SlotCount | None = None
-    """Of its queue, where only so many jobs may run at one time."""
+    """Concurrency slots of its queue, if it has a limit."""
     run_before: str | None = None
     """The run of the same schedule that it waits for."""
 
@@ -314,7 +314,7 @@ def _held(facts: Facts) -> tuple[ReasonCode, str] | None:
 
 
 def _probed(hold: HoldRecord, now_ms: int) -> str:
-    """Of an open breaker it is known when it is tried."""
+    """Say when an open breaker is tried again."""
     if hold.until_ms is None:
         return ""
     when = f"goes out in {span(hold.until_ms - now_ms)}" if hold.until_ms > now_ms else "is due"

@@ -42,7 +42,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def parse(cls, id: str, lane: str | None, partitions: int) -> "Reference":
-        """Of what a caller named, which is checked here."""
+        """Validate what the caller named."""
         task_id, lane = check_name(id, "id"), None if lane is None else check_name(lane, "lane")
         match = GENERATED.fullmatch(task_id)
         if match is None:
@@ -185,7 +185,7 @@ class Finder:
         over: list[tuple[int, Cancel]] = []
         for (i, one, answer), raw in zip(missed, known, strict=True):
             if raw is not None and raw != one.at:
-                again.append((i, Cancel(one.partition, raw, one.idh, True)))  # its retry, or its slice was written anew
+                again.append((i, Cancel(one.partition, raw, one.idh, True)))  # its retry, or its slice was compacted
             elif isinstance(answer, Address):
                 again.append((i, Cancel(one.partition, answer.pack(), one.idh, True)))  # cancelled there, or over
             else:
@@ -231,7 +231,7 @@ class Finder:
             )
             if result.status == "ok" and result.address is not None:
                 return result.address
-            # "gone": somebody moved it, or its slice was written anew, since it was found. Then it is found elsewhere.
+            # "gone": it was moved, or its slice was compacted, since it was found. The next look finds it elsewhere.
             gone = result.status == "gone"
             if (gone and address == left) or not (gone or result.status == "changed"):
                 raise Conflict(f"cannot be moved: {result.status}")

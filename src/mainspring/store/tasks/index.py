@@ -15,7 +15,7 @@ from ..store import Store
 from .put import WAKE_MS, fresh_score
 
 CONFLICT_RETRY_S: Final = 30.0
-"""How long a call goes on at least."""
+"""Seconds that a call keeps retrying, at least."""
 
 _FIRST_PAUSE_S: Final = 0.002
 _MAX_PAUSE_S: Final = 0.1
@@ -55,7 +55,7 @@ class Replaced(NamedTuple):
     address: Address | None = None
     """The new place; with "changed", what the index holds instead (None: nothing)."""
     shortfall: NotConfirmed | None = None
-    """It is so, but not as safe as was asked for."""
+    """Applied, but not at the requested durability."""
 
 
 async def replace(
@@ -68,7 +68,7 @@ async def replace(
     now_ms: int,
     durability: Durability = SERVER,
 ) -> Replaced:
-    """Put a task in the place of `old` (which must be pending), or anew where `old` is None."""
+    """Replace `old` (which must be pending) by a task; add the task if `old` is None."""
     keys = store.keys.partitions[partition]
     from_place = old.slice if old is not None else new.slice
     s, f, _, x = keys.slice_keys(from_place.name)
@@ -116,7 +116,7 @@ async def look_up_packed(store: Store, wanted: Sequence[tuple[int, bytes]]) -> l
 async def fields_of(
     store: Store, hash_of: Callable[[PartitionKeys], str], wanted: Sequence[tuple[int, bytes]]
 ) -> list[bytes | None]:
-    """Of (partition, idh): what a hash of the partition has for it."""
+    """Return the value of each (partition, idh) in a hash of the partition."""
     by_partition: dict[int, list[int]] = {}
     for i, (p, _) in enumerate(wanted):
         by_partition.setdefault(p, []).append(i)

@@ -57,10 +57,10 @@ class Scan:
         self._watched = watched
         self._first_of: dict[bytes, int] = {}
         self._named_by: dict[int, int] = {}
-        """Of tasks that were sent again: index of the first copy -> the copy that names it."""
+        """For tasks that were sent again: index of the first copy -> the copy that names it."""
         self._kept: dict[int, bytes] = {}
         self.seen = 0
-        """So many are in the state that was asked for."""
+        """Number of tasks in the requested state."""
         self.resent: set[bytes] = set()
         """Tasks that were sent again and are not watched. Which copy is the first is known on a second scan only: one
         that came before may carry no flag."""
@@ -117,7 +117,7 @@ class Scan:
 def rows_of(
     at: Sliced, entries: list[bytes], bits: list[bytes | None], state: ListedState, *, first: int = 0
 ) -> list[Row]:
-    """Those of a chunk in one state; copies are told apart within it."""
+    """Tasks of a chunk in one state, without repeated copies."""
     scan = Scan(at, TaskFilter(state=state))
     scan.take(first, entries, bits)
     if scan.resent:
@@ -132,7 +132,7 @@ def fits(where: TaskFilter, row: bytes) -> bool:
     try:
         body = decode(row)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return False  # nobody can say where it goes
+        return False  # its target is unknown
     return where.fits(body.target, body.lane)
 
 
@@ -170,7 +170,7 @@ _LEAST_ROWS: Final = 64
 
 
 class Look(NamedTuple):
-    """What is looked for: tasks that fit, due in [from, to), behind a place, and how many."""
+    """The search: matching tasks due in [from, to), after a cursor, up to a limit."""
 
     where: TaskFilter
     span: tuple[int, int]
@@ -182,7 +182,7 @@ class Look(NamedTuple):
         fires_ms, partition, width_ms, index, r = self.after
         mine = (at[0], at[1].width_ms)
         if mine == (partition, width_ms):
-            # Where its slice was written anew since the last page, those of this millisecond are shown again: better
+            # If its slice was compacted since the last page, tasks of this millisecond are shown again: better
             # twice than never.
             low = (fires_ms << 32) + (min(index, INDEX_MASK) + 1 if r == r_of(at[2]) else 0)
         else:
@@ -293,7 +293,7 @@ class EarliestSlices(NamedTuple):
 
 
 class PagePart(NamedTuple):
-    """Rows in the order of pages, and where to go on if not all could be searched."""
+    """Rows in page order, and the cursor if not all could be searched."""
 
     rows: list[Row]
     next: Place | None
@@ -370,7 +370,7 @@ def start_of(due_ms: int) -> Place:
 async def list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> EarliestSlices:
     """One round trip: the slices from a time on, and how full they are on average."""
     high = f"({min(-(-to_ms // 1000), HOLDS_FROM_S)}"
-    # Of the slices that began in an earlier second only the one of this hour can reach so far.
+    # Of the slices that began in an earlier second, only the hour slice can reach this far.
     hour = Slice.at(start_ms, HOUR_MS)
     groups: list[Group] = []
     for keys in store.keys.partitions:
@@ -403,7 +403,7 @@ async def list_slices(store: Store, start_ms: int, to_ms: int, limit: int) -> Ea
 
 
 def still_open(counters: list[bytes | None]) -> int:
-    """Of a partition's COUNTERS: what was accepted and is not settled."""
+    """Return the accepted tasks that are not settled, from a partition's COUNTERS."""
     accepted, *settled = (int(value or 0) for value in counters)
     return accepted - sum(settled)
 
@@ -450,7 +450,7 @@ _SLICES: Final = 256
 
 
 class Held(NamedTuple):
-    """A part of a page: rows, how many were looked through, and where to go on (None when that was all)."""
+    """A part of a page: rows, the number scanned, and the cursor (None at the end)."""
 
     rows: list[Row]
     searched: int
@@ -470,7 +470,7 @@ async def held_rows(
             return Held(rows, searched, None)
         for one, first, entries, bits, score in await _read_held(store, slices, at, chunk):
             if score is None or float(score) != one[2]:
-                break  # gone, or written anew: its entries stand elsewhere now
+                break  # gone or compacted: its entries are elsewhere now
             found = rows_of(one, entries, bits, where.state, first=first)
             passed = at[3] if _goes_on(one, at) else -1
             inside = [row for row in found if span[0] <= row.fires_ms < span[1] and row.place[3] > passed]
@@ -494,7 +494,7 @@ _START: Final[Place] = (0, -1, -1, -1, -1)
 
 
 def _goes_on(one: Sliced, at: Place) -> bool:
-    """Is this the slice in which that place is, and was it not written anew since?"""
+    """Return True if the place is in this slice, and the slice was not compacted since."""
     return (one[0], one[1].start_ms, r_of(one[2])) == (at[1], at[2], at[4])
 
 

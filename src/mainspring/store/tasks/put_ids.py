@@ -217,7 +217,7 @@ class NamedPuts:
     ) -> None:
         """Fill in one handle per item; when it fails, there are those of all that are stored.
 
-        Once something is not confirmed nothing else is waited for: the rest is stored, and told as that.
+        After the first unconfirmed write no other is waited for: the rest is stored, and reported as unconfirmed.
         """
         # Two tasks with one id in the same call come one after the other, as in two calls.
         first, *later = _rounds(items)
@@ -387,7 +387,7 @@ class NamedPuts:
 
 
 def _is_same(item: Named, at: Address, entry: Found) -> bool:
-    """Is it what we wanted to put? The body alone is not enough: within its slice a due time stands in the header."""
+    """Return True if it is our own task. The body is not enough: the header holds the due time within the slice."""
     same_place = at.slice == item.row.slice and entry.due_ms == item.row.due_ms
     return same_place and entry.body == decode(item.row.row)
 
@@ -417,7 +417,7 @@ def _rounds(items: list[Named]) -> list[list[int]]:
 
 
 def _keep_first(items: list[Named], handles: list[Handle | None], first: list[int], later: list[list[int]]) -> None:
-    """Of tasks with one id the first is there, and the others change nothing: that needs no look at the server."""
+    """Keep the first of several tasks with one id: the others change nothing, which needs no call to the server."""
     kept = {(items[i].partition, items[i].row.idh): handles[i] for i in first} if later else {}
     for i in chain.from_iterable(later):
         one = kept[items[i].partition, items[i].row.idh]

@@ -238,7 +238,7 @@ def parse_queue_place(text: str) -> QueuePlace:
 
 
 async def queued_page(store: Store, where: QueueFilter, *, after: QueuePlace | None, limit: int) -> Page:
-    """`limit` tasks or some more: what was scanned together is told together."""
+    """Return at least `limit` tasks: a scanned page is returned whole."""
     partition, cursor = after or (0, 0)
     found: list[TaskInfo] = []
     searched = 0

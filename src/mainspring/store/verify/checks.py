@@ -227,7 +227,7 @@ async def _not_indexed(store: Store, keys: PartitionKeys, held: list[tuple[bytes
 
 
 async def _nowhere(store: Store, keys: PartitionKeys, suspects: list[Suspect]) -> list[Suspect]:
-    """Those whose head stands in no slice, is waited for all the same, and has got no new place meanwhile."""
+    """Return lanes that wait for a head that is in no slice and got no new place meanwhile."""
     there = await _search(store, keys, {head[:IDH_BYTES] for _, head, _ in suspects})
     missing = [(lane, head) for lane, head, _ in suspects if head[:IDH_BYTES] not in there]
     if not missing:
@@ -415,7 +415,7 @@ async def _names(store: Store, keys: PartitionKeys) -> list[str]:
 async def _pages(
     store: Store, keys: PartitionKeys, queues: Sequence[str]
 ) -> AsyncIterator[tuple[str, list[QueuedTask]]]:
-    """All that is in the streams, then all that is said to be."""
+    """Yield the entries of the streams, then the records of queued tasks."""
     for queue in queues:
         first = b"-"
         while True:

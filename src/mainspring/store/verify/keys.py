@@ -45,7 +45,7 @@ _NAMESPACE_TYPES: Final = {
     "audit": b"stream",
 }
 _PASSING: Final = re.compile(rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*)", re.DOTALL)
-"""Texts that expire by themselves and that nothing else hangs on."""
+"""Strings that expire by themselves and that nothing else depends on."""
 _SLICE_TYPES: Final = {b"s": b"list", b"f": b"string", b"d": b"string", b"x": b"string"}
 _NAMED: Final = (
     (re.compile(rb"\{([^}]*)\}:q:[A-Za-z0-9._-]{1,64}"), b"stream"),
@@ -83,7 +83,7 @@ async def check_types(store: Store) -> AsyncIterator[VerifyFinding]:
 
 
 async def check_keys(store: Store, unreadable: Collection[int]) -> AsyncIterator[VerifyFinding]:
-    """All keys of all servers, page by page. Partitions whose own keys are unreadable are left out."""
+    """Check all keys of all servers, page by page, except partitions whose own keys are unreadable."""
     fixed = fixed_keys(store.keys)
     by_tag = {keys.tag.encode(): keys for keys in store.keys.partitions}
     reported: set[tuple[str, str]] = set()  # a scan may show a key twice, and a slice has several keys
@@ -147,7 +147,7 @@ def _named(key: bytes, by_tag: dict[bytes, PartitionKeys]) -> tuple[PartitionKey
 
 
 async def _without_slice(store: Store, keys: PartitionKeys, places: list[Slice]) -> list[VerifyFinding]:
-    """Of slices that have keys: those that are not live. Looked at in one step, so nothing is on its way."""
+    """Return findings for slices that have keys but are not live; read in one atomic step, so none is in transition."""
     names = [place.name for place in places]
     call_keys = [keys.slices, *(key for name in names for key in keys.slice_keys(name))]
     reply = await store.call(keys.number, "verify_keys", call_keys, [len(names), *names])
@@ -300,7 +300,7 @@ async def _read(store: Store, keys: PartitionKeys, *, most: int) -> PartitionRea
 
 
 def _whole(counted: _Counted, listed: dict[bytes, float]) -> bool:
-    """Was everything that was live at that moment counted?"""
+    """Return True if every slice that was live at that moment was counted."""
     return counted.live == len(listed) and None not in counted.slices
 
 
