@@ -272,7 +272,7 @@ async def test_where_one_scheduler_is_gone_the_others_take_all() -> None:
 
 
 async def test_without_any_scheduler_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roads, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(roads, "GIVE_UP_S", 0.2)
     async with listening(Server([])) as gone:
         pass
     with pytest.raises(NoSchedulerAnswers, match="none of 1 schedulers"):

@@ -178,7 +178,7 @@ class _Contract(SinkContract):
 async def test_a_sink_that_breaks_a_promise_is_found(
     wrong: type[Wrong], part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mainspring.testing.sink_contract.PATIENCE_S", 2.0)
+    monkeypatch.setattr("mainspring.testing.sink_contract.GIVE_UP_S", 2.0)
     await getattr(_Contract(Wrong), part)()
     with pytest.raises((AssertionError, ConnectionError, ValueError)):
         await getattr(_Contract(wrong), part)()

@@ -21,7 +21,7 @@ from ..model.errors import Refused
 from ..store.keys import slot_of
 from ..store.redis.connection import Arg, RedisCommand
 from ..store.redis.servers import LinkOptions, Servers
-from .environment import BenchEnvironment, ServerChoice, ground
+from .environment import BenchEnvironment, ServerChoice, open_environment
 from .lifecycle import STALL_S, TARGET, BenchLoad, BenchProgress, DeliveryTally, Figures, Shape, live
 
 BATCH: Final = 1_000
@@ -184,5 +184,5 @@ async def sorted_set(place: BenchEnvironment) -> AsyncIterator[SortedSet]:
 
 
 async def baseline(where: ServerChoice, shape: Shape, progress: BenchProgress) -> Figures:
-    async with ground(where) as place, sorted_set(place) as design:
+    async with open_environment(where) as place, sorted_set(place) as design:
         return await live(place, design, shape, progress)

@@ -13,7 +13,7 @@ from ..client.client import Client
 from ..model.task import Task
 from ..store.store import Store
 from .cycle import until_done
-from .environment import BenchEnvironment, ServerChoice, ground
+from .environment import BenchEnvironment, ServerChoice, open_environment
 from .fleet import BenchFailed, Fleet, fleet
 from .lifecycle import TARGET, BenchProgress
 
@@ -52,7 +52,7 @@ class _Moves(msgspec.Struct, frozen=True):
 async def cluster(
     where: ServerChoice, *, lease_s: float, kills: int, tasks: int, progress: BenchProgress
 ) -> ClusterFigures:
-    async with ground(where) as place:
+    async with open_environment(where) as place:
         await place.time.stop()
         store = await Store.open(place.url, namespace=place.namespace)
         try:
@@ -109,7 +109,7 @@ def _imbalance(owners: list[str]) -> int:
 
 async def _fired(where: ServerChoice, processes: int, tasks: int, progress: BenchProgress) -> tuple[float, int]:
     """Tasks a second that so many processes fire when all come due at once; and how many of them are missing."""
-    async with ground(where) as place:
+    async with open_environment(where) as place:
         await place.time.stop()
         store = await Store.open(place.url, namespace=place.namespace)
         try:

@@ -16,7 +16,7 @@ from ..sinks.base import Sink
 from ..store.redis.sender import Group
 from ..store.store import Store
 from .baseline import baseline
-from .environment import BenchEnvironment, ServerChoice, ground
+from .environment import BenchEnvironment, ServerChoice, open_environment
 from .lifecycle import BenchLoad, BenchProgress, DeliveryTally, Figures, Shape, live
 
 _DROP_S: Final = 10.0
@@ -88,7 +88,7 @@ async def slices(place: BenchEnvironment) -> AsyncIterator[MainspringDesign]:
 
 
 async def cycle(where: ServerChoice, shape: Shape, progress: BenchProgress) -> Figures:
-    async with ground(where) as place, slices(place) as design:
+    async with open_environment(where) as place, slices(place) as design:
         return await live(place, design, shape, progress)
 
 
@@ -106,7 +106,7 @@ async def drain(
 
     Returns tasks a second until all are marked done, and how many were not in the end.
     """
-    async with ground(where) as place:
+    async with open_environment(where) as place:
         store = await Store.open(place.url, namespace=place.namespace)
         try:
             load = Shape(count, spread_s=SPREAD_S).starting(place.time.now_ms())

@@ -193,7 +193,7 @@ def _checked(reply: Any) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def ground(where: ServerChoice) -> AsyncIterator[BenchEnvironment]:
+async def open_environment(where: ServerChoice) -> AsyncIterator[BenchEnvironment]:
     """A place to measure on; nothing of it is left behind."""
     with contextlib.ExitStack() as stack:
         url, socket_url = where.url, None

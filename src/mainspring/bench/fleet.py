@@ -19,7 +19,7 @@ from ..sinks.log import NullSink
 from ..store import members
 from ..store.store import Store
 
-PATIENCE_S: Final = 60.0
+GIVE_UP_S: Final = 60.0
 POLL_S: Final = 0.005
 _READY: Final = b"ready\n"
 _MODULE: Final = "mainspring.bench.fleet"
@@ -104,10 +104,10 @@ class Fleet:
         return await self.owners()
 
     async def until(self, reached: Callable[[list[str]], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + GIVE_UP_S
         while not reached(await self.owners()):
             if time.monotonic() > deadline:
-                raise BenchFailed(f"{what} did not come about within {PATIENCE_S:.0f} s")
+                raise BenchFailed(f"{what} did not come about within {GIVE_UP_S:.0f} s")
             await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:

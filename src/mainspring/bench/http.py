@@ -21,7 +21,7 @@ from ..demo.plan import DemoPlan, Ticks, lines_of, text_of
 from ..demo.run import DemoServers as DemoWhere
 from ..demo.run import Second, schedulers, ticks
 from ..model.errors import InvalidInput
-from .environment import ServerChoice, counterpart, ground
+from .environment import ServerChoice, counterpart, open_environment
 from .lifecycle import BenchProgress
 
 CONNECTIONS: Final = 64
@@ -92,7 +92,7 @@ async def http(where: ServerChoice, seconds: float, rounds: int, progress: Bench
     found: dict[str, list[float]] = {"bare": [], "ticks": [], "batch": []}
     refused = 0
     async with (
-        ground(where) as place,
+        open_environment(where) as place,
         counterpart("mainspring.bench.bare_asgi") as bare_url,
         _api(place.nearest_url, place.namespace) as url,
     ):
@@ -183,7 +183,7 @@ async def e2e(
         progress(f"e2e, {second.consumed:,} came in the last second", count, round(rate * posted_s))
 
     progress("e2e, starting the parts", 0, 1)
-    async with ground(where) as place:
+    async with open_environment(where) as place:
         await place.time.stop()
         found = await ticks(plan, DemoWhere(kafka_url, place.nearest_url, in_bulk=True), report)
     return E2eFigures(

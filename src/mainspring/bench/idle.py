@@ -19,7 +19,7 @@ from ..model.task import Task
 from ..sinks.log import NullSink
 from ..store.store import Store
 from .cycle import MainspringDesign
-from .environment import BenchEnvironment, Measurement, ServerChoice, ground
+from .environment import BenchEnvironment, Measurement, ServerChoice, open_environment
 from .lifecycle import TARGET, BenchProgress, Figures, Shape, live, payload_texts
 
 MINUTE_MS: Final = 60_000
@@ -78,7 +78,7 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 async def idle(where: ServerChoice, seconds: float, progress: BenchProgress) -> Idle:
-    async with ground(where) as place:
+    async with open_environment(where) as place:
         await place.time.stop()  # its questions would be counted; nothing here needs the server's clock
         store = await Store.open(place.url, namespace=place.namespace)
         engine = Engine(store, {"null": NullSink()})
@@ -176,7 +176,7 @@ async def _side_by_side(
     async with contextlib.AsyncExitStack() as stack:
         stands = []
         for step in steps:
-            place = await stack.enter_async_context(ground(where))
+            place = await stack.enter_async_context(open_environment(where))
             store = await Store.open(place.url, namespace=place.namespace)
             stack.push_async_callback(store.aclose)
             stands.append(_Stand(step, place, store))
@@ -201,7 +201,7 @@ class Sparse(msgspec.Struct, frozen=True):
 
 
 async def sparse(where: ServerChoice, tasks: int, payload_bytes: int, progress: BenchProgress) -> Sparse:
-    async with ground(where) as place, Client(place.url, namespace=place.namespace) as client:
+    async with open_environment(where) as place, Client(place.url, namespace=place.namespace) as client:
         before = await place.read()
         await add(
             client,

@@ -18,7 +18,7 @@ from ..engine.engine import Engine
 from ..model.errors import InvalidInput
 from ..store.store import Store
 from .baseline import BATCH, SortedSetQueue, sorted_set_queue
-from .environment import BenchEnvironment, Measurement, ServerChoice, ground
+from .environment import BenchEnvironment, Measurement, ServerChoice, open_environment
 from .generator import DesignName, LoadOrder, LoadReport, apart
 from .lifecycle import BenchProgress, DeliveryTally, DeliveryVerdict, SteadyLoad, judge
 
@@ -96,7 +96,7 @@ async def compare_lateness(where: ServerChoice, steady: Steady, progress: BenchP
 
 
 async def lateness(where: ServerChoice, steady: Steady, design: DesignName, progress: BenchProgress) -> Lateness:
-    async with ground(where) as place:
+    async with open_environment(where) as place:
         tasks = round(steady.rate * (steady.warmup_s + steady.seconds))
         order = LoadOrder(place.url, place.namespace, design, LEAD_MS, tasks, steady.rate, steady.payload_bytes)
         tally = DeliveryTally(tasks, place.time)

@@ -328,31 +328,31 @@ class Stages(msgspec.Struct, frozen=True):
     put_overran_ms: int
 
 
-async def live(ground: BenchEnvironment, design: Design, shape: Shape, progress: BenchProgress) -> Figures:
-    load = shape.starting(ground.time.now_ms())
-    tally = DeliveryTally(load.firing, ground.time)
-    stages = await _stages(ground, design, load, tally, progress)
+async def live(environment: BenchEnvironment, design: Design, shape: Shape, progress: BenchProgress) -> Figures:
+    load = shape.starting(environment.time.now_ms())
+    tally = DeliveryTally(load.firing, environment.time)
+    stages = await _stages(environment, design, load, tally, progress)
     progress("checking", 0, 1)
-    return _figures(load, stages, judge(load, tally.batches), ground.time.doubt_us / 1000)
+    return _figures(load, stages, judge(load, tally.batches), environment.time.doubt_us / 1000)
 
 
 async def _stages(
-    ground: BenchEnvironment, design: Design, load: BenchLoad, tally: DeliveryTally, progress: BenchProgress
+    environment: BenchEnvironment, design: Design, load: BenchLoad, tally: DeliveryTally, progress: BenchProgress
 ) -> Stages:
-    before = await ground.read()
+    before = await environment.read()
     await design.put(load, lambda done: progress("putting", done, load.tasks))
-    put = await ground.read()
-    overran_ms = max(0, ground.time.now_ms() - load.first_due_ms)
+    put = await environment.read()
+    overran_ms = max(0, environment.time.now_ms() - load.first_due_ms)
     progress("cancelling", 0, 1)
     cancelled = await design.cancel() if load.shape.cancel else 0
-    stored = await ground.read()
+    stored = await environment.read()
     progress("waiting until all are due", 0, 1)
-    await ground.time.until(load.last_due_ms + design.grace_ms)
+    await environment.time.until(load.last_due_ms + design.grace_ms)
     progress("firing", 0, 1)
-    ready = await ground.read()
+    ready = await environment.read()
     started_at = time.perf_counter()
     await design.fire(tally)
-    fired = await ground.read()
+    fired = await environment.read()
     return Stages(
         put.since(before),
         stored.since(put),

@@ -17,7 +17,7 @@ from ..model.schedule.definition import Definition
 from ..model.schedule.input import define
 from ..model.schedule.recurrence import Recurrence
 from ..store.store import Store
-from .environment import BenchEnvironment, ServerChoice, ground
+from .environment import BenchEnvironment, ServerChoice, open_environment
 from .lifecycle import BenchProgress
 
 EXPRESSIONS: Final = (
@@ -27,7 +27,7 @@ EXPRESSIONS: Final = (
 )  # fmt: skip
 ZONES: Final = ("UTC", "Europe/Paris", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "America/Sao_Paulo")
 WHOLE_HOURS: Final = ("UTC", "Europe/Paris", "America/New_York", "Asia/Tokyo")
-PATIENCE_S: Final = 120.0
+GIVE_UP_S: Final = 120.0
 IDLE_S: Final = 5.0
 SETTLE_S: Final = 2.0
 """Taking over the partitions is work; idle begins after it."""
@@ -106,7 +106,7 @@ async def schedules(
     where: ServerChoice, count: int, progress: BenchProgress, *, idle_s: float = IDLE_S
 ) -> ScheduleFigures:
     mean_us = next_us()
-    async with ground(where) as place:
+    async with open_environment(where) as place:
         store = await Store.open(place.url, namespace=place.namespace)
         counter = _Counter(count)
         engine = Engine(store, {"null": counter})
@@ -144,7 +144,7 @@ async def _measure(
     await asyncio.sleep(idle_s)
     idle = (await place.read()).since(idle_before)
     progress("waiting", 0, 1)
-    async with asyncio.timeout(max(0.0, due_s - time.time()) + PATIENCE_S):
+    async with asyncio.timeout(max(0.0, due_s - time.time()) + GIVE_UP_S):
         await counter.all_in.wait()
     delivered_s = counter.last_s
     while engine.deliveries.in_flight or any(one.pending_writes.dirty for one in engine.owned.values()):  # noqa: ASYNC110

@@ -23,7 +23,7 @@ from ..worker.context import current
 from ..worker.handler import Handler, Registry
 from ..worker.worker import WorkerOptions, working
 from .cycle import drain, until_done
-from .environment import ServerChoice, counterpart, ground
+from .environment import ServerChoice, counterpart, open_environment
 from .fleet import BenchFailed, fleet
 from .lifecycle import BenchProgress
 from .timer import bare_timer, percentile
@@ -232,7 +232,7 @@ class _Round(NamedTuple):
 async def queue(where: ServerChoice, tasks: int, rounds: int, progress: BenchProgress) -> QueueFigures:
     found: list[_Round] = []
     for number in range(rounds):
-        async with ground(where) as place:
+        async with open_environment(where) as place:
             store = await Store.open(place.url, namespace=place.namespace)
             try:
                 found.append(await _round(store, place.url, tasks, progress))

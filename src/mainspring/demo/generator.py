@@ -26,7 +26,7 @@ TICK_S: Final = 0.005
 PAUSE_S: Final = 0.1
 """Pause before a broken connection is opened again, and before a temporarily refused request is repeated."""
 
-PATIENCE_S: Final = 30.0
+GIVE_UP_S: Final = 30.0
 FOR_NOW: Final = (429, 503)
 _END: Final = b"\r\n\r\n"
 
@@ -89,8 +89,8 @@ class ApiConnections:
         try:
             while not self._done:
                 self._feed_idle()
-                if time.monotonic() > self._heard_at + PATIENCE_S and (self._again or self._busy or not self._open):
-                    raise NoSchedulerAnswers(f"none of {len(self._places)} schedulers answered for {PATIENCE_S:.0f} s")
+                if time.monotonic() > self._heard_at + GIVE_UP_S and (self._again or self._busy or not self._open):
+                    raise NoSchedulerAnswers(f"none of {len(self._places)} schedulers answered for {GIVE_UP_S:.0f} s")
                 await asyncio.sleep(TICK_S)
         finally:
             for task in self._connecting:
@@ -329,7 +329,7 @@ async def put(order: GeneratorOrder, inside: Inside, sent: Journal) -> dict[str,
 
 
 async def _until_stored(client: Client, tasks: list[Task]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + GIVE_UP_S
     while True:
         try:
             await client.put_many(tasks)

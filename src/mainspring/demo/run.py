@@ -199,7 +199,7 @@ def warm_up(options: KafkaOptions, seconds: float) -> None:
 
 
 SECOND_S: Final = 1.0
-PATIENCE_S: Final = 60.0
+GIVE_UP_S: Final = 60.0
 """Beyond the last due time, without anything going on: what has not come by then is missing."""
 
 SETTLE_S: Final = 10.0
@@ -303,7 +303,7 @@ class Demo:
                 await stopping.wait()
 
     async def _until_drained(self) -> None:
-        deadline = time.monotonic() + self._plan.within_ms / 1000 + PATIENCE_S
+        deadline = time.monotonic() + self._plan.within_ms / 1000 + GIVE_UP_S
         while not self._stopping.is_set() and time.monotonic() < deadline:
             if not await self._second():
                 return

@@ -31,7 +31,7 @@ from .scheduler import Scheduler
 log = logging.getLogger("mainspring.worker")
 
 
-PATIENCE_S: Final = 5.0
+GIVE_UP_S: Final = 5.0
 """For a request to arrive and its answer to be taken."""
 MAX_HEAD_BYTES: Final = 16 * 1024
 
@@ -94,7 +94,7 @@ class WorkerPort:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError):  # who asked has gone, or takes too long
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(GIVE_UP_S):
                 writer.write(await self._asked(reader))
                 await writer.drain()
         writer.close()

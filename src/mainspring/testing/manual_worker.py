@@ -7,7 +7,7 @@ from ..scheduler.scheduler import Scheduler
 from ..store.store import Store
 from ..worker.worker import Worker, WorkerOptions
 
-PATIENCE_S: Final = 60.0
+GIVE_UP_S: Final = 60.0
 
 
 class ManualWorker:
@@ -35,7 +35,7 @@ class ManualWorker:
             if not worker.executor.runs and not worker.finisher.unsent:
                 return worked
             worked = True
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(GIVE_UP_S):
                 while worker.executor.runs:  # noqa: ASYNC110  # only the roles of the worker tell each other
                     await asyncio.sleep(0.001)
             await worker.finisher.step()

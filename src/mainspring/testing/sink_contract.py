@@ -105,7 +105,7 @@ class Traced(GivenDelivery, weakref=True, gc=True):
     """A delivery of which can be told whether somebody still holds it."""
 
 
-PATIENCE_S: Final = 60.0
+GIVE_UP_S: Final = 60.0
 """How long anything may take: generous, since it only bounds what hangs."""
 BATCH: Final = 20
 ROUNDS: Final = 30
@@ -139,7 +139,7 @@ class SinkContract:
             await _turns()  # a sink that blocks never lets us come here: pytest's time limit ends it
             early = under_way.done()
             await receiver.release()
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(GIVE_UP_S):
                 outcomes = await under_way
             assert not early, f"answered {outcomes} while the target had said nothing"
             assert _kinds(outcomes) == [Done]
@@ -238,7 +238,7 @@ class SinkContract:
             under_way = asyncio.ensure_future(sink.deliver([receiver.delivery(at) for at in range(BATCH)]))
             await _turns()
             under_way.cancel()
-            done, _ = await asyncio.wait([under_way], timeout=PATIENCE_S)
+            done, _ = await asyncio.wait([under_way], timeout=GIVE_UP_S)
             assert done, "it goes on although it was broken off"
             assert under_way.cancelled() or under_way.exception() is None, repr(under_way)
             if can_hold:
@@ -282,7 +282,7 @@ async def _delivered(sink: Sink, batch: Sequence[Delivery]) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for first in range(0, len(batch), most):
         part = batch[first : first + most]
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(GIVE_UP_S):
             answer = await sink.deliver(part)
         assert len(answer) == len(part), f"{len(answer)} outcomes for {len(part)} deliveries"
         given: Sequence[object] = answer
@@ -294,9 +294,9 @@ async def _delivered(sink: Sink, batch: Sequence[Delivery]) -> list[Outcome]:
 
 async def _until_delivered(sink: Sink, receiver: Receiver, batch: Sequence[Delivery]) -> None:
     """Attempt after attempt, as the engine does; a sink may need a moment to notice that its target is back."""
-    left, attempt, until = list(batch), 2, time.monotonic() + PATIENCE_S
+    left, attempt, until = list(batch), 2, time.monotonic() + GIVE_UP_S
     while left:
-        assert time.monotonic() < until, f"{len(left)} are not delivered {PATIENCE_S:g} s after the target was back"
+        assert time.monotonic() < until, f"{len(left)} are not delivered {GIVE_UP_S:g} s after the target was back"
         again = [receiver.delivery(_number(one), one.payload, attempt=attempt) for one in left]
         outcomes = await _delivered(sink, again)
         dead = [one for one in outcomes if isinstance(one, Dead)]
@@ -307,7 +307,7 @@ async def _until_delivered(sink: Sink, receiver: Receiver, batch: Sequence[Deliv
 
 
 async def _closed(sink: Sink) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(GIVE_UP_S):
         await sink.aclose()
 
 
@@ -322,7 +322,7 @@ async def _turns() -> None:
 
 
 async def _until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + GIVE_UP_S
     while not condition():
         assert time.monotonic() < until, what()
         await asyncio.sleep(0.02)

@@ -27,7 +27,7 @@ import msgspec
 
 from ...model.errors import InvalidInput, MainspringError
 from ...testing.servers import missing
-from ..environment import BenchEnvironment, ServerChoice, ground
+from ..environment import BenchEnvironment, ServerChoice, open_environment
 from ..lifecycle import BenchProgress
 from .other_side import RUN
 
@@ -204,7 +204,7 @@ def judge(times: Mapping[int, list[int]], dues_ms: Iterable[tuple[int, int]]) ->
 
 OTHER_SIDE: Final = Path(__file__).with_name("other_side.py")
 WARM_TASKS: Final = 100
-PATIENCE_S: Final = 300.0
+GIVE_UP_S: Final = 300.0
 LEAD_MS: Final = 3_000
 
 
@@ -244,7 +244,7 @@ class Measured(msgspec.Struct, frozen=True):
 async def measure(one: Contender, demand: Demand, where: ServerChoice, progress: BenchProgress) -> Measured:
     with tempfile.TemporaryDirectory(prefix="mainspring-peers-") as folder:
         runs = RunFile(Path(folder) / "runs")
-        async with ground(where) as place, _side(one, "produce", place.url, runs) as producer:
+        async with open_environment(where) as place, _side(one, "produce", place.url, runs) as producer:
             return await PeerStage(one, demand, place, runs, producer, progress).play()
 
 
@@ -338,10 +338,10 @@ class PeerProcess:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(GIVE_UP_S):
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            raise PeerFailed(f"no answer within {PATIENCE_S:.0f} s") from None
+            raise PeerFailed(f"no answer within {GIVE_UP_S:.0f} s") from None
         if not line:
             output = self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
             raise PeerFailed(f"its process ended with {await self._process.wait()}: {output[-1][:300]}")

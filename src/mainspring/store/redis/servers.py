@@ -488,7 +488,7 @@ class Servers:
         self._options = options
         self._primaries: dict[ServerAddress, Primary] = {}
         self._former: list[Primary] = []
-        self._guests: dict[ServerAddress, Primary] = {}
+        self._redirected: dict[ServerAddress, Primary] = {}
         """Nodes that a redirect named and that hold no slots, as far as is known."""
         self._known: tuple[ServerAddress, ...] = ()
         self._slots: list[Primary | None] = [None] * SLOTS
@@ -536,9 +536,9 @@ class Servers:
 
     def at(self, node: ServerAddress) -> Primary:
         """The server with this address, which a redirect named."""
-        primary = self._primaries.get(node) or self._guests.get(node)
+        primary = self._primaries.get(node) or self._redirected.get(node)
         if primary is None:
-            primary = self._guests[node] = Primary(self._base().at(*node), self._options, self)
+            primary = self._redirected[node] = Primary(self._base().at(*node), self._options, self)
         return primary
 
     def learn(self, slot: int, node: ServerAddress) -> None:
@@ -554,7 +554,7 @@ class Servers:
         self._refreshed.cancel()
         if self._looking is not None:
             self._looking.cancel()
-        for primary in (*self._primaries.values(), *self._former, *self._guests.values()):
+        for primary in (*self._primaries.values(), *self._former, *self._redirected.values()):
             primary.close()
 
     async def _look(self) -> None:
@@ -638,7 +638,7 @@ class Servers:
         slots: list[Primary | None] = [None] * SLOTS
         base = self._base()
         for first, last, node in ranges:
-            primary = self._primaries.get(node) or old.pop(node, None) or self._guests.pop(node, None)
+            primary = self._primaries.get(node) or old.pop(node, None) or self._redirected.pop(node, None)
             if primary is None:
                 primary = Primary(base.at(*node) if base.path is None else base, self._options, self)
             self._primaries[node] = primary
