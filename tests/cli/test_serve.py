@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,10 @@ from typing import Any
 
 import pytest
 
+from mainspring import SyncClient
 from mainspring.testing.servers import standalone, wait_until
 from tests.support.serving import Serve, in_seconds, is_gone, run, serving
+from tests.support.web_receiver import Answer, Request, receiving
 
 
 @pytest.fixture
@@ -189,6 +192,38 @@ def test_a_sink_that_hangs_is_given_up_after_the_shutdown_timeout_and_its_task_g
     again = serve()
     given_up = {tick.decode() for tick in ticks}
     wait_until(lambda: given_up <= set(again.lines), "the next run delivers what was given up", timeout_s=60)
+
+
+@pytest.mark.parametrize(("retry", "dead"), [(None, 0), ("1", 60)], ids=["retries", "dead letters"])
+def test_webhooks_that_all_fail_during_a_stop_that_one_outlasts_are_kept(
+    serve: Callable[..., Serve], tmp_path: Path, retry: str | None, dead: int
+) -> None:
+    cut, over = threading.Event(), threading.Event()
+
+    def answer(request: Request) -> Answer:
+        if request.path.endswith("/hangs"):
+            over.wait()
+        cut.wait()
+        raise ConnectionResetError  # no answer: the connection is closed
+
+    with standalone() as server, receiving(answer) as receiver:
+        there = ("--redis-url", server.url)
+        node = serve(*there, "--partitions", "128", "--http-allow", "127.0.0.0/8", "--shutdown-timeout", "5s")
+        wait_until(lambda: len(server.call("KEYS", "*:fence")) == 128, "the node owns all partitions")
+        with SyncClient(server.url) as client:
+            for n in range(60):  # one by one: those of one call would share a partition
+                client.put(f"{receiver.url}/{n}", retry=retry)
+            client.put(f"{receiver.url}/hangs")
+            wait_until(lambda: receiver.at_once == 61, "all are under way", timeout_s=60)
+            node.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: len(server.call("KEYS", "*:fence")) < 128, "it hands over what has nothing under way")
+            cut.set()
+            assert node.process.wait(60) == 0
+            over.set()
+            checked = run("verify", *there, cwd=tmp_path)
+            assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
+            # The one that hangs goes out again.
+            assert (client.count().pending, len(client.dead_list(limit=100).letters)) == (61 - dead, dead)
 
 
 def test_a_hangup_stops_the_node_cleanly(serve: Callable[..., Serve]) -> None:

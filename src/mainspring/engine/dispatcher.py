@@ -338,23 +338,27 @@ class Dispatcher:
         """Wait for what is in flight and commit it. Nothing new begins: the caller stopped the loop before."""
         # Calls that were unanswered when the loop stopped may have fired tasks on the server: deliver those too.
         _raise_first([await self._resend()])
-        while self._deliveries.running or any(
-            one.pending_writes.dirty or one.has_outcomes or one.handed.ready for one in self._owned.values()
-        ):
-            if self._deliveries.running:
+        while self._deliveries.running or self._has_finished_work:
+            # Write first, then wait: a delivery may outlast the stop, and what ended before it must be written by then.
+            if not self._has_finished_work:
                 await asyncio.wait(self._deliveries.running, return_when=asyncio.FIRST_COMPLETED)
             await self.flush()
 
+    @property
+    def _has_finished_work(self) -> bool:
+        """Something has ended here that the server does not know yet, or waits for its hand-off."""
+        return any(one.pending_writes.dirty or one.has_outcomes or one.handed.ready for one in self._owned.values())
+
     async def flush(self) -> None:
-        """Commit everything that is finished."""
+        """Commit everything that is finished. What ends meanwhile may be left for the next time."""
         _raise_first([await self._resend(), await self._commits.all(), await self._hand_offs.flush()])
         sections = []
         for partition in self._owned.values():
-            begun = (
-                partition.begin(-1, 0, commit=True)
-                if partition.pending_writes.dirty and partition.unanswered is None
-                else None
-            )
+            if not partition.pending_writes.dirty or partition.unanswered is not None:
+                continue
+            if partition.pending_writes.must_commit:
+                continue  # some failed during the calls above: their done bits without their retries would lose them
+            begun = partition.begin(-1, 0, commit=True)
             if begun is not None:
                 partition.unanswered = begun
                 sections.append((partition, begun))
