@@ -13,7 +13,7 @@ from mainspring.store.scripts import _NEEDS, text_of
 from mainspring.testing.history import Rule, Violation
 from mainspring.testing.servers import Server, standalone
 from tests.support.planted_bugs import MUTATIONS, plant, planted
-from tests.support.planted_bugs.kinds import Patch, Rewrite
+from tests.support.planted_bugs.kinds import Patch, Rewrite, with_text
 from tests.support.scenarios import SCENARIOS, play
 
 PATIENCE_S = 60
@@ -40,6 +40,9 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     "retry-put-before-the-commit": ("reply-to-a-commit-is-lost", "repeated"),
     "repeated-commit-writes-again": ("reply-to-a-commit-is-lost", "books"),
     "failed-commit-forgotten": ("commit-never-sent", "lost"),
+    "tick-writes-done-bits-before-retries": ("failure-while-commits-run-out-of-time", "lost"),
+    "stop-writes-done-bits-before-retries": ("failure-while-a-stop-hands-off", "lost"),
+    "failed-commit-at-a-stop-swallowed": ("commit-fails-at-a-stop", "repeated"),
     "done-without-dead-letter": ("failures", "lost"),
     "done-bits-not-written": ("clean-hand-over", "repeated"),
     "retry-under-a-new-key": ("failures", "key"),
@@ -90,6 +93,8 @@ CAUGHT: dict[str, tuple[str, Rule]] = {
     "lane-goes-on-at-the-hand-off": ("lane-through-workers", "lane"),
     "hand-off-without-done-bits": ("finished-work-at-a-hand-over", "repeated"),
     "no-lock-on-the-id": ("two-tasks-of-one-id", "books"),
+    "hand-off-before-retries": ("failure-just-before-a-hand-off", "lost"),
+    "queued-id-forgotten": ("id-of-a-task-that-waits-in-its-queue", "key"),
     # schedules
     "next-run-put-at-commit": ("schedule-runs-and-ends", "lost"),
     "next-run-put-without-generation-check": ("edit-while-a-run-begins", "phantom"),
@@ -147,6 +152,8 @@ def test_a_bug_in_a_text_that_has_changed_is_refused() -> None:
         Rewrite("tick", "redis.call", "").make()
     with pytest.raises(LookupError, match="LiveSlice has no such_method any more"):
         Patch(LiveSlice, "such_method", lambda old: old).make()
+    with pytest.raises(LookupError, match=r"LiveSlice.load_bitmaps holds this text 0 times"):
+        Patch(LiveSlice, "load_bitmaps", with_text("a line that nobody wrote", "")).make()
 
 
 def test_a_process_can_be_given_a_bug_for_life() -> None:

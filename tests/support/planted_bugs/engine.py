@@ -9,6 +9,7 @@ import msgspec
 
 from mainspring.engine import lookahead, sweeper
 from mainspring.engine.deliveries import Deliveries
+from mainspring.engine.dispatcher import Dispatcher
 from mainspring.engine.due import RowDecoder
 from mainspring.engine.flight import Flight
 from mainspring.engine.lookahead import LookAhead
@@ -25,7 +26,7 @@ from mainspring.store.scripts import Scripts, _sha
 from mainspring.store.store import Store
 from mainspring.store.tasks import put
 
-from .kinds import Mutation, Patch, Rewrite
+from .kinds import Mutation, Patch, Rewrite, with_text
 from .scripts import INCARNATION, ONLY_THERE
 
 # -- time and ownership ------------------------------------------------------------------------------------
@@ -254,4 +255,22 @@ _READ: Final = (
     ),
 )
 
-ENGINE: Final = (*_TIME, *_COMMIT, *_READ)
+_STOP: Final = (
+    Mutation(
+        "tick-writes-done-bits-before-retries",
+        "a tick commits the done bits of failed deliveries although their retries are not written",
+        (Patch(Dispatcher, "_begin", with_text("and not partition.pending_writes.must_commit", "")),),
+    ),
+    Mutation(
+        "stop-writes-done-bits-before-retries",
+        "the last tick of a stop does not look for deliveries that failed while it committed others",
+        (Patch(Dispatcher, "flush", with_text("if partition.pending_writes.must_commit:", "if False:")),),
+    ),
+    Mutation(
+        "failed-commit-at-a-stop-swallowed",
+        "a stop goes on as if a commit had been written whose call failed",
+        (Patch(Dispatcher, "flush", with_text("await self._commits.all(),", "(await self._commits.all(), None)[1],")),),
+    ),
+)
+
+ENGINE: Final = (*_TIME, *_COMMIT, *_READ, *_STOP)

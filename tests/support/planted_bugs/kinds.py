@@ -1,5 +1,7 @@
-"""What a planted bug is made of: exact changes of a script's text, and replacements of a Python function."""
+"""What a planted bug is made of: exact changes of the text of a script or function, and other functions."""
 
+import inspect
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -54,6 +56,25 @@ class Patch:
 
     def take_back(self) -> None:
         setattr(self._owner, self._name, self._original)
+
+
+def with_text(old: str, new: str) -> Callable[[Any], Any]:
+    """For a `Patch`: the function that was there, with another text in one place of it."""
+
+    def make(function: Any) -> Any:
+        text = textwrap.dedent(inspect.getsource(function))
+        found = text.count(old)
+        if found != 1:
+            raise LookupError(
+                f"{function.__qualname__} holds this text {found} times, not once: {old!r};"
+                " the function has changed: write the planted bug anew for what it is now"
+            )
+        made: dict[str, Any] = {}
+        code = compile(text.replace(old, new), inspect.getfile(function), "exec")
+        exec(code, function.__globals__, made)  # noqa: S102
+        return made[function.__name__]
+
+    return make
 
 
 @dataclass(frozen=True, slots=True)

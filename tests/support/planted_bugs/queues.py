@@ -5,7 +5,7 @@ from typing import Any, Final
 from mainspring.engine.hand_off import HandOffs
 from mainspring.engine.partition import HandingOff, Partition
 
-from .kinds import Mutation, Patch, Rewrite
+from .kinds import Mutation, Patch, Rewrite, with_text
 
 
 def _at_once(settle: Any) -> Any:
@@ -48,5 +48,15 @@ QUEUES: Final = (
         "no-lock-on-the-id",
         "a task is handed off while another one of its id is in a queue",
         (Rewrite("hand_off", "    elseif known[i] or seen[idh] then\n", "    elseif seen[idh] then\n"),),
+    ),
+    Mutation(
+        "hand-off-before-retries",
+        "a hand-off takes along the done bits of its slice although retries of others there are not written",
+        (Patch(HandOffs, "flush", with_text(" and not partition.pending_writes.must_commit:", ":")),),
+    ),
+    Mutation(
+        "queued-id-forgotten",
+        "the id of a task that waits in its queue is forgotten when the dedupe window has passed",
+        (Rewrite("sweep", "    if not in_queue and not same_incarnation(", "    if not same_incarnation("),),
     ),
 )

@@ -1,11 +1,14 @@
 """Scenarios about failed deliveries, lost replies of owners, and servers that forget."""
 
+import asyncio
+import time
 from typing import Final
 
+from mainspring.engine.dispatcher import COMMIT_WAIT_S, OUTCOMES_S
 from mainspring.model.delivery import Dead, Retry
 from mainspring.testing.faults import bad_road, calls
 
-from .world import RETRY_MS, World
+from .world import RETRY_MS, World, on_the_way
 
 
 async def failures(world: World) -> None:
@@ -68,6 +71,50 @@ async def commit_never_sent(world: World) -> None:
     world.failed("a commit was not sent", node="a")
     await node.until(world, 1_500, 1_000 + RETRY_MS)
     await world.settle(node)
+
+
+async def failure_while_commits_run_out_of_time(world: World) -> None:
+    """A delivery fails while another one's retry is written, which takes so long that the tick comes first; then the
+    node dies."""
+    first, caller = await world.node("a"), world.caller
+    gate = first.hold(Retry("busy"))
+    await caller.put(world.at(1_000))
+    await caller.put(world.at(1_500))
+    await first.read()
+    world.go_to(1_000)
+    await first.fire()
+    first.answers(Retry("busy"))
+    world.go_to(1_500)
+    await first.fire()
+
+    async def second_fails() -> None:
+        await first.failing(gate)()
+        over_s = time.monotonic() + max(OUTCOMES_S, COMMIT_WAIT_S)
+        while time.monotonic() < over_s:  # noqa: ASYNC110 - the node goes by this clock
+            await asyncio.sleep(0)
+
+    with on_the_way(first.store, calls("commit"), after=second_fails):
+        await first.fire()
+    await first.crash()
+    world.failed("a node died", node="a")
+    await world.settle(await world.node("b"))
+
+
+async def commit_fails_at_a_stop(world: World) -> None:
+    """One call of a clean stop does not get through. That is no excuse for a repeat: it is sent again."""
+    first, caller = await world.node("a"), world.caller
+    first.answers(None, Retry("busy"))
+    await caller.put(world.at(1_000))
+    await caller.put(world.at(1_000))
+    await first.read()
+    world.go_to(1_000)
+    await first.fire()
+    with bad_road(first.store) as road:
+        road.next("never sent", only=calls("commit"))
+        await first.engine.stop()
+    second = await world.node("b")
+    await second.until(world, 1_500, 1_000 + RETRY_MS)
+    await world.settle(second)
 
 
 async def late_copy_of_a_tick(world: World) -> None:
@@ -149,6 +196,8 @@ FAILURES: Final = (
     node_dies_after_its_commit,
     reply_to_a_commit_is_lost,
     commit_never_sent,
+    failure_while_commits_run_out_of_time,
+    commit_fails_at_a_stop,
     late_copy_of_a_tick,
     failover_loses_a_commit,
     failover_loses_a_put,

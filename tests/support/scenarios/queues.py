@@ -6,10 +6,11 @@ from mainspring.model.delivery import DONE, Done, Retry
 from mainspring.model.ids import idempotency_key
 from mainspring.model.job import End, Job
 from mainspring.store import job_queue
+from mainspring.testing.faults import bad_road, calls
 from mainspring.testing.history import BegunEvent, FinishedAs, FinishedEvent
 
 from .owners import STALL_MS
-from .world import RETRY_MS, World
+from .world import RETRY_MS, World, on_the_way
 
 TARGET: Final = "queue:work/run"
 LANE: Final = "lane"
@@ -147,6 +148,72 @@ async def two_tasks_of_one_id(world: World) -> None:
     await world.settle(node)
 
 
+async def id_of_a_task_that_waits_in_its_queue(world: World) -> None:
+    """No worker comes for longer than the dedupe window; then the caller repeats its request."""
+    node, caller, worker = await world.node("a", workers=True), world.caller, WorkerByHand(world, "w1")
+    await caller.put(world.at(1_000), target=TARGET, id="one")
+    hours_ms = 2 * int(node.engine.options.dedupe_window_s * 1000)
+    await node.until(world, 1_000, 10_000, hours_ms)
+    while await node.engine.sweeper.step() == 0.0:
+        pass
+    await caller.put(world.at(hours_ms + 1_000), target=TARGET, id="one")
+    for moment_ms in (hours_ms + 1_000, hours_ms + 2_000, hours_ms + 3_000):
+        await node.until(world, moment_ms)
+        await worker.end(await worker.take())
+    await world.settle(node)
+
+
+async def failure_just_before_a_hand_off(world: World) -> None:
+    """A task is to be handed off. Of its slice one delivery has failed, and the next one fails while the retry of the
+    first is written; then the node dies."""
+    first, caller, worker = await world.node("a", workers=True), world.caller, WorkerByHand(world, "w1")
+    await caller.put(world.at(1_000))
+    await caller.put(world.at(1_100))
+    await caller.put(world.at(1_500), target=TARGET)
+    await first.read()
+    gates = []
+    for moment_ms in (1_000, 1_100):
+        gates.append(first.hold(Retry("busy")))
+        world.go_to(moment_ms)
+        await first.fire()
+    world.go_to(1_500)
+    with (
+        on_the_way(first.store, calls("tick"), after=first.failing(gates[0])),
+        on_the_way(first.store, calls("commit"), after=first.failing(gates[1])),
+    ):
+        await first.fire()
+    await first.crash()
+    world.failed("a node died", node="a")
+    second = await world.node("b", workers=True)
+    await second.until(world, 1_500 + STALL_MS)
+    await worker.end(await worker.take())
+    await world.settle(second)
+
+
+async def failure_while_a_stop_hands_off(world: World) -> None:
+    """A node that stops hears late that a task has begun, and hands it off; meanwhile another delivery of its slice
+    fails. Then the node dies."""
+    first, caller, worker = await world.node("a", workers=True), world.caller, WorkerByHand(world, "w1")
+    gate = first.hold(Retry("busy"))
+    await caller.put(world.at(1_000))
+    await caller.put(world.at(1_500), target=TARGET)
+    await first.read()
+    world.go_to(1_000)
+    await first.fire()
+    world.go_to(1_500)
+    with bad_road(first.store) as road:
+        road.next("lose reply", only=calls("tick"))
+        await first.fire()
+    with on_the_way(first.store, calls("hand_off"), after=first.failing(gate)):
+        await first.commit()
+    await first.crash()
+    world.failed("a node died", node="a")
+    second = await world.node("b", workers=True)
+    await second.until(world, 1_500 + STALL_MS)
+    await worker.end(await worker.take())
+    await world.settle(second)
+
+
 async def failover_loses_a_hand_off(world: World) -> None:
     """A replica takes over that knows neither of a hand-off nor of the run that followed it."""
     node, caller, worker = await world.node("a", workers=True), world.caller, WorkerByHand(world, "w1")
@@ -174,5 +241,8 @@ QUEUES: Final = (
     lane_through_workers,
     finished_work_at_a_hand_over,
     two_tasks_of_one_id,
+    id_of_a_task_that_waits_in_its_queue,
+    failure_just_before_a_hand_off,
+    failure_while_a_stop_hands_off,
     failover_loses_a_hand_off,
 )

@@ -34,6 +34,9 @@ _SCRIPTS_OF_SCHEDULES: Final = ("schedule_add", "schedule_put", "schedule_check"
 _SCRIPTS_OF_QUEUES: Final = ("hand_off", "queue_take", "queue_reclaim", "queue_finish")
 
 
+Work = Callable[[], Awaitable[None]]
+
+
 class World:
     """One partition, so that everybody meets. Times are in milliseconds after the start."""
 
@@ -226,15 +229,22 @@ class NodeByHand:
         """A clean end: hand the partitions back."""
         await self.engine.keeper.release()
 
+    def failing(self, gate: asyncio.Event) -> Work:
+        """Lets deliveries end that wait for this gate; the node knows of it when this is over."""
 
-Work = Callable[[], Awaitable[None]]
+        async def open_gate() -> None:
+            gate.set()
+            await self.breathe()
+
+        return open_gate
 
 
 @contextmanager
 def on_the_way(store: Store, match: Match, *, before: Work | None = None, after: Work | None = None) -> Iterator[None]:
     """Something happens just before the next such call reaches the server, or before its reply comes back."""
     [primary] = store.servers.all()
-    send, waiting = primary.pipeline, [True]
+    own, send, waiting = vars(primary), primary.pipeline, [True]
+    former = {name: own[name] for name in ("pipeline",) if name in own}
 
     async def over(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
         if not waiting or not match(commands):
@@ -247,8 +257,9 @@ def on_the_way(store: Store, match: Match, *, before: Work | None = None, after:
             await after()
         return replies
 
-    vars(primary)["pipeline"] = over
+    own["pipeline"] = over
     try:
         yield
     finally:
-        del vars(primary)["pipeline"]
+        del own["pipeline"]
+        own.update(former)
