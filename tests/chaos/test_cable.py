@@ -108,7 +108,7 @@ async def ground(folder: Path) -> AsyncIterator[Ground]:
     try:
         async with Client(stage.direct_url, namespace=keys.namespace, partitions=PROFILE.partitions):
             pass
-        yield Ground(stage, fleet, [], journal, keys, PROFILE.lease_s)
+        yield Ground(stage, fleet, [], journal, recorder, keys, PROFILE.lease_s)
     finally:
         await fleet.aclose()
         await stage.aclose()

@@ -39,7 +39,7 @@ def test_a_run_with_too_few_faults_of_one_kind_is_invalid() -> None:
 def test_all_faults_of_the_issue_are_in_the_plans() -> None:
     planned = {kind for profile in PROFILES.values() for kind in profile.faults}
     assert planned >= {
-        "kill node", "stop node", "kill leader", "restart node", "extra node", "clock jump", "reset", "dropped reply",
-        "delayed command", "blackhole", "partition", "kill server", "slow server", "script flush", "slot migration",
-        "promotion",
+        "kill node", "stop node", "kill leader", "kill stopping node", "restart node", "extra node", "clock jump",
+        "reset", "dropped reply", "delayed command", "blackhole", "partition", "kill server", "slow server",
+        "script flush", "slot migration", "promotion",
     }  # fmt: skip

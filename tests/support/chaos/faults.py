@@ -13,13 +13,13 @@ from typing import Final
 import hiredis
 
 from mainspring.store.keys import Keyspace
-from mainspring.testing.history import FaultEvent
+from mainspring.testing.history import FaultEvent, WroteEvent
 from mainspring.testing.servers import Server, ServerCluster, ok, wait_until
 
 from .fleet import Fleet, Member
 from .network import Road
 from .profile import Act, Kind, Planned
-from .recorder import Journal, now_us
+from .recorder import Journal, Recorder, now_us
 from .servers import Clustered, Pair, Stage, Standalone
 
 
@@ -32,6 +32,7 @@ class Ground:
     roads: list[Road]
     """Of the load; each node has its own."""
     journal: Journal
+    recorder: Recorder
     keys: Keyspace
     lease_s: float
     workers: Fleet | None = None
@@ -77,6 +78,15 @@ async def exchange(fleet: Fleet, member: Member | None) -> bool:
     return True
 
 
+_CATCH_S: Final = 4.0
+"""How long a trap waits for a command, a reply or a delivery to fall into it."""
+_HANGING: Final = 6
+_STOPPING_S: Final = 0.4
+"""How long after SIGTERM the failures begin, at most."""
+_WRITES: Final = 8
+"""With which of its writes after that the node dies, at most."""
+
+
 class NodeFaults:
     """What happens to node processes."""
 
@@ -86,6 +96,7 @@ class NodeFaults:
             "kill node": self._kill_node,
             "stop node": self._stop_node,
             "kill leader": self._kill_leader,
+            "kill stopping node": self._kill_stopping_node,
             "restart node": self._restart_node,
             "extra node": self._extra_node,
             "clock jump": self._clock_jump,
@@ -118,6 +129,37 @@ class NodeFaults:
     async def _stop_node(self, planned: Planned) -> bool:
         return await stop(self._on, self._on.fleet.pick(planned.pick), "stop", planned.size)
 
+    async def _kill_stopping_node(self, planned: Planned) -> bool:
+        """SIGTERM while deliveries hang; all but one of them fail in bursts, and SIGKILL falls into the drain."""
+        member = self._on.fleet.pick(planned.pick)
+        if member is None:
+            return False
+        recorder, start_us = self._on.recorder, now_us()
+        held = recorder.hold(member.name)
+        caught = await _until(lambda: len(held.waiting) >= _HANGING, _CATCH_S)
+        if not caught or not member.running:
+            recorder.let_go(member.name)
+            return False
+        tokens = {one.token for given, _ in held.waiting for one in given}
+        member.doomed = True
+        member.signal(signal.SIGTERM)
+        await asyncio.sleep(_STOPPING_S * planned.pick)
+        before, last_write = len(self._on.journal.events), 1 + int(_WRITES * planned.size)
+
+        def written() -> bool:
+            events = self._on.journal.events[before:]
+            return sum(isinstance(one, WroteEvent) and one.token in tokens for one in events) >= last_write
+
+        give_up = time.monotonic() + _CATCH_S
+        while not written() and time.monotonic() < give_up:
+            if len(held.waiting) > 1:
+                recorder.fail(held, 1)
+            await asyncio.sleep(0)  # not longer: between two writes of a drain there is a millisecond
+        await self._on.fleet.kill(member)
+        self._on.note(f"kill stopping {member.name}", start_us, node=member.name, after_s=self._on.lease_s)
+        await self._on.fleet.join()
+        return True
+
     async def _restart_node(self, planned: Planned) -> bool:
         return await exchange(self._on.fleet, self._on.fleet.pick(planned.pick))
 
@@ -138,10 +180,6 @@ class NodeFaults:
         await asyncio.sleep(self._on.lease_s)
         self._on.note(f"clock jump of {member.name}", start_us, node=member.name, after_s=self._on.lease_s)
         return True
-
-
-_CATCH_S: Final = 4.0
-"""How long a trap waits for a command or a reply to fall into it."""
 
 
 class RoadFaults:

@@ -293,7 +293,7 @@ class Load:
 
     def _key(self, id: str, task: Task) -> str:
         assert isinstance(task.at, int)
-        return idempotency_key(self._client.store.keys.namespace, id, task.at)
+        return idempotency_key(self._client.store.keys.namespace, id, task.at, task.lane)
 
     def _slow(self, started: float) -> bool:
         return time.monotonic() - started > _LATE_COPY_S

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 Servers = Literal["standalone", "cluster", "pair"]
 Kind = Literal[
-    "kill node", "stop node", "kill leader", "restart node", "extra node", "clock jump",
+    "kill node", "stop node", "kill leader", "kill stopping node", "restart node", "extra node", "clock jump",
     "reset", "dropped reply", "delayed command", "blackhole", "lost cable", "partition",
     "kill server", "hang server", "slow server", "script flush",
     "slot migration", "failover", "promotion",
@@ -51,7 +51,8 @@ class Profile:
 
 
 _NODES: Final[dict[Kind, int]] = {
-    "kill node": 3, "stop node": 2, "kill leader": 2, "restart node": 3, "extra node": 2, "clock jump": 2
+    "kill node": 3, "stop node": 2, "kill leader": 2, "kill stopping node": 3, "restart node": 3, "extra node": 2,
+    "clock jump": 2,
 }  # fmt: skip
 _ROADS: Final[dict[Kind, int]] = {
     "reset": 4, "dropped reply": 5, "delayed command": 4, "blackhole": 3, "lost cable": 1, "partition": 2
@@ -70,7 +71,8 @@ PROFILES: Final = {
             "cluster",
             "cluster",
             {
-                "kill node": 2, "stop node": 1, "kill leader": 1, "restart node": 2, "clock jump": 1,
+                "kill node": 2, "stop node": 1, "kill leader": 1, "kill stopping node": 2, "restart node": 2,
+                "clock jump": 1,
                 "reset": 2, "dropped reply": 3, "delayed command": 2, "partition": 1, "slow server": 1,
                 "script flush": 2, "slot migration": 6, "failover": 2,
             },

@@ -100,6 +100,17 @@ class Journal:
         self.add(WroteEvent(write.at_us, write.partition, write.token, write.what, write.settled))
 
 
+class Holding:
+    """Deliveries of one node that wait for their answer, in the order in which the node sent them."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[list[Given], asyncio.StreamWriter]] = deque()
+
+    @property
+    def tasks(self) -> int:
+        return sum(len(given) for given, _ in self.waiting)
+
+
 class Recorder:
     """The target of all deliveries."""
 
@@ -112,6 +123,8 @@ class Recorder:
         """Keys of what was delivered and needs no further attempt."""
         self.untold: list[Given] = []
         """Deliveries of a begin that no server has confirmed."""
+        self._held: dict[str, Holding] = {}
+        """By node."""
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._serve, self.path)
@@ -125,8 +138,12 @@ class Recorder:
             while True:
                 match _unpack(await read_frame(reader)):
                     case Deliveries(node, given):
-                        writer.write(frame(pack([self._take(node, one) for one in given])))
-                        await writer.drain()
+                        self._note_begun(node, given)
+                        if (held := self._held.get(node)) is not None:
+                            held.waiting.append((given, writer))
+                        else:
+                            self._answer(given, writer)
+                            await writer.drain()
                     case Run() as run:
                         self._note_run(run, writer)
                         await writer.drain()
@@ -152,20 +169,42 @@ class Recorder:
             self.ended.add(run.key)
         writer.write(frame(pack(answer)))
 
-    def _take(self, node: str, given: Given) -> FinishedAs:
-        answer = answer_to(given.task, given.attempt)
-        try:
-            begun_us = self._witness.begun_at(given.partition, given.token, given.seq)
-        except KeyError:
-            self.untold.append(given)
-            begun_us = now_us()
-        self._journal.add(
-            BegunEvent(begun_us, given.task, given.key, given.attempt, given.partition, given.token, node)
-        )
-        self._journal.add(FinishedEvent(now_us(), given.task, given.key, given.attempt, answer, given.partition, ""))
-        if answer != "retry":
-            self.ended.add(given.key)
-        return answer
+    def hold(self, node: str) -> Holding:
+        """Answer nothing that this node delivers from now on."""
+        return self._held.setdefault(node, Holding())
+
+    def let_go(self, node: str) -> None:
+        """Answer what this node delivered meanwhile, as always."""
+        for given, writer in self._held.pop(node).waiting:
+            self._answer(given, writer)
+
+    def fail(self, held: Holding, count: int) -> None:
+        """Answer `count` of the deliveries that wait, the oldest first: the node shall try them again."""
+        for _ in range(count):
+            given, writer = held.waiting.popleft()
+            self._answer(given, writer, "retry")
+
+    def _note_begun(self, node: str, some: list[Given]) -> None:
+        for given in some:
+            try:
+                begun_us = self._witness.begun_at(given.partition, given.token, given.seq)
+            except KeyError:
+                self.untold.append(given)
+                begun_us = now_us()
+            self._journal.add(
+                BegunEvent(begun_us, given.task, given.key, given.attempt, given.partition, given.token, node)
+            )
+
+    def _answer(self, some: list[Given], writer: asyncio.StreamWriter, always: FinishedAs | None = None) -> None:
+        answers: list[FinishedAs] = []
+        for given in some:
+            answers.append(answer := always or answer_to(given.task, given.attempt))
+            self._journal.add(
+                FinishedEvent(now_us(), given.task, given.key, given.attempt, answer, given.partition, "")
+            )
+            if answer != "retry":
+                self.ended.add(given.key)
+        writer.write(frame(pack(answers)))
 
 
 _WATCH_S: Final = 0.05

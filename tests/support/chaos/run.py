@@ -247,7 +247,9 @@ class Run:
             await self.recurring.add(ends_us)
             stop = asyncio.Event()
             loads = [asyncio.create_task(load.run(stop)) for load in self.loads]
-            ground = Ground(stage, fleet, [road], self.journal, self.keys, self.profile.lease_s, self.workers)
+            ground = Ground(
+                stage, fleet, [road], self.journal, self.recorder, self.keys, self.profile.lease_s, self.workers
+            )
             faults = Faults(ground)
             try:
                 await self._strike(faults)
