@@ -149,6 +149,7 @@ class Membership:
 
     async def step(self) -> float:
         asked_at, about = steady_s(), self._describe()
+        await self._urgent_store.keep_format()
         view = await members.beat(self._urgent_store, self._who, about, leaving=self._leaving)
         if view is None:
             return await self._come_back()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from .model.delivery import ErrorHandler, Failure
-from .model.errors import StoreError
+from .model.errors import StoreError, WrongFormat
 from .model.explain import moment
 from .model.targets.names import receiver_of, shown_target
 from .model.text import redact
@@ -77,6 +77,8 @@ class Loop:
                 if self.failures:
                     loop_log.info("%s: going on after %d failed attempts", self._name, self.failures)
                 self.failures = 0
+            except WrongFormat:
+                raise  # no wait mends it: another count of partitions, or a later format, is there to stay
             except StoreError as error:
                 self.failures += 1
                 wait_s = min(self._max_backoff_s, self._min_backoff_s * 2 ** min(self.failures, 6))

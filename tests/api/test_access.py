@@ -335,6 +335,28 @@ async def test_without_keys_no_page_of_another_site_gets_in(
     assert answer.status == status
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "10.0.0.7:8000"}, 202),
+        ({"host": "mainspring:8000", "origin": "http://mainspring:8000"}, 202),
+        ({"host": "mainspring.jobs.svc"}, 202),
+        ({"host": "Jobs.example.com"}, 202),
+        ({"host": "attacker.example"}, 403),
+        ({"host": "10.0.0.7.attacker.example"}, 403),
+        ({"host": "10.0.0.7:8000", "origin": "https://attacker.example"}, 403),
+        ({"content-type": "text/plain"}, 415),
+    ],
+)
+async def test_open_access_is_not_open_to_pages_of_other_sites(
+    server: Server, headers: dict[str, str], status: int
+) -> None:
+    config = Config(redis_url=server.url, port=0, partitions=4, access="open", api_hosts=("jobs.example.com",))
+    async with serving_api(config) as api:
+        assert (await api.call("POST", "/ticks", {"item": "a", "at": LATER}, **headers)).status == status
+    server.call("FLUSHALL")
+
+
 # -- targets ---------------------------------------------------------------------------------------------------
 
 
@@ -366,6 +388,49 @@ async def test_a_bound_key_sends_only_where_it_may(bound: Api) -> None:
     assert (await bound.post("/ticks", {"item": "a", "at": LATER})).status == 202  # the tick target is log:
     told = (await bound.batch([{"target": "log:", "at": LATER}, {"target": "null:", "at": LATER}])).lines
     assert (told[0]["outcome"], told[1]["error"]["status"]) == ("created", 403)
+
+
+async def test_a_bound_key_puts_only_into_lanes_of_its_own(bound: Api) -> None:
+    [key] = [one for one in await list_keys(bound.client.store) if one.targets is not None]
+    task = {"target": "log:", "at": LATER}
+    schedule = {"target": "log:", "every": "1h"}
+    for lane, status in (("orders", 403), (key.id, 403), (f"{key.id}0/orders", 403), (f"{key.id}/orders", 201)):
+        assert (await bound.post("/v1/tasks", {**task, "lane": lane})).status == status, lane
+        told = await bound.post("/v1/schedules", {**schedule, "name": f"at {lane}", "lane": lane})
+        assert told.status == status, lane
+        [line, plain] = (await bound.batch([{**task, "lane": lane}, task])).lines[:2]
+        assert line["error"]["status"] == 403 if status == 403 else line["outcome"] == "created", lane
+        assert plain["outcome"] == "created"
+    assert [one.lane for one in (await bound.client.list(lane="orders")).tasks] == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "169.254.169.254", "10.0.0.1", "192.168.1.1:8080", "127.0.0.1", "[::1]", "[::ffff:127.0.0.1]",
+        "[64:ff9b::a9fe:a9fe]", "[fd00::1]", "2130706433", "0x7f.1", "0177.0.0.1",
+    ],
+)  # fmt: skip
+async def test_a_literal_address_that_no_webhook_may_reach_is_refused_at_the_put(api: Api, host: str) -> None:
+    api.token = await api.key("operator")
+    target = f"http://{host}/hook"
+    told = await api.post("/v1/tasks", {"target": target, "at": LATER, "id": "literal"})
+    assert (told.status, told.problem) == (400, "invalid")
+    good, bad = (await api.batch([{"target": "log:", "at": LATER}, {"target": target, "at": LATER}])).lines[:2]
+    assert (good["outcome"], bad["error"]["type"]) == ("created", "urn:mainspring:problem:invalid")
+    assert (await api.post("/v1/schedules", {"name": "s", "every": "1h", "target": target})).problem == "invalid"
+    assert (await api.post("/v1/schedules", {"name": "s", "every": "1h", "target": "log:"})).status == 201
+    edited = await api.call("PATCH", "/v1/schedules/s", {"target": target}, content_type="application/json")
+    assert edited.problem == "invalid"
+    assert (await api.client.get("literal")).state == "unknown"
+
+
+async def test_an_address_that_the_settings_allow_is_put(server: Server) -> None:
+    async with serving_api(Config(redis_url=server.url, port=0, http_allow=("10.0.0.0/8",))) as api:
+        told = await api.post("/v1/tasks", {"target": "http://10.1.2.3/hook", "at": LATER})
+        [line] = (await api.batch([{"target": "http://10.1.2.3/hook", "at": LATER}])).lines[:1]
+        assert (told.status, line["outcome"]) == (201, "created")
+    server.call("FLUSHALL")
 
 
 async def test_a_bound_key_does_not_read_the_queues_of_others_among_the_figures(api: Api) -> None:
@@ -430,7 +495,7 @@ async def test_a_bound_key_finds_the_results_of_its_own_tasks_alone(bound: Api) 
     answer = Response(200, (), b"fine", 1)
     for name, target in (("ours", "https://a.example/mine/x"), ("others", "https://a.example/other")):
         result = Result("done", target=target, ended_ms=1, response=answer)
-        await bound.client.put("null:", at=1, id=name)
+        await bound.client.put("null:", at=10**12, id=name)
         partition = partition_of(name, len(bound.client.store.keys))
         kept = KeptResult(partition, idh_of(name), result.encode(), 60_000)
         for _ in range(600):
@@ -521,7 +586,7 @@ async def test_every_change_is_written_down_with_who_what_before_after_and_from_
 
 
 async def test_a_put_that_replaces_a_task_is_written_down_and_no_other_put(api: Api) -> None:
-    api.token = await api.key("submit-only")
+    api.token = await api.key("operator")
     url, body = "http://h.example/x?key=canary", {"payload": "canary", "at": LATER, "id": "a"}
     await api.post("/v1/tasks", body | {"target": "null:"})
     await api.post("/v1/tasks", body | {"target": "null:", "at": LATER + 1})
@@ -531,20 +596,39 @@ async def test_a_put_that_replaces_a_task_is_written_down_and_no_other_put(api: 
     await api.post("/v1/tasks", body | {"target": url, "at": LATER - 1, "on_conflict": "replace"})
     second, first = await changes(api)
     assert {(one["what"], one["object"], one["role"], one["from"]) for one in (first, second)} == {
-        ("task.replace", "a", "submit-only", "127.0.0.1")
+        ("task.replace", "a", "operator", "127.0.0.1")
     }
     assert (first["before"], first["after"]) == ({"due_ms": LATER}, {"due_ms": LATER - 1})
     assert (second["before"], second["after"]) == ({"target": "null:"}, {"target": "http://h.example/x?***"})
 
 
-async def test_a_tick_that_is_moved_is_written_down_and_those_of_a_batch_are_not(api: Api) -> None:
+@pytest.mark.parametrize("on_conflict", ["replace", "earliest"])
+async def test_a_key_that_may_only_submit_changes_nothing_that_is_there(api: Api, on_conflict: str) -> None:
+    await api.client.put("log:", "theirs", at=LATER, id="theirs")
     api.token = await api.key("submit-only")
+    task = {"target": "log:", "id": "theirs", "at": LATER - 5, "payload": "mine"}
+    new = {**task, "id": "new"}
+    assert (await api.post("/v1/tasks", {**task, "on_conflict": on_conflict})).problem == "forbidden"
+    assert (await api.post("/v1/tasks", {**new, "on_conflict": on_conflict})).status == 201
+    assert (await api.post("/ticks?replace=true", {"item": "theirs", "at": LATER - 5})).problem == "forbidden"
+    assert (await api.post("/ticks?replace=true", {"item": "tick", "at": LATER - 5})).status == 202
+    for answers in ("all", "errors"):
+        told = await api.batch([task], f"?on_conflict={on_conflict}&answers={answers}")
+        assert (told.lines[0]["error"]["status"], told.lines[-1]["summary"]["failed"]) == (403, 1)
+    there = await api.client.get("theirs")
+    assert (there.due_ms, there.payload) == (LATER, "theirs")
+    assert await changes(api) == []
+
+
+async def test_a_tick_that_is_moved_is_written_down_and_those_of_a_batch_together(api: Api) -> None:
+    api.token = await api.key("operator")
     for at in (LATER, LATER + 5):
         await api.post("/ticks?replace=true", {"item": "user1", "at": at})
         await api.post("/ticks", {"item": "user2", "at": at})
     lines = [{"target": "null:", "id": "user1", "at": LATER + 9}]
     assert (await api.batch(lines, "?on_conflict=replace")).lines[0]["outcome"] == "replaced"
-    [moved] = await changes(api)
+    [batch, moved] = await changes(api)
+    assert (batch["what"], batch["object"], batch["after"]) == ("task.replace", "lines of a batch", {"replaced": 1})
     assert (moved["what"], moved["object"]) == ("task.replace", "user1")
     assert (moved["before"], moved["after"]) == ({"due_ms": LATER}, {"due_ms": LATER + 5})
 
@@ -553,7 +637,7 @@ async def test_puts_that_travel_together_are_written_down_each_as_its_own_caller
     names = [f"n{n}" for n in range(20)]
     for name in names:
         await api.client.put("null:", 1, at=LATER, id=name)
-    api.token = await api.key("submit-only")
+    api.token = await api.key("operator")
     body = {"target": "null:", "at": LATER + 1, "on_conflict": "replace"}
     await asyncio.gather(*(api.post("/v1/tasks", body | {"id": name}) for name in names))
     assert sorted(one["object"] for one in await changes(api)) == sorted(names)
@@ -561,7 +645,7 @@ async def test_puts_that_travel_together_are_written_down_each_as_its_own_caller
 
 async def test_a_replaced_task_is_written_down_though_the_put_was_not_confirmed(api: Api) -> None:
     await api.client.put("null:", 1, at=LATER, id="a")
-    api.token = await api.key("submit-only")
+    api.token = await api.key("operator")
     body = {"target": "null:", "at": LATER + 1, "id": "a", "on_conflict": "replace", "durability": "replicas=1"}
     assert (await api.post("/v1/tasks", body)).problem == "not-confirmed"
     [change] = await changes(api)

@@ -1,5 +1,6 @@
 """`/v1/tasks:batch`: every line has its outcome, wrong ones fail alone, and what is sent again counts once."""
 
+import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
@@ -7,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from mainspring.api import batch
 from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Server
+from mainspring.testing.servers import Server, wait_until
 from tests.support.api_calls import LATER, Api, serving_api
 
 LIMITS = {"api_batch_lines": 5_000, "api_batch_bytes": 2_000_000, "api_body_bytes": 100_000}
@@ -40,8 +42,8 @@ async def test_every_line_is_a_task_with_an_answer_in_order(api: Api) -> None:
     assert [one["due_ms"] for one in told] == [LATER + n for n in range(3000)]
     assert told[1]["id"] == "o1"
     assert last == {"summary": {
-        "lines": 3000, "created": 3000, "kept": 0, "replaced": 0, "failed": 0, "complete": True, "next_line": None,
-        "error": None,
+        "lines": 3000, "created": 3000, "kept": 0, "replaced": 0, "failed": 0, "skipped": 0, "complete": True,
+        "next_line": None, "error": None,
     }}  # fmt: skip
     assert await pending(api) == 3000
     for one in (told[0], told[1], told[2998]):
@@ -164,8 +166,8 @@ async def test_an_endless_line_is_cut(api: Api) -> None:
 async def test_an_empty_batch_is_one(api: Api) -> None:
     for body in (b"", b"\n\n", b"  "):
         assert (await api.batch(body)).lines == [{"summary": {
-            "lines": 0, "created": 0, "kept": 0, "replaced": 0, "failed": 0, "complete": True, "next_line": None,
-            "error": None,
+            "lines": 0, "created": 0, "kept": 0, "replaced": 0, "failed": 0, "skipped": 0, "complete": True,
+            "next_line": None, "error": None,
         }}]  # fmt: skip
 
 
@@ -277,3 +279,122 @@ async def test_a_batch_that_is_stored_and_not_confirmed_has_its_lines(api: Api, 
     assert await pending(api) == 100
     for one in (told[0], told[1]):
         assert (await api.client.get(one["id"])).due_ms == one["due_ms"]
+
+
+async def test_a_batch_of_rubbish_ends_at_the_limit_of_errors_and_the_rest_is_counted(server: Server) -> None:
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4, api_batch_errors=50)) as api:
+        answer = await api.batch(b"x\n" * 100_000)
+        *told, last = answer.lines
+        assert [one["line"] for one in told] == list(range(1, 51))
+        summary = last["summary"]
+        assert (summary["lines"], summary["failed"], summary["skipped"]) == (50, 50, 99_950)
+        assert (summary["complete"], summary["next_line"]) == (False, 51)
+        assert summary["error"]["type"].endswith(":invalid")
+        # Known ids are no errors of the caller's: sent again, all of them have their answer.
+        again = [line(n, id=f"o{n}") for n in range(100)]
+        for failed in (0, 100):
+            summary = (await api.batch(again, "?on_conflict=reject")).lines[-1]["summary"]
+            assert (summary["failed"], summary["skipped"], summary["complete"]) == (failed, 0, True)
+    server.call("FLUSHALL")
+
+
+@pytest.mark.parametrize("body", [b"x\n" * 50_000, b'{"target":"null:","at":1900000000000}\n' * 20_000])
+async def test_others_have_their_turn_between_a_few_thousand_lines(
+    server: Server, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = 0
+    taken: list[tuple[int, int]] = []
+    take = batch.Lines.take
+
+    def counted(self: batch.Lines, portion: bytes, *rest: Any) -> batch.Portion:
+        taken.append((batch.count_lines(portion), turns))
+        return take(self, portion, *rest)
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(batch.Lines, "take", counted)
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4, api_batch_errors=1_000_000)) as api:
+        others = asyncio.create_task(turn())
+        summary = (await api.batch(body)).lines[-1]["summary"]
+        others.cancel()
+        assert summary["lines"] == body.count(b"\n")
+    assert max(lines for lines, _ in taken) <= batch.PORTION_LINES
+    assert len({at for _, at in taken}) == len(taken), "others ran between any two portions"
+    server.call("FLUSHALL")
+
+
+async def test_answers_that_fill_their_memory_end_the_batch(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "HELD_BYTES", 100_000)
+    monkeypatch.setattr(batch, "PORTION_LINES", 500)
+    lines = [line(n) for n in range(4_000)]
+    summary = (await api.batch(lines)).lines[-1]["summary"]
+    assert summary["complete"] is False
+    assert summary["error"]["type"].endswith(":rate")
+    assert 0 < summary["created"] < 4_000
+    assert (summary["next_line"], summary["skipped"]) == (summary["created"] + 1, 4_000 - summary["created"])
+    assert api.face.app.batches.held_bytes == 0, "what is sent is let go"
+    rest = (await api.batch(lines, "?answers=errors")).lines[-1]["summary"]
+    assert (rest["created"], rest["complete"]) == (4_000, True)
+
+
+async def test_each_line_counts_as_a_request(server: Server) -> None:
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4, api_rate=100.0)) as api:
+        summary = (await api.batch([line(n) for n in range(1_000)])).lines[-1]["summary"]
+        assert 100 <= summary["created"] < 1_000
+        assert (summary["complete"], summary["next_line"]) == (False, summary["created"] + 1)
+        assert summary["skipped"] == 1_000 - summary["created"]
+        assert summary["error"]["type"].endswith(":rate")
+        assert await pending(api) == summary["created"]
+    server.call("FLUSHALL")
+
+
+async def test_one_client_cannot_take_all_places_for_batches(server: Server) -> None:
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4, access="open")) as api:
+        one, other = [await api.key("submit-only") for _ in range(2)]
+        head = (
+            "POST /v1/tasks:batch HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\ncontent-length: 9\r\n\r\n"
+        )
+        reading = api.face.app.batches.reading
+        host, _, port = api.url.removeprefix("http://").rpartition(":")
+        slow = [await asyncio.open_connection(host, int(port)) for _ in range(batch.AT_ONCE_OF_ONE)]
+        for _, writer in slow:
+            writer.write(head.format(one).encode())
+        await asyncio.to_thread(wait_until, lambda: reading.total() == batch.AT_ONCE_OF_ONE, "all are read")
+        refused = await api.batch([line(1)], authorization=f"Bearer {one}")
+        assert (refused.status, refused.problem) == (429, "rate")
+        assert (await api.batch([line(1)], authorization=f"Bearer {other}")).status == 200
+        for _, writer in slow:
+            writer.close()
+        await asyncio.to_thread(wait_until, lambda: not reading, "none is read any more")
+        assert (await api.batch([line(1)], authorization=f"Bearer {one}")).status == 200
+    server.call("FLUSHALL")
+
+
+async def test_a_payload_over_the_limit_is_too_large_on_every_route(server: Server) -> None:
+    big = "x" * (64 * 1024)
+    recurring = {"name": "s", "cron": "0 9 * * *", "target": "null:"}
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4)) as api:
+        assert (await api.post("/v1/schedules", recurring)).status == 201
+        for answer in (
+            await api.post("/v1/tasks", line(1, payload=big)),
+            await api.post("/ticks", {"item": "a", "at": LATER, "more": big}),
+            await api.post("/v1/schedules", recurring | {"name": "t", "payload": big}),
+            await api.call("PATCH", "/v1/schedules/s", {"payload": big}, content_type="application/json"),
+        ):
+            assert (answer.status, answer.problem) == (413, "too-large")
+        told = (await api.batch([line(1, payload=big), line(2)])).lines
+        assert (told[0]["error"]["status"], told[0]["error"]["type"]) == (413, "urn:mainspring:problem:too-large")
+        assert told[1]["outcome"] == "created"
+    server.call("FLUSHALL")
+
+
+async def test_a_line_whose_webhook_may_take_too_long_is_refused(api: Api) -> None:
+    web = {"target": "https://example.com/"}
+    answer = await api.batch([line(0, **web, timeout="10m"), line(1, **web, timeout="3650d"), line(2, timeout="3650d")])
+    *told, _ = answer.lines
+    assert ["error" in one for one in told] == [False, True, False]
+    assert "max_timeout" in json.dumps(told[1])

@@ -11,10 +11,10 @@ from urllib.parse import quote
 import pytest
 
 from mainspring.api.asgi import GUARDED
-from mainspring.api.server import MAX_AHEAD, MAX_HEAD_BYTES, MAX_HEADERS, sweep
+from mainspring.api.server import LONGEST_S, MAX_AHEAD, MAX_HEAD_BYTES, MAX_HEADERS, HttpConnection, sweep
 from mainspring.config.config import Config
 from mainspring.testing.balance import balance
-from mainspring.testing.servers import Server
+from mainspring.testing.servers import Server, wait_until
 from tests.support.api_calls import LATER, Api, serving_api
 
 
@@ -72,6 +72,12 @@ class Wire:
     async def head(self) -> bytes:
         async with asyncio.timeout(60):
             return await self.reader.readuntil(b"\r\n\r\n")
+
+
+def has_taken(api: Api, size: int) -> bool:
+    """True if a connection got so many bytes and waits for more."""
+    connections = [one for one in list(api.face.connections) if isinstance(one, HttpConnection)]
+    return any(one.received > size and not one.flow.read_paused for one in connections)
 
 
 TICK = b'{"item":"a","at":%d}' % LATER
@@ -367,6 +373,29 @@ async def test_a_client_that_dribbles_is_cut(hasty: Api) -> None:
             if wire.reader.at_eof() or wire.reader.exception() is not None:
                 return
     raise AssertionError("it is still listened to")
+
+
+async def test_chunks_of_a_byte_are_refused_before_the_body_is_read(api: Api) -> None:
+    head = b"POST /v1/tasks:batch HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with Wire(api) as wire:
+        await wire.send(head + b"1\r\n \r\n" * 20_000)
+        answer = await wire.rest()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"send larger ones" in answer
+    async with Wire(api) as wire:
+        await wire.send(head + b"20\r\n" + b" " * 31 + b"\n\r\n" + b"20\r\n%b\r\n" % (b" " * 32) * 5_000 + b"0\r\n\r\n")
+        assert (await wire.head()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_large_body_has_a_limited_time_however_steadily_it_comes(api: Api) -> None:
+    async with Wire(api) as wire:
+        head = b"POST /v1/tasks:batch HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000000\r\n\r\n"
+        await wire.send(head + b"\n" * 6_000_000)
+        # While the server itself does not read, its clients' time does not count.
+        await asyncio.to_thread(wait_until, lambda: has_taken(api, 6_000_000), "all that was sent is read")
+        now_s = asyncio.get_running_loop().time()
+        sweep(api.face.connections, now_s + LONGEST_S + 1, now_s + LONGEST_S + 1)
+        assert (await wire.head()).startswith(b"HTTP/1.1 408 ")
 
 
 async def test_a_client_that_does_not_take_its_answer_is_cut(hasty: Api) -> None:

@@ -189,6 +189,7 @@ WRONG: list[tuple[str, bytes, int, str]] = [
     ("at infinite", b'{"item": "a", "at": 1e999}', 400, ""),
     ("at a list", b'{"item": "a", "at": []}', 400, "$.at"),
     ("at negative", b'{"item": "a", "at": -1}', 400, "before 1970"),
+    ("at in seconds", b'{"item": "a", "at": 1893488400}', 400, "looks like seconds; give milliseconds"),
     ("at in microseconds", b'{"item": "a", "at": 1893488400000000}', 400, "microseconds"),
     ("at beyond all numbers", b'{"item": "a", "at": %b}' % (b"9" * 400), 400, ""),
     ("at at the end of time", b'{"item": "a", "at": "9999-12-31T23:59:59-23:59"}', 400, ""),
@@ -236,7 +237,7 @@ async def test_a_large_body_in_pieces_is_refused(api: Api, pieces: int) -> None:
 
 
 async def test_an_item_in_the_form_of_a_generated_id_cannot_be_replaced(api: Api) -> None:
-    answer = await api.tick({"item": "0" * 32, "at": LATER}, "?replace=true")
+    answer = await api.tick({"item": "0" * 32 + "~0.rs.0.0.0", "at": LATER}, "?replace=true")
     assert answer.status == 400
     assert_problem(answer, "generated id")
 

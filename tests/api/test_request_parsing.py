@@ -19,6 +19,7 @@ from mainspring.model.access import ApiKey
 from mainspring.model.errors import InvalidInput
 from mainspring.model.limits import HORIZON_MS
 from mainspring.model.task import Task
+from mainspring.model.times import instant_ms
 
 NOW = 1_800_000_000_000
 ANYBODY = ApiKey("k", "k", "admin", "", 0)
@@ -95,7 +96,9 @@ def test_an_empty_body_is_an_empty_object() -> None:
 
 @pytest.mark.parametrize("text", ["2030-01-01T00:00:00Z", "2030-01-01T01:00:00 01:00", "1893456000000"])
 def test_an_instant_in_a_parameter_has_many_spellings(text: str) -> None:
-    assert when(text, "after") == 1_893_456_000_000
+    read = when(text, "after")
+    assert read is not None
+    assert instant_ms(read) == 1_893_456_000_000
 
 
 @pytest.mark.parametrize(
@@ -221,9 +224,10 @@ def fields(task: Task) -> tuple[object, ...]:
     return task.target, task.at, task.after, task.id, task.lane, bytes(task.payload)
 
 
-def test_lines_beyond_the_limit_are_left_alone() -> None:
-    found = Lines(ANYBODY, 64).take(b'{"target":"null:"}\n' * 10, NOW, 4)
-    assert list(found.numbers) == [1, 2, 3, 4]
+def test_lines_behind_the_last_error_allowed_are_left_alone() -> None:
+    lines = Lines(ANYBODY, 64)
+    found = lines.take(b'{"target":"null:"}\nx\n' * 5, NOW, 2)
+    assert (list(found.numbers), list(found.wrong), lines.taken) == ([1, 3], [2, 4], 4)
 
 
 # -- routes ----------------------------------------------------------------------------------------------------

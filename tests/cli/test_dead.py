@@ -73,7 +73,7 @@ async def test_show_tells_everything(server: Server, ticker: Ticker) -> None:
         "lane        l",
         "error 1",
         '{"n":1}',
-        "key         main/t1/",
+        "key         main/l/t1/",
     ):
         assert words in result.stdout
     told = json.loads((await call(server, "show", "t1", "--json")).stdout)

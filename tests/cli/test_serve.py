@@ -139,7 +139,7 @@ def test_a_stop_that_hangs_ends_by_itself_and_says_so(serve: Callable[..., Serve
 
 def wide(item: str) -> bytes:
     """A tick with blanks between its fields: two of them are more than a pipe holds."""
-    return b'{"item": "%b", %b"at": 0}' % (item.encode(), b" " * 60_000)
+    return b'{"item": "%b", %b"at": 1700000000000}' % (item.encode(), b" " * 60_000)
 
 
 def waiting_in(pipe: int) -> int:
@@ -172,7 +172,7 @@ def test_a_stop_waits_for_what_is_in_flight_and_nothing_is_repeated(
     assert sorted(printed.splitlines()) == ticks
     assert node.process.wait(60) == 0
     again = serve()
-    assert again.status("/ticks", {"item": "next", "at": 0}) == 202
+    assert again.status("/ticks", {"item": "next", "at": 1700000000000}) == 202
     wait_until(lambda: again.lines != [], "the next run prints")
     assert [json.loads(line)["item"] for line in again.lines] == ["next"]
 
@@ -238,8 +238,9 @@ def test_output_that_nobody_reads_any_more_does_not_end_the_node(serve: Callable
     node = serve(stdout=write_fd)
     os.close(write_fd)
     os.close(read_fd)
-    assert node.status("/ticks", {"item": "unread", "at": 0}) == 202
-    wait_until(lambda: pending(tmp_path, "unread@0")["attempt"] > 1, "it waits for another attempt", timeout_s=60)
+    assert node.status("/ticks", {"item": "unread", "at": 1700000000000}) == 202
+    unread = "unread@1700000000000"
+    wait_until(lambda: pending(tmp_path, unread)["attempt"] > 1, "it waits for another attempt", timeout_s=60)
     assert node.status("/healthy") == 200
     assert node.end() == 0
 
@@ -264,6 +265,7 @@ def pending(folder: Path, id: str) -> Any:
         (("task", "put", "[" * 50_000 + "]" * 50_000), "the payload is not JSON"),
         (("schedule", "add", "a", "--cron", "@daily", "--payload", '"\udcff"'), "--payload is not JSON"),
         (("task", "put", "--at", "2030-01-01T00:00:00"), "naive"),
+        (("task", "put", "--at", "1893488400"), "looks like seconds; give milliseconds, or a datetime"),
     ],
 )
 def test_a_wrong_call_is_exit_code_2_and_one_clear_message(

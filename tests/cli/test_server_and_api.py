@@ -41,8 +41,8 @@ class MoodySink:
 @pytest.fixture
 async def api(server: Server) -> AsyncIterator[Api]:
     server.call("FLUSHALL")
-    config = Config(redis_url=server.url, port=0, partitions=4)
-    http = HttpSink(HttpOptions(allow=("127.0.0.0/8",)))
+    config = Config(redis_url=server.url, port=0, partitions=4, http_allow=("127.0.0.0/8",))
+    http = HttpSink(HttpOptions(allow=config.http_allow))
     async with serving_api(config, {"log": MoodySink(), "null": NullSink(), "http": http}) as made:
         yield made
 

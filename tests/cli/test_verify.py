@@ -79,6 +79,22 @@ def test_a_namespace_that_is_not_there_is_neither_clean_nor_made(mainspring_serv
     assert mainspring_server.call("EXISTS", "{misspelt}:meta") == 0
 
 
+def test_verify_without_repair_writes_nothing(mainspring_server: Server, mainspring_namespace: str) -> None:
+    fill(mainspring_server.url, mainspring_namespace)
+    damage(mainspring_server, mainspring_namespace)
+    assert changes_of(mainspring_server, mainspring_namespace) == 0, "with findings of several kinds"
+    mainspring_server.call("HDEL", f"{{{mainspring_namespace}}}:meta", "format", "partitions")
+    mainspring_server.call("HSET", f"{{{mainspring_namespace}}}:meta", "joined", 1)
+    assert changes_of(mainspring_server, mainspring_namespace) == 0, "nor where the partition count is lost"
+
+
+def changes_of(server: Server, namespace: str) -> int:
+    """How many changes the server counted while `verify` looked."""
+    before = int(server.info("persistence")["rdb_changes_since_last_save"])
+    assert run(server=server, namespace=namespace).returncode in (1, 2)
+    return int(server.info("persistence")["rdb_changes_since_last_save"]) - before
+
+
 def test_the_embedded_server_of_a_folder_can_be_verified(tmp_path: Path) -> None:
     put = [sys.executable, "-m", "mainspring", "task", "put", "--in", "30m", "--data-dir", str(tmp_path), "1"]
     subprocess.run(put, capture_output=True, timeout=60, check=True)

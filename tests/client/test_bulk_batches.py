@@ -25,7 +25,7 @@ async def streamed(tasks: Iterable[Task]) -> AsyncIterator[Task]:
 
 
 def tasks(payloads: Iterable[object]) -> list[Task]:
-    return [Task("log:", payload, at=1) for payload in payloads]
+    return [Task("log:", payload, at=10**12) for payload in payloads]
 
 
 @pytest.mark.parametrize("source", [list, iter, streamed])

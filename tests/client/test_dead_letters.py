@@ -19,6 +19,8 @@ from mainspring.model.errors import InvalidInput, Unavailable
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
 from mainspring.store.store import Store
+from mainspring.store.tasks import dead_letters
+from mainspring.store.tasks.dead_letters import DeadLetterLimits
 from mainspring.store.verify.checks import verify
 from mainspring.testing.balance import balance
 from mainspring.testing.faults import Fault, bad_road, calls
@@ -63,6 +65,67 @@ async def even(store: Store) -> None:
     report = await verify(store)
     assert not report.found, report.reported
     await balance(store)
+
+
+# -- how long they are kept ---------------------------------------------------------------------------------------
+
+
+async def buried(ticker: Ticker, *names: str) -> None:
+    """One after the other, a second apart; those of lane `l` are in one partition."""
+    ticker.answer("log", dies)
+    for name in names:
+        await ticker.client.put("log:", id=name, lane="l")
+        await ticker.advance(seconds=1)
+
+
+async def test_dead_letters_past_their_age_are_dropped_by_the_owner(
+    tickers: Tickers, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticker = await tickers(options=EngineOptions(dead_letters=DeadLetterLimits(max_age_ms=60_000)))
+    await buried(ticker, "old", "older")
+    ticker.clock.advance(seconds=59)
+    await buried(ticker, "young")
+    await ticker.engine.sweeper.step()
+    assert await ids(ticker.client) == ["young"]
+    assert ticker.engine.sweeper.letters_dropped == {"age": 2, "number": 0}
+    assert "dropped the oldest dead letters: 2 older than dead_letters_max_age, 0 beyond" in caplog.text
+    await even(store)
+    assert (await balance(store)).dead == 3, "it counts deaths"
+
+
+async def test_beyond_the_number_the_oldest_dead_letters_are_dropped(
+    tickers: Tickers, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = DeadLetterLimits(most=2 * len(store.keys))
+    ticker = await tickers(options=EngineOptions(dead_letters=limits))
+    await buried(ticker, "a", "b", "c", "d")
+    await ticker.engine.sweeper.step()
+    assert await ids(ticker.client) == ["d", "c"]
+    assert ticker.engine.sweeper.letters_dropped == {"age": 0, "number": 2}
+    assert "0 older than dead_letters_max_age, 2 beyond dead_letters_max" in caplog.text
+    await even(store)
+
+
+async def test_many_dead_letters_are_dropped_in_bounded_steps(
+    tickers: Tickers, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "AT_ONCE", 3)
+    ticker = await tickers(options=EngineOptions(dead_letters=DeadLetterLimits(max_age_ms=1_000)))
+    await buried(ticker, *"abcdefg")
+    ticker.clock.advance(seconds=30)
+    left = []
+    while await ticker.engine.sweeper.step() == 0.0:
+        left.append(len(await ids(ticker.client)))
+    assert (left, await ids(ticker.client)) == ([4, 1], [])
+    await even(store)
+
+
+async def test_without_limits_dead_letters_stay(tickers: Tickers) -> None:
+    ticker = await tickers()
+    await buried(ticker, "a")
+    ticker.clock.advance(seconds=400 * 86_400)
+    await ticker.engine.sweeper.step()
+    assert await ids(ticker.client) == ["a"]
 
 
 # -- looking -----------------------------------------------------------------------------------------------------
@@ -124,7 +187,7 @@ async def test_wrong_questions_are_refused(client: Client) -> None:
     with pytest.raises(InvalidInput, match="limit"):
         await client.dead_list(limit=0)
     with pytest.raises(InvalidInput, match="range is empty"):
-        await client.dead_list(died_after=5, died_before=5)
+        await client.dead_list(died_after=10**12, died_before=10**12)
     with pytest.raises(InvalidInput, match="both at and after"):
         await client.dead_replay("x", at=5, after="1s")
     for rate in (0, -1, float("nan"), 1e9):

@@ -172,3 +172,36 @@ def test_a_credential_provider_is_named_or_given_and_never_shown() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             _ = Config(redis_url="redis://host", credentials=text).links
+
+
+@pytest.mark.parametrize(
+    ("address", "secret"),
+    [
+        ('api_url = "https://evil.example"', "MAINSPRING_API_TOKEN"),
+        ('redis_url = "redis://evil"', "MAINSPRING_CREDENTIALS"),
+    ],
+)
+def test_a_secret_is_not_sent_to_an_address_that_the_folder_names(tmp_path: Path, address: str, secret: str) -> None:
+    (tmp_path / "mainspring.toml").write_text(f"{address}\n")
+    name = address.partition(" ")[0]
+    given = {secret: "msk_0" if secret.endswith("TOKEN") else "no.such.module:login"}
+    refused = run("task", "get", "x", cwd=tmp_path, **given)
+    assert refused.returncode == 2
+    for part in (
+        f"{name} is from mainspring.toml line 1",
+        f"environment {secret}",
+        "--config mainspring.toml",
+        "--url",
+    ):
+        assert part in refused.stderr
+    assert (
+        "only to the address"
+        not in run("task", "get", "x", "--config", "mainspring.toml", cwd=tmp_path, **given).stderr
+    )
+    there = {f"MAINSPRING_{name.upper()}": address.partition('"')[2].rstrip('"').replace("evil", "127.0.0.1:1/")}
+    assert "only to the address" not in run("task", "get", "x", cwd=tmp_path, **given, **there).stderr
+
+
+def test_a_file_that_names_an_address_and_its_token_is_used(tmp_path: Path) -> None:
+    (tmp_path / "mainspring.toml").write_text('api_url = "http://127.0.0.1:1"\napi_token = "msk_0"\n')
+    assert "only to the address" not in run("task", "get", "x", cwd=tmp_path).stderr

@@ -129,6 +129,18 @@ async def open_breaker(tickers: Tickers) -> tuple["Shop", Ticker]:
 # -- breaker ------------------------------------------------------------------------------------------------------
 
 
+async def test_a_breaker_closes_after_a_while_without_a_task_for_its_receiver(tickers: Tickers) -> None:
+    ticker = await tickers(options=EngineOptions(flow=FlowOptions(BREAKER)))
+    ticker.answer("http", lambda _: Retry("down"))
+    await ticker.client.put_many(Task("http://shop.example/", n, after="1s", retry="1") for n in range(20))
+    await pass_time(ticker, 2)
+    flow_control = ticker.engine.flow_control
+    assert [one.receiver for one in flow_control.bounded] == ["http://shop.example"]
+    ticker.clock.advance(seconds=1_800)
+    await ticker.engine.permits.step()
+    assert flow_control.bounded == []
+
+
 async def test_a_dead_host_is_left_alone_and_a_healthy_one_goes_on(
     tickers: Tickers, store: Store, sink: HttpSink
 ) -> None:

@@ -315,7 +315,8 @@ async def test_spilled_tasks_expire_where_they_wait(ticker: Ticker, store: Store
 
 
 async def test_ids_of_spilled_tasks_are_kept_for_the_window_after_they_are_done(tickers: Tickers, store: Store) -> None:
-    ticker = await tickers(options=EngineOptions(dedupe_window_s=600), handlers={"log": failing_once(3_000_000)})
+    ticker = await tickers(handlers={"log": failing_once(3_000_000)})
+    ticker.store.shared.take({"dedupe_window": "600s"})
     await ticker.client.put("log:", 0, after="1s", lane="a")
     await ticker.client.put("log:", "named", after="2s", id="named", lane="a")
     await ticker.advance(minutes=55)
@@ -355,9 +356,11 @@ async def test_a_clock_that_runs_ahead_forgets_no_record_of_a_hold_before_its_wi
         place = Slice.held_since(now_ms - age_ms)
         ended[place.name] = now_ms - age_ms
         await store.run_one(keys.slot, [("HSET", keys.holds, place.name, HoldRecord("all").encode())])
-    await Sweeper(store, {0: owned}, dedupe_window_ms=600_000).step()
+    store.shared.take({"dedupe_window": "600s"})
+    await Sweeper(store, {0: owned}).step()
     assert (await store.run_one(keys.slot, [("HLEN", keys.holds)]), len(ended)) == ([3], 3)
-    await Sweeper(store, {0: owned}, dedupe_window_ms=20_000).step()
+    store.shared.take({"dedupe_window": "20s"})
+    await Sweeper(store, {0: owned}).step()
     [left] = await store.run_one(keys.slot, [("HKEYS", keys.holds)])
     assert [name.decode() for name in left] == list(ended) == [Slice.held_since(now_ms - 1_000).name]
     await store.aclose()

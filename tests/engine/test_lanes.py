@@ -8,13 +8,16 @@ import pytest
 from mainspring.engine.engine import EngineOptions
 from mainspring.engine.lookahead import Reach
 from mainspring.model.clock import ManualClock, steady_s
-from mainspring.model.delivery import Dead, Delivery, Retry
+from mainspring.model.delivery import Body, Dead, Delivery, Retry
 from mainspring.model.errors import StoreError, Unavailable
+from mainspring.model.ids import idh_of
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
-from mainspring.store.keys import partition_of
+from mainspring.store.codec import INDEXED, LANE, entry
+from mainspring.store.keys import Slice, partition_of
 from mainspring.store.owner import read
 from mainspring.store.store import Store
+from mainspring.store.tasks.index import IdRow, replace
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
 
@@ -416,3 +419,45 @@ def _neighbours(lane: str, other: str | None, partitions: int) -> tuple[str, str
     wanted = partition_of(lane, partitions)
     names = [name for name in map(str, range(1_000)) if partition_of(name, partitions) == wanted]
     return names[0], None if other is None else names[1]
+
+
+async def test_one_id_in_several_lanes_is_several_tasks_with_keys_of_their_own(ticker: Ticker) -> None:
+    client = ticker.client
+    lanes = [None, *_lanes_apart(client.store, "dup", 3)]
+    for lane in lanes:
+        assert (await client.put("log:", lane, id="dup", lane=lane, after="1s")).outcome == "created"
+    attempts: list[str] = []
+    ticker.answer("log", lambda one: Retry("busy") if one.attempt == 1 else Dead("no"))
+    attempts += [one.idempotency_key for one in await ticker.advance(minutes=1)]
+    letters = {letter.lane: letter for letter in (await client.dead_list()).letters}
+    assert set(letters) == set(lanes)
+    assert len(set(attempts)) == 4
+    assert all(attempts.count(key) == 2 for key in attempts)
+    namespace = client.store.keys.namespace
+    assert {letter.as_dict(namespace)["idempotency_key"] for letter in letters.values()} == set(attempts)
+    ticker.answer("log", lambda _: None)
+    for lane in lanes[1:]:
+        assert (await client.dead_replay("dup", lane=lane)).outcome == "replayed"
+    assert {one.idempotency_key for one in await ticker.turn()} <= set(attempts)
+
+
+def _lanes_apart(store: Store, task_id: str, count: int) -> list[str]:
+    """Lanes of partitions of their own: an id is known per partition."""
+    found = {partition_of(task_id, len(store.keys)): ""}
+    for number in range(1000):
+        found.setdefault(partition_of(f"lane {number}", len(store.keys)), f"lane {number}")
+    return [lane for lane in found.values() if lane][:count]
+
+
+async def test_an_entry_of_an_older_version_keeps_its_key_without_the_lane(ticker: Ticker) -> None:
+    body = Body("log:", b"1", "old", "l")
+    store, due_ms = ticker.store, ticker.clock.now_ms() + 1000
+    place = Slice.at(due_ms, 1000)
+    row = entry(due_ms - place.start_ms, INDEXED | LANE, idh_of("old"), body)
+    partition = partition_of("l", len(store.keys))
+    await replace(
+        store, IdRow(idh_of("old"), place, row, due_ms), partition=partition, expected=None, old=None, now_ms=due_ms
+    )
+    ticker.answer("log", lambda one: Retry("busy") if one.attempt == 1 else None)
+    keys = [one.idempotency_key for one in await ticker.advance(minutes=1)]
+    assert keys == [f"{store.keys.namespace}/old/{due_ms}"] * 2

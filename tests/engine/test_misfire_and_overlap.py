@@ -275,6 +275,22 @@ async def test_buffer_all_keeps_so_many_and_leaves_out_the_rest(
     await ticker.turn()
 
 
+async def test_cancelling_a_run_that_waits_for_its_turn_loses_none_of_those_behind_it(
+    ticker: Ticker, client: Client, clock: ManualClock
+) -> None:
+    await client.schedules.add("job", every="1m", target="log:", overlap="buffer_all(5)")
+    slow = Slow(ticker)
+    await steps(ticker, clock, 4.5)
+    assert slow.begun == [1]
+    assert await client.cancel("job@2027-01-15T08:02:00Z") == "cancelled"
+    for minute in (1, 3, 4):
+        slow.end(minute)
+    await steps(ticker, clock, 4.5)
+    assert slow.begun == [1, 3, 4]
+    await ticker.turn()
+    assert (await view_of(client, "job")).not_run == {"cancelled": 1}
+
+
 async def test_a_run_that_waits_for_its_retry_is_not_over(tickers: Tickers, client: Client) -> None:
     ticker = await tickers(options=RETRIES)
     answers: list[Outcome | None] = [Retry("busy"), Retry("busy"), None, None]
@@ -413,3 +429,24 @@ async def test_a_paused_target_that_drops_does_not_end_a_schedule(ticker: Ticker
     assert await ticker.advance(minutes=3.5) == []
     await client.resume(target="log:")
     assert minutes(await ticker.advance(minutes=2))[-1] == 5
+
+
+async def test_a_schedule_that_is_quicker_than_its_runs_skips_instead_of_falling_behind(
+    ticker: Ticker, client: Client, clock: ManualClock
+) -> None:
+    late_ms: list[int] = []
+
+    def run(delivery: Delivery) -> None:
+        assert delivery.body.occurrence is not None
+        late_ms.append(clock.now_ms() - delivery.body.occurrence[1])
+        if len(late_ms) < 50:  # then the clock stands, and the turn can end
+            clock.advance(ms=20)
+
+    ticker.answer("log", run)
+    await client.schedules.add("tick", every="1ms", overlap="skip", target="log:")
+    clock.advance(ms=1)
+    await ticker.turn()
+    assert len(late_ms) >= 50
+    assert max(late_ms) <= 40
+    view = await view_of(client, "tick")
+    assert view.runs + view.not_run["overlap"] == (clock.now_ms() - START_MS)

@@ -1,6 +1,7 @@
 """A schedule that has lost its next occurrence gets it back: by its owner, or by `mainspring verify`."""
 
 import logging
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from mainspring.store import schedules
 from mainspring.store.keys import partition_of
 from mainspring.store.schedules import row_of
 from mainspring.store.store import Store
+from mainspring.store.tasks.find import Finder, Reference
 from mainspring.store.verify.checks import verify
 from mainspring.testing.faults import bad_road, calls
 from mainspring.testing.ticker import Ticker
@@ -25,9 +27,10 @@ def clock() -> ManualClock:
     return ManualClock(START_MS)
 
 
-async def lose_the_next_run(client: Client) -> None:
-    """By cancelling it, as anybody may: the chain does not hear of it."""
-    assert await client.cancel(FIRST) == "cancelled"
+async def lose_the_next_run(client: Client, name: str = FIRST) -> None:
+    """By a cancel that breaks off before the chain hears of it."""
+    reference = Reference.parse(name, None, len(client.store.keys))
+    assert await Finder(client.store).cancel([reference]) == ["cancelled"]
 
 
 async def test_an_owner_plants_what_is_missing_and_says_so(
@@ -68,7 +71,7 @@ async def test_an_owner_looks_again_every_minute(
 ) -> None:
     await client.schedules.add("job", cron="0 12 * * *", target="log:")
     await ticker.turn()  # the look at the takeover is over
-    assert await client.cancel("job@2027-01-15T12:00:00Z") == "cancelled"
+    await lose_the_next_run(client, "job@2027-01-15T12:00:00Z")
     planner = ticker.engine.planner
     now_s = steady_s()
     monkeypatch.setattr("mainspring.engine.planner.steady_s", lambda: now_s)
@@ -95,6 +98,39 @@ async def test_a_run_that_was_read_and_cancelled_still_puts_the_next(ticker: Tic
     view = await client.schedules.get("job")
     assert view is not None
     assert (view.runs, view.not_run, view.running_since_ms) == (2, {"cancelled": 1}, None)
+
+
+@pytest.mark.parametrize(
+    "rules", [{"overlap": "skip"}, {"overlap": "buffer_one"}, {"misfire": "skip"}, {"jitter": "1m"}]
+)
+async def test_cancelling_a_run_that_is_far_ahead_loses_no_other(
+    ticker: Ticker, client: Client, rules: dict[str, Any]
+) -> None:
+    await client.schedules.add("job", cron="0 * * * *", target="log:", **rules)
+    await ticker.turn()  # its owner has looked for missing runs, and does so again in a minute
+    assert await client.cancel_many(["job@2027-01-15T09:00:00Z", "job@2027-01-15T09:00:00Z"]) == ["cancelled"] * 2
+    assert await client.cancel("job@2027-01-15T10:00:00Z") == "cancelled"
+    assert [one.id for one in await ticker.advance(hours=4.5)] == [
+        "job@2027-01-15T11:00:00Z", "job@2027-01-15T12:00:00Z",
+    ]  # fmt: skip
+    view = await client.schedules.get("job")
+    assert view is not None
+    assert (view.runs, view.not_run) == (2, {"cancelled": 2})
+
+
+async def test_cancelling_a_run_that_was_read_and_the_one_after_it_loses_no_other(
+    ticker: Ticker, client: Client
+) -> None:
+    await client.schedules.add("job", every="10s", target="log:")
+    await ticker.advance(seconds=8)
+    for name in (FIRST, "job@2027-01-15T08:00:20Z"):
+        assert await client.cancel(name) == "cancelled"
+    assert [one.id for one in await ticker.advance(seconds=35)] == [
+        "job@2027-01-15T08:00:30Z", "job@2027-01-15T08:00:40Z",
+    ]  # fmt: skip
+    view = await client.schedules.get("job")
+    assert view is not None
+    assert (view.runs, view.not_run) == (2, {"cancelled": 2})
 
 
 @pytest.mark.parametrize("seen", [False, True])

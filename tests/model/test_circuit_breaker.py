@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.model.errors import InvalidInput
-from mainspring.model.flow import Breaker, BreakerPolicy
+from mainspring.model.flow import IDLE_MS, Breaker, BreakerPolicy
 
 POLICY = BreakerPolicy(min_calls=10, window_ms=10_000, open_ms=1_000, max_open_ms=4_000, probes=2, ramp_ms=10_000)
 
@@ -32,6 +32,29 @@ def test_it_opens_when_too_large_a_part_fails() -> None:
     assert breaker.room(100) == inf
     assert breaker.record(0, 1, 200) == "open", "6 of 12"
     assert breaker.room(200) == 0
+
+
+def test_it_closes_when_nothing_is_sent_for_long() -> None:
+    breaker = opened()
+    assert not breaker.rest(1_000 + IDLE_MS - 1)
+    assert breaker.rest(1_000 + IDLE_MS)
+    assert (breaker.state, breaker.room(1_000 + IDLE_MS)) == ("closed", inf)
+
+
+def test_it_does_not_rest_while_probes_are_sent() -> None:
+    breaker = half_open()
+    breaker.took(1, IDLE_MS)
+    assert not breaker.rest(2 * IDLE_MS)
+    assert breaker.rest(2 * IDLE_MS + 1_000)
+
+
+def test_a_ramp_ends_although_nothing_is_sent() -> None:
+    breaker = half_open()
+    breaker.took(2, 1_000)
+    assert breaker.record(2, 0, 1_000) == "ramp"
+    assert not breaker.rest(10_999)
+    assert breaker.rest(11_000)
+    assert breaker.state == "closed"
 
 
 def test_a_few_failures_say_nothing() -> None:

@@ -33,13 +33,15 @@ def test_what_cannot_be_a_name_is_refused_with_the_reason(name: object, why: str
         check_name(name, "lane")
 
 
-@pytest.mark.parametrize("taken", ["0" * 32, "0" * 32 + "~0.rs.mywpiww0.b8g0.7"])
+@pytest.mark.parametrize("taken", ["0" * 32 + "~0.rs.mywpiww0.b8g0.7", "f" * 32 + "~0.0.0.0.0"])
 def test_the_form_of_generated_ids_is_reserved(taken: str) -> None:
     with pytest.raises(InvalidInput, match="generated"):
         check_id(taken)
 
 
-@pytest.mark.parametrize("free", ["0" * 31, "0" * 33, "A" * 32, "0" * 32 + "~", "0" * 32 + "\n"])
+@pytest.mark.parametrize(
+    "free", ["0" * 31, "0" * 32, "0" * 33, "A" * 32, "0" * 32 + "~", "0" * 32 + "~a", "0" * 32 + "\n"]
+)
 def test_what_only_looks_like_a_generated_id_is_free(free: str) -> None:
     assert check_id(free) == free
 

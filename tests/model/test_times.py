@@ -124,9 +124,30 @@ def test_what_is_no_instant_is_refused(when: object) -> None:
         instant_ms(when)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("number", "unit"),
+    [
+        (0, "seconds"), (1_893_488_400, "seconds"), (1_893_488_400.5, "seconds"), (10**11 - 1, "seconds"),
+        (3 * 10**14, "microseconds"), (1_893_488_400_000_000.0, "microseconds"), (1_893_488_400 * 10**9, "nanoseconds"),
+        (1 << 9000, "nanoseconds"),
+    ],
+)  # fmt: skip
+def test_a_number_in_another_unit_is_refused_with_the_unit_it_looks_like(number: float, unit: str) -> None:
+    with pytest.raises(InvalidInput, match=f"which looks like {unit}; give milliseconds, or a datetime") as refused:
+        instant_ms(number)
+    assert len(str(refused.value)) < 150
+
+
+def test_a_time_that_is_written_out_may_be_of_the_seventies() -> None:
+    assert instant_ms("1970-01-01T00:00:01Z") == instant_ms(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == 1000
+    assert instant_ms(10**11) == 10**11
+
+
 def test_the_horizon_is_ten_years_and_a_refusal_suspects_the_unit() -> None:
     check_horizon(NOW_MS + HORIZON_MS, NOW_MS)
-    check_horizon(0, NOW_MS)
+    check_horizon(10**11, NOW_MS)
+    with pytest.raises(InvalidInput, match="looks like seconds"):
+        check_horizon(10**11 - 1, NOW_MS)
     with pytest.raises(InvalidInput, match="microseconds"):
         check_horizon(NOW_MS * 1000, NOW_MS)
     with pytest.raises(InvalidInput, match="before 1970"):

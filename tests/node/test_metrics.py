@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mainspring.node.metrics import MOST_QUEUES, OTHER_QUEUES, largest
+from mainspring.store.queue_state import Depth
 from mainspring.testing.servers import wait_until
 from tests.support.missing_parts import gap
 from tests.support.paths import ROOT
@@ -134,3 +136,11 @@ def test_of_several_processes_one_scrape_tells_all(tmp_path: Path) -> None:
         assert total(found, "mainspring_leader") == 1
         assert len(found["mainspring_partition_pending"]) == 32
         assert node.end() == 0
+
+
+def test_queues_beyond_the_largest_share_one_series() -> None:
+    found = {f"q{n}": Depth(ready=n, running=1, oldest_ms=n) for n in range(MOST_QUEUES + 50)}
+    shown = largest(found)
+    assert len(shown) == MOST_QUEUES + 1
+    assert shown[OTHER_QUEUES] == Depth(sum(range(50)), 50, 0)
+    assert shown[f"q{MOST_QUEUES + 49}"] == found[f"q{MOST_QUEUES + 49}"]

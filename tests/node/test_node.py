@@ -75,14 +75,24 @@ def written(data: Path, id: bytes) -> bool:
 async def test_a_node_starts_with_its_own_server_delivers_and_leaves_nothing_running(tmp_path: Path) -> None:
     basket = Basket()
     async with running(Config(data_dir=tmp_path / "data"), basket) as node:
-        assert (node.ready, node.healthy, await node.reachable()) == (True, True, True)
+        assert (node.ready, node.healthy, await node.outage()) == (True, True, None)
         pid = server_pid(node)
         await put(node, "soon", "0s")
         await until(lambda: basket.ids == ["soon"], "the task is delivered")
-    assert (node.ready, node.healthy, await node.reachable()) == (False, False, False)
+    assert (node.ready, node.healthy) == (False, False)
     assert basket.closed
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_node_logs_the_limit_of_its_embedded_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mainspring.node")
+    config = Config(data_dir=tmp_path / "data", embedded_memory_bytes=64 * 1024 * 1024)
+    async with running(config, Basket()) as node:
+        assert node.client is not None
+        [info] = await node.client.store.run_one(0, [("INFO", "memory")])
+        assert b"maxmemory:67108864\r\n" in info
+    assert "maxmemory is 64 MiB, noeviction" in caplog.text
 
 
 async def test_a_killed_embedded_server_is_brought_back_with_its_tasks(tmp_path: Path) -> None:
@@ -201,3 +211,16 @@ async def test_a_stop_that_is_given_up_in_the_middle_still_closes_everything(tmp
     for link in links:
         with pytest.raises(Unavailable, match="closed"):
             await link.pipeline([("PING",)])
+
+
+async def test_a_node_fires_while_a_request_of_its_clients_still_waits_for_its_reply() -> None:
+    basket = Basket()
+    with standalone() as server:
+        async with running(Config(redis_url=server.url), basket) as node:
+            assert node.client is not None
+            await put(node, "before", "1s")
+            store = node.client.store
+            blocked = asyncio.create_task(store.run_one(store.keys.slot, [("BLPOP", "nothing", 0)]))
+            await until(lambda: basket.ids == ["before"], "it fires")
+            assert not blocked.done()
+            blocked.cancel()

@@ -10,7 +10,7 @@ import pytest
 from mainspring.config.config import Config
 from mainspring.node.node import Node
 from mainspring.store import members, store
-from mainspring.testing.servers import standalone, wait_until
+from mainspring.testing.servers import cluster, standalone, wait_until
 from tests.support.api_calls import LATER, serving_api
 from tests.support.serving import Serve, in_seconds, run, serving
 
@@ -57,6 +57,45 @@ async def test_a_node_without_the_scheduler_says_when_the_server_is_away_and_whe
             server.start()
             await until_healthy(api.node, True)
             assert [(await api.get(path)).status for path in ("/readyz", "/healthy")] == [200, 200]
+
+
+@pytest.mark.parametrize("role", ["scheduler", "api"])
+async def test_a_node_is_not_ready_while_the_server_refuses_every_write(role: str) -> None:
+    with standalone() as server:
+        async with serving_api(Config(redis_url=server.url, port=0, roles=(role,))) as api:
+            assert (await api.get("/readyz")).status == 200
+            server.call("CONFIG", "SET", "min-replicas-to-write", 1)
+            answer = await api.get("/readyz")
+            assert (answer.status, answer.problem) == (503, "unavailable")
+            assert "refuses every write: NOREPLICAS" in answer.json["detail"]
+            await until_healthy(api.node, False)
+            server.call("CONFIG", "SET", "min-replicas-to-write", 0)
+            assert (await api.get("/readyz")).status == 200
+            await until_healthy(api.node, True)
+
+
+async def test_a_node_is_not_ready_while_its_cluster_is_down() -> None:
+    with cluster(3) as nodes:
+        async with serving_api(Config(redis_url=nodes.url, port=0, partitions=8)) as api:
+            assert (await api.get("/readyz")).status == 200
+            for master in nodes.masters:
+                master.call("CLUSTER", "DELSLOTS", 0)
+            answer = await api.get("/readyz")
+            assert (answer.status, answer.problem) == (503, "unavailable")
+            assert "CLUSTERDOWN" in answer.json["detail"]
+            assert (await api.get("/livez")).status == 200, "a restart would not help the cluster"
+            nodes.masters[0].call("CLUSTER", "ADDSLOTS", 0)
+            nodes.wait_ok()
+            assert (await api.get("/readyz")).status == 200
+
+
+async def test_a_node_stays_ready_while_the_server_is_full() -> None:
+    """It fires, cancels and drops dead letters, which frees memory: it must stay within reach."""
+    with standalone() as server:
+        async with serving_api(Config(redis_url=server.url, port=0)) as api:
+            server.call("CONFIG", "SET", "maxmemory", 1)
+            assert (await api.post("/v1/tasks", {"target": "log:", "at": LATER})).status == 507
+            assert (await api.get("/readyz")).status == 200
 
 
 async def test_a_node_without_the_api_answers_only_those_who_watch_it(tmp_path: Path) -> None:

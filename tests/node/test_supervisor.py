@@ -182,9 +182,9 @@ def test_a_killed_child_starts_again_and_no_tick_is_lost(supervise: Callable[...
     where = ("--redis-url", server.url, "--namespace", "kill", "--lease", "6s", "--node-id", "till")
     node = supervise(3, *where)
     wait_even(server, "kill", {"till-1", "till-2", "till-3"})
-    before: list[Tick] = [{"item": f"before-{i}", "at": 0} for i in range(30)]
+    before: list[Tick] = [{"item": f"before-{i}", "at": 1700000000000} for i in range(30)]
     at_the_kill: list[Tick] = [{"item": f"kill-{i}", "at": in_seconds(0.5 + i / 20)} for i in range(60)]
-    after: list[Tick] = [{"item": f"after-{i}", "at": 0} for i in range(30)]
+    after: list[Tick] = [{"item": f"after-{i}", "at": 1700000000000} for i in range(30)]
     for tick in before:
         assert node.status("/ticks", tick) == 202
     wait_until(lambda: done(server, "kill") == 30, "what was due is delivered and finished")
@@ -350,7 +350,7 @@ def test_nothing_listens_any_more_while_the_children_drain(supervise: Callable[.
     node = supervise(2, *where, stdout=write_fd)
     os.close(write_fd)
     blanks = b" " * 60_000
-    ticks = [b'{"item": "%d", %b"at": 0}' % (i, blanks) for i in range(8)]
+    ticks = [b'{"item": "%d", %b"at": 1700000000000}' % (i, blanks) for i in range(8)]
     for tick in ticks:
         assert node.status("/ticks", tick) == 202
     assert os.read(read_fd, 1)  # the first is being printed; no more than one fits into the pipe

@@ -50,6 +50,7 @@ def test_a_config_is_told_by_environment_whatever_file_lies_around(
         look_ahead=1000,
         shutdown_timeout_s=0.0,
         data_dir=tmp_path / "a folder",
+        embedded_memory_bytes=1 << 30,
         port=0,
         tick_target="null:",
         dedupe_window_s=12.345,

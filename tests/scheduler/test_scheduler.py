@@ -113,6 +113,8 @@ def test_declarations_that_cannot_work_are_refused() -> None:
         ({"queue": "no spaces"}, "queue 'no spaces'"),
         ({"queue": "q", "name": "a/b"}, "the name of a handler is 'a/b'"),
         ({"queue": "q", "name": "b", "retries": -1}, "retries is -1"),
+        ({"queue": "q", "name": "b", "retry": "5 times"}, "retry '5 times': 'times' is no name=value"),
+        ({"queue": "q", "name": "b", "retry": 5}, "retry is a int; give a RetryPolicy or a line such as"),
         ({"queue": "q", "name": "b", "timeout": "0s"}, "timeout is '0s'"),
         ({"queue": "q", "name": "b", "timeout": "soon"}, "timeout: 'soon' is not a delay"),
         ({"queue": "q", "name": "b", "codec": "pickle"}, "codec is 'pickle'; use one of json, msgpack"),
@@ -137,3 +139,11 @@ def test_settings_of_the_process_go_before_those_in_code(server: Server) -> None
     assert scheduler.config.redis_url == server.url
     assert (scheduler.config.namespace, scheduler.config.worker_concurrency) == ("code", 5)
     assert "x" in scheduler.commands
+
+
+def test_a_time_in_seconds_is_refused_where_it_is_declared() -> None:
+    scheduler = Scheduler()
+    with pytest.raises(InvalidInput, match="at is 1893488400, which looks like seconds"):
+        scheduler.once(1_893_488_400, "log:", name="new-year")
+    with pytest.raises(InvalidInput, match="start is 1893488400, which looks like seconds"):
+        scheduler.every("1d", "log:", name="daily", start=1_893_488_400)

@@ -90,7 +90,7 @@ class NetworkFaults:
     def __init__(self, store: Store, sent: list[RedisCommand]) -> None:
         [self._primary] = store.servers.all()
         self._send = self._primary.pipeline
-        self._primary.pipeline = self.pipeline  # type: ignore[method-assign]
+        vars(self._primary)["pipeline"] = self.pipeline
         self._sent = sent
         self._plan: list[Trouble | None] = []
         self.failed = False
@@ -150,7 +150,7 @@ class Node:
         self.engine = self.fresh()
 
     def fresh(self) -> Engine:
-        options = EngineOptions("node", LEASE_S, self._reach, RETRY, DEDUPE_S, lane_policy=NEVER_PARKED)
+        options = EngineOptions("node", LEASE_S, self._reach, RETRY, lane_policy=NEVER_PARKED)
         self.engine = Engine(self.store, {"null": self._sink}, options)
         return self.engine
 
@@ -197,7 +197,8 @@ class Timeline(RuleBasedStateMachine):
             store, road = await self._store()
             self.nodes.append(Node(store, road, self.sink, reach))
         store, self.road = await self._store()
-        self.client = Client.over(store, dedupe_window=f"{DEDUPE_S}s")
+        store.shared.take({"dedupe_window": f"{DEDUPE_S}s"})
+        self.client = Client.over(store)
 
     async def _store(self) -> tuple[Store, NetworkFaults]:
         store = await Store.open(self.server.url, namespace="sim", partitions=PARTITIONS, clock=self.clock)

@@ -447,3 +447,20 @@ async def test_without_aiohttp_it_says_what_to_install(
         assert "pip install 'mainspring[http]'" in outcome.reason
     assert len(caplog.records) == 1
     await sink.aclose()
+
+
+async def test_no_task_holds_its_connection_for_longer_than_the_settings_allow() -> None:
+    release = threading.Event()
+
+    def answer(_: Request) -> Answer:
+        release.wait(60)
+        return Answer()
+
+    sink = HttpSink(HttpOptions(allow=LOCAL, max_timeout_s=0.2))
+    with receiving(answer) as receiver:
+        async with asyncio.timeout(30):
+            [outcome] = await sink.deliver([delivery(receiver.url, timeout_ms=10 * 365 * 86_400_000)])
+        release.set()
+    await sink.aclose()
+    assert isinstance(outcome, Retry)
+    assert outcome.reason == "no answer within 0.2 s"

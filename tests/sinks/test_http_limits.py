@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from mainspring.model.delivery import DONE, Body, Delivery, GivenDelivery, Outcome, Retry
+from mainspring.model.delivery import DONE, EXPIRED, Body, Dead, Delivery, DeliveryBatch, GivenDelivery, Outcome, Retry
 from mainspring.model.flow import Rate
 from mainspring.sinks import http_limits
 from mainspring.sinks.http_limits import Hosts, Limits
@@ -301,3 +301,24 @@ async def test_closing_ends_what_is_under_way() -> None:
     await hosts.aclose()
     with pytest.raises(asyncio.CancelledError):
         await load
+
+
+async def test_what_waited_is_looked_at_again_before_it_is_sent() -> None:
+    hosts, target = Hosts(room=1000, connections=100), Target(is_open=False)
+    expired: dict[int, Outcome] = {}
+    asked: list[int] = []
+
+    def unwanted(at: int) -> Outcome | None:
+        asked.append(at)
+        return expired.get(at)
+
+    # The rate allows four at once: what is not sent takes none of them.
+    limits, batch = Limits(2, Rate(1 / 60, 4)), DeliveryBatch(deliveries(6), unwanted)
+    carried = asyncio.create_task(hosts.carry("a", limits, batch, target.send))
+    await target.arrived.wait()
+    assert asked == []  # nothing had waited: nothing is asked
+    expired.update({2: Dead(EXPIRED), 3: Dead(EXPIRED), 5: Dead(EXPIRED)})
+    target.open.set()
+    assert await carried == [DONE, DONE, Dead(EXPIRED), Dead(EXPIRED), DONE, Dead(EXPIRED)]
+    assert [int.from_bytes(idh, "big") for idh in target.seen] == [0, 1, 4]
+    assert hosts.waiting == 0

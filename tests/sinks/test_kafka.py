@@ -131,7 +131,7 @@ async def test_a_task_arrives_with_key_headers_and_value_byte_for_byte(
     lane, bare = by_id["a/b, c"], by_id[plain.id.partition("~")[0]]
     assert (lane.key, lane.value) == ("user1234", '{"item":"user1234"}')
     assert lane.headers == {
-        "idempotency-key": f"{mainspring_namespace}/a%2Fb%2C%20c/{given.due_ms}",
+        "idempotency-key": f"{mainspring_namespace}/user1234/a%2Fb%2C%20c/{given.due_ms}",
         "id": "a/b, c",
         "due": str(given.due_ms),
         "attempt": "1",
@@ -182,6 +182,16 @@ async def test_an_unknown_topic_is_told_and_not_created_even_if_the_broker_would
     assert name in outcome.reason
     assert "kafka_create_topics" in outcome.reason
     assert name not in topics_of(kafka.servers)
+
+
+async def test_topics_that_the_settings_name_are_created_at_the_start(kafka: Broker) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    name = f"t{uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": kafka.servers})
+    async with sinking(kafka, create_topics=True, partitions=2, replication=1, topics=(name,)) as sink:
+        sink.prepare()
+        await until(lambda: name in admin.list_topics(timeout=WAIT_S).topics, "the topic")
 
 
 async def test_a_missing_topic_is_created_when_the_node_is_told_to(kafka: Broker) -> None:

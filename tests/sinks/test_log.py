@@ -36,6 +36,12 @@ def pipe() -> Iterator[tuple[int, int]]:
         (delivery(b"null"), b"null\n"),
         (delivery("grüße\n".encode(), raw=True), '"grüße\\n"\n'.encode()),
         (delivery(b"\xff\x00", raw=True), b'{"base64":"/wA="}\n'),
+        (delivery('"a\u2028b\u2029c\x85d\x9b31me\x7ff"'.encode()), b'"a\\u2028b\\u2029c\\u0085d\\u009b31me\\u007ff"\n'),
+        (
+            delivery("\x1b[31m\x9b\r\n2026 ERROR\u2028".encode(), raw=True),
+            b'"\\u001b[31m\\u009b\\r\\n2026 ERROR\\u2028"\n',
+        ),
+        (delivery(b"\x1b[2K no JSON\n2026 ERROR"), b'"\\u001b[2K no JSON\\n2026 ERROR"\n'),
     ],
 )
 async def test_a_task_is_one_line_with_its_payload_as_it_was_given(

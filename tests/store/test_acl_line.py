@@ -38,7 +38,7 @@ def sent() -> set[str]:
     return found
 
 
-OPTIONS = {"COUNT", "GROUP", "IDLE", "JUSTID", "MKSTREAM", "RETRYCOUNT", "STREAMS", "WITHSCORES"}
+OPTIONS = {"BYSCORE", "COUNT", "GROUP", "IDLE", "JUSTID", "MKSTREAM", "RETRYCOUNT", "STREAMS", "WITHSCORES"}
 """Words of the scripts that stand behind a command."""
 
 

@@ -113,6 +113,19 @@ async def test_waiting_for_replicas_does_not_hold_up_others(monkeypatch: pytest.
         delete_namespace(server, "main")
 
 
+async def test_a_level_that_is_out_of_reach_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durability, "WAIT_MS", 600_000)
+    with started("valkey", appendonly="yes", appendfsync="everysec") as server:
+        async with Client(server.url) as client, asyncio.timeout(60):
+            slow = asyncio.create_task(client.put("log:", after="1h", durability="replicas=9"))
+            while not await waits(client):
+                pass
+            assert (await client.put("log:", after="1h", durability="disk")).durability == "disk"
+            assert not slow.done()
+            slow.cancel()
+        delete_namespace(server, "main")
+
+
 async def waits(client: Client) -> bool:
     """The server keeps somebody waiting for its replicas."""
     [about] = await client.store.servers.for_slot(0).pipeline([("INFO", "clients")])

@@ -391,3 +391,54 @@ async def test_a_stream_without_its_group_does_not_keep_others_from_being_taken(
     assert values(await worker.take()) == [b'"x"']
     for keys in store.keys.partitions:
         await store.run_one(keys.slot, [("DEL", keys.queue("strange"))])
+
+
+# -- queues that are not used any more ---------------------------------------------------------------------------
+
+
+EVER = 1 << 43
+"""Streams have times of the server's own clock, however far that is from the manual one."""
+
+
+async def forget(store: Store, idle_ms: int = -EVER) -> list[str]:
+    """Remove idle queues of all partitions; return the names that are left."""
+    for partition in range(len(store.keys)):
+        assert await queue_state.forget_idle(store, partition, 0, idle_ms=idle_ms) == 0
+    return sorted(await queue_state.depths(store))
+
+
+async def test_a_queue_goes_when_it_is_empty_and_comes_back_with_its_next_task(
+    ticker: Ticker, worker: HandWorker, store: Store
+) -> None:
+    await queued(ticker, "waits")
+    assert await forget(store) == [QUEUE], "a task waits in it"
+    jobs = await worker.take()
+    assert await forget(store) == [QUEUE], "a worker runs a task of it"
+    assert await worker.end(*jobs) == ["ok"]
+    assert await forget(store, idle_ms=EVER) == [QUEUE], "it was used a moment ago"
+    assert await forget(store) == []
+    assert await worker.take() == []
+    await queued(ticker, "again")
+    assert values(await worker.take()) == [b'"again"']
+
+
+async def test_an_owner_removes_idle_queues_and_no_others(
+    ticker: Ticker, worker: HandWorker, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mainspring.engine.sweeper.QUEUE_IDLE_MS", -EVER)
+    await queued(ticker, "done")
+    assert await worker.end(*await worker.take()) == ["ok"]
+    await ticker.client.put("queue:other/send", "stays")
+    await ticker.turn()
+    await ticker.engine.sweeper.step()
+    assert sorted(await queue_state.depths(store)) == ["other"]
+
+
+async def test_queues_that_are_removed_while_they_are_counted_are_left_out(
+    ticker: Ticker, worker: HandWorker, store: Store
+) -> None:
+    await queued(ticker, "done")
+    assert await worker.end(*await worker.take()) == ["ok"]
+    for keys in store.keys.partitions:
+        await store.run_one(keys.slot, [("UNLINK", keys.queue(QUEUE))])
+    assert await queue_state.depths(store) == {}

@@ -1,10 +1,12 @@
 """All pages of a list, one after the other."""
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
 
 from mainspring.client.client import Client
 from mainspring.model.task import TaskInfo
+from mainspring.store.redis.connection import RedisCommand
+from mainspring.testing.faults import NetworkFaults, calls
 
 
 async def pages(client: Client, **options: Any) -> AsyncIterator[list[TaskInfo]]:
@@ -17,3 +19,20 @@ async def pages(client: Client, **options: Any) -> AsyncIterator[list[TaskInfo]]
 
 async def payloads(client: Client, **options: Any) -> list[Any]:
     return [task.payload async for some in pages(client, **options) for task in some]
+
+
+class SliceRead(NamedTuple):
+    """What a page asked of one slice."""
+
+    key: str
+    first: int
+    rows: int
+
+
+def reads_in(commands: Sequence[RedisCommand]) -> list[SliceRead]:
+    asks = calls("heads")
+    return [SliceRead(str(one[3]), int(one[4]), int(one[5])) for one in commands if asks([one])]
+
+
+def reads(road: NetworkFaults) -> list[SliceRead]:
+    return [read for _, commands in road.trips for read in reads_in(commands)]

@@ -167,7 +167,7 @@ class Model:
         self._settle(task, outcome, now_ms)
 
     def _key(self, task: Known, idh: bytes, original_ms: int) -> str:
-        return idempotency_key(self.namespace, task.id or idh.hex(), original_ms)
+        return idempotency_key(self.namespace, task.id or idh.hex(), original_ms, task.lane)
 
     def _check_lane(self, task: Known) -> None:
         if task.lane is None:

@@ -324,6 +324,17 @@ def test_a_task_accepted_after_the_later_one_began_was_not_overtaken(story: Stor
     assert check(story) == []
 
 
+@pytest.mark.parametrize(("due", "rules"), [(3, []), (9, ["lane"])])
+def test_a_task_that_is_overdue_when_it_is_put_counts_from_then(story: Story, due: int, rules: list[str]) -> None:
+    story.put("late", lane="l", at=5000)
+    story.put("other", due=due, lane="l")
+    story.begin("other", due=due, at=20_000)
+    story.end("other", due=due, at=20_010)
+    story.begin("late", at=20_020)
+    story.end("late", at=20_030)
+    assert broken(story) == rules
+
+
 def test_two_of_a_lane_under_way_at_once_are_found(story: Story) -> None:
     story.put_pair()
     story.begin("first", at=5000)
@@ -444,9 +455,9 @@ def test_a_repeated_head_goes_before_what_came_meanwhile(story: Story) -> None:
 
 
 def test_an_acceptance_that_was_answered_after_the_end_holds_up_nobody(story: Story) -> None:
+    story.put("first", lane="l", at=5020)
     story.begin("first", at=5000)
     story.end("first", at=5010)
-    story.put("first", lane="l", at=5020)
     story.put("second", due=1, lane="l")
     story.begin("second", due=1, at=5030)
     story.end("second", due=1, at=5040)
@@ -740,7 +751,7 @@ def test_a_confirmed_task_whose_move_was_forgotten_must_stand_where_it_was() -> 
 
 def test_histories_of_several_processes_are_one(tmp_path: Path) -> None:
     client, node = Story("main"), Story("main")
-    client.put("a", lane="l")
+    client.put("a")
     client.fault(1, 2, "test")
     client.cancel("a", at=15, answer="too late")
     node.begin("a")

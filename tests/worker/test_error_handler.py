@@ -60,7 +60,8 @@ async def test_it_hears_of_a_task_that_expired_in_its_queue(
     await worker.failures.seen()
     assert [(one.id, one.outcome, one.error, one.lane) for one in told] == [("late", "dead", "expired", lane)]
     assert (worker.finisher.meters.counts["expired"]["queue"], worker.finisher.meters.counts["dead"]["queue"]) == (1, 0)
-    assert told[0].idempotency_key == f"{ticker.store.keys.namespace}/late/{handle.due_ms}"
+    name = "late" if lane is None else f"{lane}/late"
+    assert told[0].idempotency_key == f"{ticker.store.keys.namespace}/{name}/{handle.due_ms}"
     await ticker.advance(seconds=1)  # of a lane its owner writes the letter
     letter = await ticker.client.dead_get("late")
     assert letter is not None

@@ -1,6 +1,7 @@
 """How a worker divides its room between queues, and where it asks."""
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -41,10 +42,10 @@ def served(shares: Shares, rounds: int, backlog: dict[str, int], room: int | Non
         asks = shares.split(most, [name for name, count in backlog.items() if count])
         assert 0 < sum(asks.values()) <= most
         came = {name: min(count, left[name]) for name, count in asks.items()}
-        shares.came(asks, came)
         for name, count in came.items():
             got[name] += count
             left[name] -= count
+        shares.came(asks, came, [name for name, count in left.items() if count])
     return got
 
 
@@ -52,6 +53,29 @@ def test_full_queues_share_by_weight_also_one_job_at_a_time() -> None:
     for room in (None, 1, 7, 64):
         got = served(Shares({"mail": 3, "reports": 1}), 2000, {"mail": 10**6, "reports": 10**6}, room)
         assert got["mail"] / got["reports"] == pytest.approx(3, rel=0.02)
+
+
+@pytest.mark.parametrize("room", [1, 2, 8, 64])
+def test_weights_hold_however_the_tasks_lie_in_partitions(room: int) -> None:
+    shares, hints = Shares({"high": 3, "low": 1}), PartitionHints(["high", "low"], 32)
+    hints.add_all()
+    left = {(5, "high"): 10**6} | {(partition, "low"): 10**6 for partition in range(32)}
+    got = Counter[str]()
+    for round_ in range(2000):
+        if round_ % 100 == 0:
+            hints.add_all()  # the poll, once a second
+        wanted = shares.split(room, hints.having())
+        asks = hints.asks(wanted)
+        came = [
+            (partition, queue)
+            for partition, queues in asks.items()
+            for queue, most in queues.items()
+            for _ in range(min(most, left.get((partition, queue), 0)))
+        ]
+        hints.came(asks, came)
+        shares.came(wanted, Counter(queue for _, queue in came), hints.having())
+        got.update(queue for _, queue in came)
+    assert got["high"] / got["low"] == pytest.approx(3, rel=0.05)
 
 
 def test_what_one_queue_does_not_use_goes_to_the_others() -> None:

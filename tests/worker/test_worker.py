@@ -279,6 +279,70 @@ async def test_a_tasks_own_policy_goes_before_the_handlers(place: Place) -> None
     assert attempts == [1, 2]
 
 
+async def test_a_handlers_policy_may_be_a_line(place: Place) -> None:
+    async def fail() -> None:
+        raise ValueError
+
+    await place.worker(Handler(fail, queue="q", retry="2 base=1ms cap=1ms"))
+    handle = await place.client.put("queue:q/fail")
+    await place.settled()
+    letter = await place.client.dead_get(handle.id)
+    assert letter is not None
+    assert letter.attempts == 2
+
+
+@pytest.mark.parametrize("step", ["decide", "write"])
+async def test_what_goes_wrong_while_a_run_is_ended_fails_the_attempt(
+    place: Place, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    async def fail() -> None:
+        raise ValueError("from the handler")
+
+    async def fine() -> int:
+        return 1
+
+    broken, well = Handler(fail, queue="q", retry="1"), Handler(fine, queue="q", result_ttl="1m")
+    # Stand-ins for a bug of ours: a policy that is none breaks the decision, a text for a number breaks the write.
+    if step == "decide":
+        broken.retry = "1"  # type: ignore[assignment]
+    else:
+        broken.result_ttl_ms = "1"  # type: ignore[assignment]
+    worker = await place.worker(broken, well)
+    well_before = worker.healthy
+    task = Task("queue:q/fail", None, id="odd", retry="1" if step == "write" else None)
+    await place.client.put_many([task, *(Task("queue:q/fine", None, id=f"fine-{n}") for n in range(20))])
+    await until(lambda: "odd: its run could not be ended" in caplog.text)
+    for n in range(20):
+        assert await place.client.result(f"fine-{n}", timeout=60) == 1
+    assert worker.crashed is None
+    assert (well_before, worker.healthy) == (True, False)
+    async with asyncio.timeout(60):
+        while (found := await place.client.get("odd")).attempt < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert "the run could not be ended: " in found.errors[0]
+    await place.client.cancel("odd")
+
+
+async def test_an_exception_whose_own_code_fails_is_the_end_of_its_run_only(place: Place) -> None:
+    class Odd(Dead):
+        @property
+        def response(self) -> None:
+            raise RuntimeError("no response")
+
+        @response.setter
+        def response(self, value: object) -> None: ...
+
+    async def fail() -> None:
+        raise Odd("odd")
+
+    await place.worker(Handler(fail, queue="q", retry="1"))
+    await place.client.put("queue:q/fail", id="odd")
+    await place.settled()
+    letter = await place.client.dead_get("odd")
+    assert letter is not None
+    assert letter.reason == "Odd, which cannot be read: RuntimeError: no response"
+
+
 async def test_a_run_that_takes_too_long_is_cancelled_and_counts_as_failed(place: Place) -> None:
     cancelled = asyncio.Event()
     free = threading.Event()
@@ -375,7 +439,7 @@ async def test_the_context_tells_the_task_and_keeps_lines(place: Place) -> None:
     handle = await place.client.put("queue:q/work", id="an id", lane="a lane")
     kept = await place.client.run_result(handle.id, lane="a lane", timeout=60)
     assert kept.log == ("step 1", "100 % done")
-    assert seen["key"] == f"{place.store.keys.namespace}/an%20id/{handle.due_ms}"
+    assert seen["key"] == f"{place.store.keys.namespace}/a%20lane/an%20id/{handle.due_ms}"
     assert (seen["id"], seen["attempt"], seen["lane"]) == ("an id", 1, "a lane")
     assert round(seen["due"].timestamp() * 1000) == handle.due_ms
     with pytest.raises(MainspringError, match="no task is being run here"):
@@ -530,16 +594,26 @@ async def test_a_coroutine_that_blocks_the_loop_is_told_of(place: Place, caplog:
     await place.settled()
 
 
-async def test_an_unknown_handler_is_no_reason_to_lose_a_task(place: Place) -> None:
-    async def known() -> None: ...
+@pytest.mark.parametrize("lane", [None, "a lane"])
+async def test_a_handler_that_a_worker_does_not_know_is_left_to_others_untried(
+    place: Place, caplog: pytest.LogCaptureFixture, lane: str | None
+) -> None:
+    ran: list[tuple[int, tuple[str, ...]]] = []
 
-    await place.worker(Handler(known, queue="q"), retry=SOON)
-    await place.client.put("queue:q/unknown", id="lost")
+    async def sent() -> None: ...
+
+    async def send(ctx: Context) -> None:
+        ran.append((ctx.attempt, ctx.job.body.errors))
+
+    first = await place.worker(Handler(sent, queue="q"), retry=RetryPolicy(max_attempts=1))
+    await place.client.put("queue:q/send", id="later", lane=lane)
+    await until(lambda: "this worker does not know queue:q/send" in caplog.text)
+    assert "did you mean queue:q/sent?" in caplog.text
+    await first.stop()
+    await place.worker(Handler(send, queue="q"))
     await place.settled()
-    letter = await place.client.dead_get("lost")
-    assert letter is not None
-    assert letter.reason == "this worker does not know queue:q/unknown"
-    assert letter.attempts == 3
+    assert ran == [(1, ())]
+    assert first.finisher.meters.counts["failed"]["queue"] == 0
 
 
 async def test_an_answer_that_cannot_be_kept_does_not_fail_the_task(place: Place) -> None:

@@ -319,8 +319,8 @@ async def livez(call: Call) -> Answer:
 async def readyz(call: Call) -> Answer:
     if not call.node.ready:
         raise not_ready("the node is starting or stopping")
-    if not await call.node.reachable():
-        raise not_ready("the server does not answer")
+    if (outage := await call.node.outage()) is not None:
+        raise not_ready(outage)
     return _WELL
 
 
@@ -334,7 +334,7 @@ async def healthy(call: Call) -> Answer:
 
 PROBE_ROUTES: Final = (
     Route("GET", "/livez", livez, None, "The process answers.", answers={200: Well}),
-    Route("GET", "/readyz", readyz, None, "It is started, and the server answers now.", answers={200: Well}),
+    Route("GET", "/readyz", readyz, None, "It is started, and the server takes writes now.", answers={200: Well}),
     Route("GET", "/healthy", healthy, None, "Every role's last step went well.", answers={200: Well}),
 )
 

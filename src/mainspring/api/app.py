@@ -7,16 +7,17 @@ from typing import Final
 from ..model.access import ApiKey
 from ..model.audit import Change
 from ..model.errors import MainspringError
+from ..model.targets.url import AllowList
 from ..node.node import Node
 from . import admin, batch, dead, lanes, openapi, schedules, tasks, ticks
 from .asgi import (
     JSON,
-    Answer,
     AsgiScope,
     AsgiSend,
     HungUp,
     Problem,
     Receive,
+    Sendable,
     answer_to_error,
     check_content_type,
     read_body,
@@ -65,6 +66,8 @@ class App:
         self.spaces = Spaces(node)
         self.takes_requests = "api" in node.config.roles
         self.router = Router(ROUTES if self.takes_requests else WATCHED)
+        self.reach = AllowList.parse(node.config.http_reach)
+        """What webhooks may reach besides public addresses."""
         self.batches = Batches()
         self.examining = asyncio.Lock()
         self.previewing = asyncio.Lock()
@@ -72,6 +75,7 @@ class App:
     async def __call__(self, scope: AsgiScope, receive: Receive, send: AsgiSend) -> None:
         if scope["type"] != "http":
             return
+        found: Sendable
         try:
             found = await self._answer(scope, receive)
         except HungUp:
@@ -83,7 +87,7 @@ class App:
             found = answer_to_error(error)
         await found.send(send)
 
-    async def _answer(self, scope: AsgiScope, receive: Receive) -> Answer:
+    async def _answer(self, scope: AsgiScope, receive: Receive) -> Sendable:
         if scope["path"] == "/ticks" and scope["method"] == "POST" and self.takes_requests:
             route, params = ticks.TICK, NO_PARAMETERS  # the hottest route is not searched for
         else:

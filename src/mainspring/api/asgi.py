@@ -4,12 +4,21 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, Protocol, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from ..model.errors import Conflict, InvalidInput, MainspringError, NotConfirmed, NotFound, OutOfMemory, StoreError
+from ..model.errors import (
+    Conflict,
+    InvalidInput,
+    MainspringError,
+    NotConfirmed,
+    NotFound,
+    OutOfMemory,
+    PayloadTooLarge,
+    StoreError,
+)
 from ..model.times import When, instant_ms
 
 RETRY_AFTER_S: Final = 1
@@ -83,6 +92,8 @@ def problem_of(error: MainspringError) -> Problem:
             return Problem("not-found", str(error))
         case Conflict():
             return Problem("conflict", str(error))
+        case PayloadTooLarge():
+            return Problem("too-large", str(error))
         case _:
             return Problem("invalid", str(error))
 
@@ -114,6 +125,12 @@ encode: Final = msgspec.json.Encoder().encode
 
 class HungUp(Exception):
     """The caller went away before the request was complete."""
+
+
+class Sendable(Protocol):
+    """An answer, whole or in pieces."""
+
+    async def send(self, send: AsgiSend) -> None: ...
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -282,7 +299,7 @@ def when(text: str | None, field: str) -> When | None:
     if text is None:
         return None
     # A + is a space in a query, but a time never contains one.
-    given: When = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else text.replace(" ", "+")
+    given: When = int(text) if text.isascii() and text.isdigit() and len(text) < 24 else text.replace(" ", "+")
     try:
         at_ms = instant_ms(given, field=field)
     except (OverflowError, ValueError) as error:
@@ -291,4 +308,4 @@ def when(text: str | None, field: str) -> When | None:
         raise InvalidInput(f"{field}: {text[:80]!r} lies outside of the calendar") from None
     if not 0 <= at_ms < _LATEST_MS:
         raise InvalidInput(f"{field}: {text[:80]!r} lies outside of the calendar")
-    return at_ms
+    return given

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from ipaddress import ip_address
 from math import ceil
 from pathlib import Path
 from typing import Final
@@ -108,28 +109,39 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, client: str, rate: float, burst: float) -> None:
-        """Count one more request; raise a Problem that says when to retry if there are too many.
+        """Count one more request; raise a Problem that says when to retry if there are too many."""
+        if not self.take_some(client, rate, burst, 1):
+            level, _ = self._buckets[client]
+            raise Problem(
+                "rate",
+                f"more than {rate:g} requests a second; wait as Retry-After says",
+                retry_after=str(max(1, ceil((1 - level) * self._processes / rate))),
+            )
+
+    def take_some(self, client: str, rate: float, burst: float, wanted: int) -> int:
+        """Count as many of `wanted` requests as there is room for, and return their number.
 
         Each of several processes on one port admits its share: connections spread over them, and counts are not shared.
         """
         now = self._now()
-        full_rate, rate, burst = rate, rate / self._processes, max(1.0, burst / self._processes)
+        rate, burst = rate / self._processes, max(1.0, burst / self._processes)
         level, at = self._buckets.pop(client, (burst, now))
         level = min(burst, level + (now - at) * rate)
-        if level < 1:
-            self._buckets[client] = (level, now)
-            raise Problem(
-                "rate",
-                f"more than {full_rate:g} requests a second; wait as Retry-After says",
-                retry_after=str(max(1, ceil((1 - level) / rate))),
-            )
-        self._buckets[client] = (level - 1, now)
+        granted = min(wanted, int(level))
+        self._buckets[client] = (level - granted, now)
         if len(self._buckets) > MOST_CLIENTS:
             self._buckets.popitem(last=False)
+        return granted
 
 
 OPEN: Final = ApiKey("open", "anybody", "admin", "", 0, None, ("*",))
 """Whoever comes without a key where none is needed."""
+
+
+def client_of(key: ApiKey, address: str) -> str:
+    """Whose requests are counted together: those of a key, or without one those of an address."""
+    return f"at {address}" if key is OPEN else f"key {key.id}"
+
 
 _HOSTS_KEPT: Final = 100
 
@@ -140,7 +152,6 @@ class Authenticator:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._needs_keys = config.needs_keys
-        self._local_only = config.access == "auto"
         self.ring = KeyRing(config.namespace, config.api_key_file)
         self._rates = Rates(processes=config.processes)
         self._hosts: set[bytes] = set()
@@ -163,8 +174,7 @@ class Authenticator:
             raise Problem(
                 "unauthenticated", "an API key is needed: Authorization: Bearer msk_…", www_authenticate="Bearer"
             )
-        if self._local_only:
-            self._check_origin(headers)
+        self._check_origin(headers)
         return OPEN
 
     async def admit(self, store: Store, headers: Headers, address: str) -> ApiKey:
@@ -205,28 +215,49 @@ class Authenticator:
         )
 
     def _count(self, key: ApiKey, address: str) -> None:
-        rate = self._config.api_rate if key.rate is None else key.rate
-        if rate:
-            self._rates.take(f"at {address}" if key is OPEN else f"key {key.id}", rate, max(1.0, rate))
+        if rate := self._rate_of(key):
+            self._rates.take(client_of(key, address), rate, max(1.0, rate))
+
+    def count_lines(self, key: ApiKey, address: str, lines: int) -> int:
+        """Count lines of a batch as requests; return how many of them the caller's rate allows now."""
+        rate = self._rate_of(key)
+        return self._rates.take_some(client_of(key, address), rate, max(1.0, rate), lines) if rate else lines
+
+    def _rate_of(self, key: ApiKey) -> float:
+        return self._config.api_rate if key.rate is None else key.rate
 
     def _check_origin(self, headers: Headers) -> None:
-        """On loopback without keys a web page in a browser on this machine must not reach the API.
+        """Refuse what a web page in a browser sends: without keys, whoever reaches the port may do everything.
 
-        A page of another site is known by its Origin, one that points its own name at 127.0.0.1 by the Host.
+        A page of another site is known by its Origin, one that points its own name at this address by the Host.
         """
         host = headers.get(b"host", b"localhost")
         if host not in self._hosts:
-            if not is_loopback(_name_of(host)):
+            if not self._answers_to(_name_of(host)):
                 raise Problem(
                     "forbidden",
-                    f"the host {host.decode('latin-1')[:80]!r} is not this machine's; without keys only loopback is"
-                    " answered. Set access to keys (or open, behind a proxy that guards it)",
+                    f"the host {host.decode('latin-1')[:80]!r} is not one of this API's. Name it in api_hosts if a"
+                    " proxy that guards the API passes it on, or set access to keys",
                 )
             if len(self._hosts) < _HOSTS_KEPT:
                 self._hosts.add(host)
         origin = headers.get(b"origin")
         if origin is not None and origin.rpartition(b"/")[2] != host:
             raise Problem("forbidden", "a page of another site may not call this API; set access to keys")
+
+    def _answers_to(self, name: str) -> bool:
+        if is_loopback(name) or name.lower() in self._config.api_hosts:
+            return True
+        return self._config.access == "open" and _cannot_be_registered(name.lower())
+
+
+def _cannot_be_registered(name: str) -> bool:
+    """Whether a host is an address or a name of a private network: no page can come from it by way of public DNS."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return "." not in name or name.endswith((".internal", ".local", ".localhost", ".svc"))
+    return True
 
 
 def _bearer(shown: bytes) -> str | None:
@@ -247,6 +278,15 @@ def _name_of(host: bytes) -> str:
 def check_target(key: ApiKey, target: str) -> None:
     if not key.sees(target):
         raise Problem("forbidden", f"this key may not use the target {target[:200]!r}")
+
+
+def check_lane(key: ApiKey, lane: str | None) -> None:
+    """Refuse a lane of somebody else to a key bound to targets: a task of its own that fails would block that lane."""
+    if lane is not None and key.targets is not None and not lane.startswith(f"{key.id}/"):
+        raise Problem(
+            "forbidden",
+            f"this key is bound to targets, and may use only lanes that begin with '{key.id}/'",
+        )
 
 
 def check_right(key: ApiKey, right: Right | None) -> None:

@@ -1,7 +1,9 @@
 """`POST /v1/tasks:batch`: tasks as lines of JSON; the answer has one line for each, and a summary as the last."""
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, Final, Literal, cast
 
@@ -11,11 +13,15 @@ from ..model.access import ApiKey
 from ..model.errors import InvalidInput, MainspringError
 from ..model.limits import HORIZON_MS, MAX_PAYLOAD_BYTES
 from ..model.targets.names import check_target
+from ..model.targets.url import AllowList
 from ..model.task import Handle, OnConflict, PutOutcome, Task
+from ..model.times import timeout_ms
+from ..sinks.http_network import check_literal_target
 from ..store.durability import check_durability
 from .asgi import (
+    GUARDED,
     NDJSON,
-    Answer,
+    AsgiSend,
     HungUp,
     Problem,
     check_content_type,
@@ -24,6 +30,7 @@ from .asgi import (
     field_names,
     problem_of,
 )
+from .auth import check_lane, client_of
 from .routes import Call, Route
 from .tasks import NO_PAYLOAD, NewTask, checked_key, is_simple, task_of
 
@@ -33,6 +40,7 @@ _SHORT: Final = 32
 """Ids shorter than this cannot have the form of generated ones."""
 
 _MOST_TARGETS: Final = 10_000
+_PUBLIC: Final = AllowList()
 
 
 class Portion(msgspec.Struct):
@@ -53,20 +61,30 @@ class Portion(msgspec.Struct):
 class Lines:
     """Turns the lines of one batch into tasks, portion by portion."""
 
-    def __init__(self, key: ApiKey, depth: int, salt: bytes | None = None) -> None:
+    def __init__(
+        self,
+        key: ApiKey,
+        depth: int,
+        salt: bytes | None = None,
+        reach: AllowList = _PUBLIC,
+        check_timeout: Callable[[str, int], None] | None = None,
+    ) -> None:
         self._key = key
+        self._check_timeout = check_timeout
+        self._reach = reach
         self._depth = depth
         self._salt = salt
         self.taken = 0
         self._targets: set[str] = set()
         """Those that were found good before."""
 
-    def take(self, portion: bytes, now_ms: int, most: int) -> Portion:
-        """Empty lines count, and are left out; so are those beyond `most`."""
-        count = portion.count(b"\n") + (not portion.endswith(b"\n") and bool(portion))
+    def take(self, portion: bytes, now_ms: int, most_wrong: int) -> Portion:
+        """Return the tasks of some lines. Empty lines count, and are left out. Nothing is looked at behind the last of
+        `most_wrong` wrong lines; `taken` is then its number."""
+        count = count_lines(portion)
         first = self.taken + 1
         self.taken += count
-        if self._salt is None and self.taken <= most:
+        if self._salt is None:
             try:
                 decoded = _decoder.decode_lines(portion)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -75,9 +93,9 @@ class Lines:
                 if self._are_usual(portion, decoded, now_ms):
                     return Portion(first, range(first, first + count), cast("list[Task]", decoded), {})
                 found, odd = self._take_all(first, decoded, now_ms, simple=is_simple(portion))
-                if not _may_repeat(portion, decoded, odd) or not _repeats(portion):
+                if len(found.wrong) <= most_wrong and (not _may_repeat(portion, decoded, odd) or not _repeats(portion)):
                     return found
-        return self._take_each(portion, first, now_ms, most)
+        return self._take_each(portion, first, now_ms, most_wrong)
 
     def _are_usual(self, portion: bytes, decoded: list[NewTask], now_ms: int) -> bool:
         """Whether `_take_all` would take every line as it is, and none has a field but the usual, or one of them twice:
@@ -133,11 +151,11 @@ class Lines:
             found.numbers = [number for number in found.numbers if number not in found.wrong]
         return found, odd
 
-    def _take_each(self, portion: bytes, first: int, now_ms: int, most: int) -> Portion:
+    def _take_each(self, portion: bytes, first: int, now_ms: int, most_wrong: int) -> Portion:
         numbers: list[int] = []
         found = Portion(first, numbers, [], {})
         for number, raw in enumerate(portion.split(b"\n"), first):
-            if not raw.strip() or number > most:
+            if not raw.strip():
                 continue
             try:
                 self._take_slowly(found, number, _decode(raw, self._depth), now_ms, raw)
@@ -145,6 +163,9 @@ class Lines:
                 found.wrong[number] = problem
             if number not in found.wrong:
                 numbers.append(number)
+            elif len(found.wrong) >= most_wrong:
+                self.taken = number
+                break
         return found
 
     def _take_slowly(self, found: Portion, number: int, new: NewTask, now_ms: int, raw: bytes = b"") -> None:
@@ -155,7 +176,7 @@ class Lines:
             if self._salt is not None and new.id is None:
                 found.keyed.add(number)
         except InvalidInput as error:
-            found.wrong[number] = Problem("invalid", str(error))
+            found.wrong[number] = problem_of(error)
         except Problem as problem:
             found.wrong[number] = problem
 
@@ -164,8 +185,12 @@ class Lines:
         if self._salt is not None and new.id is None:
             task_id = "line-" + blake2b(b"%d " % number + raw.strip(), key=self._salt, digest_size=20).hexdigest()
         task = task_of(new, now_ms, task_id=task_id)
+        if new.timeout is not None and self._check_timeout is not None:
+            self._check_timeout(task.target, timeout_ms(new.timeout))
         if not self._knows(task.target):
+            check_literal_target(task.target, self._reach)
             raise Problem("forbidden", f"this key may not use the target {task.target[:200]!r}")
+        check_lane(self._key, task.lane)
         return task
 
     def _knows(self, target: str) -> bool:
@@ -174,6 +199,7 @@ class Lines:
             return True
         try:
             check_target(target)
+            check_literal_target(target, self._reach)
         except InvalidInput:
             return False  # reported together with its line
         if not self._key.sees(target):
@@ -229,14 +255,25 @@ def _repeats(portion: bytes) -> bool:
     return False
 
 
-PORTION_BYTES: Final = 384 * 1024
-"""Lines read before they are written: enough to write many together, few enough not to delay others."""
+def count_lines(text: bytes) -> int:
+    return text.count(b"\n") + (bool(text) and not text.endswith(b"\n"))
 
-WRITE_TASKS: Final = 8_192
-"""Tasks that are written together at most: these keep the loop on which others are served."""
+
+PORTION_BYTES: Final = 384 * 1024
+PORTION_LINES: Final = 4_096
+"""What is checked and written together at most: enough to write many tasks at once, little enough not to keep the event
+loop from others. Lines have a bound of their own: a wrong one may be a byte, and costs more than a good one."""
 
 AT_ONCE: Final = 32
-"""Batches that one process reads at one time; their answers are held in memory until all is read."""
+"""Batches that one process reads at one time."""
+AT_ONCE_OF_ONE: Final = 8
+"""Batches of one client among them, so that a slow or greedy client does not close the route for the others."""
+
+HELD_BYTES: Final = 64 << 20
+"""Answers that one process holds. Most clients read nothing before they have sent everything, so answers are kept until
+then; all batches share the room."""
+PIECE_BYTES: Final = 256 * 1024
+"""An answer is sent in pieces about this large, each once the client has taken the one before."""
 
 
 class BatchQuery(msgspec.Struct, frozen=True):
@@ -262,13 +299,15 @@ class LineAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class Summary(msgspec.Struct):
-    """`complete` is false when the rest was not taken; `next_line` is then the first to be sent again."""
+    """`complete` is false when the rest was not taken; `next_line` is then the first to be sent again. `skipped` is the
+    number of lines that were received and not looked at."""
 
     lines: int = 0
     created: int = 0
     kept: int = 0
     replaced: int = 0
     failed: int = 0
+    skipped: int = 0
     complete: bool = True
     next_line: int | None = None
     error: dict[str, Any] | None = None
@@ -282,21 +321,64 @@ LineOutcome = Handle | MainspringError | None
 
 
 class Batches:
-    """How many batches are being read."""
+    """The batches being read, by client, and the bytes of answers that wait to be sent."""
 
     def __init__(self) -> None:
-        self.open = 0
+        self.reading: Counter[str] = Counter()
+        self.held_bytes = 0
 
-    def __enter__(self) -> None:
-        if self.open >= AT_ONCE:
+    @contextmanager
+    def slot(self, client: str) -> Iterator[None]:
+        """Count a batch while it is read; refuse one too many."""
+        if self.reading.total() >= AT_ONCE:
             raise Problem("rate", f"{AT_ONCE} batches are being read at this moment", retry_after="1")
-        self.open += 1
+        if self.reading[client] >= AT_ONCE_OF_ONE:
+            detail = f"{AT_ONCE_OF_ONE} batches of this client are being read at this moment; send fewer at a time"
+            raise Problem("rate", detail, retry_after="1")
+        self.reading[client] += 1
+        try:
+            yield
+        finally:
+            self.reading[client] -= 1
+            if not self.reading[client]:
+                del self.reading[client]
 
-    def __exit__(self, *_: object) -> None:
-        self.open -= 1
+
+class BatchAnswer:
+    """Lines of an answer, held until all of the request is read, then sent piece by piece."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._pieces: deque[bytes] = deque()
+
+    def add(self, lines: bytes) -> None:
+        for at in range(0, len(lines), PIECE_BYTES):
+            self._pieces.append(lines[at : at + PIECE_BYTES])
+        self._batches.held_bytes += len(lines)
+
+    @property
+    def has_room(self) -> bool:
+        return self._batches.held_bytes < HELD_BYTES
+
+    async def send(self, send: AsgiSend) -> None:
+        length = b"%d" % sum(map(len, self._pieces))
+        headers = [(b"content-type", NDJSON), (b"content-length", length), *GUARDED]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while self._pieces:
+                piece = self._pieces.popleft()
+                self._batches.held_bytes -= len(piece)
+                await send({"type": "http.response.body", "body": piece, "more_body": bool(self._pieces)})
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Forget what is not sent."""
+        self._batches.held_bytes -= sum(map(len, self._pieces))
+        self._pieces.clear()
 
 
-async def put_batch(call: Call) -> Answer:
+async def put_batch(call: Call) -> BatchAnswer:
     check_content_type(call.headers, (NDJSON, b"application/ndjson", b"application/jsonl", b"application/json"))
     config = call.node.config
     if int(call.headers.get(b"content-length", b"0")) > config.api_batch_bytes:
@@ -304,53 +386,105 @@ async def put_batch(call: Call) -> Answer:
     check_durability(call.query.durability)
     if call.query.on_conflict not in ("keep", "reject") and not call.may_reach_all:
         raise Problem("forbidden", "this key is bound to targets: put tasks that may replace others one by one")
-    with call.app.batches:
-        batch = _Batch(call)
-        await batch.read()
-        return batch.answer()
+    answer = BatchAnswer(call.app.batches)
+    try:
+        with call.app.batches.slot(client_of(call.key, call.address)):
+            batch = _Batch(call, answer)
+            try:
+                await batch.read()
+            finally:
+                await batch.audit()
+    except BaseException:
+        answer.drop()
+        raise
+    return answer
 
 
 class _Batch:
     """One request. The next portion is read and checked while the last one is on its way to the server."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, answer: BatchAnswer) -> None:
         self._call = call
+        self._answer = answer
         self._query: BatchQuery = call.query
-        self._lines = Lines(call.key, call.node.config.api_json_depth, _salt_of(call))
-        self._answer_lines: list[bytes] = []
+        self._lines = Lines(
+            call.key, call.node.config.api_json_depth, _salt_of(call), call.app.reach, call.node.config.check_timeout
+        )
         self._summary = Summary()
         self._failure: MainspringError | None = None
+        self._received = 0
+        """Lines that came, looked at or not."""
+        self._looked_at = 0
+        self._wrong_left = call.node.config.api_batch_errors
         rejects = self._query.on_conflict == "reject"
-        self._counts = self._query.answers == "errors" and not rejects and call.may_reach_all
+        self._rule = call.rule_of("keep" if rejects else self._query.on_conflict)
+        may_be_refused = rejects or self._rule != self._query.on_conflict
+        self._counts = self._query.answers == "errors" and not may_be_refused and call.may_reach_all
         """Nobody asks for ids: what was stored is only counted, which is cheaper."""
 
     async def read(self) -> None:
+        """Write the tasks of all lines, or of as many as the limits allow; what comes behind them is only counted."""
         config = self._call.node.config
         rest, size, more = b"", 0, True
         writing: asyncio.Task[None] | None = None
         try:
-            while more and self._summary.complete:
+            while more:
                 data, more = await self._portion(rest)
                 size += len(data) - len(rest)
                 cut = len(data) if not more else data.rfind(b"\n") + 1
-                portion, rest = data[:cut], data[cut:]
-                now_ms = self._call.client.store.clock.now_ms()
-                found = self._lines.take(portion, now_ms, config.api_batch_lines)
-                if writing is not None:
-                    await writing
-                if self._failure is None:
-                    writing = asyncio.create_task(self._write(found))
-                    await asyncio.sleep(0)
-                if self._lines.taken > config.api_batch_lines:
-                    most = config.api_batch_lines
-                    self._stop("too-large", f"a batch has at most {most} lines here; send the rest", most + 1)
+                lines, rest = data[:cut], data[cut:]
+                for portion in _portions(lines):
+                    found = self._take(portion)
+                    if writing is not None:
+                        await writing
+                        writing = None
+                    if found is not None and self._failure is None:
+                        self._looked_at = self._lines.taken
+                        writing = asyncio.create_task(self._write(found))
+                        await asyncio.sleep(0)
+                self._received += count_lines(lines)
+                if self._failure is not None:
+                    break
                 if size > config.api_batch_bytes or len(rest) > config.api_body_bytes:
-                    self._stop(
-                        "too-large", "the body, or a line of it, is larger than the limit", self._lines.taken + 1
-                    )
+                    self._stop("too-large", "the body, or a line of it, is larger than the limit", self._received + 1)
+                    break
         finally:
             if writing is not None:
                 await writing
+        summary = self._summary
+        summary.skipped = self._received - self._looked_at
+        if self._failure is not None and not summary.created + summary.kept + summary.replaced:
+            raise self._failure  # nothing is known to be stored: the whole request is to be sent again
+        self._answer.add(_encode_lines([LineAnswer(summary=summary)]))
+
+    def _take(self, portion: bytes) -> Portion | None:
+        """Return what the lines hold; None once a limit is reached."""
+        if not self._summary.complete or not (lines := self._within_limits(portion)):
+            return None
+        found = self._lines.take(lines, self._call.client.store.clock.now_ms(), self._wrong_left)
+        self._wrong_left -= len(found.wrong)
+        if self._wrong_left <= 0:
+            most = self._call.node.config.api_batch_errors
+            self._stop("invalid", f"{most} lines are wrong; the rest was not looked at", self._lines.taken + 1)
+        return found
+
+    def _within_limits(self, portion: bytes) -> bytes:
+        """Return the lines that may be taken, which are all of them unless a limit is reached."""
+        config, taken, count = self._call.node.config, self._lines.taken, count_lines(portion)
+        if not self._answer.has_room:
+            self._stop("rate", "the answers of batches fill their memory; send the rest, or ask for errors", taken + 1)
+            return b""
+        allowed = min(count, config.api_batch_lines - taken)
+        if allowed < count:
+            most = config.api_batch_lines
+            self._stop("too-large", f"a batch has at most {most} lines here; send the rest", most + 1)
+        # The request itself was counted when it was let in: that is its first line.
+        counted = allowed - (taken == 0)
+        granted = self._call.app.authenticator.count_lines(self._call.key, self._call.address, counted)
+        if granted < counted:
+            allowed -= counted - granted
+            self._stop("rate", "each line counts as a request; send the rest later", taken + allowed + 1)
+        return portion if allowed == count else b"\n".join([*portion.split(b"\n")[:allowed], b""])
 
     async def _portion(self, rest: bytes) -> tuple[bytes, bool]:
         """Return the unread rest plus the next chunk, and whether more follows."""
@@ -373,9 +507,7 @@ class _Batch:
     # -- writing -----------------------------------------------------------------------------------------------
 
     async def _write(self, portion: Portion) -> None:
-        handles: list[LineOutcome] = []
-        for at in range(0, len(portion.tasks), WRITE_TASKS):
-            handles += await self._put(portion.tasks[at : at + WRITE_TASKS])
+        handles = await self._put(portion.tasks)
         if not self._call.may_reach_all:
             handles = [await self._own(task, one) for task, one in zip(portion.tasks, handles, strict=True)]
         self._report(portion, handles)
@@ -419,9 +551,8 @@ class _Batch:
 
     async def _put_many(self, tasks: list[Task]) -> Sequence[LineOutcome]:
         query = self._query
-        on_conflict: OnConflict = "keep" if query.on_conflict == "reject" else query.on_conflict
         done = await self._call.client.put_many(
-            tasks, on_conflict=on_conflict, durability=query.durability, handles=not self._counts
+            tasks, on_conflict=self._rule, durability=query.durability, handles=not self._counts
         )
         if done.handles is not None:
             return done.handles
@@ -445,6 +576,8 @@ class _Batch:
                 wrong[number] = problem_of(found)
             elif rejects and found.outcome == "kept" and number not in portion.keyed:
                 wrong[number] = Problem("conflict", f"a task with id {found.id!r} exists, due {found.due_ms} ms")
+            elif (refusal := self._refusal(found)) is not None and number not in portion.keyed:
+                wrong[number] = refusal
             else:
                 counts[found.outcome] += 1
                 sure = found.durability == self._query.durability
@@ -458,14 +591,37 @@ class _Batch:
         if wrong:
             answers += [LineAnswer(number, error=problem.fields) for number, problem in wrong.items()]
             answers.sort(key=lambda one: one.line)
-        self._answer_lines.append(_encode_lines(answers))
+        self._answer.add(_encode_lines(answers))
 
-    def answer(self) -> Answer:
-        summary = self._summary
-        if self._failure is not None and not summary.created + summary.kept + summary.replaced:
-            raise self._failure  # nothing is known to be stored: the whole request is to be sent again
-        self._answer_lines.append(_encode_lines([LineAnswer(summary=summary)]))
-        return Answer(200, b"".join(self._answer_lines), NDJSON)
+    def _refusal(self, handle: Handle) -> Problem | None:
+        try:
+            self._call.check_changeable(self._query.on_conflict, handle)
+        except Problem as problem:
+            return problem
+        return None
+
+    async def audit(self) -> None:
+        """Write down how many tasks were replaced: one entry, so that a batch does not push others out of the trail."""
+        if self._summary.replaced:
+            await self._call.audit("task.replace", "lines of a batch", None, {"replaced": self._summary.replaced})
+
+
+def _portions(lines: bytes) -> Iterator[bytes]:
+    """Cut lines into portions of `PORTION_LINES` at most."""
+    if lines.count(b"\n") <= PORTION_LINES:
+        if lines:
+            yield lines
+        return
+    at = 0
+    while at < len(lines):
+        end = at
+        for _ in range(PORTION_LINES):
+            end = lines.find(b"\n", end) + 1
+            if not end:
+                end = len(lines)
+                break
+        yield lines[at:end]
+        at = end
 
 
 def _salt_of(call: Call) -> bytes | None:

@@ -12,10 +12,12 @@ from ..client.client import Client
 from ..model.access import ApiKey, Right
 from ..model.audit import Change
 from ..model.errors import Conflict, OutOfMemory
+from ..model.task import Handle, OnConflict
 from ..node.node import Node
+from ..sinks.http_network import check_literal_target
 from ..store import access
 from ..store.tasks.dead_letters import find_live
-from .asgi import Answer, AsgiScope, Headers, Problem, Receive, not_ready
+from .asgi import AsgiScope, Headers, Problem, Receive, Sendable, not_ready
 from .auth import check_target
 from .spaces import Space
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from .app import App
 
 
-RouteHandler = Callable[["Call"], Awaitable[Answer]]
+RouteHandler = Callable[["Call"], Awaitable[Sendable]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,8 +175,23 @@ class Call(msgspec.Struct):
         return self.key.targets is None
 
     def check_target(self, target: str) -> None:
-        """Refuse to send anything where this key may not."""
+        """Refuse to send anything where this key may not, or where no webhook may go."""
         check_target(self.key, target)
+        check_literal_target(target, self.app.reach)
+
+    def rule_of(self, asked: OnConflict) -> OnConflict:
+        """The conflict rule to write with. A key without the right to operate changes nothing that is there: its put
+        keeps a known id, in one step of the server, and is refused then (`check_changeable`)."""
+        return asked if asked in ("keep", "reject") or self.key.may("operate") else "keep"
+
+    def check_changeable(self, asked: OnConflict, handle: Handle) -> None:
+        """Refuse a put that kept a known id although its caller asked to change it."""
+        if handle.outcome == "kept" and self.rule_of(asked) != asked:
+            raise Problem(
+                "forbidden",
+                f"the id {handle.id[:300]!r} is taken, and the key's role is {self.key.role}, which does not have the"
+                " right 'operate' to change what is there",
+            )
 
     def check_seen(self, target: str | None, what: str, name: str) -> None:
         """What goes elsewhere than this key may reach is not there for it."""

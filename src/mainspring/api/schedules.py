@@ -15,8 +15,10 @@ from ..model.schedule.input import local_ms
 from ..model.schedule.view import SAMPLE, Backfilled, Finding, ScheduleView, lint, revision_as_dict
 from ..model.schedule.zone import zone
 from ..model.targets.names import check_target
+from ..model.times import timeout_ms
 from ..node.schedule_lint import Terms, runs_ahead, terms_of, with_outlook
 from .asgi import Answer, Problem, answer
+from .auth import check_lane
 from .routes import Call, Route, no_such
 from .tasks import Moment, Put, once
 
@@ -312,6 +314,8 @@ async def put_schedule(call: Call) -> Answer:
 async def _write(call: Call, name: str, fields: dict[str, Any], on_conflict: OnExisting) -> Answer:
     definition = call.client.schedules.define(name, **{**fields, "by": call.who})
     call.check_target(definition.target)
+    check_lane(call.key, definition.lane)
+    call.node.config.check_timeout(definition.target, definition.timeout_ms)
     before = await call.client.schedules.get(name)
     if before is not None and not call.key.sees(before.definition.target):
         raise Problem("conflict", f"the name {name[:200]!r} is taken")
@@ -327,6 +331,10 @@ async def edit_schedule(call: Call) -> Answer:
     fields = given(edit, before.definition.zone, leave=("generation",))
     if "target" in fields:
         call.check_target(fields["target"])
+    timeout = fields.get("timeout", before.definition.timeout_ms)
+    call.node.config.check_timeout(
+        fields.get("target", before.definition.target), timeout_ms(timeout) if isinstance(timeout, str) else timeout
+    )
     view = await call.client.schedules.edit(before.name, generation=edit.generation, **{**fields, "by": call.who})
     await _audit(call, "schedule.edit", before.name, before, view)
     return await _view_answer(call, view)

@@ -66,6 +66,11 @@ _OFFER: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
 _CONTINUE: Final = b"HTTP/1.1 100"
 SLOWEST_BYTES_A_SECOND: Final = 16 * 1024
 """A body may take the timeout and, for each byte, as long as this rate."""
+LONGEST_S: Final = 300.0
+"""However many bytes a body has: 64 MiB at 16 KiB a second would be more than an hour."""
+SMALL_CHUNKS: Final = 1_024
+LEAST_CHUNK_BYTES: Final = 16
+"""After the first `SMALL_CHUNKS` its chunks have so many bytes on average: each costs the same however small it is."""
 MAX_AHEAD: Final = 128
 """Requests that may come on a connection before the first of them is answered."""
 LINGER_S: Final = 2.0
@@ -115,9 +120,10 @@ class HttpConnection(HttpToolsProtocol):
         self._waits_since_s: float | None = None
         """Since when a request is awaited that has begun, or the first one of a connection."""
         self._stuck_since_s: float | None = None
-        self._received = 0
+        self.received = 0
         self._in_head = True
         self._head_bytes = 0
+        self._chunks = 0
         self._lingers = False
         """The answer is sent, and what still comes is not read."""
         self._posted: Posted | None = None
@@ -149,9 +155,9 @@ class HttpConnection(HttpToolsProtocol):
         self._packet = data if rests else b""
         if self._waits_since_s is None:
             self._waits_since_s = self.loop.time()
-            self._received = 0
+            self.received = 0
             self._rests_since_s = None
-        self._received += len(data)
+        self.received += len(data)
         self._feed(data)
         if self._in_head and self._waits_since_s is not None:
             self._head_bytes += len(data)
@@ -208,10 +214,10 @@ class HttpConnection(HttpToolsProtocol):
             return
         # The rest of the ASGI scope is built where it is needed.
         self.url, self.headers, self.expect_100_continue = b"", [], False
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._head_bytes, self._chunks = True, 0, 0
         self._rests_since_s = None
         if self._waits_since_s is None:  # behind another one in the same packet
-            self._waits_since_s, self._received = self.loop.time(), 0
+            self._waits_since_s, self.received = self.loop.time(), 0
 
     def on_url(self, url: bytes) -> None:
         if not self._replays:
@@ -229,7 +235,7 @@ class HttpConnection(HttpToolsProtocol):
         if len(self.headers) > MAX_HEADERS:
             self._refuse(Problem("headers", f"there are more than {MAX_HEADERS} headers"))
             return
-        if self._received > MAX_HEAD_BYTES and _size_of(self.headers) > MAX_HEAD_BYTES:
+        if self.received > MAX_HEAD_BYTES and _size_of(self.headers) > MAX_HEAD_BYTES:
             self._refuse(Problem("headers", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
             return
         if len(self.pipeline) >= MAX_AHEAD:
@@ -295,6 +301,12 @@ class HttpConnection(HttpToolsProtocol):
             self._posted.body += body
         else:
             super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        if self._chunks > SMALL_CHUNKS and self.received < self._chunks * LEAST_CHUNK_BYTES:
+            detail = f"the body came in chunks of less than {LEAST_CHUNK_BYTES} bytes; send larger ones"
+            self._give_up(Problem("malformed", detail))
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -365,9 +377,10 @@ class HttpConnection(HttpToolsProtocol):
         if self.flow.read_paused and self._waits_since_s is not None:
             self._waits_since_s += now_s - since_s  # it is we who do not read
         elif self._waits_since_s is not None:
-            allowed_s = self.timeout_s + (0.0 if self._in_head else self._received / SLOWEST_BYTES_A_SECOND)
+            allowed_s = self.timeout_s + (0.0 if self._in_head else self.received / SLOWEST_BYTES_A_SECOND)
+            allowed_s = min(allowed_s, max(LONGEST_S, self.timeout_s))
             if now_s - self._waits_since_s > allowed_s:
-                self._give_up()
+                self._give_up(Problem("timeout", f"the request was not there after {allowed_s:g} s"))
                 return
         if not self.flow.write_paused:
             self._stuck_since_s = None
@@ -376,12 +389,12 @@ class HttpConnection(HttpToolsProtocol):
         elif now_s - self._stuck_since_s > self.timeout_s:
             self.transport.abort()
 
-    def _give_up(self) -> None:
+    def _give_up(self, problem: Problem) -> None:
         """Say why, unless an answer is under way or nothing was asked at all."""
         cycle: RequestResponseCycle | None = self.cycle
         answering = cycle is not None and cycle.response_started and not cycle.response_complete
-        if self._received and not answering:
-            self._refuse(Problem("timeout", f"the request was not there after {self.timeout_s:g} s"))
+        if self.received and not answering:
+            self._refuse(problem)
         else:
             self.transport.close()
 

@@ -210,9 +210,7 @@ class Spaces:
                 raise no_such_namespace(namespace)
             if len(self._others) >= MAX_SPACES:
                 self._others.clear()
-            config = self._node.config
-            client = Client.over(store, dedupe_window=f"{config.dedupe_window_s}s", timezone=config.timezone)
-            self._others[namespace] = Space(client)
+            self._others[namespace] = Space(Client.over(store, timezone=self._node.config.timezone))
         return self._others[namespace]
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from ..model.audit import of_replaced, of_task
-from ..model.errors import InvalidInput, MainspringError, NotConfirmed, NotFound, StoreError
+from ..model.errors import InvalidInput, MainspringError, NotConfirmed, NotFound, PayloadTooLarge, StoreError
 from ..model.explain import Explanation
 from ..model.ids import check_id, check_name
 from ..model.job import Ending
@@ -25,6 +25,7 @@ from ..store.records import Claim, KeptAnswer
 from ..store.store import Store
 from ..store.tasks.dead_letters import find_live
 from .asgi import Answer, Problem, answer, when
+from .auth import check_lane
 from .routes import Call, Route, no_such
 from .spaces import kept_in
 
@@ -97,7 +98,7 @@ def task_of(new: NewTask, now_ms: int, *, task_id: str | None = None) -> Task:
 def check_payload(payload: bytes) -> None:
     """Check what decoding skips: the size, the encoding, and numbers that could not be read back."""
     if len(payload) > MAX_PAYLOAD_BYTES:
-        raise InvalidInput(f"payload has {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
+        raise PayloadTooLarge(f"payload has {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
     if is_simple(payload):
         return
     try:
@@ -306,9 +307,14 @@ async def put_task(call: Call) -> Answer:
     async def work(task_id: str | None, repeated: bool) -> Answer:
         task = task_of(posted, call.client.store.clock.now_ms(), task_id=task_id)
         call.check_target(task.target)
+        check_lane(call.key, task.lane)
+        if posted.timeout is not None:
+            call.node.config.check_timeout(task.target, timeout_ms(posted.timeout))
         # A rule is for the caller's own ids: one that we made is known already only if this is the same request.
         on_conflict = "keep" if posted.id is None else posted.on_conflict
-        handle = await _put(call, task, on_conflict, posted.durability)
+        handle = await _put(call, task, call.rule_of(on_conflict), posted.durability)
+        if not repeated:  # else it may be our own put, whose answer was lost
+            call.check_changeable(on_conflict, handle)
         # Our own put, whose response was lost: report it as the first time.
         created = handle.outcome == "created" or (repeated and posted.id is None)
         body = Put.of(handle)

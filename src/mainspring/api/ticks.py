@@ -15,8 +15,8 @@ from ..model.access import ApiKey
 from ..model.errors import InvalidInput, MainspringError
 from ..model.ids import check_id, check_name
 from ..model.limits import HORIZON_MS, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
-from ..model.task import Handle, PutOutcome, Task
-from ..model.times import check_horizon, instant_ms
+from ..model.task import Handle, OnConflict, PutOutcome, Task
+from ..model.times import EARLIEST_MS, check_horizon, instant_ms
 from .asgi import (
     JSON,
     NOSNIFF,
@@ -78,9 +78,11 @@ async def post_tick(call: Call) -> Answer:
     task = task_of(body, target, space.client.store.clock.now_ms(), replace=replace)
     if replace and task.id is not None:
         await call.check_not_others(task.id)
-    handle = await audited(call, task, space.collector("replace" if replace else "keep").put(task))
+    asked: OnConflict = "replace" if replace else "keep"
+    handle = await audited(call, task, space.collector(call.rule_of(asked)).put(task))
     if handle.outcome == "kept":
         await call.check_not_others(handle.id)  # do not report a task that the key may not see
+        call.check_changeable(asked, handle)
     return accepted(handle)
 
 
@@ -97,10 +99,9 @@ def task_of(body: bytes, target: str, now_ms: int, *, replace: bool) -> Task:
     """The payload is the caller's own text, byte for byte: whoever gets the tick reads what was posted."""
     tick = _parse(body)
     item, at = tick.item, tick.at
-    if type(at) is int and 0 <= at <= now_ms + HORIZON_MS and 0 < len(item) <= MAX_ITEM_BYTES and item.isascii():
-        due_ms = at  # as most are: nothing is left to ask
-    else:
-        due_ms = _due_ms(tick, now_ms)
+    # Most ticks are in order: then nothing is left to ask.
+    usual = type(at) is int and 0 < len(item) <= MAX_ITEM_BYTES and item.isascii()
+    due_ms = int(at) if usual and EARLIEST_MS <= int(at) <= now_ms + HORIZON_MS else _due_ms(tick, now_ms)
     if replace:
         _check_item_as_id(item)
     # The instant, not its spelling: 09:00Z and 10:00+01:00 are one tick.

@@ -103,7 +103,9 @@ def verify_(
 async def _verify(config: Config, *, repair: bool, shown: bool) -> Report:
     async with server_url(config) as url:
         await _check_there(url, config)
-        opened = await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
+        opened = await Store.open(
+            url, namespace=config.namespace, partitions=config.partitions, options=config.links, makes=False
+        )
         async with contextlib.aclosing(opened) as store:
             with ProgressBar("partitions", shown=shown) as bar:
                 report = await verify(store, repair=repair, progress=bar)
@@ -113,11 +115,11 @@ async def _verify(config: Config, *, repair: bool, shown: bool) -> Report:
 
 
 async def _check_there(url: str, config: Config) -> None:
-    """To open a namespace makes it; one that was misspelt must not be made, and not be called clean."""
+    """Refuse a namespace without a partition count: misspelt, or lost by its server, it must not be called clean."""
     async with contextlib.aclosing(await Servers.connect(url, config.links)) as servers:
         namespace = config.namespace
-        [found] = await servers.for_slot(slot_of(namespace)).pipeline([("EXISTS", meta_key(namespace))])
-    if found == 0:
+        [found] = await servers.for_slot(slot_of(namespace)).pipeline([("HGET", meta_key(namespace), "partitions")])
+    if found is None:
         raise InvalidInput(f"there is no namespace {namespace!r} on this server: nothing to verify")
 
 

@@ -1,18 +1,25 @@
-"""`mainspring config show`: every setting, its value, and who said so."""
+"""`mainspring config`: every setting, its value, and who said so; and the settings that the namespace keeps."""
 
+import asyncio
+import contextlib
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli.options import Json
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, server_url
 from mainspring.config.config import Config
 from mainspring.config.settings import SECRETS, SETTINGS, read_sources
 from mainspring.model.errors import ConfigError
 from mainspring.model.schedule.view import span_text
+from mainspring.model.shared_settings import checked_setting
 from mainspring.model.targets.names import shown_target
 from mainspring.store.redis.url import safe_url
+
+if TYPE_CHECKING:
+    from mainspring.store.store import Store
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -48,6 +55,68 @@ def show(
     widths = [max((len(str(row[column])) for row in rows), default=0) for column in ("name", "value")]
     for row in rows:
         print(f"{row['name']:{widths[0]}}  {_spoken(row['value']):{min(widths[1], 40)}}  {row['from']}")
+
+
+@app.command("set")
+def set_(
+    name: Annotated[str, typer.Argument(help="dedupe_window, max_payload_bytes or queue.<name>.lane_policy.")],
+    value: Annotated[str, typer.Argument(help="Such as 2h, 65536 or park.")],
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None,
+) -> None:  # fmt: skip
+    """Change a setting that the namespace keeps, for all nodes, workers and clients; those that run follow."""
+    loaded = load(redis_url, data_dir, namespace, config)
+    kept = checked_setting(name, value)
+    before = asyncio.run(_set(loaded, name, kept))
+    print(f"{name} of namespace {loaded.namespace}: {before or 'not set'} -> {kept}")
+
+
+async def _set(loaded: Config, name: str, value: str) -> str | None:
+    from mainspring.cli.audited_client import record
+    from mainspring.store import members
+
+    async with _opened(loaded, makes=True) as store:
+        before = await store.set_shared(name, value)
+        await members.announce(store)
+        await record(store, loaded.audit_entries, "config.set", name, {"value": before}, {"value": value})
+        return before
+
+
+@app.command()
+def shared(
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Print the settings that the namespace keeps, on which nodes, workers and clients agree."""
+    kept = asyncio.run(_shared(load(redis_url, data_dir, namespace, config)))
+    if json:
+        import msgspec
+
+        print(msgspec.json.encode(kept).decode())
+        return
+    for name, value in sorted(kept.items()):
+        print(f"{name}  {value}")
+
+
+async def _shared(loaded: Config) -> dict[str, str]:
+    async with _opened(loaded, makes=False) as store:
+        return store.shared.kept
+
+
+@contextlib.asynccontextmanager
+async def _opened(loaded: Config, *, makes: bool) -> "AsyncIterator[Store]":
+    """The namespace, whatever the settings here say of what it keeps: it is about to be changed, or to be seen."""
+    from mainspring.store.store import Store
+
+    async with (
+        server_url(loaded) as url,
+        contextlib.aclosing(
+            await Store.open(
+                url, namespace=loaded.namespace, partitions=loaded.partitions, options=loaded.links, makes=makes
+            )
+        ) as store,
+    ):
+        yield store
 
 
 def _flags(args: list[str]) -> dict[str, object]:

@@ -35,7 +35,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, file: Path | None) -> "Config":
     """The settings; `api_url` is set where a node's API is meant, and only there."""
     from mainspring.config.config import Config  # here: whoever asks for help needs no settings
-    from mainspring.config.settings import read_sources
+    from mainspring.config.settings import check_address, read_sources
 
     flags: dict[str, object] = {"redis_url": redis_url, "data_dir": data_dir, "namespace": namespace, "config": file}
     if redis_url is not None and redis_url.startswith(("http://", "https://")):
@@ -45,6 +45,8 @@ def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, fi
     if flags["redis_url"] is not None or (data_dir is not None and "api_url" not in flags):
         # A server or a folder that was named here is meant, whatever the environment says of an API.
         return replace(loaded, api_url=None)
+    if loaded.api_url is not None:
+        check_address(given, "api_url", "api_token")
     # A default is not asked for by name: the node may serve another namespace, and another tenant may have that one.
     return replace(loaded, api_namespace=loaded.namespace if "namespace" in given else None)
 
@@ -70,7 +72,9 @@ async def server_url(config: "Config") -> AsyncIterator[str]:
     from mainspring.store.embedded import guest
 
     with contextlib.ExitStack() as stack:
-        server = await asyncio.to_thread(stack.enter_context, guest(config.data_dir))
+        server = await asyncio.to_thread(
+            stack.enter_context, guest(config.data_dir, memory_bytes=config.embedded_memory_bytes)
+        )
         try:
             yield server.url
         finally:
@@ -81,13 +85,19 @@ async def server_url(config: "Config") -> AsyncIterator[str]:
 async def opened_store(config: "Config", *, makes: bool = False) -> "AsyncIterator[Store]":
     """The namespace of the settings. Only what puts something there makes it: its partition count is fixed then, and
     one that was misspelt must not be made by looking."""
+    from mainspring.model.shared_settings import SharedSettings
     from mainspring.store.store import Store
 
     async with (
         server_url(config) as url,
         contextlib.aclosing(
             await Store.open(
-                url, namespace=config.namespace, partitions=config.partitions, options=config.links, makes=makes
+                url,
+                namespace=config.namespace,
+                partitions=config.partitions,
+                options=config.links,
+                makes=makes,
+                shared=SharedSettings(config.shared),
             )
         ) as store,
     ):

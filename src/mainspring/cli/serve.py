@@ -118,12 +118,17 @@ def serve(
     horizon: Annotated[str | None, typer.Option(help="How early tasks are read; 5s.")] = None,
     node_id: Annotated[str | None, typer.Option(help="Name of this node; default a generated one.")] = None,
     shutdown_timeout: Annotated[str | None, typer.Option(help="For tasks in flight at a stop; 25s.")] = None,
-    dedupe_window: Annotated[str | None, typer.Option(help="How long a finished id is known; 1h.")] = None,
+    dedupe_window: Annotated[
+        str | None, typer.Option(help="How long a finished id is known; as the namespace says, else 1h.")
+    ] = None,
     kafka_url: Annotated[str | None, typer.Option(help="Brokers of kafka: targets, kafka://host:9092.")] = None,
     kafka_create_topics: Annotated[bool | None, typer.Option(help="Create Kafka topics that are missing.")] = None,
     catch_up_rate: Annotated[str | None, typer.Option(help="How fast overdue tasks go out, 5000/s; no bound.")] = None,
     http_allow: Annotated[str | None, typer.Option(help="Networks and names webhooks may reach.")] = None,
     http_timeout: Annotated[str | None, typer.Option(help="For a webhook's answer; 15s.")] = None,
+    max_timeout: Annotated[
+        str | None, typer.Option(help="Longest timeout that a webhook's task may have; 10m.")
+    ] = None,
     http_concurrency: Annotated[int | None, typer.Option(help="Requests to one host at one time; 64.")] = None,
     http_rate: Annotated[str | None, typer.Option(help="Webhooks to one host, 50/s; no bound.")] = None,
     http_result_ttl: Annotated[str | None, typer.Option(help="How long webhooks' answers are kept; 1h.")] = None,

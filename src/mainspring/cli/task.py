@@ -252,7 +252,7 @@ async def _client(config: "Config", makes: bool) -> "AsyncIterator[Client]":
     from mainspring.client.client import Client
 
     async with opened_store(config, makes=makes) as store:
-        yield Client.over(store, dedupe_window=f"{config.dedupe_window_s}s", timezone=config.timezone)
+        yield Client.over(store, timezone=config.timezone)
 
 
 def when_of(text: str | None) -> When | None:

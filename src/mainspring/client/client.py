@@ -4,6 +4,7 @@ import asyncio
 import math
 from abc import abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import islice
 from types import TracebackType
@@ -25,8 +26,8 @@ from ..model.explain import Explanation
 from ..model.ids import check_name
 from ..model.job import Result
 from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
-from ..model.limits import MAX_PAYLOAD_BYTES
 from ..model.retry import RetryPolicy
+from ..model.shared_settings import DEDUPE_WINDOW, MAX_PAYLOAD, SharedSettings
 from ..model.task import (
     CancelOutcome,
     Count,
@@ -53,7 +54,7 @@ from ..store.store import Store
 from ..store.tasks import dead_letters, query
 from ..store.tasks.dead_letters import Replayer, cancelled_ms, find_live
 from ..store.tasks.encode import Batch, Intake
-from ..store.tasks.find import Finder, Reference
+from ..store.tasks.find import Finder, Reference, resolve
 from ..store.tasks.put import AddressTexts, Places, Widths, put_rows
 from ..store.tasks.put_ids import NamedPuts, RetryWindow
 from .dead_letters import DeadLetterOperations
@@ -416,9 +417,6 @@ class ResultOperations:
     def store(self) -> Store: ...
 
     @abstractmethod
-    def _reference(self, id: str, lane: str | None) -> Reference: ...
-
-    @abstractmethod
     async def dead_get(self, id: str, *, lane: str | None = None) -> DeadLetter | None: ...
 
     async def result(
@@ -452,23 +450,24 @@ class ResultOperations:
 
         Waits like `result`; any ending will do. NotFound where nothing is kept of it.
         """
-        reference, most_s = self._reference(id, lane), _seconds(timeout)
+        most_s = _seconds(timeout)
         outage = _Outage(self.store, self._wait_s if most_s is None else math.inf)
         try:
             async with asyncio.timeout(most_s):
-                return await self._wait(id, lane, reference, outage)
+                return await self._wait(id, lane, outage)
         except TimeoutError:
             raise TimeoutError(f"task {id!r} is not over after {timeout}{outage.description}") from None
 
     async def find_result(self, id: str, *, lane: str | None = None) -> Result | None:
         """What `run_result` would give, without waiting: None while the task is not over."""
-        return await self._over(id, lane, self._reference(id, lane))
+        return await self._over(id, lane, await resolve(self.store, id, lane))
 
-    async def _wait(self, id: str, lane: str | None, reference: Reference, outage: "_Outage") -> Result:
+    async def _wait(self, id: str, lane: str | None, outage: "_Outage") -> Result:
         pause_s, asked = FIRST_PAUSE_S, 0
         while True:
             asked += 1
             try:
+                reference = await resolve(self.store, id, lane)
                 look = asked % LOOK_EVERY == 0 or await read_result(self.store, reference) is not None
                 if look and (over := await self._over(id, lane, reference)) is not None:
                     return over
@@ -584,8 +583,8 @@ class PauseOperations:
         """Let nothing go out, until `resume`, `until` a time or `for_` so long.
 
         With mode "hold" tasks wait and go out afterwards, in order; with "drop" those that come due meanwhile become
-        dead letters. A task that had begun when a node heard of the pause may still go out. Paused again, the new
-        pause stands for the old.
+        dead letters. A task that was on its way to its target when a node heard of the pause is not called back. Paused
+        again, the new pause stands for the old.
         """
         if until is not None and for_ is not None:
             raise InvalidInput("give either until or for_")
@@ -666,25 +665,28 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         namespace: str = "main",
         partitions: int | None = None,
         wait_s: float = 0.0,
-        dedupe_window: Delay = "1h",
-        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        dedupe_window: Delay | None = None,
+        max_payload_bytes: int | None = None,
         clock: Clock | None = None,
         options: LinkOptions | None = None,
         timezone: str = "UTC",
     ) -> None:
+        if max_payload_bytes is not None and type(max_payload_bytes) is not int:
+            raise InvalidInput(f"max_payload_bytes is {max_payload_bytes!r}; give a whole number")
+        said = {} if max_payload_bytes is None else {MAX_PAYLOAD: str(max_payload_bytes)}
+        if dedupe_window is not None:
+            said[DEDUPE_WINDOW] = f"{delay_ms(dedupe_window, field=DEDUPE_WINDOW)}ms"
         self._open_store: Callable[[], Coroutine[Any, Any, Store]] = partial(
-            Store.open, url, namespace=namespace, partitions=partitions, clock=clock, options=options
-        )
-        for name, number in (("wait_s", wait_s), ("max_payload_bytes", max_payload_bytes)):
-            if type(number) not in (int, float) or not number >= 0:
-                raise InvalidInput(f"{name} is {number!r}; give a number from 0 on")
+            Store.open, url, namespace=namespace, partitions=partitions, clock=clock, options=options,
+            shared=SharedSettings(said),
+        )  # fmt: skip
+        if type(wait_s) not in (int, float) or not wait_s >= 0:
+            raise InvalidInput(f"wait_s is {wait_s!r}; give a number from 0 on")
         if options is not None and not isinstance(options, LinkOptions):
             raise InvalidInput(f"options is a {type(options).__name__}; give LinkOptions")
         if clock is not None and not callable(getattr(clock, "now_ms", None)):
             raise InvalidInput(f"clock is a {type(clock).__name__}; give a ManualClock, or leave it out")
         self._wait_s = wait_s
-        self._dedupe_ms = delay_ms(dedupe_window, field="dedupe_window")
-        self._max_payload_bytes = max_payload_bytes
         self._widths = Widths()
         self._timezone = timezone
         self._owns_store = True
@@ -699,9 +701,9 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         return Schedules(lambda: self.store, self._timezone)
 
     @classmethod
-    def over(cls, store: Store, *, dedupe_window: Delay = "1h", wait_s: float = 0.0, timezone: str = "UTC") -> "Client":
+    def over(cls, store: Store, *, wait_s: float = 0.0, timezone: str = "UTC") -> "Client":
         """A client on a store that is open already (and that stays open when the client closes)."""
-        client = cls(wait_s=wait_s, dedupe_window=dedupe_window, timezone=timezone)
+        client = cls(wait_s=wait_s, timezone=timezone)
         client._owns_store = False
         client._use(store)
         return client
@@ -712,8 +714,8 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
                 self._use(await self._open_store())
 
     def _use(self, store: Store) -> None:
-        intake = Intake(store.keys, self._widths, max_payload_bytes=self._max_payload_bytes)
-        named = NamedPuts(store, intake, self._widths, dedupe_ms=self._dedupe_ms)
+        intake = Intake(store.keys, self._widths, store.shared)
+        named = NamedPuts(store, intake, self._widths)
         self._parts = (store, intake, named, Finder(store))
 
     async def aclose(self) -> None:
@@ -769,7 +771,7 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
         """Return what is known about a task; `state` is "unknown" if the id was never used."""
         _, _, _, finder = self._ready()
-        reference = self._reference(id, lane)
+        reference = await resolve(self.store, id, lane)
         return await dead_letters.info_of(self.store, id, reference, await finder.find(reference))
 
     async def explain(self, id: str, *, lane: str | None = None) -> Explanation:
@@ -777,7 +779,7 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         from ..store.tasks.explain import explain  # it knows schedules too: much to load for who never asks
 
         _, _, _, finder = self._ready()
-        return await explain(self.store, finder, id, self._reference(id, lane))
+        return await explain(self.store, finder, id, await resolve(self.store, id, lane))
 
     async def cancel(self, id: str, *, lane: str | None = None) -> CancelOutcome:
         """Cancel before it fires. After "cancelled" it never fires; "too late" means it has begun."""
@@ -794,8 +796,18 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         outcomes: list[CancelOutcome] = []
         rest = iter(ids)
         while some := list(islice(rest, CANCEL_BATCH)):
-            outcomes += await finder.cancel(self._reference(id, lane) for id in some)
+            found = await finder.cancel(Reference.parse(id, lane, len(self.store.keys)) for id in some)
+            outcomes += found
+            gone = [id for id, outcome in zip(some, found, strict=True) if outcome == "cancelled" and "@" in id]
+            if gone:
+                await self._plan_past_cancelled(gone)
         return outcomes
+
+    async def _plan_past_cancelled(self, ids: list[str]) -> None:
+        from ..store.schedules import plan_past_cancelled  # much to load, as for `schedules`
+
+        with suppress(StoreError):  # they are cancelled all the same, and their owner looks for missing runs
+            await plan_past_cancelled(self.store, ids)
 
     async def reschedule(
         self, id: str, *, at: When | None = None, after: Delay | None = None, lane: str | None = None
@@ -807,10 +819,8 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         now_ms = await store.fresh_ms()
         due_ms = instant_ms(at) if at is not None else now_ms + delay_ms(cast("Delay", after))
         check_horizon(due_ms, now_ms)
-        reference = self._reference(id, lane)
-        address = await finder.move(reference, intake, due_ms, now_ms)
-        moved_id = id if reference.task_id is not None else f"{reference.idh.hex()}~{address.text()}"
-        return Handle(moved_id, due_ms, "replaced", due_ms < now_ms)
+        await finder.move(await resolve(store, id, lane), intake, due_ms, now_ms)
+        return Handle(id, due_ms, "replaced", due_ms < now_ms)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -826,6 +836,3 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
     def _mover(self) -> tuple[Finder, Intake]:
         _, intake, _, finder = self._ready()
         return finder, intake
-
-    def _reference(self, id: str, lane: str | None) -> Reference:
-        return Reference.parse(id, lane, len(self.store.keys))

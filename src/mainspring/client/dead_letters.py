@@ -15,7 +15,7 @@ from ..model.times import Delay, When, check_horizon, delay_ms, instant_ms
 from ..store.store import Store
 from ..store.tasks import dead_letters
 from ..store.tasks.dead_letters import AT_ONCE, KeptLetter, Replayer
-from ..store.tasks.find import Reference
+from ..store.tasks.find import resolve
 
 Sleep = Callable[[float], Awaitable[Any]]
 AHEAD_MS: Final = 1_000
@@ -197,8 +197,7 @@ class DeadLetterOperations:
         return msgspec.structs.replace(where, to_ms=min(where.to_ms, await self.store.sample_clock() + 1))
 
     async def _find(self, id: str, lane: str | None) -> KeptLetter | None:
-        reference = Reference.parse(id, lane, len(self.store.keys))
-        return await dead_letters.find_letter(self.store, reference)
+        return await dead_letters.find_letter(self.store, await resolve(self.store, id, lane))
 
     async def _due_ms(self, at: When | None, after: Delay | None) -> int:
         if at is not None and after is not None:

@@ -5,6 +5,7 @@ import http.client
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
@@ -188,7 +189,10 @@ def _path(segments: tuple[str, ...], query: Mapping[str, object] | None) -> str:
 
 def moment_of(when: When | None) -> str | int | float | None:
     """A time as the API reads it."""
-    return when if when is None or isinstance(when, (str, int, float)) else instant_ms(when)
+    if not isinstance(when, datetime):
+        return when
+    instant_ms(when)  # refuses one without an offset
+    return when.isoformat()
 
 
 def _given(fields: Mapping[str, object]) -> dict[str, object]:

@@ -235,7 +235,9 @@ class RunsBeside:
         until_ms = min(end_ms, now_ms + 1)
         if seen.link is not None and seen.link.planned_ms:
             until_ms = min(until_ms, seen.link.planned_ms)
-        slots = definition.slots.recurrence.between(start_ms, until_ms, BACKFILL_AT_MOST + 1)
+        # Search in a thread: some schedules take long to evaluate, and a node must keep firing meanwhile.
+        between = definition.slots.recurrence.between
+        slots = await asyncio.to_thread(between, start_ms, until_ms, BACKFILL_AT_MOST + 1)
         if len(slots) > BACKFILL_AT_MOST:
             raise InvalidInput(f"more than {BACKFILL_AT_MOST} runs lie in this range; give a shorter one")
         edges = (slots[0], slots[-1]) if slots else (None, None)

@@ -14,11 +14,18 @@ from ..model.flow import BreakerPolicy, Rate
 from ..model.lane import LanePolicy
 from ..model.queue_rules import QueueRules, parse_queues
 from ..model.retry import RetryPolicy
+from ..model.shared_settings import (
+    DEDUPE_WINDOW,
+    LARGEST_PAYLOAD_BYTES,
+    LONGEST_WINDOW_MS,
+    MAX_PAYLOAD,
+    lane_policy_of,
+)
 from ..model.targets.command import Commands
 from ..model.targets.named import Targets
 from ..model.targets.names import check_target, shown_target
 from ..model.targets.url import LOOPBACK, AllowList, HostPort
-from ..model.targets.webhook import MAX_RESULT_TTL_S, TIMEOUT_S
+from ..model.targets.webhook import MAX_RESULT_TTL_S, MAX_TIMEOUT_S, TIMEOUT_S, Webhook, is_web
 from ..sinks.kafka_options import Properties, parse_servers
 from ..store.keys import check_namespace
 from ..store.redis.url import CredentialProvider, parse_url, provider_of, safe_url
@@ -70,6 +77,8 @@ class Config:
     shutdown_timeout_s: float = 25.0
     data_dir: Path | None = None
     """Folder of the embedded server; None is the user's state folder."""
+    embedded_memory_bytes: int | None = None
+    """`maxmemory` of the embedded server; None is half of what the machine or control group has, 0 no limit."""
     timezone: str = "UTC"
     """Time zone of schedules that name none."""
     schedules: Path | None = None
@@ -89,21 +98,34 @@ class Config:
     api_batch_lines: int = 100_000
     """Tasks of one request to /v1/tasks:batch."""
     api_batch_bytes: int = 64 * 1024 * 1024
+    api_batch_errors: int = 1_000
+    """Wrong lines of a batch after which the rest is not looked at."""
     api_rate: float = 0.0
     """Requests a second of one client to this node, all its processes together; 0 is no limit."""
     api_connections: int = 4_096
     api_timeout_s: float = 20.0
     """For a request to arrive, and for its answer to be taken: slower clients are cut."""
+    api_hosts: tuple[str, ...] = ()
+    """Host names under which the API may be called without a key, besides loopback."""
     metrics_open: bool = False
     """Whether /metrics needs no key."""
     idempotency_window_s: float = 86_400.0
     """How long the answer to a request with an Idempotency-Key is kept."""
     audit_entries: int = 10_000
     """Changes the audit trail keeps."""
-    dedupe_window_s: float = 3600.0
+    dedupe_window_s: float | None = None
+    """How long a finished id is known. None is what the namespace says, one hour for a new one."""
+    max_payload_bytes: int | None = None
+    """The largest payload. None is what the namespace says, 64 KiB for a new one."""
+    dead_letters_max_age_s: float = 90 * 86_400.0
+    """Older dead letters are dropped; 0 keeps them."""
+    dead_letters_max: int = 1_000_000
+    """Dead letters of a namespace; beyond it the oldest are dropped, by partition. 0 is no limit."""
     http_allow: tuple[str, ...] = ()
     """Networks, addresses and names that webhooks may reach although they are not public."""
     http_timeout_s: float = TIMEOUT_S
+    max_timeout_s: float = MAX_TIMEOUT_S
+    """The longest timeout of a webhook, whoever asks for it: so long a request may hold a connection, or a stop."""
     http_concurrency: int = 64
     """Requests to one host at one time."""
     http_rate: Rate | None = None
@@ -158,12 +180,38 @@ class Config:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{name} is {value}; it must lie between {low} and {high}")
+        if self.embedded_memory_bytes is not None and 0 < self.embedded_memory_bytes < _LEAST_MEMORY_BYTES:
+            raise ConfigError(
+                f"embedded_memory_bytes is {self.embedded_memory_bytes}; give at least {_LEAST_MEMORY_BYTES}, or 0 for"
+                " no limit"
+            )
         if (self.api_tls_cert is None) != (self.api_tls_key is None):
             raise ConfigError("api_tls_cert and api_tls_key go together; only one of them is set")
         chosen = {"log_format": self.log_format, "log_level": self.log_level, "access": self.access}
         for name, word in chosen.items():
             if word not in _CHOICES[name]:
                 raise ConfigError(f"{name} is {word!r}; use one of {', '.join(_CHOICES[name])}")
+
+        self._check_timeouts()
+
+    def _check_timeouts(self) -> None:
+        webhooks = {name: spec for name, spec in self.targets.items() if isinstance(spec, Webhook)}
+        longest = {"http_timeout": self.http_timeout_s}
+        longest |= {f"timeout of [targets.{name}]": spec.timeout_s or 0.0 for name, spec in webhooks.items()}
+        for name, timeout_s in longest.items():
+            if timeout_s > self.max_timeout_s:
+                raise ConfigError(f"{name} is {timeout_s:g} s, and max_timeout {self.max_timeout_s:g} s; change one")
+
+    def check_timeout(self, target: str, timeout_ms: int | None) -> None:
+        """Refuse a task for a webhook whose timeout is longer than any node would wait."""
+        if timeout_ms is None or timeout_ms <= self.max_timeout_s * 1000:
+            return
+        spec = self.targets.get(target.partition(":")[2]) if target.startswith("target:") else None
+        if is_web(target if spec is None else spec.address):
+            raise InvalidInput(
+                f"timeout is {timeout_ms / 1000:g} s;"
+                f" a webhook may take {self.max_timeout_s:g} s here at most (max_timeout)"
+            )
 
     def _check_kinds(self) -> None:
         """Accept a text or a table, as in a file, for values given in code; refuse anything else."""
@@ -213,14 +261,27 @@ class Config:
         return LinkOptions(credentials=None if self.redis_url is None else provider_of(self.credentials))
 
     @property
+    def shared(self) -> dict[str, str]:
+        """What these settings say on which all who use the namespace must agree; nothing about what they leave out."""
+        said = {lane_policy_of(queue): str(policy) for queue, policy in self.queue.lane_policies().items()}
+        if self.dedupe_window_s is not None:
+            said[DEDUPE_WINDOW] = f"{round(self.dedupe_window_s * 1000)}ms"
+        if self.max_payload_bytes is not None:
+            said[MAX_PAYLOAD] = str(self.max_payload_bytes)
+        return said
+
+    @property
     def needs_keys(self) -> bool:
         """Whether callers of the API must have a key."""
         return self.access == "keys" or (self.access == "auto" and not is_loopback(self.host))
 
     @property
     def http_reach(self) -> tuple[str, ...]:
-        """Addresses that webhooks may reach besides public ones; loopback too if only this machine reaches the node."""
-        local = self.redis_url is None and is_loopback(self.host)
+        """Addresses that webhooks may reach besides public ones; loopback too if only this machine reaches the node.
+
+        Where callers need keys they are not trusted like the machine's own users, so loopback is not theirs to reach.
+        """
+        local = self.redis_url is None and is_loopback(self.host) and not self.needs_keys
         return (*self.http_allow, *LOOPBACK) if local else self.http_allow
 
     def __repr__(self) -> str:
@@ -289,6 +350,9 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+_LEAST_MEMORY_BYTES: Final = 16 * 1024 * 1024
+"""An empty server takes a few MiB: with less it would refuse the first task."""
+
 _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("partitions", 1, 4096),
     ("processes", 1, 256),
@@ -300,16 +364,22 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("horizon_s", 0.1, 300),
     ("shutdown_timeout_s", 0, 3600),
     ("port", 0, 65535),
+    ("embedded_memory_bytes", 0, 2**50),
     ("catch_up_after_s", 1, 86400),
-    ("dedupe_window_s", 0, 366 * 86400),
+    ("dedupe_window_s", 0, LONGEST_WINDOW_MS / 1000),
+    ("max_payload_bytes", 1, LARGEST_PAYLOAD_BYTES),
+    ("dead_letters_max_age_s", 0, 100 * 366 * 86400),
+    ("dead_letters_max", 0, 10**12),
     ("kafka_topic_partitions", 1, 100_000),
     ("kafka_topic_replication", 1, 100),
     ("http_timeout_s", 0.001, 600),
+    ("max_timeout_s", 0.001, 86_400),
     ("http_concurrency", 1, 10_000),
     ("http_result_ttl_s", 0, MAX_RESULT_TTL_S),
     ("api_body_bytes", 1024, 64 * 1024 * 1024),
     ("api_json_depth", 1, 500),
     ("api_batch_lines", 1, 10_000_000),
+    ("api_batch_errors", 1, 10_000_000),
     ("api_batch_bytes", 1024, 16 * 1024 * 1024 * 1024),
     ("api_rate", 0, 10_000_000),
     ("api_connections", 1, 1_000_000),

@@ -226,6 +226,7 @@ SETTINGS: Final = {
     "horizon": Setting("horizon_s", _seconds),
     "shutdown_timeout": Setting("shutdown_timeout_s", _seconds),
     "data_dir": Setting("data_dir", _path),
+    "embedded_memory_bytes": Setting("embedded_memory_bytes", _whole),
     "timezone": Setting("timezone", _text),
     "schedules": Setting("schedules", _path),
     "host": Setting("host", _text),
@@ -239,15 +240,21 @@ SETTINGS: Final = {
     "api_json_depth": Setting("api_json_depth", _whole),
     "api_batch_lines": Setting("api_batch_lines", _whole),
     "api_batch_bytes": Setting("api_batch_bytes", _whole),
+    "api_batch_errors": Setting("api_batch_errors", _whole),
     "api_rate": Setting("api_rate", _number),
+    "api_hosts": Setting("api_hosts", _list),
     "api_connections": Setting("api_connections", _whole),
     "api_timeout": Setting("api_timeout_s", _seconds),
     "metrics_open": Setting("metrics_open", _switch),
     "idempotency_window": Setting("idempotency_window_s", _seconds),
     "audit_entries": Setting("audit_entries", _whole),
     "dedupe_window": Setting("dedupe_window_s", _seconds),
+    "max_payload_bytes": Setting("max_payload_bytes", _whole),
+    "dead_letters_max_age": Setting("dead_letters_max_age_s", _seconds),
+    "dead_letters_max": Setting("dead_letters_max", _whole),
     "http_allow": Setting("http_allow", _list),
     "http_timeout": Setting("http_timeout_s", _seconds),
+    "max_timeout": Setting("max_timeout_s", _seconds),
     "http_concurrency": Setting("http_concurrency", _whole),
     "http_rate": Setting("http_rate", Rate.read),
     "http_result_ttl": Setting("http_result_ttl_s", _seconds),
@@ -309,6 +316,8 @@ class Given(NamedTuple):
     value: Any
     where: str
     """`flag --port`, `environment MAINSPRING_PORT`, `mainspring.toml line 3`."""
+    found: bool = False
+    """True if it is from the mainspring.toml of the folder, which nobody named: anybody may have put that there."""
 
 
 class _RawSetting(NamedTuple):
@@ -328,11 +337,29 @@ def read_sources(flags: Mapping[str, object], environ: Mapping[str, str]) -> dic
         name: _RawSetting(value, f"option --{_dashed(name)}", f"flag --{_dashed(name)}")
         for name, value in given.items()
     }
-    return {
-        **_read(_from_file(file), lambda name: name),
+    from_file = _read(_from_file(file), lambda name: name)
+    merged = {
+        **{name: one._replace(found=not file) for name, one in from_file.items()},
         **_read(_from_environ(environ), lambda name: PREFIX + name.upper()),
         **_read(options, _dashed),
     }
+    check_address(merged, "redis_url", "credentials")
+    return merged
+
+
+def check_address(given: Mapping[str, Given], address: str, secret: str) -> None:
+    """Refuse to send a secret to an address that was not given for it.
+
+    A token in the environment is for the server its owner works with, not for any that the settings of a folder name.
+    """
+    to, sent = given.get(address), given.get(secret)
+    if to is None or sent is None or not to.found or sent.found:
+        return
+    raise ConfigError(
+        f"{address} is from {to.where}, and {secret} from {sent.where}: a secret is sent only to the address that it"
+        f" was given for. If you trust the file, name it with --config {FILE}; otherwise give the address with --url or"
+        f" {PREFIX}{address.upper()}"
+    )
 
 
 def _dashed(name: str) -> str:

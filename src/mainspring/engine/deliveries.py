@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Final
 
 from ..model.clock import Clock
-from ..model.delivery import DONE, EXPIRED, Dead, Done, Outcome, Retry
+from ..model.delivery import DONE, EXPIRED, Dead, DeliveryBatch, Done, Outcome, Retry
 from ..model.errors import StoreError
 from ..model.job import JobCancelled, Result
 from ..model.targets.names import HANDED_OFF
@@ -35,9 +35,9 @@ class Answers:
         self._node = node
         self._failing = False
 
-    async def deliver(self, sink: Sink, group: Sequence[Flight]) -> Sequence[Outcome]:
+    async def deliver(self, sink: Sink, group: Sequence[Flight], batch: DeliveryBatch) -> Sequence[Outcome]:
         """What the sink says, once the answers among it are written."""
-        outcomes = await sink.deliver(group)
+        outcomes = await sink.deliver(batch)
         if len(outcomes) == len(group) and (kept := self._kept(group, outcomes)):
             await self._keep(kept)
         return outcomes
@@ -216,10 +216,28 @@ class Deliveries:
     async def _ask(self, sink: Sink, group: list[Flight]) -> Sequence[Outcome]:
         """Return the outcomes of the sink. An error of the sink fails only this group."""
         kept = getattr(sink, "keeps_answers", False)
-        outcomes = await (self._answers.deliver(sink, group) if kept else sink.deliver(group))
+        batch = DeliveryBatch(group, lambda at: self._unwanted(group[at]))
+        outcomes = await (self._answers.deliver(sink, group, batch) if kept else sink.deliver(batch))
         if _well_formed(outcomes, len(group)):
             return outcomes
         return [Retry("the sink did not give one outcome for each task")] * len(group)
+
+    def _unwanted(self, flight: Flight) -> Outcome | None:
+        """Return the outcome of a flight that waits in its sink and must not be sent any more."""
+        partition = self._owned.get(flight.live.partition)
+        now_ms = self._clock.now_ms()  # before the lease: see `holds_lease`
+        if partition is None or flight.live.forgotten or not partition.holds_lease:
+            return Retry("another node may own its partition by now", untried=True)
+        if flight.body.expires_ms is not None and flight.body.expires_ms < now_ms:
+            return Dead(EXPIRED)
+        # A task begun by a former owner may have been delivered: it goes out again, paused or not.
+        if self.pauses is None or flight.live.to_redo(flight.index):
+            return None
+        reason = self.pauses.dropped(flight.body.target, flight.body.lane)
+        if reason is not None:
+            return Dead(reason)
+        paused = self.pauses.hold_for(flight.body.target, flight.body.lane, flight.due_ms) is not None
+        return Retry("paused while it waited for its host", untried=True) if paused else None
 
     def _without_expired(self, flights: list[Flight], now_ms: int) -> list[Flight]:
         in_time = []

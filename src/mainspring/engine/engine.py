@@ -16,6 +16,7 @@ from ..sinks.base import Sink
 from ..store.access import AUDIT_KEPT
 from ..store.redis.servers import Subscription
 from ..store.store import Store
+from ..store.tasks.dead_letters import DeadLetterLimits
 from .deliveries import Answers, Deliveries
 from .dispatcher import Dispatcher
 from .flow import FlowControl, FlowOptions, PauseWatch, Permits
@@ -44,7 +45,6 @@ class EngineOptions:
     lease_s: float = 5.0
     reach: Reach = field(default_factory=Reach)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    dedupe_window_s: float = 3600.0
     shutdown_timeout_s: float = 25.0
     concurrency: int = 100_000
     """Tasks in flight at most."""
@@ -62,6 +62,8 @@ class EngineOptions:
     """Breakers, limits, the rate of catching up."""
     command_queues: Mapping[str, str] = field(default_factory=dict)
     """Commands whose tasks go to another queue than `commands`."""
+    dead_letters: DeadLetterLimits = DeadLetterLimits()  # noqa: RUF009  # frozen
+    """When the oldest dead letters go; by default never."""
     audit_entries: int = AUDIT_KEPT
     """Changes the audit trail keeps: a node that pauses a target writes it there."""
 
@@ -139,7 +141,11 @@ class Engine:
             room_made=self._room_made,
         )
         self.dispatcher.ask_planner = self._something_to_plan
-        self.sweeper = Sweeper(store, self.owned, dedupe_window_ms=int(options.dedupe_window_s * 1000))
+        self.sweeper = Sweeper(
+            store,
+            self.owned,
+            letter_limits=options.dead_letters,
+        )
         # After a failure they come back soon: it may be one server of many, and the others have work.
         self._keep = Loop("keeper", self.keeper.step, max_backoff_s=min(2.0, options.lease_s / 4))
         self._read = Loop("lookahead", self.lookahead.step, max_backoff_s=0.25)

@@ -432,6 +432,11 @@ class FlowControl:
                 self._look_at(flow_limit)
         for flow_limit in self.bounded:
             flow_limit.tickets = 0
+            breaker = flow_limit.breaker
+            if breaker is not None and not flow_limit.in_flight and breaker.state != "closed":
+                was = breaker.state
+                if breaker.rest(now_ms) and was != "ramp":
+                    log.info("%s: nothing was sent to it for long; its circuit breaker closes", flow_limit.receiver)
             if flow_limit.refused and flow_limit.room(now_ms, most) > 0:
                 flow_limit.refused = False
                 self._engine.flow()
@@ -502,7 +507,7 @@ _NAMED: Final = f"{SCHEME}:"
 
 
 class PauseWatch:
-    """Holds up the tasks of paused targets, queues and lanes. Tasks begun before the pause was read still go out."""
+    """Holds up the tasks of paused targets, queues and lanes. A request that has left is not called back."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ..model.ids import schedule_of
-from ..model.schedule.chain import NOBODY, ChainMemory, ChainState, NotRun, PastRun, after_begin
+from ..model.schedule.chain import NOBODY, ChainMemory, ChainState, PastRun, after_begin, overlapped_until
 from ..model.schedule.definition import Definition
 from ..store.codec import SCHEDULED, decode
 from ..store.keys import HOUR_MS
@@ -201,7 +201,7 @@ class Chains:
         definition = plan.definition
         if definition is None or late_ms > definition.grace_ms or plan.waits_for_end:
             return False
-        return self.is_free(plan)
+        return self.is_free(plan) and overlapped_until(*plan.known) is None
 
     def is_free(self, plan: OccurrencePlan) -> bool:
         """Return True if, by what is in memory, the last run is over or may overlap with this one."""
@@ -274,7 +274,7 @@ class Chains:
 
     def _cancelled(self, definition: Definition, old: ChainState, link: ChainState) -> ChainState:
         """Somebody has cancelled it before its begin: the chain has moved on, but this one is no run."""
-        state = old.state.without(NotRun(old.planned_ms, old.planned_ms, 1, "cancelled"))
+        state = old.state.called_off(old.planned_ms, "cancelled")  # as whoever cancelled it has noted it, if in time
         link = msgspec.structs.replace(link, state=state)
         if definition.name in self.known:
             self.known[definition.name] = (definition, link)

@@ -25,6 +25,7 @@ from ..model.schedule.chain import (
     after_overlap,
     moved_by_end,
     moved_by_rules,
+    overlapped_until,
 )
 from ..model.schedule.definition import Definition
 from ..store import schedules
@@ -61,9 +62,9 @@ def ways_on(
     return found_in_time(waiting, lambda one: _way_on(*one, now_ms), PLANNING_S)
 
 
-def ways_past(behind: "Sequence[tuple[Flight, OccurrencePlan]]") -> list[tuple[int | None, ChainMemory]]:
+def ways_past(behind: "Sequence[tuple[Flight, OccurrencePlan]]", now_ms: int) -> list[tuple[int | None, ChainMemory]]:
     """Like `ways_on` for occurrences whose previous run is not over."""
-    return found_in_time(behind, lambda one: after_overlap(*one[1].known), PLANNING_S)
+    return found_in_time(behind, lambda one: after_overlap(*one[1].known, now_ms), PLANNING_S)
 
 
 def pass_by(plans: Sequence[OccurrencePlan], now_ms: int) -> None:
@@ -76,6 +77,9 @@ def _way_on(flight: Flight, plan: OccurrencePlan, now_ms: int) -> tuple[int | No
     moved_ms = moved_by_end(definition, link)
     if moved_ms is not None:
         return moved_ms, link.state
+    ended_ms = overlapped_until(definition, link)
+    if ended_ms is not None:
+        return after_overlap(definition, link, ended_ms - 1)
     late = now_ms - flight.place_ms > definition.grace_ms and not plan.waited
     return after_misfire(definition, link, now_ms) if late else None
 
@@ -293,7 +297,7 @@ class Planner:
     async def _skip_all(self, chains: Chains, behind: Sequence[tuple[Flight, OccurrencePlan]]) -> None:
         """Skip occurrences whose previous run is not over. Those whose next time takes long to find wait."""
         some = sorted(behind, key=_may_be_long)
-        found = await searched((plan.definition for _, plan in some), partial(ways_past, some))
+        found = await searched((plan.definition for _, plan in some), partial(ways_past, some, self._clock.now_ms()))
         for (flight, plan), (next_ms, state) in zip(some, found, strict=False):
             definition, link = plan.known
             self._note_not_run(link.state.not_run, state.not_run)
@@ -311,8 +315,13 @@ class Planner:
             plan.run()
         else:
             if missed := self._note_not_run(link.state.not_run, instead[1].not_run):
-                log.warning("schedule %s: %d planned runs were missed, from %s on", definition.name, missed, flight.id,
-                            extra={"task": flight.id, "schedule": definition.name})  # fmt: skip
+                extra = {"task": flight.id, "schedule": definition.name}
+                if overlapped_until(definition, link) is not None:
+                    log.info("schedule %s: %d planned runs are skipped, from %s on: the run before them was not over",
+                             definition.name, missed, flight.id, extra=extra)  # fmt: skip
+                else:
+                    log.warning("schedule %s: %d planned runs were missed, from %s on", definition.name, missed,
+                                flight.id, extra=extra)  # fmt: skip
             plan.skip(*instead)
         self._release(chains, flight)
 

@@ -1,17 +1,30 @@
-"""Removes what is finished: slices whose tasks are all done, ids past the dedupe window, acks of settled tasks."""
+"""Removes what is finished: slices whose tasks are all done, ids past the dedupe window, acks of settled tasks,
+the oldest dead letters, and queues that are not used any more."""
 
+import logging
+from collections import Counter
 from typing import Final
 
 import msgspec
 
 from ..model.errors import StoreError
+from ..store import queue_state
 from ..store.keys import Slice
 from ..store.owner import fire, holds
 from ..store.store import Store
-from ..store.tasks import index
+from ..store.tasks import dead_letters, index
+from ..store.tasks.dead_letters import DeadLetterLimits
 from .partition import Partition
 
+log = logging.getLogger("mainspring.engine")
+
 GRACE_MS: Final = 2_000
+EXPIRE_EVERY_MS: Final = 10_000
+"""Between two looks at the age and number of dead letters."""
+QUEUES_EVERY_MS: Final = 60_000
+"""Between two looks at queues that may be removed."""
+QUEUE_IDLE_MS: Final = 86_400_000
+"""An empty queue that got no task for so long is removed."""
 
 
 def _kept_of(partition: Partition, place: Slice, now_ms: int) -> bytes | None:
@@ -25,17 +38,37 @@ def _kept_of(partition: Partition, place: Slice, now_ms: int) -> bytes | None:
 class Sweeper:
     """Drops slices and forgets ids, a little at a time."""
 
-    def __init__(self, store: Store, owned: dict[int, Partition], *, dedupe_window_ms: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        owned: dict[int, Partition],
+        *,
+        letter_limits: DeadLetterLimits | None = None,
+    ) -> None:
         self._store = store
         self._owned = owned
-        self._window_ms = dedupe_window_ms
         self._at = self._cursor = 0
         self.dropped = 0
+        self._letter_limits = letter_limits or DeadLetterLimits()
+        self._expire_at_ms = 0
+        self._queues_at_ms = 0
+        self._queue_cursors: dict[int, int] = {}
+        self._expired: Counter[str] = Counter()
+        """Dead letters dropped since the last line in the log."""
+        self.letters_dropped: Counter[str] = Counter({"age": 0, "number": 0})
+        """Dead letters dropped so far, by reason."""
+
+    @property
+    def _window_ms(self) -> int:
+        """How long ids are known after their tasks have ended."""
+        return self._store.shared.dedupe_window_ms
 
     async def step(self) -> float:
         busy = await self.drop_finished()
         await self._forget_holds()
         more = await self._forget_ids()
+        more = await self._expire_letters() or more
+        await self._forget_queues()
         return 0.0 if more else 0.02 if busy else 0.5
 
     async def drop_finished(self) -> bool:
@@ -99,3 +132,43 @@ class Sweeper:
         if not self._cursor:
             await fire.sweep_acks(self._store, number)
         return removed > 0
+
+    async def _forget_queues(self) -> None:
+        """Remove some queues that are not used any more: each leaves a stream, and series in every scrape."""
+        now_ms = self._store.clock.now_ms()
+        # Further ahead than ever: the clock was set back since.
+        if now_ms < self._queues_at_ms <= now_ms + QUEUES_EVERY_MS:
+            return
+        self._queues_at_ms = now_ms + QUEUES_EVERY_MS
+        for number in sorted(self._owned):
+            cursor = self._queue_cursors.get(number, 0)
+            following = await queue_state.forget_idle(self._store, number, cursor, idle_ms=QUEUE_IDLE_MS)
+            self._queue_cursors[number] = following
+
+    async def _expire_letters(self) -> bool:
+        """Drop some of the oldest dead letters past their limits. True when there may be more."""
+        now_ms = self._store.clock.now_ms()
+        # Further ahead than ever: the clock was set back since.
+        if not any(self._letter_limits) or now_ms < self._expire_at_ms <= now_ms + EXPIRE_EVERY_MS:
+            return False
+        more, failure = False, None
+        for answer in await dead_letters.expire(self._store, sorted(self._owned), self._letter_limits):
+            if isinstance(answer, StoreError):
+                failure = answer
+                continue
+            for count in (self._expired, self.letters_dropped):
+                count.update(age=answer.for_age, number=answer.for_number)
+            more = more or sum(answer) == dead_letters.AT_ONCE
+        if more:
+            return True
+        self._expire_at_ms = now_ms + EXPIRE_EVERY_MS
+        if self._expired.total():
+            log.warning(
+                "dropped the oldest dead letters: %d older than dead_letters_max_age, %d beyond dead_letters_max",
+                self._expired["age"],
+                self._expired["number"],
+            )
+            self._expired.clear()
+        if failure is not None:
+            raise failure
+        return False

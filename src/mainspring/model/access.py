@@ -181,7 +181,7 @@ def _expires_ms(given: str | int | None, now_ms: int) -> int | None:
         return None
     text = str(given)
     if text.isascii() and text.isdigit():
-        expires_ms = int(text)
+        expires_ms = instant_ms(int(text), field="expires")
     elif text[:4].isdigit() and "-" in text:
         expires_ms = instant_ms(text, field="expires")
     else:

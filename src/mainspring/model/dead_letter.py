@@ -41,6 +41,8 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a webhook answered to the last attempt."""
     timeout_ms: int | None = None
     """How long one attempt may take, where the task said so itself: in a replay too."""
+    lane_in_key: bool = False
+    """The lane is part of the idempotency key: in a replay too."""
 
     @classmethod
     def of(
@@ -61,6 +63,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             retry=body.retry,
             place=place,
             timeout_ms=body.timeout_ms,
+            lane_in_key=body.lane_in_key,
         )
 
     def answered(self, response: Response | None) -> "DeadLetter":
@@ -89,6 +92,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
         }
         if self.damaged:
             return fields | {"entry_base64": base64.b64encode(self.entry).decode()}
+        key_lane = self.lane if self.lane_in_key else None
         fields |= {
             "target": self.target,
             "lane": self.lane,
@@ -96,7 +100,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             "errors": self.errors,
             "retry": self.retry,
             "timeout_ms": self.timeout_ms,
-            "idempotency_key": idempotency_key(namespace, self.id, self.due_ms),
+            "idempotency_key": idempotency_key(namespace, self.id, self.due_ms, key_lane),
         }
         if self.response is not None:
             fields["response"] = self.response.as_dict()

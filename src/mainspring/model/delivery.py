@@ -4,7 +4,7 @@ Handlers may return or raise `Retry` and `Dead`: that is why the two are excepti
 """
 
 import base64
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -39,6 +39,13 @@ class Body(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Of a run of a schedule: the schedule's generation and the planned time in ms. The id starts with its name."""
     timeout_ms: int | None = None
     """How long one attempt may take; None leaves it to the target and the node."""
+    lane_in_key: bool = False
+    """The lane is part of the idempotency key. False in entries of versions that left it out: they keep their keys."""
+
+    @property
+    def key_lane(self) -> str | None:
+        """The lane as far as it is part of the idempotency key."""
+        return self.lane if self.lane_in_key else None
 
     @property
     def is_retry(self) -> bool:
@@ -99,7 +106,7 @@ class Delivery(msgspec.Struct, gc=False):
 
     @property
     def idempotency_key(self) -> str:
-        return idempotency_key(self.namespace, self.id, self.original_due_ms)
+        return idempotency_key(self.namespace, self.id, self.original_due_ms, self.body.key_lane)
 
     @classmethod
     def columns(cls, batch: Sequence[Self]) -> DeliveryColumns | None:  # noqa: ARG003  # for those that know more
@@ -118,6 +125,18 @@ class GivenDelivery(Delivery, gc=False):
     namespace: str
     idh: bytes
     due_ms: int
+
+
+class DeliveryBatch(list[Delivery]):
+    """Deliveries that a sink gets together, and whether each is still to be sent."""
+
+    __slots__ = ("unwanted",)
+
+    def __init__(self, deliveries: Iterable[Delivery], unwanted: "Callable[[int], Outcome | None]") -> None:
+        super().__init__(deliveries)
+        self.unwanted = unwanted
+        """Return the outcome of the delivery at this index if it must not be sent any more: the task has expired, is
+        paused, or belongs to another node by now. Return None if it is to be sent."""
 
 
 def bytes_to_fields(name: str, value: bytes) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 MainspringError
 ├── InvalidInput          the caller's value is wrong; nothing was written (also a ValueError)
-│   └── InvalidCron       a schedule expression is wrong; says which field, where, and what is allowed
+│   ├── InvalidCron       a schedule expression is wrong; says which field, where, and what is allowed
+│   └── PayloadTooLarge   the payload has more bytes than the limit
 ├── NotFound              there is nothing of that name
 ├── Conflict              the id is taken and on_conflict="reject"
 ├── TaskFailed            the task whose result was asked for is dead or cancelled
@@ -42,6 +43,10 @@ class MainspringError(Exception):
 
 class InvalidInput(MainspringError, ValueError):
     """The caller's value is wrong; the message names the field and nothing was written."""
+
+
+class PayloadTooLarge(InvalidInput):
+    """The payload has more bytes than the limit."""
 
 
 class InvalidCron(InvalidInput):

@@ -173,6 +173,10 @@ def _read(field: str, value: Any) -> Any:
         raise InvalidInput(f"{field}: expected a number, not {value!r}") from None
 
 
+IDLE_MS: Final = 600_000
+"""A breaker closes after so long without a task for its receiver, counted from when a probe could have been sent."""
+
+
 class Breaker:
     """The breaker of one receiver on one node."""
 
@@ -308,6 +312,19 @@ class Breaker:
             self._probes_out = max(self._probes_done, self._probes_out - count)
         elif self.state == "ramp":
             self._allowance += count
+
+    def rest(self, now_ms: int) -> bool:
+        """Close if nothing was sent for long, or a ramp is over; return True if it closed.
+
+        Otherwise the breaker of a receiver that no task is for any more would stay open for ever.
+        """
+        if self.state == "ramp":
+            rests = now_ms >= self.since_ms + self._policy.ramp_ms
+        else:
+            rests = self.state != "closed" and now_ms >= max(self.since_ms, self.next_ms) + IDLE_MS
+        if rests:
+            self._enter("closed", now_ms)
+        return rests
 
     def _refill(self, now_ms: int) -> float:
         rate = self.ramp_rate(now_ms)

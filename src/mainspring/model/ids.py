@@ -12,8 +12,9 @@ from .limits import MAX_NAME_BYTES
 from .text import plain
 
 IDH_BYTES: Final = 16
-GENERATED: Final = re.compile(r"([0-9a-f]{32})(?:~([0-9a-z]+(?:\.[0-9a-z]+){4}))?")
-"""Form of generated ids: 32 hex digits, then `~` and the address where the task was put."""
+GENERATED: Final = re.compile(r"([0-9a-f]{32})~([0-9a-z]+(?:\.[0-9a-z]+){4})")
+"""Form of generated ids: 32 hex digits, then as their mark `~` and the address where the task was put."""
+_BARE: Final = re.compile(r"[0-9a-f]{32}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.~-]")
 
 
@@ -43,14 +44,25 @@ def check_name(value: object, field: str) -> str:
 def check_id(value: object) -> str:
     """A caller-given id; the form of generated ids is reserved."""
     name = check_name(value, "id")
-    if len(name) >= 2 * IDH_BYTES and GENERATED.fullmatch(name):
-        raise InvalidInput(f"id {name!r} has the form of a generated id (32 hex digits); choose another")
+    if len(name) > 2 * IDH_BYTES and GENERATED.fullmatch(name):
+        raise InvalidInput(f"id {name!r} has the form of a generated id (32 hex digits, ~, an address); choose another")
     return name
 
 
-def idempotency_key(namespace: str, task_id: str, original_due_ms: int) -> str:
-    """The same for every attempt at one task; safe in a header whatever the id contains."""
-    return f"{namespace}/{_UNSAFE.sub(_percent, task_id)}/{original_due_ms}"
+def bare_idh(task_id: str) -> bytes | None:
+    """The idh in a generated id without its mark, as deliveries and dead letters name a task that has no id.
+
+    Such a text may also be a caller's id: ask for that first.
+    """
+    return bytes.fromhex(task_id) if _BARE.fullmatch(task_id) else None
+
+
+def idempotency_key(namespace: str, task_id: str, original_due_ms: int, lane: str | None = None) -> str:
+    """The same for every attempt at one task; safe in a header whatever the id and the lane contain."""
+    name = _UNSAFE.sub(_percent, task_id)
+    if lane is not None:  # one id in two lanes is two tasks
+        name = f"{_UNSAFE.sub(_percent, lane)}/{name}"
+    return f"{namespace}/{name}/{original_due_ms}"
 
 
 @lru_cache(maxsize=1024)

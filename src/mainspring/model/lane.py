@@ -107,7 +107,8 @@ class LanePolicies:
         self.default = default
         self._by_target = dict(by_target or {})
         """By targets as tasks name them, `target:<name>`."""
-        self._by_queue = dict(by_queue or {})
+        self._by_queue = {} if by_queue is None else by_queue
+        """Not copied: it changes with the settings of the namespace."""
         self._command_queues = dict(command_queues or {})
 
     def of(self, target: str) -> LanePolicy:

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from .errors import InvalidInput, MainspringError
+from .errors import InvalidInput, MainspringError, PayloadTooLarge
 from .limits import MAX_PAYLOAD_BYTES
 from .retry import RetryPolicy
 from .times import Delay, When
@@ -25,7 +25,7 @@ def encode_payload(payload: Any, limit: int = MAX_PAYLOAD_BYTES) -> tuple[bytes,
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"payload cannot be written as JSON: {error}; give JSON values or bytes") from None
     if len(data) > limit:
-        raise InvalidInput(f"payload has {len(data)} bytes; at most {limit} are allowed")
+        raise PayloadTooLarge(f"payload has {len(data)} bytes; at most {limit} are allowed")
     if not raw and NULL in data:
         _check_numbers(payload)
     return data, raw

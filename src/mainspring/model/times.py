@@ -15,6 +15,11 @@ When = datetime | int | float | str
 Delay = timedelta | str
 """A span: a timedelta, "30m", "1h30m", "250ms", or ISO 8601 such as "PT10M"."""
 
+EARLIEST_MS: Final = 10**11
+"""In the year 1973: a smaller number is in seconds, up to the year 5138."""
+LATEST_MS: Final = 3 * 10**14
+"""Later than any calendar shows: a larger number is in microseconds, from the year 1979 on."""
+
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _TEXT_UNITS: Final = (("h", 3_600_000), ("m", 60_000), ("s", 1000))
 _SHORT: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
@@ -112,6 +117,7 @@ def instant_ms(when: When, *, field: str = "at") -> int:
     if isinstance(when, bool):
         raise InvalidInput(f"{field} is a bool; give an aware datetime or epoch milliseconds")
     if isinstance(when, int):
+        _check_unit(when, field)
         return when
     if isinstance(when, datetime):
         if when.utcoffset() is None:
@@ -123,6 +129,7 @@ def instant_ms(when: When, *, field: str = "at") -> int:
     if isinstance(when, float):
         if not math.isfinite(when):
             raise InvalidInput(f"{field} is {when}; give a finite number of milliseconds")
+        _check_unit(math.ceil(when), field)
         return math.ceil(when)
     if isinstance(when, str):
         try:
@@ -139,12 +146,18 @@ def instant_ms(when: When, *, field: str = "at") -> int:
 _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 
+def _check_unit(at_ms: int, field: str) -> None:
+    """Refuse what is most likely in another unit: seconds taken for milliseconds would fire at once."""
+    if at_ms < 0 or EARLIEST_MS <= at_ms < LATEST_MS:
+        return
+    unit = "seconds" if at_ms < EARLIEST_MS else "microseconds" if at_ms < 1000 * LATEST_MS else "nanoseconds"
+    raise InvalidInput(f"{field} is {_cut(str(at_ms))}, which looks like {unit}; give milliseconds, or a datetime")
+
+
 def check_horizon(due_ms: int, now_ms: int, *, field: str = "at") -> None:
-    """Refuse what lies before 1970 or beyond the horizon: almost always seconds or microseconds by mistake."""
+    """Refuse what lies before 1973 or beyond the horizon: almost always another unit by mistake."""
     if due_ms < 0:
-        raise InvalidInput(f"{field} is before 1970 ({due_ms} ms)")
+        raise InvalidInput(f"{field} is before 1970 ({_cut(str(due_ms))} ms)")
+    _check_unit(due_ms, field)
     if due_ms > now_ms + HORIZON_MS:
-        raise InvalidInput(
-            f"{field} is more than ten years ahead ({_cut(str(due_ms))} ms); are these microseconds? Milliseconds are"
-            " expected"
-        )
+        raise InvalidInput(f"{field} is more than ten years ahead ({due_ms} ms)")

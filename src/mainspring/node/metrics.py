@@ -18,6 +18,11 @@ from .process import process_figures, store_calls
 STORE_TIMEOUT_S: Final = 2.0
 """A scrape does not wait longer for the server: what the node itself knows is worth having without it."""
 
+MOST_QUEUES: Final = 100
+"""Queues with series of their own: programs may use any number of names."""
+OTHER_QUEUES: Final = "(other)"
+"""The label of all queues beyond those; no queue can be called so."""
+
 _STORE_UP: Final = ("mainspring_store_up", "gauge", "1 when the server answered the questions of this scrape.")
 _COUNTERS: Final = {
     "accepted": "Tasks that were put, replayed ones and occurrences of schedules included.",
@@ -43,7 +48,7 @@ async def collect(node: Node) -> list[Family]:
         found += _engine(node, node.engine)
         found += await _server_metrics(node.engine)
     elif client is not None:
-        found += [_healthy(node), store_calls(client.store), single(*_STORE_UP, await node.reachable())]
+        found += [_healthy(node), store_calls(client.store), single(*_STORE_UP, await node.outage() is None)]
     return [*found, *process_figures()]
 
 
@@ -77,6 +82,9 @@ def _tasks(engine: Engine) -> Iterator[Family]:
     skipped.update(engine.planner.not_run)
     skipped.update(meters.skipped)
     yield family("mainspring_skipped_total", "counter", "Runs and tasks left out, by reason.", "reason", skipped)
+    text = "Dead letters that were dropped because they were too old or too many."
+    dropped = engine.sweeper.letters_dropped
+    yield family("mainspring_dead_letters_dropped_total", "counter", text, "reason", dropped)
     timed = {
         "lateness": ("From the due time (or the put, if that was later) to begin.", meters.lateness),
         "delivery": ("From begin to done, of each task.", meters.delivery),
@@ -163,8 +171,18 @@ def _counter_metrics(engine: Engine, counters_by_partition: dict[int, dict[str, 
     yield family("mainspring_partition_pending", "gauge", "Tasks that wait for their time.", "partition", pending)
 
 
+def largest(found: dict[str, Depth]) -> dict[str, Depth]:
+    """The queues that hold most, and all others as one."""
+    order = sorted(found.items(), key=lambda one: (-one[1].ready - one[1].running, one[0]))
+    shown = dict(order[:MOST_QUEUES])
+    for _, depth in order[MOST_QUEUES:]:
+        shown[OTHER_QUEUES] = shown.get(OTHER_QUEUES, Depth()).plus(depth)
+    return shown
+
+
 def _queues(engine: Engine, found: dict[str, Depth]) -> Iterator[Family]:
     now_ms = engine.store.clock.now_ms()
+    found = largest(found)
     ready = {name: one.ready for name, one in found.items()}
     running = {name: one.running for name, one in found.items()}
     oldest = {name: max(0, now_ms - (one.oldest_ms or now_ms)) / 1000 for name, one in found.items()}

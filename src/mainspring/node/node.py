@@ -8,6 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from ..model.audit import Change, View, changes, of_schedule
 from ..model.errors import ConfigError, Conflict, InvalidInput, StoreError, Unavailable
 from ..model.schedule.definition import Definition
 from ..model.schedule.view import ScheduleView
+from ..model.shared_settings import DEFAULTS, SharedSettings
 from ..roles import Loop
 from ..sinks.base import NamedSink, Sink, plugin_sinks, prepare
 from ..sinks.http import HttpOptions, HttpSink
@@ -35,6 +37,7 @@ from ..store.redis.servers import LinkOptions, Servers
 from ..store.redis.url import safe_url
 from ..store.server_checks import check_server
 from ..store.store import Store
+from ..store.tasks.dead_letters import DeadLetterLimits
 from .process import Frontend, run_until_signal
 from .schedule_file import carry_out, plan, read_file
 from .schedule_lint import findings_of
@@ -60,6 +63,7 @@ def builtin_sinks(config: Config, others: Mapping[str, Sink] | None = None) -> M
             room=config.concurrency,
             result_ttl_s=config.http_result_ttl_s,
             rate=config.http_rate,
+            max_timeout_s=config.max_timeout_s,
         )
     )
     sinks: dict[str, Sink] = {**(others or {}), "log": LogSink(), "null": NullSink(), "http": http, "https": http}
@@ -74,9 +78,16 @@ def kafka_options(config: Config) -> KafkaOptions | None:
         config.kafka_url,
         config.kafka,
         create_topics=config.kafka_create_topics,
+        topics=_kafka_topics(config),
         partitions=config.kafka_topic_partitions,
         replication=config.kafka_topic_replication,
     )
+
+
+def _kafka_topics(config: Config) -> tuple[str, ...]:
+    """Return the topics that the settings name, as the target of ticks or behind a name."""
+    addresses = (config.tick_target, *(spec.address for spec in config.targets.values()))
+    return tuple({one.removeprefix("kafka:"): None for one in addresses if one.startswith("kafka:")})
 
 
 def engine_options(config: Config, name: str) -> EngineOptions:
@@ -99,7 +110,7 @@ def engine_options(config: Config, name: str) -> EngineOptions:
             int(config.catch_up_after_s * 1000),
         ),
         command_queues={name: command.queue for name, command in config.commands.items()},
-        dedupe_window_s=config.dedupe_window_s,
+        dead_letters=DeadLetterLimits(round(config.dead_letters_max_age_s * 1000), config.dead_letters_max),
         audit_entries=config.audit_entries,
         shutdown_timeout_s=config.shutdown_timeout_s,
     )
@@ -232,7 +243,7 @@ class Node:
     def __init__(self, config: Config, sinks: Mapping[str, Sink] | None = None) -> None:
         self.config = config
         self.roles: tuple[str, ...] = tuple(role for role in config.roles if role == "scheduler")
-        self.embedding = Embedding(config.data_dir) if config.redis_url is None else None
+        self.embedding = Embedding(config.data_dir, config.embedded_memory_bytes) if config.redis_url is None else None
         self._sinks = all_sinks(config) if sinks is None else sinks
         self._store: Store | None = None
         self._client: Client | None = None
@@ -272,7 +283,7 @@ class Node:
 
     @property
     def client(self) -> Client | None:
-        """A client on the node's own connections; None while the node is not ready."""
+        """A client with connections apart from the engine's; None while the node is not ready."""
         return self._client
 
     @property
@@ -289,9 +300,9 @@ class Node:
             return self.config.redis_url
         return None if self.embedding.server is None else self.embedding.server.url
 
-    async def reachable(self) -> bool:
-        """True when the server answers now."""
-        return self._store is not None and await self._store.reachable()
+    async def outage(self) -> str | None:
+        """Say why the server takes no writes now; None if it does."""
+        return "the node is starting or stopping" if self._store is None else await self._store.outage()
 
     # -- start and stop ------------------------------------------------------------------------------------
 
@@ -308,7 +319,15 @@ class Node:
         assert url is not None
         # Before anything is written: a replica would refuse it in words of its own.
         await _check_servers(url, config.links)
-        store = await Store.open(url, namespace=config.namespace, partitions=config.partitions, options=config.links)
+        # What a node fires by is written down for all; one that only takes requests follows.
+        defaults = DEFAULTS if "scheduler" in config.roles else {}
+        store = await Store.open(
+            url,
+            namespace=config.namespace,
+            partitions=config.partitions,
+            options=config.links,
+            shared=SharedSettings(config.shared, fills=defaults | config.shared),
+        )
         self._store = store
         for check in self.checks:
             await check(store)
@@ -317,8 +336,7 @@ class Node:
         else:
             self._lookout = Loop("server", self._probe_server)
             self._lookout.start()
-        window = f"{config.dedupe_window_s}s"
-        self._client = Client.over(store, dedupe_window=window, timezone=config.timezone)
+        self._client = Client.over(store.for_requests(), timezone=config.timezone)
         if config.schedules is not None:
             filed = FiledSchedules(store, config.timezone, config.schedules, kept=config.audit_entries)
             watch = ScheduleWatch(filed, config.schedules, config)
@@ -329,7 +347,8 @@ class Node:
 
     async def _start_engine(self, store: Store) -> None:
         name = self.config.node_id or f"{socket.gethostname()}-{secrets.token_hex(3)}"
-        self.engine = engine = Engine(store, self._sinks, engine_options(self.config, name))
+        options = replace(engine_options(self.config, name), queue_lanes=store.shared.queue_lanes)
+        self.engine = engine = Engine(store, self._sinks, options)
         self.seat = seat = Seat(store, self._membership(store, engine, name), engine.called)
         await seat.start()
         for sink in self._sinks.values():
@@ -339,10 +358,13 @@ class Node:
 
     async def _probe_server(self) -> float:
         """Ping the server: without an engine no other call would correct the clock, or notice that it is away."""
-        if not await self.reachable():
-            if self._store is not None:
-                await self._store.recover()  # another may be primary by now
-            raise Unavailable("the server does not answer", sent=False)
+        store = self._store
+        if store is not None:
+            if (outage := await store.outage()) is not None:
+                await store.recover()  # another may be primary by now
+                raise Unavailable(outage, sent=False)
+            await store.sample_clock()
+            await store.keep_format()
         return LOOK_S
 
     def _membership(self, store: Store, engine: Engine, name: str) -> Membership:

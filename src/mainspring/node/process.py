@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from ..model.errors import ConfigError, MainspringError
+from ..model.errors import ConfigError, MainspringError, WrongFormat
 from ..model.metrics import Family, histogram, single
 from ..worker.command import kill_all
 
@@ -142,7 +142,8 @@ async def run_until_signal(node: Node, frontend: Frontend | None, started: Calla
             log.info("stopping")
             with stop_in_time(node.config.shutdown_timeout_s):
                 await _one_after_the_other(frontend.stop if frontend is not None else None, node.stop)
-    if isinstance(node.failure, ConfigError):  # it hung for longer than its lease, and another has its id now
+    # It hung for longer than its lease, and another has its id; or the namespace was made anew with another count.
+    if isinstance(node.failure, ConfigError | WrongFormat):
         log.error("the node cannot go on: %s", node.failure)
         return 2
     if node.failure is not None:

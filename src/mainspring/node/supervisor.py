@@ -151,8 +151,9 @@ LOOK_AGAIN_S: Final = 5.0
 class Embedding:
     """One data folder's server. Its address stays the same over restarts, so connections find it again."""
 
-    def __init__(self, data_dir: Path | None) -> None:
+    def __init__(self, data_dir: Path | None, memory_bytes: int | None = None) -> None:
         self._data_dir = data_dir
+        self._memory_bytes = folder.default_memory_bytes() if memory_bytes is None else memory_bytes
         self._server: embedded.EmbeddedServer | None = None
         self._looked_at = 0.0
 
@@ -169,6 +170,14 @@ class Embedding:
         self._server = await self._in_thread()
         if not self._server.owned:
             node_log.info("sharing the server that another process runs on %s", self.where)
+        elif self._memory_bytes:
+            node_log.info(
+                "embedded server: maxmemory is %.0f MiB, noeviction: a full server refuses new tasks, keeps those it"
+                " has; embedded_memory_bytes sets another limit",
+                self._memory_bytes / 1024 / 1024,
+            )
+        else:
+            node_log.warning("embedded server: no maxmemory (embedded_memory_bytes is 0): it may use up the machine's")
         return self._server.url
 
     async def heal(self, well: bool) -> None:
@@ -204,7 +213,7 @@ class Embedding:
 
     async def _in_thread(self) -> embedded.EmbeddedServer:
         """In a thread, because it blocks while data is loaded. When we are cancelled, so is its result."""
-        start = asyncio.create_task(asyncio.to_thread(embedded.start, self._data_dir))
+        start = asyncio.create_task(asyncio.to_thread(embedded.start, self._data_dir, memory_bytes=self._memory_bytes))
         try:
             return await asyncio.shield(start)
         except asyncio.CancelledError:
@@ -275,7 +284,7 @@ class Supervisor:
         self._config = config
         self._command = command
         self._listener = listener
-        self._embedding = Embedding(config.data_dir) if config.redis_url is None else None
+        self._embedding = Embedding(config.data_dir, config.embedded_memory_bytes) if config.redis_url is None else None
         self._children = [Child(number) for number in range(1, config.processes + 1)]
         self._stop_within_s = config.shutdown_timeout_s + GRACE_S + 1.0  # a child ends by itself within the first two
         self._stopping = asyncio.Event()

@@ -18,6 +18,7 @@ from ..model.errors import InvalidInput
 from ..model.retry import RetryPolicy, check_against
 from ..model.schedule.definition import Definition, check_definition, shortest_interval_ms
 from ..model.schedule.input import SOURCE, Timetable, define
+from ..model.shared_settings import DEDUPE_WINDOW
 from ..model.targets.command import Command, read_command
 from ..model.targets.names import shown_target
 from ..model.task import Handle, OnConflict
@@ -38,7 +39,8 @@ log = logging.getLogger("mainspring.scheduler")
 class _Options(TypedDict):
     namespace: str
     partitions: int | None
-    dedupe_window: str
+    dedupe_window: str | None
+    max_payload_bytes: int | None
     options: "LinkOptions"
     timezone: str
 
@@ -48,7 +50,8 @@ def _options(config: Config) -> _Options:
     return {
         "namespace": config.namespace,
         "partitions": config.partitions,
-        "dedupe_window": f"{config.dedupe_window_s}s",
+        "dedupe_window": config.shared.get(DEDUPE_WINDOW),
+        "max_payload_bytes": config.max_payload_bytes,
         "options": config.links,
         "timezone": config.timezone,
     }
@@ -115,7 +118,7 @@ class Connections:
         from ..store import embedded
 
         if self._embedded is None:
-            self._embedded = embedded.start(self.config.data_dir)
+            self._embedded = embedded.start(self.config.data_dir, memory_bytes=self.config.embedded_memory_bytes)
         return self._embedded.url
 
     def close(self) -> None:
@@ -259,7 +262,7 @@ class Declarations(Connections):
         queue: str = "default",
         name: str | None = None,
         retries: int | None = None,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy | str | None = None,
         timeout: Delay | None = None,
         result_ttl: Delay = "0s",
         codec: Codec = "json",
@@ -446,9 +449,9 @@ class Declarations(Connections):
 
     def once(self, at: When, target: ScheduledTarget | None = None, *, name: str | None = None, **rest: Any) -> Any:
         """Run at one time and never again, however many programs declare it and however often they start."""
-        at_ms = instant_ms(at, field="at")
+        instant_ms(at, field="at")  # a wrong one is reported here, not as a start
         # No max_runs: the count outlives a new declaration, and one for another time would never run.
-        return self._timed(target, name, {**rest, "every": "1d", "start": at_ms, "end": at_ms})
+        return self._timed(target, name, {**rest, "every": "1d", "start": at, "end": at})
 
     def _timed(self, target: ScheduledTarget | None, name: str | None, details: dict[str, Any]) -> Any:
         def declare(function: ScheduledTarget) -> Any:

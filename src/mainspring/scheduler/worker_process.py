@@ -11,15 +11,19 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, NamedTuple
 
+import msgspec
+
 from .. import __version__
 from ..client.client import Client
 from ..config.config import Config
-from ..model.errors import ConfigError
+from ..model.errors import ConfigError, WrongFormat
 from ..model.metrics import Family, Sample, family, histogram, render, single
 from ..model.queue_rules import parse_queues
+from ..model.shared_settings import SharedSettings
 from ..model.targets.url import HostPort
 from ..node.process import exit_now, process_figures, stop_in_time, stop_signals, store_calls
 from ..node.supervisor import Embedding
+from ..roles import Loop
 from ..store.redis.url import safe_url
 from ..store.store import Store
 from ..worker.command import kill_all
@@ -121,8 +125,8 @@ class WorkerPort:
     async def _readyz(self) -> _HttpAnswer:
         if self._worker.stopping:
             return _problem(503, "the worker is stopping")
-        if not await self._store.reachable():
-            return _problem(503, "the server does not answer")
+        if (outage := await self._store.outage()) is not None:
+            return _problem(503, outage)
         return _WELL
 
     async def _metrics(self) -> _HttpAnswer:
@@ -130,7 +134,8 @@ class WorkerPort:
 
 
 def _problem(status: int, detail: str) -> _HttpAnswer:
-    return _HttpAnswer(status, f'{{"status":{status},"detail":"{detail}"}}', "application/problem+json")
+    body = msgspec.json.encode({"status": status, "detail": detail}).decode()
+    return _HttpAnswer(status, body, "application/problem+json")
 
 
 def _families(worker: Worker, store: Store) -> Iterator[Family]:
@@ -164,12 +169,13 @@ class Workplace:
         self.config = config = config or scheduler.config
         self.scheduler = scheduler
         self.queues = _queues(config, scheduler)
-        self.embedding = Embedding(config.data_dir) if config.redis_url is None else None
+        self.embedding = Embedding(config.data_dir, config.embedded_memory_bytes) if config.redis_url is None else None
         self.worker: Worker | None = None
         self._port: WorkerPort | None = None
         self._store: Store | None = None
         self._ended = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
+        self._format_loop = Loop("namespace", self._keep_format)
         self.failure: BaseException | None = None
 
     @property
@@ -187,19 +193,24 @@ class Workplace:
         url = config.redis_url if self.embedding is None else await self.embedding.start()
         assert url is not None
         self._store = store = await Store.open(
-            url, namespace=config.namespace, partitions=config.partitions, options=config.links
+            url,
+            namespace=config.namespace,
+            partitions=config.partitions,
+            options=config.links,
+            shared=SharedSettings(config.shared, fills=config.shared),
         )
-        client = Client.over(store, dedupe_window=f"{config.dedupe_window_s}s", timezone=config.timezone)
+        client = Client.over(store, timezone=config.timezone)
         self.scheduler.lend(client)
         await publish(client.schedules, self.scheduler.declared(), store.clock.now_ms())
-        self.worker = Worker(store, self.scheduler.registry, self._options())
+        self.worker = Worker(store, self.scheduler.registry, self._options(store))
         if config.worker_listen is not None:
             self._port = WorkerPort(self.worker, store)
             await self._port.start(HostPort.parse(config.worker_listen))
         await self.worker.start()
+        self._format_loop.start()
         self._watcher = asyncio.create_task(self._watch(self.worker), name="mainspring-watch")
 
-    def _options(self) -> WorkerOptions:
+    def _options(self, store: Store) -> WorkerOptions:
         config = self.config
         return WorkerOptions(
             config.node_id or f"{socket.gethostname()}-{secrets.token_hex(3)}",
@@ -213,7 +224,7 @@ class Workplace:
             slots=config.queue.slots(),
             queue_retries=config.queue.retries(),
             lane_policy=config.lane_policy,
-            queue_lanes=config.queue.lane_policies(),
+            queue_lanes=store.shared.queue_lanes,
         )
 
     async def stop(self) -> None:
@@ -235,18 +246,25 @@ class Workplace:
             if watcher is not None:
                 watcher.cancel()
                 await asyncio.wait([watcher])
+            await self._format_loop.stop()
             worker, self.worker = self.worker, None
             if worker is not None:
                 await worker.stop()
 
     async def _watch(self, worker: Worker) -> None:
         """Bring a dead embedded server back; end the process when a part of it is broken."""
-        while worker.crashed is None:
+        while (crash := worker.crashed or self._format_loop.crashed) is None:
             if self.embedding is not None:
                 await self.embedding.heal(worker.healthy)
             await asyncio.sleep(WATCH_S)
-        self.failure = worker.crashed
+        self.failure = crash
         self._ended.set()
+
+    async def _keep_format(self) -> float:
+        """A worker of another partition count would wait at streams that no node fills."""
+        if self._store is not None:
+            await self._store.keep_format()
+        return self.config.lease_s
 
     async def run_until_signal(self, started: Callable[[], None] = lambda: None) -> int:
         """Start, run until SIGTERM, SIGINT or SIGHUP, stop; return the exit code. A second signal ends at once."""
@@ -261,6 +279,9 @@ class Workplace:
                     await self.stop()
         if self.failure is None:
             return 0
+        if isinstance(self.failure, WrongFormat):
+            log.error("the worker cannot go on: %s", self.failure)
+            return 2
         log.error("a part of the worker broke down, which is a bug: %r", self.failure, exc_info=self.failure)
         return 1
 
@@ -276,7 +297,7 @@ def _queues(config: Config, scheduler: Scheduler) -> dict[str, int]:
     if config.queues:
         asked = parse_queues(config.queues)
         if strange := sorted(asked.keys() - set(scheduler.registry.queues)):
-            log.warning("no handler or command belongs to queue %s: its tasks fail here", ", ".join(strange))
+            log.warning("no handler or command belongs to queue %s: others must run its tasks", ", ".join(strange))
         return asked
     if not scheduler.registry.queues:
         raise ConfigError("there is nothing to run: no handlers (name a module:scheduler) and no [commands.<name>]")

@@ -13,7 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
-from ..model.delivery import Delivery, Outcome, Retry
+from ..model.delivery import Delivery, DeliveryBatch, Outcome, Retry
 from ..model.errors import ConfigError
 from ..model.targets.named import Plain, Targets, TargetSpec
 from ..model.targets.names import SCHEMES, SINK_GROUP, is_scheme, sink_entry_points
@@ -28,7 +28,8 @@ class Sink(Protocol):
     was delivered is then soon marked done, and does not wait for the slowest of thousands. Tasks of lanes and runs of
     schedules come to it alone: others wait for their ends. One with `keeps_answers` has the answers kept with the runs:
     those of its `Done(response, keep_ms)`. One that takes its time to connect has `prepare()`: a node that starts calls
-    it in its event loop and goes on at once, so that the first task does not wait.
+    it in its event loop and goes on at once, so that the first task does not wait. One in which deliveries wait asks
+    `batch.unwanted(index)` before each send: the task may have expired meanwhile, or belong to another node.
     """
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
@@ -84,7 +85,10 @@ class NamedSink:
         if sink is None:
             return self._not_now(name, f"target {name!r} is {spec.address}, and this node has no sink for it", batch)
         if isinstance(spec, Plain):
-            return await sink.deliver([_aimed(one, spec.address) for one in batch])
+            aimed = [_aimed(one, spec.address) for one in batch]
+            return await sink.deliver(
+                DeliveryBatch(aimed, batch.unwanted) if isinstance(batch, DeliveryBatch) else aimed
+            )
         if not isinstance(sink, SpecSink):
             return self._not_now(name, f"target {name!r}: the sink for {scheme}: takes plain addresses only", batch)
         return await sink.deliver_to(spec, batch)

@@ -11,9 +11,9 @@ from ..model.delivery import DROPPED, Dead, Delivery, Outcome, Retry
 from ..model.errors import InvalidInput
 from ..model.flow import Rate
 from ..model.targets.url import AllowList
-from ..model.targets.webhook import TIMEOUT_S, Webhook
+from ..model.targets.webhook import MAX_TIMEOUT_S, TIMEOUT_S, Webhook
 from .http_limits import Hosts, Limits
-from .http_network import AddressGuard, ForbiddenAddress, Lookup, SystemLookup
+from .http_network import AddressGuard, Lookup, SystemLookup
 
 if TYPE_CHECKING:
     from .http_request import WebhookCaller
@@ -80,6 +80,8 @@ class HttpOptions:
     """Rate of requests to one host; None is as fast as it answers."""
     result_ttl_s: float = 3600.0
     """How long the answers to successful calls are kept with their runs."""
+    max_timeout_s: float = MAX_TIMEOUT_S
+    """The longest a request may take, whatever its task says."""
 
 
 class HttpSink:
@@ -112,7 +114,7 @@ class HttpSink:
         try:
             self._guard.check_number(hook.parsed)
             caller = self._caller(hook)
-        except (ForbiddenAddress, InvalidInput) as error:
+        except InvalidInput as error:
             return [Dead(str(error))] * len(batch)
         except (OSError, ssl.SSLError) as error:
             return [Retry(f"ca_file {hook.ca_file} cannot be used: {error}")] * len(batch)
@@ -152,7 +154,7 @@ class HttpSink:
                 self._hosts = Hosts(room=self._options.room, connections=connections)
             ttl_s = self._options.result_ttl_s if hook.result_ttl_s is None else hook.result_ttl_s
             caller = self._callers[hook] = WebhookCaller(
-                self._sessions, hook, self._options.timeout_s, round(ttl_s * 1000)
+                self._sessions, hook, self._options.timeout_s, round(ttl_s * 1000), self._options.max_timeout_s
             )
             if len(self._callers) > _CALLERS:
                 self._callers.popitem(last=False)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from ..model.delivery import Delivery, Outcome, Retry
+from ..model.delivery import Delivery, DeliveryBatch, Outcome, Retry
 from ..model.flow import Rate
 
 _MEASURE_S: Final = 1.0
@@ -26,7 +26,7 @@ Send = Callable[[Delivery], Awaitable[Outcome]]
 class RequestBatch:
     """A batch of requests: those from `next` to `end` are still to be begun."""
 
-    __slots__ = ("_left", "batch", "end", "finished", "next", "outcomes", "send")
+    __slots__ = ("_left", "batch", "end", "finished", "next", "outcomes", "send", "waited")
 
     def __init__(self, batch: Sequence[Delivery], send: Send) -> None:
         self.batch = batch
@@ -35,6 +35,12 @@ class RequestBatch:
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.next = 0
         self.end = self._left = len(batch)
+        self.waited = False
+        """True if its requests could not all begin at once."""
+
+    def unwanted(self) -> Outcome | None:
+        """Return the outcome of the next request if it waited so long that it must not be sent any more."""
+        return self.batch.unwanted(self.next) if self.waited and isinstance(self.batch, DeliveryBatch) else None
 
     def settle(self, at: int, outcome: Outcome) -> None:
         self.outcomes[at] = outcome
@@ -136,15 +142,14 @@ class RequestQueue:
         now = time.monotonic()
         return not self.busy and not self.loads and max(self.pace.next_at, self._reserved_until) <= now
 
-    def begin(self) -> tuple[RequestBatch, int]:
+    def take(self) -> tuple[RequestBatch, int]:
+        """Take the next request out of the queue."""
         load = self.loads[0]
         at = load.next
         load.next += 1
         if load.next == load.end:
             self.loads.popleft()
         self.waiting -= 1
-        self.busy += 1
-        self.pace.took()
         return load, at
 
     def put_off(self) -> Retry:
@@ -291,6 +296,7 @@ class Host:
         if taken:
             self._add(queue, load, taken)
             self.fill()
+            load.waited = True
             timer = asyncio.get_running_loop().call_later(MAX_QUEUED_S, self._give_up, queue, load)
             try:
                 await load.finished
@@ -341,27 +347,41 @@ class Host:
         if not self._moving or self.busy >= self._limits.concurrency or self._stopped:
             return None
         soonest_s, host_s = inf, self._pace.wait_s()
-        for _ in range(len(self._moving)):
-            queue = self._moving[0]
+        for queue in list(self._moving):
             self._moving.rotate(-1)
             if queue.busy < queue.most:
                 wait_s = max(host_s, queue.pace.wait_s())
                 if wait_s <= 0:
+                    if not self._has_wanted(queue):
+                        continue
                     return queue if self._hosts.may_connect(self) else None
                 soonest_s = min(soonest_s, wait_s)
         if soonest_s < inf:
             self._come_back(soonest_s)
         return None
 
-    def _begin(self, queue: RequestQueue) -> tuple[RequestBatch, int]:
-        load, at = queue.begin()
+    def _has_wanted(self, queue: RequestQueue) -> bool:
+        """Settle requests at the front of a queue that must not be sent any more; return True if others are left."""
+        while queue.loads and (outcome := queue.loads[0].unwanted()) is not None:
+            load, at = self._take(queue)
+            load.settle(at, outcome)
+        return bool(queue.loads)
+
+    def _take(self, queue: RequestQueue) -> tuple[RequestBatch, int]:
+        taken = queue.take()
         if not queue.loads:
             self._moving.remove(queue)
         self._count(-1)
+        return taken
+
+    def _begin(self, queue: RequestQueue) -> tuple[RequestBatch, int]:
+        taken = self._take(queue)
+        queue.busy += 1
+        queue.pace.took()
         self.busy += 1
         self._hosts.free -= 1
         self._pace.took()
-        return load, at
+        return taken
 
     async def _work(self, queue: RequestQueue, load: RequestBatch, at: int) -> None:
         while True:

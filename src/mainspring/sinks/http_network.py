@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
-from ..model.errors import MainspringError
-from ..model.targets.url import AllowList, IpAddress, WebUrl
+from ..model.errors import InvalidInput
+from ..model.targets.url import AllowList, IpAddress, WebUrl, parse_web_url
 
 Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 """Host and port to addresses; raises OSError when there are none."""
@@ -22,7 +22,7 @@ Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 _MAX_CHECKED_NAMES: Final = 1024
 
 
-class ForbiddenAddress(MainspringError):
+class ForbiddenAddress(InvalidInput):
     """The address is not public, and not allowed."""
 
 
@@ -88,8 +88,7 @@ class AddressGuard:
 
     def check_number(self, url: WebUrl) -> None:
         """Refuse a URL whose host is a number that must not be reached."""
-        if url.address is not None:
-            self._check(url.host, url.address, by_name=False)
+        _check_literal(url, self._allow)
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Addresses of a name. One that is forbidden forbids the name: which one is used is not ours to choose."""
@@ -98,28 +97,40 @@ class AddressGuard:
             raise OSError(socket.EAI_NONAME, "the name has no address")
         by_name = self._allow.has_name(host)
         for text in found:
-            if self._check(host, ip_address(text), by_name=by_name):
+            if _is_only_named(self._allow, host, ip_address(text), by_name=by_name):
                 self._remember(text)
         return found
 
     def check_socket(self, text: str) -> None:
         """The last gate, whatever led here."""
         if text not in self._by_name:
-            self._check(text, ip_address(text), by_name=False)
-
-    def _check(self, host: str, address: IpAddress, *, by_name: bool) -> bool:
-        """Refuse, or say whether it is only the name that makes it acceptable."""
-        parts = [one for one in (address, embedded(address)) if one is not None and not self._allow.has_address(one)]
-        wrong = {one: reason for one in parts if (reason := not_public(one)) is not None}
-        if wrong and not (by_name and _ONLY_BY_ADDRESS.isdisjoint(wrong.values())):
-            raise ForbiddenAddress(_refusal(host, address, wrong))
-        return bool(wrong)
+            _is_only_named(self._allow, text, ip_address(text), by_name=False)
 
     def _remember(self, text: str) -> None:
         self._by_name[text] = None
         self._by_name.move_to_end(text)
         if len(self._by_name) > _MAX_CHECKED_NAMES:
             self._by_name.popitem(last=False)
+
+
+def check_literal_target(target: str, allow: AllowList) -> None:
+    """Refuse a target whose host is a number that webhooks may not reach. Names are judged when they are resolved."""
+    if target.startswith(("http://", "https://")):
+        _check_literal(parse_web_url(target), allow)
+
+
+def _check_literal(url: WebUrl, allow: AllowList) -> None:
+    if url.address is not None:
+        _is_only_named(allow, url.host, url.address, by_name=False)
+
+
+def _is_only_named(allow: AllowList, host: str, address: IpAddress, *, by_name: bool) -> bool:
+    """Refuse an address, or say whether it is only its name that makes it acceptable."""
+    parts = [one for one in (address, embedded(address)) if one is not None and not allow.has_address(one)]
+    wrong = {one: reason for one in parts if (reason := not_public(one)) is not None}
+    if wrong and not (by_name and _ONLY_BY_ADDRESS.isdisjoint(wrong.values())):
+        raise ForbiddenAddress(_refusal(host, address, wrong))
+    return bool(wrong)
 
 
 def _refusal(host: str, address: IpAddress, wrong: dict[IpAddress, str]) -> str:

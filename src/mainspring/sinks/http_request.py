@@ -197,13 +197,14 @@ BYTES: Final = "application/octet-stream"
 class WebhookCaller:
     """Sends deliveries to one webhook. What is the same for all of them is made once."""
 
-    def __init__(self, sessions: Sessions, hook: Webhook, timeout_s: float, keep_ms: int) -> None:
+    def __init__(self, sessions: Sessions, hook: Webhook, timeout_s: float, keep_ms: int, max_timeout_s: float) -> None:
         self._sessions = sessions
         self._keep_ms = keep_ms
         self._hook = hook
         self._url = url_for(hook.parsed)
         self._where = hook.parsed.host, hook.parsed.port
-        self._timeout_s = hook.timeout_s or timeout_s
+        self._max_timeout_s = max_timeout_s
+        self._timeout_s = min(hook.timeout_s or timeout_s, max_timeout_s)
         self._timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         self._tls: ssl.SSLContext | bool = True if hook.ca_file is None else tls_context(hook.ca_file)
         self._signer = Signer(hook.secrets) if hook.secrets else None
@@ -233,7 +234,8 @@ class WebhookCaller:
         """Make one attempt. Never raise because of what the target or the network does."""
         body = b"" if self._hook.method in BODILESS else delivery.payload
         began = time.monotonic()
-        timeout_s = self._timeout_s if delivery.body.timeout_ms is None else delivery.body.timeout_ms / 1000
+        own_ms = delivery.body.timeout_ms
+        timeout_s = self._timeout_s if own_ms is None else min(own_ms / 1000, self._max_timeout_s)
         session, kept = self._sessions.lend(*self._where)
         try:
             async with session.request(

@@ -56,12 +56,12 @@ def _side_by_side(chunk: Sequence[Delivery], columns: DeliveryColumns, prefix: b
 
 def _message_of(one: Delivery, prefix: bytes) -> KafkaMessage:
     body, due = one.body, b"%d" % one.original_due_ms
-    if body.id is None:
+    if body.id is None and not body.lane_in_key:
         # Hexadecimal digits need no quoting, which would cost as much as all of this.
         id = hexlify(one.idh)
         idempotency_key = b"".join((prefix, id, b"/", due))
     else:
-        id, idempotency_key = body.id.encode(), one.idempotency_key.encode()
+        id, idempotency_key = one.id.encode(), one.idempotency_key.encode()
     key = id if body.lane is None else body.lane.encode()
     attempt = b"1" if body.attempt == 1 else b"%d" % body.attempt
     return body.payload, key, {"idempotency-key": idempotency_key, "id": id, "due": due, "attempt": attempt}
@@ -112,6 +112,7 @@ class KafkaSink:
     def prepare(self) -> None:
         """The library takes half a second until a new producer has its identity from the broker."""
         self._batch_producer.prepare()
+        self._topics.prepare()
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         topic = batch[0].target.partition(":")[2]

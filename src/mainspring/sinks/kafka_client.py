@@ -142,12 +142,21 @@ class Topics:
         until, refusal = self._missing.get(topic, (0.0, None))
         if time.monotonic() < until:
             return refusal
+        # Shielded: others wait for the same answer.
+        return await asyncio.shield(self._ask(topic))
+
+    def prepare(self) -> None:
+        """Begin to create the topics that the settings name, where that is asked for."""
+        for topic in self._options.topics if self._options.create_topics else ():
+            if _NAME.fullmatch(topic):
+                self._ask(topic)
+
+    def _ask(self, topic: str) -> "asyncio.Task[Refusal | None]":
         asking = self._asking.get(topic)
         if asking is None:
             asking = self._asking[topic] = asyncio.create_task(self._look(topic))
             asking.add_done_callback(lambda _: self._asking.pop(topic, None))
-        # Shielded: others wait for the same answer.
-        return await asyncio.shield(asking)
+        return asking
 
     def forget(self, topic: str) -> None:
         """It was there, and it is not any more."""

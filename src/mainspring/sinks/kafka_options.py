@@ -93,6 +93,8 @@ class KafkaOptions:
     url: str
     properties: Properties = field(default_factory=Properties)
     create_topics: bool = False
+    topics: tuple[str, ...] = ()
+    """Topics that the settings name: with `create_topics` they are created at the start."""
     partitions: int | None = None
     """Of a topic that is created; None leaves it to the broker."""
     replication: int | None = None

@@ -6,12 +6,13 @@ import contextlib
 import fcntl
 import os
 import queue
+import re
 import select
 import stat
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -19,7 +20,7 @@ from ..model.delivery import DONE, Delivery, Outcome, Retry
 
 
 class LogSink:
-    """Writes each task's payload as one line of JSON, as it was given and without an envelope.
+    """Writes each task's payload as one line of JSON, as it was given and without an envelope; controls are escaped.
 
     A thread of its own writes: a reader that does not read (a full pipe, a terminal with Ctrl-S) holds up the
     deliveries, never the event loop, which must go on renewing leases. The thread is a daemon and writes to
@@ -70,12 +71,26 @@ def _answer(done: "asyncio.Future[OSError | None]", error: OSError | None) -> No
         done.set_result(error)
 
 
+_UNUSUAL: Final = re.compile(rb"[^\t -~]")
+_CONTROLS: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+"""Characters that begin a new line or a command of the terminal, in one encoding or another."""
+
+
 def _line(one: Delivery) -> bytes:
+    """Return the payload as exactly one line, whatever reads it: nothing in it can pass for a line of the node."""
     payload = _text_of(one.payload) if one.body.raw else one.payload
-    if b"\n" in payload or b"\r" in payload:
-        # JSON has line breaks only between its tokens: taking them out changes nothing else.
-        payload = msgspec.json.format(payload, indent=-1)
-    return payload + b"\n"
+    if _UNUSUAL.search(payload) is None:
+        return payload + b"\n"
+    try:
+        if b"\n" in payload or b"\r" in payload:
+            # JSON has line breaks only between its tokens: taking them out changes nothing else.
+            payload = msgspec.json.format(payload, indent=-1)
+        text = payload.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError):  # not JSON after all: another program wrote the entry
+        payload = _text_of(payload)
+        text = payload.decode()
+    # JSON has these characters only in its strings, where an escape means the same.
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode() + b"\n"
 
 
 def _text_of(raw: bytes) -> bytes:

@@ -21,6 +21,9 @@ TOMB_BYTES: Final = 4
 MARK_BYTES: Final = HEADER_BYTES + 14
 """The header of a task that has moved, and its new address."""
 
+_CUT: Final = 0xC1
+"""In place of a body, in what `heads.lua` returns of a large entry. No msgpack value begins so."""
+_CUT_BYTES: Final = HEADER_BYTES + 5
 
 _ARRAYS_FROM: Final = 0x90
 """Bodies begin with a byte from here on, addresses with the number of a width."""
@@ -51,12 +54,14 @@ def entry(offset_ms: int, flags: int, idh: bytes, body: Body) -> bytes:
 def _fields(body: Body) -> Body | tuple[Any, ...]:
     """The body without the defaults at its end: of most tasks two, three or four fields are left."""
     ordinary = body.due_ms is None and body.original_due_ms is None and body.expires_ms is None
-    if body.timeout_ms is not None:
+    if body.lane_in_key:
         return body
+    if body.timeout_ms is not None:
+        return msgspec.structs.astuple(body)[:-1]
     if body.occurrence is not None or body.retry is not None:
-        return msgspec.structs.astuple(body)[: -1 if body.occurrence is not None else -2]
+        return msgspec.structs.astuple(body)[: -2 if body.occurrence is not None else -3]
     if not ordinary or body.attempt != 1 or body.raw or body.errors:
-        return msgspec.structs.astuple(body)[:-3]
+        return msgspec.structs.astuple(body)[:-4]
     if body.lane is not None:
         return (body.target, body.payload, body.id, body.lane)
     return (body.target, body.payload) if body.id is None else (body.target, body.payload, body.id)
@@ -68,6 +73,21 @@ def decode(row: bytes) -> Body:
         return _decode(row[HEADER_BYTES:])
     except RecursionError:
         raise _too_deep() from None
+
+
+def is_cut(row: bytes) -> bool:
+    """Is this an entry without its payload, as `heads.lua` returns large ones?"""
+    return len(row) >= _CUT_BYTES and row[HEADER_BYTES] == _CUT
+
+
+def whole_bytes(row: bytes) -> int:
+    """The length of an entry, cut or not."""
+    return int.from_bytes(row[HEADER_BYTES + 1 : _CUT_BYTES], "big") if is_cut(row) else len(row)
+
+
+def decode_head(row: bytes) -> Body:
+    """Like `decode`; of a cut entry only target, id and lane."""
+    return decode(row[:HEADER_BYTES] + row[_CUT_BYTES:] if is_cut(row) else row)
 
 
 def without_headers(rows: list[bytes]) -> list[bytes]:

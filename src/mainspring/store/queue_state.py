@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
-from ..model.errors import Conflict, StoreError
+from ..model.errors import Conflict, Refused, StoreError
 from .keys import ADDRESS_BYTES, Address
 from .redis.connection import RedisCommand
 from .store import Store
@@ -95,7 +95,7 @@ Asked = tuple[int, list[RedisCommand]]
 
 
 async def depths(store: Store, partitions: Sequence[int] | None = None) -> dict[str, Depth]:
-    """All queues that ever got a task; what they hold in these partitions, or in all."""
+    """All queues that got a task and were not removed since; what they hold in these partitions, or in all."""
     asked = range(len(store.keys)) if partitions is None else partitions
     listed: list[Asked] = [(p, [("SMEMBERS", store.keys.partitions[p].queues)]) for p in asked]
     names = await _each(store, listed)
@@ -107,7 +107,10 @@ async def depths(store: Store, partitions: Sequence[int] | None = None) -> dict[
     found: dict[str, Depth] = {}
     oldest: list[Asked] = []
     waiting: list[str] = []
-    for (p, queue), key, (length, groups) in zip(every, keys, await _each(store, lengths), strict=True):
+    for (p, queue), key, answer in zip(every, keys, await _each(store, lengths, skips_missing=True), strict=True):
+        if not answer:
+            continue  # removed since it was listed
+        length, groups = answer
         about = dict(zip(groups[0][::2], groups[0][1::2], strict=True)) if groups else {}
         running = int(about.get(b"pending", 0))
         found[queue] = found.get(queue, Depth()).plus(Depth(length - running, running))
@@ -121,10 +124,24 @@ async def depths(store: Store, partitions: Sequence[int] | None = None) -> dict[
     return found
 
 
-async def _each(store: Store, asked: Sequence[Asked]) -> list[list[Any]]:
-    answers = []
+async def _each(store: Store, asked: Sequence[Asked], *, skips_missing: bool = False) -> list[list[Any]]:
+    answers: list[list[Any]] = []
     for result in await store.run([(store.keys.partitions[p].slot, commands) for p, commands in asked]):
-        if isinstance(result, StoreError):
+        if skips_missing and isinstance(result, Refused) and "no such key" in str(result):
+            answers.append([])
+        elif isinstance(result, StoreError):
             raise result
-        answers.append(result)
+        else:
+            answers.append(result)
     return answers
+
+
+async def forget_idle(store: Store, partition: int, cursor: int, *, idle_ms: int) -> int:
+    """Remove some queues of a partition that are empty and got nothing for so long; return the next cursor, 0 at the
+    end."""
+    keys = store.keys.partitions[partition]
+    [[following, found]] = await store.run_one(keys.slot, [("SSCAN", keys.queues, cursor, "COUNT", 100)])
+    names = [name.decode() for name in found]
+    if names:
+        await store.call(partition, "queue_forget", [keys.queues, *map(keys.queue, names)], [idle_ms, *names])
+    return int(following)

@@ -28,7 +28,7 @@ _SAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "hincrby": (_KEY, "a", "1"), "hmget": (_KEY, "a"), "hscan": (_KEY, "0"), "hset": (_KEY, "a", "1"),
     "hsetnx": (_KEY, "a", "1"), "hvals": (_KEY,), "lindex": (_KEY, "0"), "llen": (_KEY,), "lpos": (_KEY, "a"),
     "lpush": (_KEY, "a"), "lrange": (_KEY, "0", "1"), "lset": (_KEY, "0", "a"), "ltrim": (_KEY, "0", "1"),
-    "rpush": (_KEY, "a"), "sadd": (_KEY, "a"), "smembers": (_KEY,), "sscan": (_KEY, "0"),
+    "rpush": (_KEY, "a"), "sadd": (_KEY, "a"), "smembers": (_KEY,), "sscan": (_KEY, "0"), "srem": (_KEY, "a"),
     "zadd": (_KEY, "1", "a"), "zcard": (_KEY,),
     "zcount": (_KEY, "0", "1"), "zmscore": (_KEY, "a"), "zrange": (_KEY, "0", "1"), "zrank": (_KEY, "a"),
     "zrem": (_KEY, "a"), "zscan": (_KEY, "0"), "zscore": (_KEY, "a"), "xack": (_KEY, "w", "1-1"),

@@ -10,7 +10,7 @@ import msgspec
 from ..model.clock import steady_s
 from ..model.delivery import Body
 from ..model.errors import StoreError
-from ..model.ids import idh_of, occurrence_id
+from ..model.ids import idh_of, occurrence_id, schedule_of
 from ..model.schedule.chain import ChainMemory, ChainState, after_loss, from_here, link_to
 from ..model.schedule.definition import Definition, pack_definition, unpack_definition
 from .codec import INDEXED, LANE, SCHEDULED, entry
@@ -418,6 +418,21 @@ async def plant_anew(store: Store, partition: int, name: str, claim: bytes | Non
         # that one ran already
         next_ms = await searched((definition,), partial(definition.slots.after, next_ms))
     return "taken"
+
+
+async def plan_past_cancelled(store: Store, ids: Iterable[str]) -> None:
+    """Plan the next run of each schedule whose planned run is among these cancelled tasks.
+
+    Otherwise the schedule would stand still until its owner looks for missing runs, and what was due by then be missed.
+    """
+    runs = {one: schedule_of(one) for one in ids if "@" in one and one.endswith("Z")}
+    if not runs:
+        return
+    count = len(store.keys)
+    seen = await see_at(store, [(partition_of(name, count), name) for name in runs.values()])
+    for (task_id, name), one in zip(runs.items(), seen, strict=True):
+        if one.definition is not None and one.link is not None and one.link.idh == idh_of(task_id):
+            await plant_anew(store, one.partition, name, one.link.claim, "cancelled")
 
 
 def _onward(

@@ -1,21 +1,23 @@
 """One namespace on its servers: routing by partition, scripts, and what may be repeated without asking."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import hiredis
 
 from ..model.clock import OLD_S, Clock, ServerClock
-from ..model.errors import InvalidInput, NotConfirmed, OutOfMemory, Refused, StoreError, WrongFormat
+from ..model.errors import InvalidInput, NotConfirmed, OutOfMemory, Refused, StoreError, Unavailable, WrongFormat
+from ..model.shared_settings import SharedSettings, checked_setting
 from .durability import SERVER, Durability
 from .keys import Keyspace, check_namespace, meta_key, slot_of
 from .redis.connection import RedisCommand
 from .redis.sender import Group, GroupResults, Replies, Sender
-from .redis.servers import LinkOptions, Servers, redirect_of
+from .redis.servers import LinkOptions, Primary, Servers, redirect_of
 from .scripts import Scripts
 
 log = logging.getLogger("mainspring.store")
@@ -24,7 +26,7 @@ log = logging.getLogger("mainspring.store")
 FORMAT: Final = 1
 DEFAULT_PARTITIONS: Final = 32
 REACH_S: Final = 2.0
-"""How long a probe waits for the server's answer."""
+"""Seconds that a probe waits for the server's answer."""
 RETRY_FOR_S: Final = 10.0
 """Seconds a call keeps retrying while a slot moves or a server is not ready."""
 
@@ -38,15 +40,20 @@ class Store:
         keyspace: Keyspace,
         clock: Clock,
         *,
+        shared: SharedSettings | None = None,
         retry_for_s: float = RETRY_FOR_S,
         timeout_s: float | None = None,
+        requests: bool = False,
     ) -> None:
+        self.shared = shared or SharedSettings()
+        """The settings on which all who use the namespace agree, as of the last look at it."""
         self.servers = servers
         self.keys = keyspace
         self.clock = clock
         self.scripts = Scripts(clock)
         self._ask_from_s = 0.0
-        self._sender = Sender(servers, self.scripts, retry_for_s=retry_for_s, timeout_s=timeout_s)
+        self._requests = requests
+        self._sender = Sender(servers, self.scripts, retry_for_s=retry_for_s, timeout_s=timeout_s, requests=requests)
 
     @classmethod
     async def open(
@@ -58,18 +65,21 @@ class Store:
         clock: Clock | None = None,
         options: LinkOptions | None = None,
         makes: bool = True,
+        shared: SharedSettings | None = None,
     ) -> "Store":
-        """Connect and check that the namespace is one this version can read.
+        """Connect and check that the namespace is one this version can read, and that it says what `shared` says.
 
         One that is not there is made; with `makes` false it is looked at as an empty one, and nothing is written.
         """
         check_namespace(namespace)
+        shared = shared or SharedSettings()
         clock = clock or ServerClock()
         servers = await Servers.connect(url, options or LinkOptions())
         try:
             sender = Sender(servers, Scripts(clock), retry_for_s=RETRY_FOR_S)
-            count = await _agree_on_format(sender, namespace, partitions, makes=makes)
-            store = cls(servers, Keyspace(namespace, count), clock)
+            count = await _agree_on_format(sender, namespace, partitions, shared, makes=makes)
+            shared.check(namespace)
+            store = cls(servers, Keyspace(namespace, count), clock, shared=shared)
             await store.sample_clock()
         except BaseException:
             await servers.aclose()
@@ -84,8 +94,20 @@ class Store:
         """
         # A manual clock does not move while a slow machine works, so no lease ends meanwhile.
         return Store(
-            self.servers, self.keys, self.clock, retry_for_s=0.0, timeout_s=None if self.clock.manual else timeout_s
+            self.servers,
+            self.keys,
+            self.clock,
+            shared=self.shared,
+            retry_for_s=0.0,
+            timeout_s=None if self.clock.manual else timeout_s,
         )
+
+    def for_requests(self) -> "Store":
+        """Return a store with a connection of its own on each server, for what clients of a node ask.
+
+        A reply waits for all replies before it on its connection: leases and ticks must not wait for a large page.
+        """
+        return Store(self.servers, self.keys, self.clock, shared=self.shared, requests=True)
 
     async def open_namespace(self, namespace: str) -> "Store | None":
         """Return the store of another namespace on the same servers.
@@ -93,25 +115,48 @@ class Store:
         None if it does not exist, or if this version (or this user) may not read it.
         """
         check_namespace(namespace)
-        ask: RedisCommand = ("HMGET", meta_key(namespace), "format", "partitions")
         try:
-            [known] = await self.run_one(slot_of(namespace), [ask])
+            [flat] = await self.run_one(slot_of(namespace), [("HGETALL", meta_key(namespace))])
         except Refused:
             return None  # the server's ACL denies it, or the key belongs to another program
-        found_format, partitions = ((int(raw) if raw and raw.isdigit() else 0) for raw in known)
+        meta = _Meta.read(flat)
+        found_format, partitions = ((int(raw) if raw and raw.isdigit() else 0) for raw in meta.known)
         if found_format != FORMAT or not 1 <= partitions <= 4096:
             return None
-        return Store(self.servers, Keyspace(namespace, partitions), self.clock)
+        shared = SharedSettings()
+        shared.take(meta.settings)
+        keyspace = Keyspace(namespace, partitions)
+        return Store(self.servers, keyspace, self.clock, shared=shared, requests=self._requests)
 
     async def aclose(self) -> None:
         await self.servers.aclose()
 
+    async def keep_format(self) -> None:
+        """Write format and partition count again if the server lost its data; refuse if others are there by now.
+
+        Without them the next client could make the namespace with another count, and put tasks where no node looks.
+        The shared settings are brought up to date, and those that were lost are written again.
+        """
+        await _agree_on_format(self._sender, self.keys.namespace, len(self.keys), self.shared, makes=True)
+
+    async def set_shared(self, name: str, text: str) -> str | None:
+        """Change a shared setting for all who use the namespace; return what it was."""
+        key, text = self.keys.meta, checked_setting(name, text)
+        before, _ = await self.run_one(self.keys.slot, [("HGET", key, _SET + name), ("HSET", key, _SET + name, text)])
+        await self.keep_format()
+        return None if before is None else str(before.decode())
+
     async def sample_clock(self) -> int:
-        """Ask the server for its time; return it in milliseconds."""
+        """Ask the server for its time; return it in milliseconds. Refuse a namespace that was made anew meanwhile."""
         if not self.clock.manual:
-            [reply] = await self.servers.for_slot(0).pipeline([("TIME",)])
+            ask: list[RedisCommand] = [("TIME",), ("HGETALL", self.keys.meta)]
+            reply, flat = await self.servers.for_slot(self.keys.slot).pipeline(ask)
             seconds, micros = _checked(reply)
             self.clock.sample(int(seconds) * 1_000_000 + int(micros))
+            meta = _Meta.read(flat if isinstance(flat, list) else [])
+            if None not in meta.known:  # else it is lost: a node writes it again
+                _check_format(self.keys.namespace, meta.known, len(self.keys))
+                self.shared.take(meta.settings)
         return self.clock.now_ms()
 
     async def fresh_ms(self) -> int:
@@ -119,20 +164,29 @@ class Store:
 
         If the server does not answer, use the estimate: the call that needs the time will report the failure.
         """
-        if self.clock.old and time.monotonic() >= self._ask_from_s and not await self.reachable():
-            self._ask_from_s = (
-                time.monotonic() + OLD_S
-            )  # in a cluster other servers may answer: do not delay those calls
+        if self.clock.old and time.monotonic() >= self._ask_from_s:
+            try:
+                async with asyncio.timeout(REACH_S):
+                    await self.sample_clock()
+            except (Unavailable, Refused, TimeoutError):
+                # In a cluster other servers may answer: do not delay those calls.
+                self._ask_from_s = time.monotonic() + OLD_S
         return self.clock.now_ms()
 
-    async def reachable(self) -> bool:
-        """True when the server answers now."""
-        try:
-            async with asyncio.timeout(REACH_S):
-                await self.sample_clock()
-        except (StoreError, TimeoutError):
-            return False
-        return True
+    async def outage(self) -> str | None:
+        """Say why no server of this namespace takes writes now; None if one of them does.
+
+        A full server (`maxmemory`) takes writes that free memory, and counts as up.
+        """
+        by_primary: dict[Primary, str] = {}
+        for one in self.keys.partitions:
+            with contextlib.suppress(StoreError):  # no server holds this slot now
+                by_primary.setdefault(self.servers.for_slot(one.slot), one.own)
+        found = await asyncio.gather(*(_outage_of(primary, key) for primary, key in by_primary.items()))
+        reasons = [reason for reason in found if reason is not None]
+        if len(reasons) < len(found):
+            return None
+        return "; ".join(sorted(set(reasons))) or "no server of the cluster holds a partition"
 
     async def run(self, groups: Sequence[Group], durability: Durability = SERVER) -> GroupResults:
         """Send all groups, one pipeline per server. A group that failed is answered by its error.
@@ -160,21 +214,73 @@ class Store:
         await self._sender.refresh()
 
 
-async def _agree_on_format(sender: Sender, namespace: str, partitions: int | None, *, makes: bool) -> int:
+async def _outage_of(primary: Primary, key: str) -> str | None:
+    try:
+        async with asyncio.timeout(REACH_S):
+            # Changes nothing, and is a write: reads are answered by servers that refuse all else.
+            [reply] = await primary.pipeline([("HDEL", key, "")])
+    except (StoreError, TimeoutError):
+        return "the server does not answer"
+    if isinstance(reply, hiredis.ReplyError) and redirect_of(reply) not in ("moved", "ask", "tryagain"):
+        return f"the server refuses every write: {reply}"
+    return None
+
+
+_SET: Final = "set:"
+"""Before the names of shared settings in `meta`."""
+
+
+class _Meta(NamedTuple):
+    """What the hash `meta` of a namespace holds."""
+
+    known: list[bytes | None]
+    """Format and partition count."""
+    settings: dict[str, str]
+
+    @classmethod
+    def read(cls, flat: Sequence[bytes]) -> "_Meta":
+        fields = {name.decode(errors="replace"): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+        settings = {
+            name.removeprefix(_SET): value.decode(errors="replace")
+            for name, value in fields.items()
+            if name.startswith(_SET)
+        }
+        return cls([fields.get("format"), fields.get("partitions")], settings)
+
+
+async def _agree_on_format(
+    sender: Sender, namespace: str, partitions: int | None, shared: SharedSettings, *, makes: bool
+) -> int:
     """Write the namespace's format if it is new and shall be made, and refuse one that differs."""
     key = meta_key(namespace)
     slot = slot_of(namespace)
     wanted = DEFAULT_PARTITIONS if partitions is None else partitions
     if type(wanted) is not int or not 1 <= wanted <= 4096:
         raise InvalidInput(f"partitions is {wanted!r}; give a whole number between 1 and 4096")
-    ask: RedisCommand = ("HMGET", key, "format", "partitions")
-    [known] = await _answered(sender, slot, [ask])
-    if known == [None, None]:
+    ask: RedisCommand = ("HGETALL", key)
+    meta = _Meta.read((await _answered(sender, slot, [ask]))[0])
+    if meta.known == [None, None]:
         if not makes:
             return wanted
         # Read first: a full server refuses writes, and a node must still be able to open an existing namespace.
         new: list[RedisCommand] = [("HSETNX", key, "format", FORMAT), ("HSETNX", key, "partitions", wanted), ask]
-        known = (await _answered(sender, slot, new))[2]
+        meta = _Meta.read((await _answered(sender, slot, new))[2])
+    found = _check_format(namespace, meta.known, partitions)
+    # A setting that was there is written again by those who fill in settings: it went with the server's data.
+    fills = shared.fills | shared.kept if shared.fills else {}
+    if makes and (missing := fills.keys() - meta.settings.keys()):
+        writes: list[RedisCommand] = [("HSETNX", key, _SET + name, fills[name]) for name in sorted(missing)]
+        try:
+            meta = _Meta.read((await _answered(sender, slot, [*writes, ask]))[-1])
+        except OutOfMemory:
+            log.warning("namespace %s: the server is full; its shared settings are written later", namespace)
+    shared.take(meta.settings)
+    return found
+
+
+def _check_format(namespace: str, known: Sequence[bytes | None], partitions: int | None) -> int:
+    """Return the partition count that `meta` names; refuse another format, or another count than `partitions`."""
+    key = meta_key(namespace)
     try:
         found_format, found = (int(value or 0) for value in known)
     except ValueError:
@@ -191,7 +297,8 @@ async def _agree_on_format(sender: Sender, namespace: str, partitions: int | Non
     if partitions is not None and found != partitions:
         raise WrongFormat(
             f"namespace {namespace!r} has {found} partitions, {partitions} were asked for; the count is fixed at"
-            " creation: leave it out, or use another namespace"
+            " creation: leave it out, or use another namespace. If it was made again after the server lost its data,"
+            " restart what still uses the old count"
         )
     return found
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from ..model.errors import Unavailable
@@ -100,7 +101,7 @@ def bad_road(store: Store) -> Iterator[NetworkFaults]:
 
 
 def _over(network: NetworkFaults, primary: Primary, pipeline: Any) -> Any:
-    async def over(commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> Any:
-        return await network.send(primary, pipeline, commands, timeout_s)
+    async def over(commands: Sequence[RedisCommand], *, timeout_s: float | None = None, requests: bool = False) -> Any:
+        return await network.send(primary, partial(pipeline, requests=requests), commands, timeout_s)
 
     return over

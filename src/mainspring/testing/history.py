@@ -148,11 +148,14 @@ class History:
     def __init__(self, namespace: str = "main", events: Iterable[Event] = ()) -> None:
         self.namespace = namespace
         self.events: list[Event] = list(events)
+        self._lanes: dict[str, str | None] = {}
 
     def key(self, task: str, due_ms: int) -> str:
-        return idempotency_key(self.namespace, task, due_ms)
+        """The key of a task, with the lane it was accepted for."""
+        return idempotency_key(self.namespace, task, due_ms, self._lanes.get(task))
 
     def accepted(self, task: str, due_ms: int, at_us: int, *, lane: str | None = None, sure: bool = True) -> None:
+        self._lanes[task] = lane
         self.events.append(AcceptedEvent(at_us, task, self.key(task, due_ms), due_ms, lane, sure))
 
     def replaced(
@@ -352,7 +355,7 @@ class _Lane:
 
     def __init__(self) -> None:
         self.waiting: list[tuple[int, str, int]] = []
-        """Accepted and not finished, with the time of the answer: the earliest due on top."""
+        """Accepted and not finished, with the time of the answer: the first in turn on top."""
         self.over: set[str] = set()
         self.started: set[str] = set()
         """Begun before: its next attempt, or its repeat after a fault, goes first whatever came meanwhile."""
@@ -364,7 +367,8 @@ class _Lane:
         if not waited_for or (first and event.key in self.over):
             return  # nobody can say that it is there; or the answer came after the end
         self.over.discard(event.key)
-        heapq.heappush(self.waiting, (event.due_ms, event.key, event.at_us))
+        # A put that is overdue when it reaches the server counts from then, which is before its answer.
+        heapq.heappush(self.waiting, (max(event.due_ms, event.at_us // 1000), event.key, event.at_us))
 
     def end(self, event: FinishedEvent | CancelledEvent) -> None:
         match event:

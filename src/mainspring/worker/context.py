@@ -116,7 +116,7 @@ class Context:
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt at this task, and for no other task."""
-        return idempotency_key(self._namespace, self._job.id, self._job.original_due_ms)
+        return idempotency_key(self._namespace, self._job.id, self._job.original_due_ms, self._job.body.key_lane)
 
     @property
     def attempt(self) -> int:

@@ -20,7 +20,7 @@ from ..model.clock import Clock, steady_s
 from ..model.delivery import DONE, DROPPED, EXPIRED, EXPIRED_RUNNING, Dead, Done, Outcome, Retry, as_ours, has_expired
 from ..model.errors import InvalidInput
 from ..model.job import Job, Output
-from ..model.text import describe, placed
+from ..model.text import describe, did_you_mean, placed
 from .command import kill_all
 from .context import CURRENT, Context, Memory
 from .handler import Outputs, Registry, Work, WrongArguments
@@ -137,7 +137,15 @@ class JobRun:
             self.value = value
 
     def failed(self, error: BaseException) -> None:
-        """Record that the function raised. If the run was stopped, only that counts."""
+        """Record that the function raised, also if the exception itself cannot be read."""
+        try:
+            self._failed(error)
+        except Exception as second:  # noqa: BLE001  # properties of an application's exception run its code
+            reason = f"{type(error).__name__}, which cannot be read: {describe(second)}"
+            self.outcome = Retry(reason, error=second, brief=placed(error))
+
+    def _failed(self, error: BaseException) -> None:
+        """Turn an exception into an outcome. If the run was stopped, only that counts."""
         if isinstance(error, Outputs):
             self.output = error.output
         if self.stopped is not None:
@@ -401,6 +409,7 @@ CLOSE_S: Final = 1.0
 """Seconds for runs to end after they were cancelled at a stop."""
 
 MOST_AHEAD: Final = 2_000
+MOST_UNKNOWN: Final = 1_000
 MOST_DELIVERIES: Final = 5
 """A job that was taken more often has ended every worker that touched it."""
 
@@ -437,6 +446,8 @@ class Executor:
         self.runs: set[JobRun] = set()
         self._stuck: set[JobRun] = set()
         """Their time is over, and their threads are not free: nothing can end a thread."""
+        self._unknown: set[str] = set()
+        """Targets without a handler here that were logged."""
         self.ended = 0
         self._counted = (0, time.monotonic())
         self.rate = 0.0
@@ -468,11 +479,22 @@ class Executor:
             if job.deliveries > MOST_DELIVERIES:
                 self._refused(job, Dead(f"the workers that ran it died, {job.deliveries - 1} times in a row"))
             elif work is None:
-                self._refused(job, Retry(f"this worker does not know {job.body.target}"))
+                self._say_unknown(job)
+                # Later, not at once: the same worker would take it again and again, and no other could.
+                self._refused(job, Retry(f"this worker does not know {job.body.target}", untried=True))
             else:
                 run = JobRun(job, work, self._namespace, now, self._memory, begin_by=begin_by)
                 self.runs.add(run)
                 (self._pool if work.is_async else self._threads).add(run)
+
+    def _say_unknown(self, job: Job) -> None:
+        """Log an unknown target once; the tasks come by again until some worker knows it."""
+        target = job.body.target
+        if target not in self._unknown and len(self._unknown) < MOST_UNKNOWN:
+            self._unknown.add(target)
+            meant = did_you_mean([target], [work.target for work in self._registry])
+            log.warning("%s: this worker does not know %s; it is left to others, untried%s", job.id, target, meant,
+                        extra={"task": job.id, "target": target})  # fmt: skip
 
     # -- ending ------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Reports finished jobs to the server, in batches and until the server has them, and counts them for `/metrics`."""
 
+import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
@@ -14,7 +15,8 @@ from ..model.job import End, Ending, Job, JobCancelled, Result
 from ..model.lane import LanePolicies
 from ..model.limits import MAX_ERROR_CHARS
 from ..model.metrics import Histogram
-from ..model.retry import GiveUp, Policies, RetryWait, decide, in_time_ms
+from ..model.retry import GiveUp, Policies, RetryPolicy, RetryWait, decide, in_time_ms
+from ..model.text import describe
 from ..roles import Failures
 from ..store import job_queue
 from ..store.job_queue import pack_end
@@ -108,9 +110,35 @@ class Finisher:
         self.meters = RunMeters(store.clock)
         self.unsent: list[End] = []
         self.given_back: list[Job] = []
+        self.broken: BaseException | None = None
+        """The last error of our own code while a run was being ended. It stays: such an error is a bug."""
 
     def add(self, run: JobRun) -> None:
-        """A run is over. One that is another worker's by now leaves no trace."""
+        """Record that a run is over. Whatever goes wrong with that fails the attempt: no run stays open for it."""
+        try:
+            self._add(run)
+        except Exception as error:  # noqa: BLE001  # a bug: the task must not pay for it
+            self._break_down(run.job, error)
+
+    def _break_down(self, job: Job, error: BaseException) -> None:
+        """Fail the attempt with the error that kept its run from being ended, by the usual policy."""
+        self.broken = error
+        log.error("%s: its run could not be ended, which is a bug; the attempt failed: %s", job.id, describe(error),
+                  exc_info=error, extra={"task": job.id})  # fmt: skip
+        reason = f"the run could not be ended: {describe(error)}"
+        now_ms = self._store.clock.now_ms()
+        outcome: Outcome
+        match decide(RetryPolicy(), job.body.attempt, Retry(reason), job.original_due_ms, now_ms, job.body.expires_ms):
+            case RetryWait(ms):
+                outcome = Retry(reason, ms)
+            case GiveUp():
+                outcome = Dead(reason)
+        self.meters.ended_unbegun(job, fate_of(outcome))
+        self._wake()
+        self.unsent.append(End(job, outcome))
+
+    def _add(self, run: JobRun) -> None:
+        """Decide what becomes of a run. One that is another worker's by now leaves no trace."""
         if run.stopped == "lost":
             self.meters.ended(run, "lost")
             return
@@ -134,9 +162,13 @@ class Finisher:
 
     def refuse(self, job: Job, outcome: Outcome) -> None:
         """A job that was not begun at all."""
-        end = End(job, self._decided(job, outcome, None))
-        self.meters.ended_unbegun(job, fate_of(end.outcome))
-        self._put(end)
+        try:
+            end = End(job, self._decided(job, outcome, None))
+            if not (isinstance(end.outcome, Retry) and end.outcome.untried):
+                self.meters.ended_unbegun(job, fate_of(end.outcome))
+            self._put(end)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._break_down(job, error)
 
     def put_back(self, runs: Iterable[JobRun]) -> None:
         """Queue jobs to be given back, for other workers."""
@@ -197,7 +229,7 @@ class Finisher:
             next_at_ms=next_at_ms,
             lane=job.body.lane,
             original_due_ms=job.original_due_ms,
-            idempotency_key=idempotency_key(namespace, job.id, job.original_due_ms),
+            idempotency_key=idempotency_key(namespace, job.id, job.original_due_ms, job.body.key_lane),
             exception=outcome.error,
         )
         self._failures.report(failure)
@@ -236,9 +268,12 @@ class Finisher:
         ends, self.unsent = self.unsent, []
         try:
             answers = await job_queue.finish(self._store, ends)
-        except BaseException:
+        except (StoreError, asyncio.CancelledError):
             self.unsent = ends + self.unsent
             raise
+        except Exception as error:  # noqa: BLE001  # one of them cannot be written
+            await self._finish_apart(ends, error)
+            return 0.0
         failure: StoreError | None = None
         left: list[End] = []
         for end, answer in zip(ends, answers, strict=True):
@@ -252,6 +287,24 @@ class Finisher:
         if failure is not None:
             raise failure
         return 0.0 if self.unsent else IDLE_S
+
+    async def _finish_apart(self, ends: list[End], error: Exception) -> None:
+        """Write ends one by one after one of them could not be written, so that it holds up no other."""
+        if len(ends) == 1:
+            self._break_down(ends[0].job, error)
+            return
+        while ends:
+            end = ends.pop(0)
+            try:
+                [answer] = await job_queue.finish(self._store, [end])
+            except (StoreError, asyncio.CancelledError):
+                self.unsent = [end, *ends, *self.unsent]
+                raise
+            except Exception as own:  # noqa: BLE001  # this one
+                self._break_down(end.job, own)
+            else:
+                if isinstance(answer, StoreError):
+                    self.unsent.append(end)
 
     async def give_back(self) -> None:
         """Hand over what was not done, so that others can have it at once."""

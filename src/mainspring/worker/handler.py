@@ -11,7 +11,7 @@ import msgspec
 
 from ..model.errors import InvalidInput, NotFound
 from ..model.job import Output
-from ..model.retry import RetryPolicy
+from ..model.retry import RetryPolicy, retry_line
 from ..model.targets.names import check_queue
 from ..model.times import Delay, delay_ms, timeout_ms
 from .context import Context
@@ -175,7 +175,7 @@ class Handler(Work):
         queue: str = "default",
         name: str | None = None,
         retries: int | None = None,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy | str | None = None,
         timeout: Delay | None = None,
         result_ttl: Delay = "0s",
         codec: Codec = "json",
@@ -208,8 +208,10 @@ class Handler(Work):
         return found
 
 
-def policy_of(retries: int | None, retry: RetryPolicy | None) -> RetryPolicy | None:
-    """`retries` alone means the usual waits, and so many further attempts."""
+def policy_of(retries: int | None, retry: RetryPolicy | str | None) -> RetryPolicy | None:
+    """Return a handler's policy. `retries` alone means the usual waits, and so many further attempts."""
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        retry = RetryPolicy.parse(retry_line(retry))
     if retries is None:
         return retry
     if type(retries) is not int or retries < 0:

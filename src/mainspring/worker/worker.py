@@ -31,6 +31,9 @@ log = logging.getLogger("mainspring.worker")
 PROBE: Final = 8
 """An empty queue is asked for this part of the room."""
 
+MOST_OWED: Final = 64.0
+"""Jobs that a queue may claim later, or must make up for, because partitions that were asked had none."""
+
 
 class Shares:
     """Divides room between queues by weight. What a queue did not use goes to the others."""
@@ -68,25 +71,33 @@ class Shares:
 
     def _by_weight(self, room: int, names: list[str]) -> dict[str, int]:
         total = sum(self._weights[name] for name in names)
-        asks = {}
-        for name in names:
-            self._owed[name] += room * self._weights[name] / total
-            asks[name] = max(0, int(self._owed[name]))
+        due = {name: max(0.0, self._owed[name] + room * self._weights[name] / total) for name in names}
+        # Claims of earlier rounds may add up to more than the room.
+        scale = room / max(room, sum(due.values()))
+        asks = {name: int(share * scale) for name, share in due.items()}
         spare = room - sum(asks.values())
-        for name in sorted(names, key=lambda one: asks[one] - self._owed[one]):
-            if spare > 0:
-                asks[name], spare = asks[name] + 1, spare - 1
+        for name in sorted(names, key=lambda one: asks[one] - due[one] * scale)[:spare]:
+            asks[name] += 1
         return asks
 
-    def came(self, asked: Mapping[str, int], got: Mapping[str, int]) -> None:
-        """What a round brought: whoever got less than its share keeps no claim to the rest."""
-        for name, most in asked.items():
-            count = got.get(name, 0)
-            self._owed[name] = max(-1.0, min(self._owed[name] - count, 1.0)) if count >= most else 0.0
-            if count:
+    def came(self, asked: Mapping[str, int], got: Mapping[str, int], having: Iterable[str]) -> None:
+        """Record what a round brought. `having` are the queues that may still have something.
+
+        A queue that got less than its share keeps its claim while it has partitions left to ask, and is dry when it has
+        none. What nobody got counts for nobody.
+        """
+        left = set(having)
+        full = [name for name in self._weights if name in left and name not in self._dry]
+        total, came = sum(self._weights[name] for name in full), sum(got.get(name, 0) for name in full)
+        for name in full:
+            owed = self._owed[name] + came * self._weights[name] / total - got.get(name, 0)
+            self._owed[name] = max(-MOST_OWED, min(owed, MOST_OWED))
+        for name in asked:
+            if got.get(name, 0):
                 self._dry.discard(name)
-            else:
+            elif name not in left:
                 self._dry.add(name)
+                self._owed[name] = 0.0
 
 
 AT_ONCE: Final = 4
@@ -233,7 +244,7 @@ class Taker:
         got = dict.fromkeys(shares, 0)
         for job in jobs:
             got[job.queue] += 1
-        self._shares.came(shares, got)
+        self._shares.came(shares, got, self.hints.having())
 
 
 LAST_WORD_S: Final = 1.0
@@ -320,7 +331,8 @@ class Worker:
 
     @property
     def healthy(self) -> bool:
-        return self.crashed is None and not any(loop.failures for loop in self._loops)
+        roles_well = self.crashed is None and not any(loop.failures for loop in self._loops)
+        return roles_well and self.finisher.broken is None
 
     # -- life --------------------------------------------------------------------------------------------
 

@@ -205,6 +205,8 @@ def test_the_settings_reach_another_process_by_its_environment(tmp_path: Path) -
         ('http_allow = ["a b"]', "'a b' is neither a network"),
         ("http_allow = 5", "expected a list of texts"),
         ('http_timeout = "0s"', "http_timeout_s is 0.0"),
+        ('max_timeout = "10s"', "http_timeout is 15 s, and max_timeout 10 s"),
+        ('max_timeout = "20s"\n[targets.a]\nurl = "https://a/"\ntimeout = "30s"', "timeout of [targets.a] is 30 s"),
         ("targets = 5", "expected a table of tables"),
         ('[targets.shop]\nurl = "x"', "targets: shop: the address 'x'"),
         ('[targets.shop]\nurl = "https://a.example/"\nsecrets_file = "/nowhere/s"', "shop.secrets_file: cannot read"),
@@ -231,6 +233,8 @@ def test_targets_in_the_environment_are_json() -> None:
         (Config(host="::1"), True),
         (Config(host="0.0.0.0"), False),
         (Config(redis_url="redis://localhost"), False),
+        (Config(access="keys"), False),
+        (Config(access="keys", http_allow=("127.0.0.0/8",)), True),
     ],
 )
 def test_only_a_node_that_serves_nobody_else_reaches_its_own_machine(config: Config, reached: bool) -> None:

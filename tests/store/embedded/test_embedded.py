@@ -317,6 +317,36 @@ def test_a_server_that_does_not_start_shows_its_log_and_frees_the_folder(folder:
         assert client.config_get("maxmemory") == {"maxmemory": str(64 * 1024 * 1024)}
 
 
+def test_the_server_has_a_limit_of_memory_and_evicts_nothing(folder: Path) -> None:
+    with embedded.start(folder) as server, connect(server.url) as client:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        assert 0 < int(str(client.config_get("maxmemory")["maxmemory"])) <= whole // 2
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+    with embedded.start(folder, memory_bytes=32 * 1024 * 1024) as server, connect(server.url) as client:
+        assert client.config_get("maxmemory") == {"maxmemory": str(32 * 1024 * 1024)}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limits"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": "4000", "a/memory.max": "3000", "memory.max": "max"}, [4000, 3000]),
+        ("0::/of/the/host\n", {"memory.max": "2000"}, [2000]),
+        ("5:cpu:/\n4:memory,hugetlb:/a\n", {"memory/a/memory.limit_in_bytes": "1000"}, [1000]),
+        ("3:cpu:/\n", {"memory.max": "1"}, []),
+    ],
+)
+def test_the_limits_of_control_groups_count_with_those_around_them(
+    tmp_path: Path, groups: str, files: dict[str, str], limits: list[int]
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    for name, text in files.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    assert list(folder_module.control_group_limits(tmp_path)) == limits
+
+
 def test_what_the_supervisor_sets_cannot_be_overridden(folder: Path) -> None:
     with pytest.raises(EmbeddedError, match="sets requirepass itself"):
         embedded.start(folder, extra_config={"requirepass": "easy"})

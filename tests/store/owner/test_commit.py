@@ -149,7 +149,7 @@ async def test_the_last_failure_leaves_a_dead_letter_with_every_error(tickers: T
     [letter] = await list_dead(ticker.store)
     assert letter == DeadLetter(
         id="id", reason="error 2", died_ms=letter.died_ms, due_ms=handle.due_ms, target="log:", payload=b'{"a":1}',
-        lane="l", attempts=2, errors=("error 1", "error 2"), place=letter.place,
+        lane="l", attempts=2, errors=("error 1", "error 2"), place=letter.place, lane_in_key=True,
     )  # fmt: skip
     assert (await ticker.client.get("id")).state == "dead"
     books = await balance(ticker.store)

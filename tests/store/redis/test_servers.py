@@ -101,7 +101,7 @@ async def test_callers_share_one_attempt_to_connect(server: Server) -> None:
     links = await Servers.connect(server.url, QUICK)
     link = links.for_slot(0)
     server.restart()
-    await eventually(lambda: link._main is not None and link._main.closed)
+    await eventually(lambda: link._main._current is not None and link._main._current.closed)
     before = int(server.info("stats")["total_connections_received"])
     replies = await asyncio.gather(*(link.pipeline([("ECHO", n)]) for n in range(50)))
     assert replies == [[b"%d" % n] for n in range(50)]

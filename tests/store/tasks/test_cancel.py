@@ -4,7 +4,7 @@ import pytest
 
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
-from mainspring.model.delivery import Retry
+from mainspring.model.delivery import Dead, Retry
 from mainspring.model.task import Task
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
@@ -55,9 +55,33 @@ async def test_a_cancel_whose_reply_was_lost_can_be_repeated(client: Client, sto
         road.next("lose reply", only=uses("EVALSHA"))
         with pytest.raises(Exception, match="cut the road"):
             await client.cancel(handle.id)
-    # The index has forgotten the id together with the task: nothing is left to cancel.
-    assert await client.cancel(handle.id) == "unknown"
+    # The index has forgotten the id together with the task, which noted it in the same step.
+    assert await client.cancel(handle.id) == "cancelled"
     assert (await balance(store)).cancelled == 1
+
+
+async def test_a_repeated_cancel_of_a_callers_id_is_cancelled_until_the_id_is_used_again(ticker: Ticker) -> None:
+    client = ticker.client
+    await client.put("log:", id="a", after="1s")
+    await client.put("log:", id="b", lane="l", after="1s")
+    assert await client.cancel_many(["a", "a", "nobody"]) == ["cancelled", "cancelled", "unknown"]
+    assert await client.cancel("a") == "cancelled"
+    assert [await client.cancel("b", lane="l") for _ in range(2)] == ["cancelled", "cancelled"]
+    assert await client.cancel("b") == "cancelled"
+    await client.put("log:", id="a", after="1s")
+    assert len(await ticker.advance(seconds=2)) == 1
+    assert await client.cancel("a") == "too late"
+
+
+async def test_a_repeated_cancel_is_unknown_when_a_later_task_of_the_id_has_died(ticker: Ticker) -> None:
+    client = ticker.client
+    await client.put("log:", id="a", after="1s")
+    assert await client.cancel("a") == "cancelled"
+    ticker.answer("log", lambda _: Dead("no"))
+    await client.put("log:", id="a", after="1s")
+    await ticker.advance(hours=3)  # past the dedupe window
+    assert (await client.get("a")).state == "dead"
+    assert await client.cancel("a") in ("too late", "unknown")
 
 
 async def test_an_unknown_id_is_unknown(client: Client) -> None:

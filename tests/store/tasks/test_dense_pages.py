@@ -12,16 +12,17 @@ from mainspring.store.tasks.pages import AT_ONCE_ROWS, CHUNK_ROWS
 from mainspring.store.tasks.put import fresh_score
 from mainspring.testing.faults import NetworkFaults, bad_road
 from tests.support.owner import HandOwner
-from tests.support.paging import payloads
+from tests.support.paging import payloads, reads_in
 
 
 def asked_for(road: NetworkFaults) -> list[int]:
     """How many entries each trip may have brought; no read asks for more than a chunk."""
     trips = []
     for _, commands in road.trips:
-        reads = [(int(one[2]), int(one[3])) for one in commands if one[0] == "LRANGE"]
-        assert all(0 <= first <= last < first + CHUNK_ROWS for first, last in reads)
-        trips.append(sum(last - first + 1 for first, last in reads))
+        reads = reads_in(commands)
+        assert all(0 < read.rows <= CHUNK_ROWS for read in reads)
+        trips.append(sum(read.rows for read in reads))
+    assert any(trips)
     return trips
 
 

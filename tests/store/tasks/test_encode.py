@@ -14,6 +14,7 @@ from mainspring.client.client import handles_of
 from mainspring.model.errors import InvalidInput
 from mainspring.model.ids import idh_of
 from mainspring.model.limits import HORIZON_MS
+from mainspring.model.shared_settings import SharedSettings
 from mainspring.model.task import Handle, Task
 from mainspring.store.codec import INDEXED, LANE, decode
 from mainspring.store.durability import SERVER
@@ -27,7 +28,7 @@ KEYS = Keyspace("main", 8)
 
 
 def take(*tasks: Task, widths: Widths | None = None) -> Batch:
-    return Intake(KEYS, widths or Widths(), max_payload_bytes=100).take(tasks, NOW_MS)
+    return Intake(KEYS, widths or Widths(), SharedSettings({"max_payload_bytes": "100"})).take(tasks, NOW_MS)
 
 
 def handles(batch: Batch) -> list[Handle]:
@@ -306,7 +307,7 @@ def test_expiry_is_an_instant_or_counts_from_the_due_time(expires: Any, expires_
         (Task("log:", {"x": [float("inf")]}, at=NOW_MS), "inf"),
         (Task("log:", id=""), "id is empty"),
         (Task("log:", id="x" * 257), "257 bytes"),
-        (Task("log:", id="0" * 32), "generated"),
+        (Task("log:", id="0" * 32 + "~0.rs.0.0.0"), "generated"),
         (Task("log:", lane=""), "lane is empty"),
         (Task("log:", lane="ä" * 129), "258 bytes"),
         (Task("log:", id="a", lane=""), "lane is empty"),

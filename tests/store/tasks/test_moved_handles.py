@@ -6,6 +6,7 @@ is done: without a mark there a task that is cancelled in its new place would be
 
 from collections.abc import Awaitable, Callable
 from typing import Literal
+from uuid import uuid4
 
 import pytest
 
@@ -253,3 +254,52 @@ async def test_a_failed_head_that_is_cancelled_by_its_new_handle_frees_its_lane(
     assert await ticker.client.cancel(head) == "cancelled"
     assert [one.value() for one in await ticker.advance(seconds=2)] == ["next"]
     await balance(store)
+
+
+async def test_32_hex_digits_are_an_id_like_any_other(ticker: Ticker) -> None:
+    client, name = ticker.client, uuid4().hex
+    await client.put("log:", 1, id=name, after="1h")
+    assert (await client.put("log:", 2, id=name, after="2h")).outcome == "kept"
+    assert (await client.get(name)).state == "pending"
+    assert (await client.explain(name)).code == "not-due"
+    await client.reschedule(name, after="3h")
+    assert await client.cancel_many([name, uuid4().hex]) == ["cancelled", "unknown"]
+    assert await client.cancel(name) == "cancelled"
+    await client.put("log:", 3, id=name, lane="l", after="1h")
+    ticker.answer("log", lambda _: Dead("no"))
+    [died] = await ticker.advance(hours=1)
+    assert died.id == name
+    assert (await client.dead_replay(name)).outcome == "replayed"
+    ticker.answer("log", lambda _: None)
+    [again] = await ticker.turn()
+    assert (again.id, again.value(), again.idempotency_key) == (name, 3, died.idempotency_key)
+
+
+async def test_a_task_without_an_id_is_found_by_the_id_it_is_delivered_with(ticker: Ticker) -> None:
+    client = ticker.client
+    await client.put("log:", "x", after="1s")
+    await client.put("log:", "y", after="1s", lane="l")
+    ticker.answer("log", lambda _: Dead("no"))
+    died = await ticker.advance(seconds=1)
+    for one in died:
+        assert (await client.get(one.id)).state == "dead"
+        assert (await client.explain(one.id)).code == "dead"
+        assert await client.dead_get(one.id) is not None
+        assert (await client.dead_replay(one.id, after="1h")).outcome == "replayed"
+        assert (await client.get(one.id)).state == "pending"
+    assert await client.cancel_many([one.id for one in died]) == ["cancelled", "cancelled"]
+
+
+async def test_a_generated_id_stays_valid_when_its_task_moves(ticker: Ticker) -> None:
+    client = ticker.client
+    handle = await client.put("log:", after="1s")
+    moved = await client.reschedule(handle.id, after="2h")
+    assert moved.id == handle.id
+    await ticker.advance(minutes=1)  # the slice it was put into is gone
+    assert (await client.get(handle.id)).due_ms == moved.due_ms
+    again = await client.reschedule(handle.id, after="3h")
+    assert (await client.get(handle.id)).due_ms == again.due_ms
+    assert [await client.cancel(handle.id) for _ in range(2)] == ["cancelled", "cancelled"]
+    assert (await client.get(handle.id)).state == "cancelled"
+    assert (await client.explain(handle.id)).code == "cancelled"
+    assert await ticker.advance(hours=4) == []

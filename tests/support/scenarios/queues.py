@@ -48,7 +48,7 @@ class WorkerByHand:
         return jobs
 
     def _key(self, job: Job) -> str:
-        return idempotency_key(self._world.namespace, job.id, job.original_due_ms)
+        return idempotency_key(self._world.namespace, job.id, job.original_due_ms, job.body.key_lane)
 
 
 async def stalled_worker_ends_its_run(world: World) -> None:
@@ -152,7 +152,7 @@ async def id_of_a_task_that_waits_in_its_queue(world: World) -> None:
     """No worker comes for longer than the dedupe window; then the caller repeats its request."""
     node, caller, worker = await world.node("a", workers=True), world.caller, WorkerByHand(world, "w1")
     await caller.put(world.at(1_000), target=TARGET, id="one")
-    hours_ms = 2 * int(node.engine.options.dedupe_window_s * 1000)
+    hours_ms = 2 * node.engine.store.shared.dedupe_window_ms
     await node.until(world, 1_000, 10_000, hours_ms)
     while await node.engine.sweeper.step() == 0.0:
         pass

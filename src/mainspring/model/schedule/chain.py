@@ -200,10 +200,29 @@ def _after_wait(
     return next_ms, replace(state, cuts=(*cuts, (last_ms, now_ms)))
 
 
-def after_overlap(definition: Definition, link: ChainState) -> tuple[int | None, ChainMemory]:
-    """The run before is not over: this one is left out."""
-    state = _after_rest(definition, link).without(NotRun(link.planned_ms, link.planned_ms, 1, "overlap"))
-    return _uncut(definition, state, link.planned_ms), state
+def overlapped_until(definition: Definition, link: ChainState) -> int | None:
+    """When the run before ended, if it was still going on when this occurrence came due and the rule is to skip."""
+    state = link.state
+    if definition.overlap_rule.word != "skip" or not state.history or not state.last_is_over:
+        return None
+    ended_ms = state.history[-1].ended_ms
+    if ended_ms is None or definition.slots.one_by_one or state.is_behind(link.planned_ms):
+        return None
+    return ended_ms if definition.due_ms(link.planned_ms) < ended_ms else None
+
+
+def after_overlap(definition: Definition, link: ChainState, until_ms: int) -> tuple[int | None, ChainMemory]:
+    """The run before went on until then, at least: leave out this one and all others that came due by then.
+
+    One at a time, a schedule whose times follow each other faster than they can be skipped would fall behind.
+    """
+    state, planned_ms = _after_rest(definition, link), link.planned_ms
+    next_ms = _uncut(definition, state, planned_ms)
+    until_ms -= definition.jitter_ms + definition.spread_ms  # what may come due later is not left out
+    if next_ms is None or next_ms > until_ms or definition.slots.one_by_one:
+        return next_ms, state.without(NotRun(planned_ms, planned_ms, 1, "overlap"))
+    left_out = NotRun(planned_ms, until_ms, _count(definition, state, planned_ms, until_ms), "overlap")
+    return _uncut(definition, state, until_ms), state.without(left_out)
 
 
 def after_misfire(definition: Definition, link: ChainState, now_ms: int) -> tuple[int | None, ChainMemory] | None:
@@ -243,6 +262,10 @@ def after_loss(definition: Definition, link: ChainState, now_ms: int, reason: st
     """Continue a chain after a planned occurrence that is missing."""
     state = link.state if definition.paused_at(now_ms) else _after_rest(definition, link)
     state = state.called_off(link.planned_ms, reason)
+    next_ms = _uncut(definition, state, link.planned_ms)
+    # One that waits for the run before it was cancelled: those behind it wait in its place.
+    if reason == "cancelled" and next_ms is not None and not state.last_is_over and definition.overlap != "allow":
+        return next_ms, state
     return from_here(definition, link.planned_ms, now_ms, state)
 
 

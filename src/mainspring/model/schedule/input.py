@@ -190,7 +190,7 @@ def _payload(name: str, payload: Any) -> tuple[bytes, bool]:
     try:
         return encode_payload(payload)
     except InvalidInput as error:
-        raise InvalidInput(f"schedule {name!r}: {error}") from None
+        raise type(error)(f"schedule {name!r}: {error}") from None
 
 
 def _near(unknown: set[str]) -> str:

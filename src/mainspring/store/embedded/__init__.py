@@ -150,18 +150,21 @@ def start(
     data_dir: Path | None = None,
     *,
     binary: str | None = None,
+    memory_bytes: int | None = None,
     extra_config: Mapping[str, str] | None = None,
     timeout_s: float = 15.0,
 ) -> EmbeddedServer:
     """Start the server of a data folder, or share the one that runs there.
 
-    `extra_config` (server directives) counts only for the process that starts the server. `timeout_s`
-    does not run while the server loads its data.
+    `memory_bytes` (its `maxmemory`; None: half of what the machine has, 0: no limit) and `extra_config` (server
+    directives) count only for the process that starts the server. `timeout_s` does not run while the server loads
+    its data.
     """
+    limit = {} if memory_bytes is None else {"maxmemory": str(memory_bytes)}
     chosen = data_dir or default_data_dir()
     try:
         folder = Folder.make(chosen)
-        return _own_or_share(folder, binary, extra_config or {}, timeout_s)
+        return _own_or_share(folder, binary, {**limit, **(extra_config or {})}, timeout_s)
     except OSError as error:
         raise unusable(chosen, error) from error
 
@@ -325,11 +328,11 @@ _GUEST_POLL_S: Final = 0.01
 
 
 @contextlib.contextmanager
-def guest(data_dir: Path | None = None) -> Iterator[EmbeddedServer]:
+def guest(data_dir: Path | None = None, *, memory_bytes: int | None = None) -> Iterator[EmbeddedServer]:
     """The server of a folder, for as long as a command needs it."""
     lock_fd = _come(data_dir or default_data_dir())
     try:
-        server = start(data_dir)
+        server = start(data_dir, memory_bytes=memory_bytes)
         try:
             yield server
         finally:

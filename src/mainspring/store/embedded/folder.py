@@ -9,6 +9,7 @@ server.log       the server's log of this run; server.log.1 of the run before
 server.sock      the unix socket, unless the folder's path is too long for one
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -108,6 +109,39 @@ _PLACES: Final = ("lib/*-linux-gnu", "lib64", "lib", "local/lib")
 def memory_settings() -> dict[str, str]:
     """What belongs into the server's configuration."""
     return {} if "jemalloc" in memory_environ().get(_PRELOADED, "") else dict(_SMALL_NODES)
+
+
+def default_memory_bytes() -> int:
+    """Half of what this machine, or the process's control group, may use; the rest is for rewrites and for nodes.
+
+    While the server rewrites its file, a forked copy of it takes up to as much again.
+    """
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *control_group_limits()]
+    return min(limits) // 2
+
+
+def control_group_limits(root: Path = Path("/")) -> Iterator[int]:
+    """The limits of the group and of all groups around it; none on systems without control groups."""
+    try:
+        rows = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    mounted = root / "sys/fs/cgroup"
+    for row in rows:
+        _, controllers, group = row.split(":", 2)
+        if controllers == "":
+            top, name = mounted, "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = mounted / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # Within a container the path may be that of the host: then the mounted root is the group.
+        inner = top / group.strip("/")
+        for folder in (inner, *inner.parents):
+            with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+                yield int((folder / name).read_text())
+            if folder == top:
+                break
 
 
 def memory_environ() -> dict[str, str]:
@@ -225,6 +259,7 @@ class Folder:
             "appendonly": "yes",
             "appendfsync": "everysec",
             "save": "",  # the AOF and its rewrites are the persistence; a second copy is only work
+            "maxmemory": str(default_memory_bytes()),
             "maxmemory-policy": "noeviction",
             **memory_settings(),
             **extra,

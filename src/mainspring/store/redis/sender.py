@@ -15,6 +15,7 @@ refused are sent again: its other commands have been executed, and must not be a
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import hiredis
@@ -57,13 +58,21 @@ class Sender:
     """
 
     def __init__(
-        self, servers: Servers, scripts: Scripts, *, retry_for_s: float, timeout_s: float | None = None
+        self,
+        servers: Servers,
+        scripts: Scripts,
+        *,
+        retry_for_s: float,
+        timeout_s: float | None = None,
+        requests: bool = False,
     ) -> None:
+        """With `requests` the calls use a connection apart from the main one."""
         self._servers = servers
         self._scripts = scripts
         self._retry_for_s = retry_for_s
         self._timeout_s = timeout_s
-        self._waiting: dict[Primary, Connection] = {}
+        self._requests = requests
+        self._waiting: dict[tuple[Primary, str], Connection] = {}
 
     async def run(self, groups: Sequence[Group], durability: Durability = SERVER) -> GroupResults:
         """Replies of each group, or why it failed. A reply that was lost is never repeated here."""
@@ -173,7 +182,10 @@ class Sender:
         timeout_s = primary.timeout_s if self._timeout_s is None else self._timeout_s
         shortfall = None
         try:
-            pipeline = primary.pipeline if durability.confirm is None else await self._confirmed(primary)
+            if durability.confirm is not None:
+                pipeline = await self._confirmed(primary, durability)
+            else:
+                pipeline = partial(primary.pipeline, requests=True) if self._requests else primary.pipeline
             replies = await self._exchange(pipeline, commands, timeout_s, asking=asking)
             # Refused commands were not stored: there is nothing to wait for.
             if durability.confirm is not None and _executed(commands, replies):
@@ -205,12 +217,14 @@ class Sender:
                 replies[j] = reply
         return replies
 
-    async def _confirmed(self, primary: Primary) -> Pipeline:
-        """Use a separate connection: one that waits for disks or replicas would delay all other calls."""
-        connection = self._waiting.get(primary)
+    async def _confirmed(self, primary: Primary, durability: Durability) -> Pipeline:
+        """Use a separate connection for each level: one that waits for disks or replicas delays all calls behind it. A
+        level that the server cannot reach must not delay those that it can."""
+        place = primary, durability.text
+        connection = self._waiting.get(place)
         if connection is None or connection.closed:
-            self._waiting = {primary: one for primary, one in self._waiting.items() if not one.closed}
-            connection = self._waiting[primary] = await primary.dedicated()
+            self._waiting = {place: one for place, one in self._waiting.items() if not one.closed}
+            connection = self._waiting[place] = await primary.dedicated()
         return connection.pipeline
 
 

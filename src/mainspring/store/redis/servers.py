@@ -1,4 +1,4 @@
-"""The servers: who is primary, one connection per primary, which primary holds what, and sharded pub/sub.
+"""The servers: who is primary, the connections to each, which primary holds what, and sharded pub/sub.
 
 Nothing here repeats a command. On "moved", "clusterdown" or "readonly" the caller calls `refresh()` and repeats what
 is safe to repeat; on Unavailable it calls `suspect()`.
@@ -378,34 +378,76 @@ class Topology(Protocol):
         """Close the subscription together with everything else: it may outlive the primary it was made on."""
 
 
+class SharedConnection:
+    """A connection that many callers share, opened when needed and again after it broke."""
+
+    def __init__(self, address: str, open_one: Callable[[], Coroutine[Any, Any, Connection]]) -> None:
+        self._address = address
+        self._open_one = open_one
+        self._current: Connection | None = None
+        self._opened: Shared[Connection] = Shared(self._open)
+        self._away = False
+
+    async def get(self) -> Connection:
+        """The connection, after at most one attempt to open it."""
+        current = self._current
+        if current is not None and not current.closed:
+            return current
+        if not self._away:
+            return await self._opened()
+        try:
+            async with asyncio.timeout(_AWAY_WAIT_S):
+                return await self._opened()
+        except TimeoutError:
+            raise Unavailable(f"{self._address}: cannot connect: it did not answer before either", sent=False) from None
+
+    @property
+    def idle(self) -> bool:
+        return self._current is None or self._current.closed or self._current.idle
+
+    def close(self) -> None:
+        self._opened.cancel()
+        if self._current is not None:
+            self._current.close()
+
+    async def _open(self) -> Connection:
+        try:
+            self._current = await self._open_one()
+        except StoreError:
+            self._away = True
+            raise
+        self._away = False
+        return self._current
+
+
 class Primary:
-    """One primary: a main connection, opened when needed and again after it broke, and extra ones."""
+    """One primary: a main connection, one for requests of the API, and extra ones."""
 
     def __init__(self, endpoint: Endpoint, options: LinkOptions, topology: Topology) -> None:
         self.address = endpoint.address
         self.endpoint = endpoint
         self._options = options
         self._topology = topology
-        self._main: Connection | None = None
-        self._opened: Shared[Connection] = Shared(self._open_main)
+        self._main = SharedConnection(self.address, self._open)
+        self._requests = SharedConnection(self.address, self._open)
         self._extra: set[Connection] = set()
-        self._away = False
         self._closed = False
         self.latency = Histogram()
-        """From sending to the last reply, of what goes over the main connection."""
+        """From sending to the last reply, of what goes over the shared connections."""
 
     @property
     def timeout_s(self) -> float:
         return self._options.timeout_s
 
-    async def pipeline(self, commands: Sequence[RedisCommand], *, timeout_s: float | None = None) -> list[Any]:
-        """Sends on the main connection. One attempt to open it, none to send again."""
-        main = self._main
-        if main is None or main.closed:
-            main = await self._reach()
+    async def pipeline(
+        self, commands: Sequence[RedisCommand], *, timeout_s: float | None = None, requests: bool = False
+    ) -> list[Any]:
+        """Sends on the main connection, or on that for requests. One attempt to open it, none to send again."""
+        connection = await (self._requests if requests else self._main).get()
+        timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
         began_s = time.perf_counter()
         try:
-            return await main.pipeline(commands, timeout_s=self._options.timeout_s if timeout_s is None else timeout_s)
+            return await connection.pipeline(commands, timeout_s=timeout_s)
         finally:
             self.latency.observe(time.perf_counter() - began_s)
 
@@ -429,33 +471,14 @@ class Primary:
     @property
     def idle(self) -> bool:
         """True while nothing waits for a reply of this server."""
-        connections = [self._main, *self._extra]
-        return all(one is None or one.closed or one.idle for one in connections)
+        return self._main.idle and self._requests.idle and all(one.closed or one.idle for one in self._extra)
 
     def close(self) -> None:
         self._closed = True
-        self._opened.cancel()
-        for connection in (self._main, *self._extra):
-            if connection is not None:
-                connection.close()
-
-    async def _reach(self) -> Connection:
-        if not self._away:
-            return await self._opened()
-        try:
-            async with asyncio.timeout(_AWAY_WAIT_S):
-                return await self._opened()
-        except TimeoutError:
-            raise Unavailable(f"{self.address}: cannot connect: it did not answer before either", sent=False) from None
-
-    async def _open_main(self) -> Connection:
-        try:
-            self._main = await self._open()
-        except StoreError:
-            self._away = True
-            raise
-        self._away = False
-        return self._main
+        self._main.close()
+        self._requests.close()
+        for connection in self._extra:
+            connection.close()
 
     async def _open(self) -> Connection:
         self._check_open()

@@ -39,6 +39,7 @@ Members = list[int]
 
 async def cancel(store: Store, cancels: Sequence[Cancel]) -> CancelAnswers:
     """Cancel by address. An Address in the answer is where the task was moved to."""
+    await store.fresh_ms()  # the scripts note when an id was cancelled
     by_slice: dict[tuple[int, bytes, bool], Members] = {}
     for i, (p, at, _, indexed) in enumerate(cancels):
         by_slice.setdefault((p, at[:_PLACE_BYTES], indexed), []).append(i)
@@ -108,8 +109,8 @@ async def _compact(
 def _compact_call(
     store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], slices: list[tuple[Members, bytes]], *, first: bool
 ) -> list[RedisCommand]:
-    names = [keys.n, keys.slices, keys.ids, keys.held]
-    args: list[Any] = []
+    names = [keys.n, keys.slices, keys.ids, keys.held, keys.off]
+    args: list[Any] = [_time_bytes(store.clock.now_ms()), KEPT]
     near_ms = store.clock.now_ms() + _NEAR_MS
     near = False
     for members, rows in slices:
@@ -155,8 +156,8 @@ def _refused(one: Cancel, word: bytes) -> CancelStatus | Address:
 
 
 def _cancel_call(store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], slices: list[Members]) -> RedisCommand:
-    args: list[Any] = [len(slices)]
-    names = [keys.n, keys.slices, keys.ids]
+    args: list[Any] = [_time_bytes(store.clock.now_ms()), KEPT, len(slices)]
+    names = [keys.n, keys.slices, keys.ids, keys.off]
     for members in slices:
         first = cancels[members[0]]
         place, r = Address.unpack(first.partition, first.at)[1:3]
@@ -170,7 +171,8 @@ def _cancel_call(store: Store, keys: PartitionKeys, cancels: Sequence[Cancel], s
 
 # The last cancelled ids given by callers. The index forgets a cancelled id at once, because it may be used again.
 #
-# Written after the cancel, only to answer what became of a task. Losing a record here changes nothing else.
+# The scripts that cancel note them in the same step; `note` does it for tasks that were cancelled in a queue. A record
+# only answers what became of a task: losing one changes nothing else.
 
 KEPT: Final = 256
 """Records per partition, 22 bytes each."""
@@ -186,7 +188,7 @@ async def note(store: Store, cancelled: Iterable[tuple[int, bytes]]) -> None:
         by_partition.setdefault(partition, []).append(idh)
     if not by_partition:
         return
-    time = (await store.fresh_ms()).to_bytes(_TIME_BYTES, "big")
+    time = _time_bytes(await store.fresh_ms())
     groups: list[Group] = []
     for partition, idhs in by_partition.items():
         keys = store.keys.partitions[partition]
@@ -204,6 +206,10 @@ async def last_cancelled(store: Store, partitions: Iterable[int]) -> dict[bytes,
     results = await store.run(groups)
     found = [one for result in results if not isinstance(result, StoreError) for one in result[0]]
     return {one[:IDH_BYTES]: _time_ms(one) for one in sorted(found, key=_time_ms)}
+
+
+def _time_bytes(at_ms: int) -> bytes:
+    return at_ms.to_bytes(_TIME_BYTES, "big")
 
 
 def _time_ms(noted: bytes) -> int:

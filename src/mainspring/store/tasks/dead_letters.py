@@ -9,7 +9,7 @@ import msgspec
 from ...model.dead_letter import DeadFilter, DeadLetter, DeadPage, Replayed
 from ...model.delivery import Body
 from ...model.errors import Conflict, StoreError, Unavailable
-from ...model.ids import GENERATED, IDH_BYTES
+from ...model.ids import IDH_BYTES, idh_of
 from ...model.task import State, TaskInfo
 from ..keys import ADDRESS_BYTES, Address, Slice, address_prefix
 from ..queue_state import find_queued
@@ -18,8 +18,9 @@ from ..redis.sender import Group
 from ..store import Store
 from .cancel import last_cancelled
 from .encode import Intake
-from .find import Finder, Located, Reference
+from .find import Finder, Located, Reference, resolve
 from .index import look_up_packed
+from .pages import PAGE_BYTES
 from .put import WAKE_MS, Widths, fresh_score
 from .put_ids import RetryWindow
 from .query import describe, look_at
@@ -133,21 +134,22 @@ async def walk(store: Store, where: DeadFilter, *, newest_first: bool = False) -
 
 
 async def page(store: Store, where: DeadFilter, *, after: LetterPlace | None, limit: int) -> DeadPage:
-    """Matching letters, newest first."""
+    """Matching letters, newest first. A page of large letters may be short, and still name a next one."""
     merged = _Merged(store, where, after, newest_first=True)
     letters: list[DeadLetter] = []
-    searched, last, left = 0, after, False
-    while len(letters) < limit and searched < SEARCHED_AT_MOST:
+    searched, size, last, left = 0, 0, after, False
+    while len(letters) < limit and searched < SEARCHED_AT_MOST and size < PAGE_BYTES:
         places = await merged.take(AT_ONCE if where.by_content else min(AT_ONCE, limit - len(letters)))
         if not places:
             break
         for place, one in zip(places, await _read(store, places), strict=True):
-            if len(letters) == limit:
+            if len(letters) == limit or size >= PAGE_BYTES:
                 left = True
                 break
             last, searched = place, searched + 1
             if one is not None and where.fits(one.letter):
                 letters.append(one.letter)
+                size += len(one.letter.payload)
     left = left or await merged.more()
     return DeadPage(letters, _text(last) if left and last is not None else None)
 
@@ -257,6 +259,32 @@ async def drop(store: Store, letters: Sequence[KeptLetter], *, wait_s: float = 0
     return dropped
 
 
+class DeadLetterLimits(NamedTuple):
+    """When the oldest letters go; 0 is no limit."""
+
+    max_age_ms: int = 0
+    most: int = 0
+    """Of the namespace. Each partition keeps its share, so letters of few lanes go earlier."""
+
+
+class Expired(NamedTuple):
+    """Letters that one call dropped."""
+
+    for_age: int
+    for_number: int
+
+
+async def expire(store: Store, partitions: Sequence[int], limits: DeadLetterLimits) -> list[Expired | StoreError]:
+    """Drop the oldest letters past the limits, at most `AT_ONCE` of each partition."""
+    share = -(-limits.most // len(store.keys))
+    groups: list[Group] = []
+    for p in partitions:
+        keys = store.keys.partitions[p]
+        args = [limits.max_age_ms, share, AT_ONCE]
+        groups.append((keys.slot, [store.scripts.call("dead_expire", [keys.dead, keys.dead_times], args)]))
+    return [one if isinstance(one, StoreError) else Expired(*one[0]) for one in await store.run(groups)]
+
+
 def _drop_call(store: Store, partition: int, places: Sequence[LetterPlace]) -> Group:
     keys = store.keys.partitions[partition]
     args: list[Arg] = [len(places)]
@@ -342,12 +370,13 @@ class Replayer:
         body = Body(
             letter.target,
             letter.payload,
-            None if GENERATED.fullmatch(letter.id) else letter.id,
+            None if _is_generated(kept) else letter.id,
             letter.lane,
             original_due_ms=None if new_key else letter.due_ms,
             raw=letter.raw,
             retry=letter.retry,
             timeout_ms=letter.timeout_ms,
+            lane_in_key=letter.lane_in_key,
         )
         place, row = self._intake.encode(body, idh, partition, due_ms, now_ms, indexed=True)
         return _Wish(number, kept, place, row, due_ms)
@@ -411,10 +440,15 @@ def _doubt(attempts: list[_Attempt], failure: StoreError) -> None:
         attempt.unsure = attempt.unsure or (isinstance(failure, Unavailable) and failure.sent)
 
 
+def _is_generated(kept: KeptLetter) -> bool:
+    """Whether the task had no id of its caller's: a letter names it by the 16 bytes it was given, in hex."""
+    return kept.place[2] != idh_of(kept.letter.id)
+
+
 def _handle_of(attempt: _Attempt) -> bytes:
     """The address by which handles may know it: where it died, if it has no id of its caller's."""
     letter = attempt.wish.kept.letter
-    if GENERATED.fullmatch(letter.id) is None:
+    if not _is_generated(attempt.wish.kept):
         return b""
     return attempt.indexed or (letter.place if len(letter.place) == ADDRESS_BYTES else b"")
 
@@ -454,7 +488,7 @@ class EndedTask(NamedTuple):
 
 async def find_live(store: Store, task_id: str, lane: str | None) -> TaskInfo:
     """The task that has this id now. "unknown" where the id is free, whatever is kept of those who had it before."""
-    located = await Finder(store).find(Reference.parse(task_id, lane, len(store.keys)))
+    located = await Finder(store).find(await resolve(store, task_id, lane))
     return TaskInfo(task_id, "unknown") if located is None else describe(task_id, located.entry)
 
 
@@ -467,7 +501,9 @@ async def cancelled_ms(store: Store, reference: Reference) -> int | None:
 async def how_it_ended(store: Store, reference: Reference, located: Located | None) -> EndedTask:
     state: State = "unknown" if located is None else located.entry.state
     kept = await find_letter(store, reference) if state in ("unknown", "dead") else None
-    off_ms = await cancelled_ms(store, reference) if located is None and reference.address is None else None
+    # A task that was moved and then cancelled has left its old place, and the index too.
+    forgotten = state == "unknown" if reference.address is None else state == "finished"
+    off_ms = await cancelled_ms(store, reference) if forgotten else None
     if kept is not None and (off_ms is None or off_ms < kept.letter.died_ms):
         # An id is forgotten some time after its end, its dead letter is not.
         return EndedTask("dead", kept)
@@ -482,9 +518,9 @@ async def how_it_ended(store: Store, reference: Reference, located: Located | No
 
 async def info_of(store: Store, task_id: str, reference: Reference, located: Located | None) -> TaskInfo:
     """Return what is known about a task, also a finished one: the same as `explain` reports."""
-    if located is not None:
+    if located is not None and (reference.address is None or located.entry.state != "finished"):
         return describe(task_id, located.entry)
-    ended = await how_it_ended(store, reference, None)
+    ended = await how_it_ended(store, reference, located)
     if ended.kept is None:
         return TaskInfo(task_id, ended.state)
     letter = ended.kept.letter

@@ -17,12 +17,13 @@ import msgspec
 from ...model.delivery import Body
 from ...model.errors import InvalidInput
 from ...model.ids import IDH_BYTES, check_id, check_name, idh_of
-from ...model.limits import HORIZON_MS, MAX_PAYLOAD_BYTES
+from ...model.limits import HORIZON_MS
 from ...model.retry import retry_line
+from ...model.shared_settings import SharedSettings
 from ...model.targets.names import check_target
 from ...model.task import NULL, Task, encode_payload, to_json
 from ...model.text import plain
-from ...model.times import check_horizon, delay_ms, expiry_ms, instant_ms, timeout_ms
+from ...model.times import EARLIEST_MS, check_horizon, delay_ms, expiry_ms, instant_ms, timeout_ms
 from ..codec import INDEXED, LANE, bin_head, entry, short_head
 from ..keys import HOUR_MS, SECOND_MS, Keyspace, Slice, partition_of
 from .index import IdRow
@@ -353,10 +354,10 @@ class Batch:
 class Intake:
     """Checks and encodes tasks for one namespace."""
 
-    def __init__(self, keys: Keyspace, widths: Widths, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+    def __init__(self, keys: Keyspace, widths: Widths, shared: SharedSettings | None = None) -> None:
         self._partitions = len(keys)
         self._widths = widths
-        self._max_payload_bytes = max_payload_bytes
+        self._shared = shared or SharedSettings()
         self._heads: dict[str, bytes] = {}
         # Hours ahead a slice gets few tasks, and has its price in memory. Of a second's many every node has its share.
         self._ids = {SECOND_MS: GeneratedIds(self._partitions), HOUR_MS: GeneratedIds(self._partitions, gathered=True)}
@@ -366,7 +367,7 @@ class Intake:
         """Encode all or raise for the first that is wrong; nothing is written in either case."""
         batch = Batch(len(tasks), now_ms)
         self._meet({task.target for task in tasks if type(task.target) is str})
-        bounds = Bounds(now_ms - now_ms % SECOND_MS, now_ms + HORIZON_MS, self._heads, self._max_payload_bytes)
+        bounds = Bounds(now_ms - now_ms % SECOND_MS, now_ms + HORIZON_MS, self._heads, self._shared.max_payload_bytes)
         found = sort_out(tasks, bounds)
         for number, idh in zip(found.others, self._other_ids.each(len(found.others)), strict=True):
             task = tasks[number]
@@ -436,10 +437,10 @@ class Intake:
             task = msgspec.structs.replace(task, **names)
         if task.at is not None and task.after is not None:
             raise InvalidInput("both at and after are given; say one of them")
-        if not 0 <= due_ms <= now_ms + HORIZON_MS:
+        if not EARLIEST_MS <= due_ms <= now_ms + HORIZON_MS:
             check_horizon(due_ms, now_ms)
         self._head(task.target)
-        payload, raw = encode_payload(task.payload, self._max_payload_bytes)
+        payload, raw = encode_payload(task.payload, self._shared.max_payload_bytes)
         if task.id is not None:
             batch.named[number] = self._named(task, due_ms, now_ms, payload, raw)
             return
@@ -502,6 +503,7 @@ class Intake:
             raw,
             retry=None if task.retry is None else retry_line(task.retry),
             timeout_ms=None if task.timeout is None else timeout_ms(task.timeout),
+            lane_in_key=task.lane is not None,
         )
         return self.encode(body, idh, partition, due_ms, now_ms)
 

@@ -11,7 +11,7 @@ from ...model.explain import UNKNOWN, Explanation, ReasonCode, moment, span
 from ...model.ids import schedule_of
 from ...model.lane import PARKED, HoldRecord, Pause, Pauses
 from ...model.task import State
-from ..codec import HEADER_BYTES, LANE, decode, is_tomb
+from ..codec import HEADER_BYTES, LANE, decode_head, is_cut, is_tomb
 from ..keys import Address, PartitionKeys, r_of
 from ..lanes import read_pauses
 from ..limits import SlotCount, running_slots
@@ -23,6 +23,7 @@ from ..store import Store
 from .dead_letters import KeptLetter, how_it_ended
 from .find import Finder, Located, Reference
 from .index import look_up
+from .pages import AT_ONCE_BYTES, heads
 from .query import Found, look_at
 
 _SLICES_READ: Final = 64
@@ -72,6 +73,8 @@ async def _earlier(
         body = _of_lane(row, lane)
         if body is None or row[5:HEADER_BYTES] == idh:
             continue
+        if is_cut(row):  # the rest of the body says when it is due, and how often it failed
+            body = (await look_at(store, [(address, row[5:HEADER_BYTES])]))[0].body or body
         due_ms = where[0] if body.due_ms is None else body.due_ms
         task_id = body.id or f"{row[5:HEADER_BYTES].hex()}~{address.text()}"
         if fired:
@@ -85,7 +88,7 @@ def _of_lane(row: bytes, lane: str) -> Body | None:
     if len(row) < HEADER_BYTES or not row[4] & LANE or is_tomb(row):
         return None
     try:
-        body = decode(row)
+        body = decode_head(row)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return body if body.lane == lane else None
@@ -100,18 +103,18 @@ async def _unsettled(
     [listed] = await store.run_one(keys.slot, [command])
     rows_left = _ROWS_READ
     for place, score in slices_in(keys, listed):
-        s, f, d, x = keys.slice_keys(place.name)
-        first, rows = 0, [b""]
-        while rows and rows_left > 0:
-            last = first + _ROWS_AT_ONCE - 1
-            rows, fired, done, gone = await store.run_one(
-                keys.slot, [("LRANGE", s, first, last), ("GET", f), ("GET", d), ("GET", x)]
-            )
-            for index, row in enumerate(rows, first):
-                if not _bit(done, index) and not _bit(gone, index):
+        first, length = 0, 1
+        while first < length and rows_left > 0:
+            window = heads(store, keys.number, place, first, _ROWS_AT_ONCE, AT_ONCE_BYTES, content=True)
+            (length, *rows), fired, done, gone, _ = await store.run_one(*window)
+            if not rows:
+                break
+            for at, row in enumerate(rows, first & 7):
+                if not _bit(done, at) and not _bit(gone, at):
+                    index = first - (first & 7) + at
                     where = place.from_ms + int.from_bytes(row[:4], "big"), index
                     address = Address(keys.number, place, r_of(score), index)
-                    yield where, address, row, _bit(fired, index)
+                    yield where, address, row, _bit(fired, at)
             first, rows_left = first + len(rows), rows_left - len(rows)
 
 

@@ -8,13 +8,14 @@ import msgspec
 
 from ...model.dead_letter import dead_place
 from ...model.errors import Conflict, InvalidInput, StoreError
-from ...model.ids import GENERATED, IDH_BYTES, check_name, idh_of
+from ...model.ids import GENERATED, IDH_BYTES, bare_idh, check_name, idh_of
 from ...model.task import CancelOutcome, State
 from ..codec import decode
 from ..keys import R_UNIT, WIDTHS_MS, Address, partition_of
 from ..queue_state import Queued, cancel_queued, find_queued, read_record
+from ..redis.sender import Group
 from ..store import Store
-from .cancel import Cancel, CancelStatus, cancel, note
+from .cancel import Cancel, CancelStatus, cancel, last_cancelled, note
 from .encode import Intake
 from .index import ConflictBackoff, IdRow, look_up, look_up_packed, replace
 from .query import Found, look_at
@@ -49,13 +50,35 @@ class Reference(NamedTuple):
             home = partition_of(lane if lane is not None else task_id, partitions)
             return cls(task_id, idh_of(task_id), home, lane is None, None)
         idh = bytes.fromhex(match[1])
-        if match[2] is None:
-            return cls(None, idh, 0, True, None)
         address = Address.parse(match[2])
         known = address.partition < partitions and address.slice.width_ms in WIDTHS_MS
         if not known or address.slice.start_ms >= 1 << 48 or address.r >= R_UNIT or address.index >= 1 << 31:
             raise InvalidInput(f"id {task_id!r} does not belong to this namespace")
         return cls(None, idh, address.partition, False, address)
+
+    def as_generated(self) -> "Reference | None":
+        """The same text taken for a generated id without its mark; None if it cannot be one."""
+        idh = None if self.task_id is None else bare_idh(self.task_id)
+        return None if idh is None else Reference(None, idh, 0, True, None)
+
+
+async def resolve(store: Store, id: str, lane: str | None) -> Reference:
+    """What an id stands for. 32 hex digits are a caller's id, unless only a task without an id is known by them."""
+    reference = Reference.parse(id, lane, len(store.keys))
+    generated = reference.as_generated()
+    if generated is None or await look_up_packed(store, [(reference.home, reference.idh)]) != [None]:
+        return reference
+    idh = generated.idh
+    groups: list[Group] = []
+    for keys in store.keys.partitions:
+        hashes = (keys.ids, keys.dead, keys.queued)
+        groups.append((keys.slot, [*(("HEXISTS", one, idh) for one in hashes), ("EXISTS", keys.result(idh))]))
+    for result in await store.run(groups):
+        if isinstance(result, StoreError):
+            raise result
+        if any(result):
+            return generated
+    return reference
 
 
 class Located(NamedTuple):
@@ -141,7 +164,9 @@ class Finder:
         return found
 
     async def cancel(self, references: Iterable[Reference]) -> list[CancelOutcome]:
+        """Answer for each id, in order. One that nobody gave may be a generated id without its mark."""
         outcomes: list[CancelOutcome] = []
+        bare: dict[int, Reference] = {}
         placed: list[tuple[int, Cancel]] = []
         unplaced: dict[int, Unplaced] = {}
         for i, one in enumerate(references):
@@ -150,7 +175,11 @@ class Finder:
                 placed.append((i, Cancel(one.address.partition, one.address.pack(), one.idh, False)))
             else:
                 unplaced.setdefault(one.home, Unplaced()).add(i, one)
+                if (generated := one.as_generated()) is not None:
+                    bare[i] = generated
         await self._cancel_placed(placed, outcomes)
+        gone = [(i, (one.partition, one.idh, False)) for i, one in placed if outcomes[i] == "unknown"]
+        await self._recall_cancelled(gone, outcomes)
         for numbers, wanted in _portions(unplaced):
             found = await self._index_packed(wanted)
             known = [
@@ -159,8 +188,32 @@ class Finder:
                 if at is not None
             ]
             await self._cancel_placed(known, outcomes)
-            await note(self._store, [(one.partition, one.idh) for i, one in known if outcomes[i] == "cancelled"])
+            unknown = [(i, one) for i, one in zip(numbers, wanted, strict=True) if outcomes[i] == "unknown"]
+            await self._recall_cancelled(unknown, outcomes)
+        again = [i for i in bare if outcomes[i] == "unknown"]
+        for i, outcome in zip(again, await self.cancel(bare[i] for i in again) if again else (), strict=True):
+            outcomes[i] = outcome
         return outcomes
+
+    async def _recall_cancelled(self, unknown: list[tuple[int, Wanted]], outcomes: list[CancelOutcome]) -> None:
+        """Answer "cancelled" again for the ids cancelled last: the index forgets those at once."""
+        every = any(elsewhere for _, (_, _, elsewhere) in unknown)
+        asked = range(len(self._store.keys)) if every else {home for _, (home, _, _) in unknown}
+        off_ms = await last_cancelled(self._store, asked) if unknown else {}
+        for i, (_, idh, _) in unknown:
+            if idh in off_ms and not await self._died_after(idh, off_ms[idh], asked):
+                outcomes[i] = "cancelled"
+
+    async def _died_after(self, idh: bytes, off_ms: int, partitions: Iterable[int]) -> bool:
+        """Whether a later task with the same id has died: then that one is what the id stands for."""
+        every = [self._store.keys.partitions[p] for p in partitions]
+        results = await self._store.run([(keys.slot, [("ZSCORE", keys.dead_times, idh)]) for keys in every])
+        for result in results:
+            if isinstance(result, StoreError):
+                raise result
+            if result[0] is not None and float(result[0]) > off_ms:
+                return True
+        return False
 
     async def _cancel_placed(self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]) -> None:
         for _ in range(_MOVES_FOLLOWED):
@@ -201,6 +254,8 @@ class Finder:
             if place is not None and (place.address == one.at or not one.indexed):
                 outcome = await cancel_queued(self._store, one.partition, one.idh, place)
                 outcomes[i] = "too late" if outcome == "gone" else outcome
+                if outcome == "cancelled" and one.indexed:
+                    await note(self._store, [(one.partition, one.idh)])
 
     async def move(
         self, reference: Reference, intake: Intake, due_ms: int, now_ms: int, *, expired: bool = False

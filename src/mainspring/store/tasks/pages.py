@@ -9,7 +9,7 @@ import msgspec
 
 from ...model.errors import StoreError
 from ...model.task import ListedState, TaskFilter
-from ..codec import HEADER_BYTES, INDEXED, RESENT, TOMB, decode, is_tomb
+from ..codec import HEADER_BYTES, INDEXED, RESENT, TOMB, decode_head, header, is_cut, is_tomb, same_entry, whole_bytes
 from ..keys import HOLDS_FROM_S, HOUR_MS, SECOND_MS, Address, PartitionKeys, Slice, r_of
 from ..owner.read import slices_in
 from ..redis.connection import RedisCommand
@@ -70,10 +70,10 @@ class Scan:
         return Scan(self._at, self._where, self._keys, self._wanted, self._watched | self.resent)
 
     def take(self, first: int, entries: list[bytes], bits: list[bytes | None]) -> None:
-        """`entries` begin with index `first`, and so do the bitmaps (fired, done, cancelled)."""
+        """`entries` begin with index `first`, the bitmaps (fired, done, cancelled) with the byte of its bit."""
         place, where = self._at[1], self._where
         start_ms, width_ms = place.from_ms, place.width_ms
-        chosen, by_content = _in_state(bits, where.state, len(entries)), where.by_content
+        chosen, by_content = _in_state(bits, where.state, first & 7, len(entries)), where.by_content
         for at, row in enumerate(entries):
             if len(row) < HEADER_BYTES or ((self._watched or row[4] & RESENT) and self._is_repeat(row, first + at)):
                 continue
@@ -130,19 +130,20 @@ def fits(where: TaskFilter, row: bytes) -> bool:
     if not where.by_content:
         return True
     try:
-        body = decode(row)
+        body = decode_head(row)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False  # its target is unknown
     return where.fits(body.target, body.lane)
 
 
-def _in_state(bits: list[bytes | None], state: ListedState, count: int) -> bytes:
-    """Bit i % 8 of byte i // 8, counted from the lowest, says whether entry i is in that state."""
+def _in_state(bits: list[bytes | None], state: ListedState, skip: int, count: int) -> bytes:
+    """Bit i % 8 of byte i // 8, counted from the lowest, says whether entry i is in that state. The bitmaps have `skip`
+    bits before those of the first entry."""
     fired, *over = bits
     size = count + 7 >> 3
     every = (1 << 8 * size) - 1
     chosen = any_of([fired]) & ~any_of(over) if state == "fired" else ~any_of([fired, *over])
-    return (chosen & every).to_bytes(size, "little")
+    return (chosen >> skip & every).to_bytes(size, "little")
 
 
 _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
@@ -166,6 +167,11 @@ def any_of(bitmaps: list[bytes | None]) -> int:
 CHUNK_ROWS: Final = 1_024
 AT_ONCE_ROWS: Final = 16 * CHUNK_ROWS
 """Rows that one round trip may return from slices that hold more than expected."""
+AT_ONCE_BYTES: Final = 8 << 20
+"""Bytes of entries that the server goes through in one round trip, or one entry of each slice: it answers nobody else
+meanwhile."""
+PAGE_BYTES: Final = 4 << 20
+"""A page ends before the entry with which it would hold more."""
 _LEAST_ROWS: Final = 64
 
 
@@ -198,12 +204,12 @@ class _Reading:
         self.next = 0
         self.scan = Scan(at, look.where, look.keys_in(at), look.wanted)
 
-    def take(self, entries: list[bytes], bits: list[bytes | None], asked: int) -> bool:
-        """True when there may be more to read."""
+    def take(self, entries: list[bytes], bits: list[bytes | None], length: int) -> bool:
+        """True when there is more to read: the slice had `length` entries."""
         self.scan.take(self.next, entries, bits)
         only = self.next == 0
         self.next += len(entries)
-        if len(entries) == asked:
+        if self.next < length:
             return True
         if not self.scan.resent:
             return False
@@ -222,12 +228,13 @@ async def earliest(store: Store, slices: list[Sliced], look: Look, rows_a_slice:
     chunk, at_once = _first_chunk(len(slices), rows_a_slice), len(slices)
     while waiting:
         batch, waiting, unfinished = waiting[:at_once], waiting[at_once:], []
-        for reading, (entries, *bits, score) in zip(batch, await _read_batch(store, batch, chunk), strict=True):
+        read = await _read_batch(store, batch, chunk, content=look.where.by_content)
+        for reading, ((length, *entries), *bits, score) in zip(batch, read, strict=True):
             if score is None:
                 continue  # it is gone, and all that stood there is over
             if float(score) != reading.at[2]:
                 unfinished.append(_Reading((*reading.at[:2], float(score)), look))
-            elif reading.take(entries, bits, chunk):
+            elif reading.take(entries, bits, length):
                 unfinished.append(reading)
             else:
                 seen += reading.scan.seen
@@ -253,9 +260,10 @@ def _first_chunk(slices: int, rows_a_slice: float) -> int:
     return min(CHUNK_ROWS, ordinary) // 8 * 8
 
 
-async def _read_batch(store: Store, batch: list[_Reading], chunk: int) -> list[Replies]:
-    """The next entries of each, their bits, and its score."""
-    groups = [_slice_window(store.keys.partitions[one.at[0]], one, chunk) for one in batch]
+async def _read_batch(store: Store, batch: list[_Reading], chunk: int, *, content: bool) -> list[Replies]:
+    """The length of each slice with its next entries, their bits, and its score."""
+    most = AT_ONCE_BYTES // len(batch)
+    groups = [heads(store, one.at[0], one.at[1], one.next, chunk, most, content=content) for one in batch]
     replies = []
     for result in await store.run(groups):
         if isinstance(result, StoreError):
@@ -264,12 +272,50 @@ async def _read_batch(store: Store, batch: list[_Reading], chunk: int) -> list[R
     return replies
 
 
-def _slice_window(keys: PartitionKeys, one: _Reading, chunk: int) -> Group:
-    s, *maps = keys.slice_keys(one.at[1].name)
-    first, last = one.next, one.next + chunk - 1
-    bits: list[RedisCommand] = [("GETRANGE", key, first // 8, last // 8) for key in maps]
+def heads(
+    store: Store, partition: int, place: Slice, first: int, rows: int, most_bytes: int, *, content: bool
+) -> Group:
+    """Reads entries of a slice without large payloads, their bits, and its score. With `content` they keep target and
+    lane."""
+    keys = store.keys.partitions[partition]
+    s, *maps = keys.slice_keys(place.name)
+    entries = store.scripts.call("heads", [s], [first, rows, most_bytes, int(content)])
+    bits: list[RedisCommand] = [("GETRANGE", key, first // 8, (first + rows - 1) // 8) for key in maps]
     # The score last: if it is still the one that was listed, so it was when the entries were read.
-    return keys.slot, [("LRANGE", s, first, last), *bits, ("ZSCORE", keys.slices, one.at[1].name)]
+    return keys.slot, [entries, *bits, ("ZSCORE", keys.slices, place.name)]
+
+
+def bounded(rows: list[Row]) -> list[Row]:
+    """The first rows that are together not larger than a page may be, but one at least."""
+    total = 0
+    for number, row in enumerate(rows):
+        total += whole_bytes(row.row)
+        if total > PAGE_BYTES and number:
+            return rows[:number]
+    return rows
+
+
+async def completed(store: Store, rows: list[Row]) -> list[Row] | None:
+    """The rows with their payloads, without those that were cancelled or done since; None where a slice was compacted
+    since, so that its entries have moved."""
+    cut = [row for row in rows if is_cut(row.row)]
+    groups: list[Group] = []
+    for row in cut:
+        keys, place = store.keys.partitions[row.address.partition], row.address.slice
+        groups.append(
+            (keys.slot, [("LINDEX", keys.entries(place.name), row.place[3]), ("ZSCORE", keys.slices, place.name)])
+        )
+    whole: dict[Place, bytes | None] = {}
+    for row, result in zip(cut, await store.run(groups) if groups else [], strict=True):
+        if isinstance(result, StoreError):
+            raise result
+        entry, score = result
+        if score is not None and r_of(float(score)) != row.place[4]:
+            return None
+        there = score is not None and entry is not None and not is_tomb(entry) and same_entry(entry, header(row.row))
+        whole[row.place] = entry if there else None
+    every = [(row, whole.get(row.place, row.row)) for row in rows]
+    return [row._replace(row=entry) for row, entry in every if entry is not None]
 
 
 # The first tasks of all slices in due order, except hold slices.
@@ -468,12 +514,11 @@ async def held_rows(
         slices = await _slices_from(store, at, AT_ONCE // chunk)
         if not slices:
             return Held(rows, searched, None)
-        for one, first, entries, bits, score in await _read_held(store, slices, at, chunk):
+        for one, first, length, entries, bits, score in await _read_held(store, slices, at, chunk, where):
             if score is None or float(score) != one[2]:
                 break  # gone or compacted: its entries are elsewhere now
             found = rows_of(one, entries, bits, where.state, first=first)
-            passed = at[3] if _goes_on(one, at) else -1
-            inside = [row for row in found if span[0] <= row.fires_ms < span[1] and row.place[3] > passed]
+            inside = [row for row in found if span[0] <= row.fires_ms < span[1]]
             fitting = [row for row in inside if fits(where, row.row)]
             searched += len(entries)
             at = (0, one[0], one[1].start_ms, first + len(entries) - 1, r_of(one[2]))
@@ -481,8 +526,8 @@ async def held_rows(
                 rows += fitting[: wanted - len(rows)]
                 return Held(rows, searched, rows[-1].place)
             rows += fitting
-            if len(entries) == chunk:
-                break  # there may be more of this slice: it comes before the slices behind it
+            if first + len(entries) < length:
+                break  # the rest of this slice comes before the slices behind it
             at = (0, one[0], one[1].start_ms, _LAST_INDEX, r_of(one[2]))
         if searched >= budget:
             return Held(rows, searched, at)
@@ -525,31 +570,23 @@ def _list_from(keys: PartitionKeys, low: int, most: int) -> RedisCommand:
 
 
 async def _read_held(
-    store: Store, slices: list[Sliced], at: Place, chunk: int
-) -> list[tuple[Sliced, int, list[bytes], list[bytes | None], bytes | None]]:
-    """A chunk of each: its index, its entries, their bits and its score. The first slice goes on behind `at`."""
+    store: Store, slices: list[Sliced], at: Place, chunk: int, where: TaskFilter
+) -> list[tuple[Sliced, int, int, list[bytes], list[bytes | None], bytes | None]]:
+    """A chunk of each: its index, the length of the slice, entries, their bits and its score. The first slice goes on
+    behind `at`."""
     groups: list[Group] = []
     firsts = []
     for one in slices:
-        p, place, _ = one
-        keys = store.keys.partitions[p]
-        first = (at[3] + 1) // 8 * 8 if _goes_on(one, at) else 0
+        first = at[3] + 1 if _goes_on(one, at) else 0
         firsts.append(first)
-        slot, commands = _held_window(keys, place, first, first + chunk - 1)
-        groups.append((slot, [*commands, ("ZSCORE", keys.slices, place.name)]))
+        groups.append(heads(store, *one[:2], first, chunk, AT_ONCE_BYTES // len(slices), content=where.by_content))
     read = []
     for one, first, result in zip(slices, firsts, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
-        read.append((one, first, result[0], result[1:-1], result[-1]))
+        (length, *entries), *bits, score = result
+        read.append((one, first, length, entries, bits, score))
     return read
-
-
-def _held_window(keys: PartitionKeys, place: Slice, first: int, last: int) -> Group:
-    """Reads entries of a slice and their bits; `first` begins a byte of the bitmaps."""
-    s, *maps = keys.slice_keys(place.name)
-    bits: list[RedisCommand] = [("GETRANGE", key, first // 8, last // 8) for key in maps]
-    return keys.slot, [("LRANGE", s, first, last), *bits]
 
 
 # -- counting --------------------------------------------------------------------------------------------------
@@ -560,49 +597,38 @@ async def count_held(store: Store, from_ms: int, to_ms: int) -> tuple[float, boo
     total, exact, budget = 0.0, True, COUNTED_AT_MOST
     at = _START
     while slices := await _slices_from(store, at, _SLICES):
-        looks: list[_Look] = []
+        whole: list[Sliced] = []
+        sampled: list[tuple[Sliced, int]] = []
         for one, length, pending in await _pending(store, slices):
             if from_ms <= one[1].from_ms and to_ms > store.clock.now_ms():
                 total += pending  # whatever is held was due before now
+            elif pending and length <= budget:
+                budget -= length
+                whole.append(one)
             elif pending:
-                whole = length <= budget
-                budget -= length if whole else 0
-                exact = exact and whole
-                looks.append(_Look(one, length, whole))
-        total += await _count(store, looks, from_ms, to_ms)
+                exact = False
+                sampled.append((one, length))
+        look = Look(TaskFilter(), (from_ms, to_ms), _START, _END)
+        total += len((await earliest(store, whole, look, CHUNK_ROWS))[0])
+        for one, length in sampled:
+            total += await _estimate(store, one, length, from_ms, to_ms)
         at = (0, slices[-1][0], slices[-1][1].start_ms, _LAST_INDEX, -1)
     return total, exact
 
 
-class _Look(NamedTuple):
-    """A slice of so many entries, of which all are to be looked at, or samples."""
-
-    at: Sliced
-    length: int
-    whole: bool
-
-    @property
-    def windows(self) -> list[tuple[int, int]]:
-        if self.whole:
-            return [(0, self.length)]
-        step = max(_SAMPLE, self.length // _SAMPLES // 8 * 8)
-        return [(first, min(first + _SAMPLE, self.length)) for first in range(0, self.length, step)]
-
-
-async def _count(store: Store, looks: list[_Look], from_ms: int, to_ms: int) -> float:
-    """Tasks that are pending and were due in the range; where samples are taken, what is to be expected."""
-    groups: list[Group] = []
-    wanted = [(look, window) for look in looks for window in look.windows]
-    for look, (first, end) in wanted:
-        groups.append(_held_window(store.keys.partitions[look.at[0]], look.at[1], first, end - 1))
-    total = 0.0
-    for (look, (first, _)), result in zip(wanted, await store.run(groups), strict=True):
+async def _estimate(store: Store, at: Sliced, length: int, from_ms: int, to_ms: int) -> float:
+    """Tasks of a slice that are to be expected pending and due in the range, after samples."""
+    step = max(_SAMPLE, length // _SAMPLES // 8 * 8)
+    firsts = range(0, length, step)
+    groups = [heads(store, *at[:2], first, _SAMPLE, AT_ONCE_BYTES // len(firsts), content=False) for first in firsts]
+    seen = found = 0
+    for first, result in zip(firsts, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
-        rows = rows_of(look.at, result[0], result[1:], "pending", first=first)
-        seen = sum(end - start for start, end in look.windows)
-        total += sum(from_ms <= row.fires_ms < to_ms for row in rows) * look.length / max(1, seen)
-    return total
+        (_, *entries), *bits, _ = result
+        seen += len(entries)
+        found += sum(from_ms <= row.fires_ms < to_ms for row in rows_of(at, entries, bits, "pending", first=first))
+    return found * length / max(1, seen)
 
 
 async def _pending(store: Store, slices: list[Sliced]) -> list[tuple[Sliced, int, int]]:

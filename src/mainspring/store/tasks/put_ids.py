@@ -199,11 +199,10 @@ class RetryWindow:
 class NamedPuts:
     """Puts tasks by id: new ones in bulk, known ones by the rule the caller chose."""
 
-    def __init__(self, store: Store, intake: Intake, widths: Widths, *, dedupe_ms: int) -> None:
+    def __init__(self, store: Store, intake: Intake, widths: Widths) -> None:
         self._store = store
         self._intake = intake
         self._widths = widths
-        self._dedupe_ms = dedupe_ms
 
     async def put(
         self,
@@ -332,7 +331,10 @@ class NamedPuts:
         former: Found | None = None
         if current is not None:
             entry = seen or (await look_at(self._store, [(current, item.row.idh)]))[0]
-            if entry.state in ("done", "finished") and current.slice.end_ms + self._dedupe_ms < now_ms:
+            if (
+                entry.state in ("done", "finished")
+                and current.slice.end_ms + self._store.shared.dedupe_window_ms < now_ms
+            ):
                 entry = await self._unless_queued(item, current, entry)
             if window.unsure and _is_same(item, current, entry):
                 return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
@@ -374,7 +376,7 @@ class NamedPuts:
         if entry.state in ("cancelled", "replaced"):
             return None  # since the index was read: what it holds now is compared when the new one is put
         over = entry.state not in ("pending", "fired", "queued")
-        if over and at.slice.end_ms + self._dedupe_ms < now_ms:
+        if over and at.slice.end_ms + self._store.shared.dedupe_window_ms < now_ms:
             return None  # its mark has expired
         due_ms = _due_ms(at, entry)
         if on_conflict == "reject":

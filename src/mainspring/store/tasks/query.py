@@ -17,10 +17,13 @@ from ..redis.sender import Group
 from ..store import Store
 from .pages import (
     COUNTERS,
+    PAGE_BYTES,
     Look,
     Place,
     Row,
     any_of,
+    bounded,
+    completed,
     count_held,
     held_rows,
     in_due_order,
@@ -114,6 +117,8 @@ def describe(task_id: str, found: Found) -> TaskInfo:
 
 SEARCHED_AT_MOST: Final = 20_000
 """Entries one page looks through; with a filter it may be short, and still name a next one."""
+SCANNED: Final = 64
+"""Queued tasks read in one step: few, because each may carry 64 KiB."""
 
 
 async def page(
@@ -126,7 +131,20 @@ async def page(
     where: TaskFilter = TaskFilter(),  # noqa: B008  # frozen
 ) -> Page:
     """Tasks in due order, those in hold slices before all others. Two round trips where slices hold about as much as
-    they do on average."""
+    they do on average; one more for large payloads. A page of these may be short, and still name a next one."""
+    while True:
+        rows, following = await _first_rows(store, from_ms, to_ms, after, limit, where)
+        shown = bounded(rows[:limit])
+        tasks = await completed(store, shown)
+        if tasks is not None:
+            at = shown[-1].place if len(rows) > len(shown) else following
+            return Page([_info(row, where.state) for row in tasks], None if at is None else _place_text(at))
+
+
+async def _first_rows(
+    store: Store, from_ms: int, to_ms: int, after: Place | None, limit: int, where: TaskFilter
+) -> tuple[list[Row], Place | None]:
+    """One row more than the limit, if there are so many, and the cursor if not all could be searched."""
     span, rows, searched = (from_ms, to_ms), [], 0
     listing = await list_slices(store, from_ms, to_ms, limit + 16)
     among_held = after is None or after[0] == 0
@@ -134,17 +152,11 @@ async def page(
         held = await held_rows(store, after, span, where, limit + 1, SEARCHED_AT_MOST)
         rows, searched = held.rows, held.searched
         if held.next is not None:
-            return _page(rows, limit, where.state, held.next)
+            return rows, held.next
     first = start_of(from_ms) if after is None or among_held else after
     look = Look(where, span, first, limit + 1 - len(rows))
     rest = await in_due_order(store, listing, span, look, SEARCHED_AT_MOST - searched)
-    return _page([*rows, *rest.rows], limit, where.state, rest.next)
-
-
-def _page(rows: list[Row], limit: int, state: ListedState, following: Place | None) -> Page:
-    tasks = [_info(row, state) for row in rows[:limit]]
-    at = rows[limit - 1].place if len(rows) > limit else following
-    return Page(tasks, None if at is None else _place_text(at))
+    return [*rows, *rest.rows], rest.next
 
 
 def _place_text(place: Place) -> str:
@@ -238,23 +250,28 @@ def parse_queue_place(text: str) -> QueuePlace:
 
 
 async def queued_page(store: Store, where: QueueFilter, *, after: QueuePlace | None, limit: int) -> Page:
-    """Return at least `limit` tasks: a scanned page is returned whole."""
+    """Return at least `limit` tasks, or fewer large ones: a scanned step is returned whole."""
     partition, cursor = after or (0, 0)
     found: list[TaskInfo] = []
-    searched = 0
-    while partition < len(store.keys) and len(found) < limit and searched < SEARCHED_AT_MOST:
+    searched = size = 0
+    while partition < len(store.keys) and len(found) < limit and searched < SEARCHED_AT_MOST and size < PAGE_BYTES:
         keys = store.keys.partitions[partition]
-        [[raw_cursor, rows]] = await store.run_one(keys.slot, [("HSCAN", keys.queued, cursor, "COUNT", limit)])
+        [[raw_cursor, rows]] = await store.run_one(
+            keys.slot, [("HSCAN", keys.queued, cursor, "COUNT", min(limit, SCANNED))]
+        )
         places = {idh: Queued.parse(raw) for idh, raw in zip(rows[::2], rows[1::2], strict=True)}
         wanted = {idh: place for idh, place in places.items() if where.in_state(running=place.worker is not None)}
-        found += [one for one in await _read(store, partition, wanted) if where.fits(one)]
+        for one, entry_bytes in await _read(store, partition, wanted):
+            size += entry_bytes
+            found += [one] if where.fits(one) else []
         searched += len(places)
         cursor = int(raw_cursor)
         partition += not cursor
     return Page(found, f"q{partition}.{cursor}" if partition < len(store.keys) else None)
 
 
-async def _read(store: Store, partition: int, places: dict[bytes, Queued]) -> list[TaskInfo]:
+async def _read(store: Store, partition: int, places: dict[bytes, Queued]) -> list[tuple[TaskInfo, int]]:
+    """Tasks, and the bytes of their entries."""
     keys = store.keys.partitions[partition]
     groups: list[Group] = [
         (keys.slot, [("XRANGE", keys.queue(place.queue), place.entry, place.entry)]) for place in places.values()
@@ -265,7 +282,8 @@ async def _read(store: Store, partition: int, places: dict[bytes, Queued]) -> li
             raise result
         [rows] = result
         if rows:  # else it has left its queue since
-            infos.append(_queued_info(partition, idh, place, rows[0][1][1][ADDRESS_BYTES:]))
+            row = rows[0][1][1][ADDRESS_BYTES:]
+            infos.append((_queued_info(partition, idh, place, row), len(row)))
     return infos
 
 

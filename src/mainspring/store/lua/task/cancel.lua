@@ -1,16 +1,17 @@
 -- Cancel tasks of one partition by address.
 --
--- KEYS  n, slices, ids; s, f, x of each slice
--- ARGV  slices, then per slice: name, g, count, then count times: index, idh (sorted by index)
+-- KEYS  n, slices, ids, off; s, f, x of each slice
+-- ARGV  time in ms (6 bytes), ids kept in `off`, slices, then per slice: name, g, count, then count times: index, idh (sorted by index)
 -- returns {position, answer ...} of those that were not cancelled just now, positions counted from 1; answer:
 --   cancelled (before) | too late | gone | the address (14 bytes) it was moved to
 -- keeps: after 'cancelled' the task never fires; after its begin the answer is 'too late'.
--- Ids of entries that say they may be in the index leave it: by that the owner knows that a lane need not wait.
+-- Ids of entries that say they may be in the index leave it: by that the owner knows that a lane need not wait. They are
+-- noted in `off` in the same step, so that a cancel whose reply was lost can be repeated.
 -- The entry shrinks to four bytes of its idh: memory comes back at once, and begin can still recognise it. One that
 -- was sent again keeps its header, so that its other copies are still known for what they are.
 local n, slices, ids = KEYS[1], KEYS[2], KEYS[3]
-local groups = tonumber(ARGV[1])
-local a, at, out, cancelled = 1, 0, {}, 0
+local groups = tonumber(ARGV[3])
+local a, at, out, cancelled = 3, 0, {}, 0
 local gone, forgotten = {}, 0  -- ids that leave the index, and how many
 
 local function has_mark(row, mark) return math.floor(string.byte(row, 5) / mark) % 2 == 1 end
@@ -90,7 +91,7 @@ end
 
 for group = 1, groups do
   local name, g, count = ARGV[a + 1], tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
-  local key = 3 + (group - 1) * 3
+  local key = 4 + (group - 1) * 3
   local s, x = KEYS[key + 1], KEYS[key + 3]
   local arg = a + 4
   if not same_incarnation(slices, name, g) then
@@ -107,5 +108,6 @@ for group = 1, groups do
   a, at = a + 3 + count * 2, at + count
 end
 for first = 1, forgotten, 1000 do redis.call('HDEL', ids, unpack(gone, first, math.min(first + 999, forgotten))) end
+note_cancelled(KEYS[4], gone, forgotten, ARGV[1], tonumber(ARGV[2]))
 if cancelled > 0 then redis.call('HINCRBY', n, 'cancelled', cancelled) end
 return out

@@ -1,8 +1,8 @@
 -- Cancel many tasks of slices of which nothing was begun, where less than half is left then: what stays is written into a
 -- list of its own, under another incarnation, and the index is told the new places. Nothing is left of the others.
 --
--- KEYS  n, slices, ids, held; s, f, d, x of each slice
--- ARGV  per slice: name, g, another g, address prefix, bitmap of the rows to cancel, their idhs (16 bytes each, in the
+-- KEYS  n, slices, ids, held, off; s, f, d, x of each slice
+-- ARGV  time in ms (6 bytes), ids kept in `off`, then per slice: name, g, another g, address prefix, bitmap of the rows to cancel, their idhs (16 bytes each, in the
 --         order of the rows; all looked up in the index)
 -- returns per slice 1, or 0 when it was refused and stays as it is: cancel takes each row for itself then
 -- keeps: an owner that has read the old list cannot write to it: it has written nothing of this incarnation yet, so its
@@ -10,7 +10,7 @@
 -- Refused where that does not hold: rows that only a handle knows, puts that were sent twice (a copy may still come),
 -- and partitions with a lane that waits for a retry (the owner frees it when it meets the tomb).
 local n, slices, ids = KEYS[1], KEYS[2], KEYS[3]
-local places, cancelled, out = (#KEYS - 4) / 4, 0, {}
+local places, cancelled, out = (#KEYS - 5) / 4, 0, {}
 local sub, byte_of, floor = string.sub, string.byte, math.floor
 
 local function bit(bits, index)
@@ -77,6 +77,7 @@ local function forget(idhs, count)
   local gone = {}
   for i = 1, count do gone[i] = sub(idhs, i * 16 - 15, i * 16) end
   for first = 1, count, 2000 do redis.call('HDEL', ids, unpack(gone, first, math.min(first + 1999, count))) end
+  note_cancelled(KEYS[5], gone, count, ARGV[1], tonumber(ARGV[2]))
 end
 
 local function address_head(prefix, g) return prefix .. struct.pack('>I3', (g - floor(g)) * 1048576) end
@@ -101,7 +102,7 @@ local function compact(key, arg)
 end
 
 local held = redis.call('EXISTS', KEYS[4]) == 1
-for place = 1, places do out[place] = held and 0 or compact(4 * place, 6 * (place - 1)) end
+for place = 1, places do out[place] = held and 0 or compact(4 * place + 1, 6 * place - 4) end
 if cancelled > 0 then
   redis.call('HINCRBY', n, 'cancelled', cancelled)
   -- A hash that was large keeps its table; written anew it takes what it needs, and a small one is packed. Not worth it

@@ -1,0 +1,96 @@
+"""Settings on which nodes, workers and clients of a namespace must agree. The namespace keeps them, each as a text.
+
+dedupe_window               how long a finished id is still known: 3600000ms
+max_payload_bytes           the largest payload: 65536
+queue.<name>.lane_policy    what becomes of a lane of the queue whose head fails: park
+"""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from .errors import ConfigError, InvalidInput
+from .lane import LanePolicy
+from .limits import MAX_PAYLOAD_BYTES
+from .targets.names import check_queue
+from .times import delay_ms
+
+DEDUPE_WINDOW: Final = "dedupe_window"
+MAX_PAYLOAD: Final = "max_payload_bytes"
+DEFAULTS: Final = {DEDUPE_WINDOW: "3600000ms", MAX_PAYLOAD: str(MAX_PAYLOAD_BYTES)}
+"""What holds where neither the namespace nor the process says anything. A node writes these into a new namespace."""
+
+LONGEST_WINDOW_MS: Final = 366 * 86_400_000
+LARGEST_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
+_LANE_POLICY: Final = re.compile(r"queue\.(.+)\.lane_policy")
+
+
+def lane_policy_of(queue: str) -> str:
+    """Return the name under which the lane policy of a queue is kept."""
+    return f"queue.{queue}.lane_policy"
+
+
+def checked_setting(name: str, text: str) -> str:
+    """Return the text as it is kept, so that equal values are equal texts; refuse an unknown name or a wrong value."""
+    if name == DEDUPE_WINDOW:
+        window_ms = delay_ms(text, field=name)
+        if window_ms > LONGEST_WINDOW_MS:
+            raise InvalidInput(f"{name} is {text!r}; give at most 366d")
+        return f"{window_ms}ms"
+    if name == MAX_PAYLOAD:
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= LARGEST_PAYLOAD_BYTES):
+            raise InvalidInput(f"{name} is {text!r}; give a whole number from 1 to {LARGEST_PAYLOAD_BYTES}")
+        return str(int(text))
+    queue = _LANE_POLICY.fullmatch(name)
+    if queue is None:
+        raise InvalidInput(
+            f"{name!r} is not kept with the namespace; use {DEDUPE_WINDOW}, {MAX_PAYLOAD} or queue.<name>.lane_policy"
+        )
+    check_queue(queue[1])
+    return str(LanePolicy.parse(text))
+
+
+class SharedSettings:
+    """The shared settings as one process knows them; `take` brings those of the namespace up to date."""
+
+    def __init__(self, said: Mapping[str, str] | None = None, fills: Mapping[str, str] | None = None) -> None:
+        self._said = {name: checked_setting(name, text) for name, text in (said or {}).items()}
+        self.fills = dict(fills or {})
+        """What this process writes where the namespace has nothing: nodes and workers do, clients do not."""
+        self.kept: dict[str, str] = {}
+        """What the namespace has, as of the last look."""
+        self.queue_lanes: dict[str, LanePolicy] = {}
+        """By queue. Changed in place: whoever holds it sees what holds now."""
+        self._apply()
+
+    def take(self, kept: Mapping[str, str]) -> None:
+        """Use what the namespace says, also where this process said something else when it was started.
+
+        Pass over what cannot be read: a later version may keep more.
+        """
+        readable: dict[str, str] = {}
+        for name, text in kept.items():
+            with contextlib.suppress(InvalidInput):
+                readable[name] = checked_setting(name, text)
+        if readable != self.kept:
+            self.kept = readable
+            self._apply()
+
+    def _apply(self) -> None:
+        found = DEFAULTS | self._said | self.kept
+        self.dedupe_window_ms = delay_ms(found[DEDUPE_WINDOW], field=DEDUPE_WINDOW)
+        self.max_payload_bytes = int(found[MAX_PAYLOAD])
+        lanes = {name[1]: text for key, text in found.items() if (name := _LANE_POLICY.fullmatch(key))}
+        self.queue_lanes.clear()
+        self.queue_lanes |= {queue: LanePolicy.parse(text) for queue, text in lanes.items()}
+
+    def check(self, namespace: str) -> None:
+        """Refuse to start with another value than the namespace has."""
+        for name, text in self._said.items():
+            kept = self.kept.get(name, text)
+            if kept != text:
+                raise ConfigError(
+                    f"{name} is {text!r} here and {kept!r} in namespace {namespace!r}; nodes, workers and clients must"
+                    f" agree: leave it out here, or change it for all with `mainspring config set {name} {text!r}`"
+                )
