@@ -683,12 +683,44 @@ async def test_the_trail_is_paged_and_bounded(server: Server) -> None:
         for n in range(450):
             await api.client.put("null:", 1, at=LATER, id=f"n{n}")
         await asyncio.gather(*(api.delete(f"/v1/tasks/n{n}") for n in range(450)))
-        assert 100 <= server.call("XLEN", "{main}:audit") < 400
+        assert 100 <= server.call("XLEN", "{main}:audit:tasks") < 400
         first = (await api.get("/v1/audit?limit=60")).json
         second = (await api.get(f"/v1/audit?limit=60&cursor={first['next']}")).json
         seen = [one["id"] for one in (*first["changes"], *second["changes"])]
         assert len(seen) == len(set(seen)) == 120 or second["next"] is None
         assert (await api.get("/v1/audit?cursor=nonsense")).problem == "invalid"
+    server.call("FLUSHALL")
+
+
+async def test_changes_of_tasks_do_not_push_others_out_of_the_trail(server: Server) -> None:
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4, audit_entries=100)) as api:
+        await api.post("/v1/pauses", {"target": "log:", "reason": "deploy"})
+        for n in range(450):
+            task = {"target": "null:", "payload": n, "at": LATER + n, "id": "a", "on_conflict": "replace"}
+            assert (await api.post("/v1/tasks", task)).status in (200, 201)
+        seen: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = (await api.get(f"/v1/audit?limit=100{cursor and '&cursor=' + cursor}")).json
+            seen += [one["change"]["what"] for one in page["changes"]]
+            cursor = page["next"]
+        assert 100 <= seen.count("task.replace") < 400
+        assert seen[-1] == "pause.add"
+    server.call("FLUSHALL")
+
+
+async def test_a_page_of_the_trail_holds_all_changes_with_its_last_id(server: Server) -> None:
+    async with serving_api(Config(redis_url=server.url, port=0, partitions=4)) as api:
+        for name, ids in (("audit", ("1-0", "2-0", "3-0")), ("audit:tasks", ("2-0", "3-0", "4-0"))):
+            for one in ids:
+                server.call("XADD", f"{{main}}:{name}", one, "c", "{}")
+        pages: list[list[str]] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = (await api.get(f"/v1/audit?limit=2{cursor and '&cursor=' + cursor}")).json
+            pages.append([one["id"] for one in page["changes"]])
+            cursor = page["next"]
+        assert pages == [["4-0", "3-0", "3-0"], ["2-0", "2-0"], ["1-0"]]
     server.call("FLUSHALL")
 
 

@@ -171,6 +171,11 @@ def test_the_api_speaks_tls_where_it_has_a_certificate(serve: Callable[..., Serv
     strangers = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=ssl.create_default_context())
     with pytest.raises(ssl.SSLCertVerificationError):
         strangers.request("GET", "/readyz")
+    trusting.maximum_version = ssl.TLSVersion.TLSv1_2
+    trusting.set_ciphers("AES128-GCM-SHA256")  # no forward secrecy: not one of Python's defaults
+    weak = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=trusting)
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        weak.request("GET", "/readyz")
     plain = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     plain.request("GET", "/readyz")
     with pytest.raises((http.client.HTTPException, OSError)):

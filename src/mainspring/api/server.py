@@ -435,8 +435,8 @@ class ApiServer:
         self._node = node
         self._shared = listener is not None
         self.app = App(node)
-        self._tls = node.config.api_tls_cert is not None
-        _check_tls(node.config)
+        tls = _tls_context(node.config)
+        self._tls = tls is not None
         self._socket = listener or listen(node.config.host, node.config.port)
         if self.app.takes_requests or not node.config.metrics_open:  # else nothing here needs a key
             node.checks.append(self.app.authenticator.check_start)
@@ -454,8 +454,7 @@ class ApiServer:
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=_drain_s(node.config.shutdown_timeout_s),
                 backlog=2048,
-                ssl_certfile=node.config.api_tls_cert,
-                ssl_keyfile=node.config.api_tls_key,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
                 headers=[("strict-transport-security", "max-age=31536000")] if self._tls else None,
             )
         )
@@ -524,15 +523,16 @@ def url_of(listener: socket.socket, *, tls: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _check_tls(config: Config) -> None:
-    """Say at once, and in words, what is wrong with the certificate."""
+def _tls_context(config: Config) -> ssl.SSLContext | None:
+    """Return what TLS is spoken with, by Python's default versions and ciphers; None without a certificate."""
     if config.api_tls_cert is None:
-        return
+        return None
     try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(config.api_tls_cert, config.api_tls_key, no_passphrase)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"api_tls_cert and api_tls_key: cannot be used: {error}") from None
+    return context
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -64,21 +64,33 @@ _decode_change: Final = msgspec.json.Decoder(Change).decode
 
 
 async def record_change(store: Store, change: Change, *, kept: int = AUDIT_KEPT) -> None:
-    """Write one change. The oldest fall out: about `kept` stay, never fewer."""
-    key = store.keys.audit
+    """Write one change. The oldest fall out: about `kept` stay, never fewer.
+
+    Changes of tasks have a stream of their own. There may be thousands a second, and they must not push out who made a
+    key or paused a target.
+    """
+    key = store.keys.task_audit if change.what.startswith("task.") else store.keys.audit
     await store.run_one(store.keys.slot, [("XADD", key, "MAXLEN", "~", kept, "*", AUDIT_FIELD, _encode_change(change))])
 
 
 async def read_audit(store: Store, *, limit: int = 50, cursor: str | None = None) -> AuditPage:
-    """A page of the trail, the newest first."""
+    """Return a page of the trail, newest first. It may have one change more than `limit`: two may share an id."""
     if type(limit) is not int or not 1 <= limit <= 1000:
         raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
     if cursor is not None and not _PLACE.fullmatch(cursor):
         raise InvalidInput(f"cursor {cursor[:80]!r} is not one that the audit trail returned")
     end = "+" if cursor is None else f"({cursor}"
-    [rows] = await store.run_one(store.keys.slot, [("XREVRANGE", store.keys.audit, end, "-", "COUNT", limit + 1)])
-    found = [_audited(place.decode(), fields) for place, fields in rows[:limit]]
-    return AuditPage(found, found[-1].id if len(rows) > limit else None)
+    streams = (store.keys.audit, store.keys.task_audit)
+    pages = await store.run_one(store.keys.slot, [("XREVRANGE", key, end, "-", "COUNT", limit + 1) for key in streams])
+    found = sorted((_audited(place.decode(), fields) for page in pages for place, fields in page), key=_place_of)[::-1]
+    # The cursor is an id: a change with the id of the last one belongs to the same page.
+    size = limit + (len(found) > limit and found[limit].id == found[limit - 1].id)
+    return AuditPage(found[:size], found[size - 1].id if len(found) > size else None)
+
+
+def _place_of(one: Audited) -> tuple[int, int]:
+    ms, _, number = one.id.partition("-")
+    return int(ms), int(number)
 
 
 def _audited(place: str, fields: list[bytes]) -> Audited:

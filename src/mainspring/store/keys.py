@@ -260,7 +260,9 @@ class Keyspace:
             f"{{{namespace}}}:{name}" for name in ("meta", "nodes", "beats", "leader", "plan", "cluster", "pauses")
         )
 
-        self.access, self.audit = f"{{{namespace}}}:access", f"{{{namespace}}}:audit"
+        self.access, self.audit, self.task_audit = (
+            f"{{{namespace}}}:{name}" for name in ("access", "audit", "audit:tasks")
+        )
 
     def limit(self, name: str) -> str:
         """Key of a rate or slot count that all nodes share; `name` is a target, a queue, or `catch-up`."""

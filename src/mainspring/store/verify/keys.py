@@ -43,6 +43,7 @@ _NAMESPACE_TYPES: Final = {
     "pauses": b"hash",
     "access": b"hash",
     "audit": b"stream",
+    "task_audit": b"stream",
 }
 _PASSING: Final = re.compile(rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*)", re.DOTALL)
 """Strings that expire by themselves and that nothing else depends on."""
