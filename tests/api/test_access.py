@@ -17,8 +17,10 @@ from mainspring.model.delivery import Response
 from mainspring.model.errors import OutOfMemory
 from mainspring.model.ids import idh_of
 from mainspring.model.job import Result
+from mainspring.model.workers import WorkerInfo
 from mainspring.store.access import list_keys, revoke_key
 from mainspring.store.keys import partition_of
+from mainspring.store.members import worker_beat
 from mainspring.store.records import KeptResult, keep_results
 from mainspring.testing.servers import Server
 from tests.support.api_calls import LATER, Api, serving_api
@@ -64,6 +66,7 @@ RULES: dict[str, Right | None] = {
     "DELETE /v1/pauses": "operate",
     "GET /v1/queues": "read",
     "GET /v1/queues/{name}": "read",
+    "GET /v1/workers": "read",
     "GET /v1/targets": "read",
     "GET /v1/targets/{name}": "read",
     "GET /v1/cluster": "read",
@@ -439,6 +442,22 @@ async def test_a_bound_key_does_not_read_the_queues_of_others_among_the_figures(
     refused = await api.get("/metrics", authorization=f"Bearer {bound}")
     assert (refused.status, refused.problem) == (403, "forbidden")
     assert (await api.get("/metrics", authorization=f"Bearer {await api.key('reader')}")).status == 200
+
+
+async def test_a_bound_key_learns_nothing_of_the_queues_and_workers_of_others(api: Api) -> None:
+    for name, queue in (("ours", "mine"), ("theirs", "mines")):
+        about = WorkerInfo(id=name, queues={queue: 1}, targets=(f"queue:{queue}/run",), lease_ms=60_000)
+        await worker_beat(api.client.store, name, about)
+    key = {"authorization": f"Bearer {await api.key('submit-only', targets=('queue:mine/*', 'queue:mime/*'))}"}
+    reader = {"authorization": f"Bearer {await api.key('reader', targets=('queue:mine/*', 'queue:mime/*'))}"}
+    assert (await api.get("/v1/workers", **reader)).problem == "forbidden"
+    [queue] = (await api.get("/v1/queues", **reader)).json["queues"]
+    assert (queue["name"], queue["workers"]) == ("mine", ["ours"])
+    for task_id, target in (("typo", "queue:mime/run"), ("well", "queue:mine/run")):
+        assert (await api.post("/v1/tasks", {"target": target, "at": LATER, "id": task_id}, **key)).status == 201
+    text = (await api.get("/v1/tasks/typo/explain", **reader)).json["text"]
+    assert text.endswith("; no worker serves queue mime, only mine; did you mean mine?")
+    assert "worker" not in (await api.get("/v1/tasks/well/explain", **reader)).json["text"]
 
 
 async def test_what_goes_elsewhere_is_not_there_for_a_bound_key(bound: Api) -> None:

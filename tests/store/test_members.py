@@ -1,6 +1,7 @@
 """Who is there and who leads: decided by the server, in one step, on every kind of server."""
 
 from mainspring.model.clock import ManualClock
+from mainspring.model.workers import WorkerInfo
 from mainspring.store import members
 from mainspring.store.members import About, ClusterView, Identity, NodeIdTaken
 from mainspring.store.store import Store
@@ -124,3 +125,37 @@ async def test_an_onlooker_sees_the_same_as_the_nodes(store: Store, clock: Manua
     assert [one.owner for one in holdings] == [""] * 4
     clock.advance(ms=LEASE_MS)
     assert (await members.look(store))[0].members == {}
+
+
+async def listed(store: Store) -> list[tuple[str, int]]:
+    return [(one.id, one.seen_ms) for one in await members.live_workers(store)]
+
+
+async def test_a_worker_is_listed_until_its_lease_is_over_and_forgotten_with_the_next_beat(
+    store: Store, clock: ManualClock
+) -> None:
+    about = WorkerInfo(id="a", queues={"mail": 3}, lease_ms=LEASE_MS)
+    began_ms = clock.now_ms()
+    await members.worker_beat(store, "a/1", about)
+    await members.worker_beat(store, "a/2", about)
+    assert await listed(store) == [("a", began_ms)] * 2, "two processes of one name are two workers"
+    clock.advance(ms=LEASE_MS - 1)
+    await members.worker_beat(store, "a/2", about)
+    assert len(await listed(store)) == 2
+    clock.advance(ms=1)
+    assert await listed(store) == [("a", began_ms + LEASE_MS - 1)]
+    await members.worker_beat(store, "a/2", about)
+    keys = store.keys
+    kept = await store.run_one(keys.slot, [("HLEN", keys.workers), ("ZCARD", keys.worker_times)])
+    assert kept == [1, 1]
+    for _ in range(2):
+        await members.worker_leave(store, "a/2")
+        assert await listed(store) == []
+
+
+async def test_a_record_that_cannot_be_read_hides_no_other_worker(store: Store) -> None:
+    about = WorkerInfo(id="a", lease_ms=LEASE_MS)
+    for key in ("a/1", "a/2"):
+        await members.worker_beat(store, key, about)
+    await store.run_one(store.keys.slot, [("HSET", store.keys.workers, "a/1", "[1]")])
+    assert [one.id for one in await members.live_workers(store)] == ["a"]

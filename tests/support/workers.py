@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,13 @@ PATIENCE_S = 60.0
 async def until(reached: Callable[[], object], what: str = "") -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not reached():  # noqa: ASYNC110  # nothing tells when another process is so far
+            await asyncio.sleep(0.01)
+
+
+async def until_async(reached: Callable[[], Awaitable[object]]) -> None:
+    """The same for a question to the server."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await reached():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

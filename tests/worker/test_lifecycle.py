@@ -1,13 +1,14 @@
 """Workers come, go, die and share; queues have weights and an order."""
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
 
-from mainspring import Context
+from mainspring import Context, __version__
 from mainspring.model.clock import steady_s
 from mainspring.model.flow import Limit
 from mainspring.model.task import Task
@@ -17,7 +18,7 @@ from mainspring.worker.executor import MOST_DELIVERIES
 from mainspring.worker.handler import Handler
 from mainspring.worker.leases import QUICK_S
 from tests.support.fleets import PARTITIONS, Fleet
-from tests.support.workers import Place, open_place, until
+from tests.support.workers import Place, open_place, until, until_async
 
 
 @pytest.fixture
@@ -386,3 +387,44 @@ async def test_a_job_that_is_cancelled_as_it_begins_is_stopped_soon_whatever_the
     await worker.finisher.step()
     await worker.executor.close()
     await worker.failures.aclose()
+
+
+async def test_a_worker_says_what_it_serves_and_signs_off_when_it_has_stopped(place: Place) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def send() -> None:
+        begun.set()
+        await go_on.wait()
+
+    async def elsewhere() -> None:
+        raise AssertionError("its queue is not served here")
+
+    works = (Handler(send, queue="mail"), Handler(elsewhere, queue="other"))
+    worker = await place.worker(*works, queues="mail:3,fax:1", name="w1", concurrency=7)
+    await until_async(place.client.workers)
+    await place.client.put("queue:mail/send", id="x")
+    await begun.wait()
+
+    async def runs() -> bool:
+        [one] = await place.client.workers()
+        return one.running == 1
+
+    await until_async(runs)
+    [one] = await place.client.workers()
+    assert (one.id, one.pid, one.version) == ("w1", os.getpid(), __version__)
+    assert (one.queues, one.targets, one.concurrency) == ({"mail": 3, "fax": 1}, ("queue:mail/send",), 7)
+    assert one.started_ms <= one.seen_ms
+    fax, mail = await place.client.queues()
+    assert (fax.name, fax.workers, fax.ready) == ("fax", ["w1"], 0), "a queue without tasks is served as well"
+    assert (mail.name, mail.workers, mail.running) == ("mail", ["w1"], 1)
+    stopping = asyncio.create_task(worker.stop())
+
+    async def unserved() -> bool:
+        return [queue.workers for queue in await place.client.queues()] == [[]]
+
+    await until_async(unserved)
+    [one] = await place.client.workers()
+    assert one.stopping, "it is listed until its jobs are over"
+    go_on.set()
+    await stopping
+    assert await place.client.workers() == []

@@ -10,7 +10,7 @@ import pytest
 from mainspring.model.task import Task
 from mainspring.testing.servers import Server, standalone
 from tests.support.serving import run
-from tests.support.workers import Place, WorkerProcess, lines, open_place, until
+from tests.support.workers import Place, WorkerProcess, lines, open_place, until, until_async
 
 APP = '''
 import asyncio, json, os, time
@@ -114,6 +114,36 @@ async def test_the_job_of_a_killed_worker_runs_once_more_with_the_same_key(
     assert (first["key"], first["attempt"]) == (second["key"], second["attempt"])
     assert second["pid"] == end["pid"] != first["pid"]
     assert end["event"] == "done"
+
+
+async def test_a_killed_worker_leaves_the_list_and_its_queue_is_without_one(
+    place: Place, start: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    worker = await asyncio.to_thread(start, "--node-id", "w1", lease="3s")
+    [listed] = await place.client.workers()
+    assert (listed.id, listed.pid, listed.lease_ms) == ("w1", worker.pid, 3000)
+    await place.client.put("queue:mial/send", {"to": "a"}, id="typo")
+
+    async def told() -> bool:
+        return (await place.client.explain("typo")).code == "no-worker"
+
+    await until_async(told)
+    text = (await place.client.explain("typo")).text
+    assert text.endswith(": no worker serves queue mial, only mail; did you mean mail?")
+    mail, mial = await place.client.queues()
+    assert (mail.workers, mail.nearest, mial.ready, mial.workers, mial.nearest) == (["w1"], None, 1, [], "mail")
+    url = ("--redis-url", place.url, "--namespace", "app")
+    rows = (await asyncio.to_thread(run, "queue", "list", *url, cwd=tmp_path)).stdout
+    assert "no worker; did you mean mail?" in rows
+    worker.process.kill()
+    await until_async(lambda: gone(place))
+    assert (await asyncio.to_thread(run, "worker", "list", *url, cwd=tmp_path)).stdout == (
+        "no worker is running; start one: mainspring worker\n"
+    )
+
+
+async def gone(place: Place) -> bool:
+    return await place.client.workers() == []
 
 
 async def test_a_signal_ends_a_worker_when_its_jobs_are_done_and_what_was_not_begun_runs_elsewhere(

@@ -9,14 +9,12 @@ import msgspec
 from ..cluster import report
 from ..model.access import ApiKey, KeyOrder, KeyShown, make_key, new_token
 from ..model.audit import MASK, AuditPage, bare
-from ..model.lane import Pauses
 from ..model.metrics import render
+from ..model.workers import QueueInfo, WorkerInfo
 from ..node.doctor import checkup
 from ..node.metrics import everything
 from ..store import members
 from ..store.access import add_key, list_keys, new_key_id, read_audit, revoke_key
-from ..store.lanes import read_pauses
-from ..store.queue_state import Depth, depths
 from .asgi import Answer, Problem, answer, not_ready
 from .auth import OPEN
 from .routes import Call, Route, no_such
@@ -205,18 +203,12 @@ AUDIT_ROUTE: Final = Route(
 )  # fmt: skip
 
 
-class Queue(msgspec.Struct):
-    """`oldest_ms` is when the task that waits longest was handed over; `paused` says that workers take none."""
-
-    name: str
-    ready: int
-    running: int
-    oldest_ms: int | None
-    paused: bool
-
-
 class QueueList(msgspec.Struct):
-    queues: list[Queue]
+    queues: list[QueueInfo]
+
+
+class WorkerList(msgspec.Struct):
+    workers: list[WorkerInfo]
 
 
 async def list_queues(call: Call) -> Answer:
@@ -231,23 +223,30 @@ async def get_queue(call: Call) -> Answer:
     raise no_such("queue", name)
 
 
-async def _queues(call: Call) -> list[Queue]:
-    store = call.client.store
-    pauses = Pauses(await read_pauses(store), store.clock.now_ms())
-    found = await depths(store)
+async def _queues(call: Call) -> list[QueueInfo]:
+    found = await call.client.queues()
+    if call.may_reach_all:
+        return found
+    seen = {one.name for one in found if call.key.sees(f"queue:{one.name}/*")}
     return [
-        _queue_shown(name, depth, pauses) for name, depth in sorted(found.items()) if call.key.sees(f"queue:{name}/*")
+        msgspec.structs.replace(one, nearest=one.nearest if one.nearest in seen else None)
+        for one in found
+        if one.name in seen
     ]
 
 
-def _queue_shown(name: str, depth: Depth, pauses: Pauses) -> Queue:
-    return Queue(name, depth.ready, depth.running, depth.oldest_ms, pauses.of_queue(name) is not None)
+async def list_workers(call: Call) -> Answer:
+    call.check_unbound()  # it names machines, and the queues of other tenants
+    return answer(WorkerList(await call.client.workers()))
 
 
 QUEUE_ROUTES: Final = (
-    Route("GET", "/v1/queues", list_queues, "read", "Queues and how long they are.", answers={200: QueueList}),
-    Route("GET", "/v1/queues/{name}", get_queue, "read", "One queue.", answers={200: Queue}),
-)
+    Route("GET", "/v1/queues", list_queues, "read", "Queues: how long they are, and which workers serve them.",
+          answers={200: QueueList}),
+    Route("GET", "/v1/queues/{name}", get_queue, "read", "One queue.", answers={200: QueueInfo}),
+    Route("GET", "/v1/workers", list_workers, "read", "Live workers, and the queues they serve.",
+          answers={200: WorkerList}),
+)  # fmt: skip
 
 
 _TOLD: Final = frozenset({

@@ -397,7 +397,7 @@ async def count_tasks(call: Call) -> Answer:
 
 async def explain_task(call: Call) -> Answer:
     task_id = call.params["id"]
-    found = await call.client.explain(task_id, lane=call.query.lane)
+    found = await call.client.explain(task_id, lane=call.query.lane, allowed=call.key.targets)
     if found.code == "unknown":
         raise no_such("task", task_id)
     call.check_seen(found.target, "task", task_id)

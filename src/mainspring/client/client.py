@@ -25,7 +25,7 @@ from ..model.errors import (
 from ..model.explain import Explanation
 from ..model.ids import check_name
 from ..model.job import Result
-from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
+from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause, Pauses, Scope
 from ..model.retry import RetryPolicy
 from ..model.shared_settings import DEDUPE_WINDOW, MAX_PAYLOAD, SharedSettings
 from ..model.task import (
@@ -43,11 +43,13 @@ from ..model.task import (
     TaskInfo,
     to_json,
 )
-from ..model.text import check_text
+from ..model.text import check_text, nearest
 from ..model.times import Delay, When, check_horizon, delay_ms, instant_ms
-from ..store import lanes
+from ..model.workers import QueueInfo, WorkerInfo, served_queues
+from ..store import lanes, members
 from ..store.codec import HEADER_BYTES
 from ..store.durability import SERVER, Durability, check_durability
+from ..store.queue_state import Depth, depths
 from ..store.records import read_result
 from ..store.redis.servers import LinkOptions
 from ..store.store import Store
@@ -650,7 +652,36 @@ CANCEL_BATCH: Final = 1_048_576
 """Cancels that travel together: the more of them fall into one slice, the less each costs."""
 
 
-class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperations, PauseOperations):
+class QueueOperations:
+    """What Client tells about queues, and about the workers that serve them."""
+
+    @property
+    @abstractmethod
+    def store(self) -> Store: ...
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the live workers by id. One that was killed is listed until its lease is over."""
+        return await members.live_workers(self.store)
+
+    async def queues(self) -> list[QueueInfo]:
+        """Return the queues that have tasks or had some lately, and all that a worker serves, by name."""
+        now_ms = await self.store.sample_clock()
+        found, workers = await depths(self.store), await self.workers()
+        pauses = Pauses(await lanes.read_pauses(self.store), now_ms)
+        served = served_queues(workers)
+        return [
+            QueueInfo(
+                name=name,
+                **found.get(name, Depth())._asdict(),
+                paused=pauses.of_queue(name) is not None,
+                workers=[one.id for one in workers if one.serves(name)],
+                nearest=None if name in served else nearest(name, served),
+            )
+            for name in sorted({*found, *served})
+        ]
+
+
+class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperations, PauseOperations, QueueOperations):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
     `wait_s` is how long puts, and results without a timeout, wait for a server that is away; 0 means that they fail at
@@ -774,12 +805,15 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         reference = await resolve(self.store, id, lane)
         return await dead_letters.info_of(self.store, id, reference, await finder.find(reference))
 
-    async def explain(self, id: str, *, lane: str | None = None) -> Explanation:
-        """Why a task has not run (yet): one sentence for people, a code and its facts for programs."""
+    async def explain(self, id: str, *, lane: str | None = None, allowed: Sequence[str] | None = None) -> Explanation:
+        """Why a task has not run (yet): one sentence for people, a code and its facts for programs.
+
+        `allowed` are whole targets, or their beginnings and `*`: queues and handlers beyond them are not named.
+        """
         from ..store.tasks.explain import explain  # it knows schedules too: much to load for who never asks
 
         _, _, _, finder = self._ready()
-        return await explain(self.store, finder, id, await resolve(self.store, id, lane))
+        return await explain(self.store, finder, id, await resolve(self.store, id, lane), allowed)
 
     async def cancel(self, id: str, *, lane: str | None = None) -> CancelOutcome:
         """Cancel before it fires. After "cancelled" it never fires; "too late" means it has begun."""

@@ -33,6 +33,7 @@ from mainspring.model.retry import RetryPolicy, retry_line
 from mainspring.model.targets.url import read_api_url
 from mainspring.model.task import CancelOutcome, Count, Handle, ListedState, OnConflict, Page, QueueState, TaskInfo
 from mainspring.model.times import Delay, When, instant_ms, is_delay
+from mainspring.model.workers import QueueInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from mainspring.client.schedules import AddOutcome, OnExisting
@@ -646,6 +647,14 @@ class RemoteClient(RemoteLetters):
     async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
         answer = self.api.get(f"{_TASKS}:count", due_after=moment_of(after), due_before=moment_of(before))
         return msgspec.convert(answer, Count)
+
+    # -- queues --------------------------------------------------------------------------------------------
+
+    async def queues(self) -> Sequence[QueueInfo]:
+        return msgspec.convert(self.api.get("/v1/queues")["queues"], list[QueueInfo])
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        return msgspec.convert(self.api.get("/v1/workers")["workers"], list[WorkerInfo])
 
     # -- lanes ---------------------------------------------------------------------------------------------
 

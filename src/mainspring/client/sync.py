@@ -174,6 +174,8 @@ class SyncClient:
     pause = _waiting(Client.pause)
     resume = _waiting(Client.resume)
     pauses = _waiting(Client.pauses)
+    queues = _waiting(Client.queues)
+    workers = _waiting(Client.workers)
     lanes = _waiting(Client.lanes)
     lane = _waiting(Client.lane)
     lane_retry_head = _waiting(Client.lane_retry_head)

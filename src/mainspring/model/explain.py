@@ -25,6 +25,7 @@ ReasonCode = Literal[
     "no-node",
     "fired",
     "queued",
+    "no-worker",
     "running",
     "done",
     "finished",

@@ -46,10 +46,15 @@ def check_known(given: Iterable[object], known: Collection[str], what: str, besi
 
 def did_you_mean(names: Iterable[str], known: Collection[str]) -> str:
     """`; did you mean retries?`, or nothing where no name is near."""
+    near = [match for name in names if (match := nearest(name, known)) is not None]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that is most like this one; None if none is near."""
     from difflib import get_close_matches  # only for an error: it is slow to load
 
-    near = [match for name in names for match in get_close_matches(name, known, n=1)]
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    return next(iter(get_close_matches(name, known, n=1)), None)
 
 
 # Exceptions of foreign code without their messages, for logs. A message often contains the arguments of the handler;

@@ -260,8 +260,8 @@ class Keyspace:
             f"{{{namespace}}}:{name}" for name in ("meta", "nodes", "beats", "leader", "plan", "cluster", "pauses")
         )
 
-        self.access, self.audit, self.task_audit = (
-            f"{{{namespace}}}:{name}" for name in ("access", "audit", "audit:tasks")
+        self.access, self.audit, self.task_audit, self.workers, self.worker_times = (
+            f"{{{namespace}}}:{name}" for name in ("access", "audit", "audit:tasks", "workers", "workers:t")
         )
 
     def limit(self, name: str) -> str:

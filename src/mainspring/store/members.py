@@ -1,4 +1,4 @@
-"""The nodes of a namespace, who leads them, and the plan of who shall own what."""
+"""The nodes of a namespace, who leads them, the plan of who shall own what; and the workers."""
 
 import logging
 import re
@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ..model.errors import StoreError
+from ..model.workers import WorkerInfo
 from .redis.connection import Arg, RedisCommand
 from .redis.sender import Group
 from .store import Store
@@ -78,6 +79,7 @@ class Identity(NamedTuple):
 
 
 _about = msgspec.json.Decoder(About)
+_worker = msgspec.json.Decoder(WorkerInfo)
 _owners = msgspec.json.Decoder(dict[str, list[int]])
 _MEMBER: Final = re.compile(rb"(\d+):([^:]*):(\d+):([01]):(.*)", re.DOTALL)
 """As _member.lua reads it."""
@@ -182,6 +184,41 @@ async def holdings(store: Store, now_ms: int) -> list[Holding]:
         left_ms = int(float(lease_end or 0)) - now_ms
         found.append(Holding(owner.decode(), left_ms) if token and left_ms > 0 else Holding("", 0))
     return found
+
+
+# -- workers -------------------------------------------------------------------------------------------------
+
+
+async def worker_beat(store: Store, key: str, about: WorkerInfo) -> None:
+    """Say that this worker lives. `key` tells it from others with the same id."""
+    keys = store.keys
+    await _call(
+        store, "worker_beat", [keys.workers, keys.worker_times], [key, about.lease_ms, msgspec.json.encode(about)]
+    )
+
+
+async def worker_leave(store: Store, key: str) -> None:
+    await _call(store, "worker_leave", [store.keys.workers, store.keys.worker_times], [key])
+
+
+async def live_workers(store: Store) -> list[WorkerInfo]:
+    """Return the workers whose leases last, by id."""
+    now_ms = await store.sample_clock()
+    keys = store.keys
+    questions: list[RedisCommand] = [
+        ("ZRANGE", keys.worker_times, f"({now_ms}", "+inf", "BYSCORE", "WITHSCORES"),
+        ("HGETALL", keys.workers),
+    ]
+    times, flat = await store.run_one(keys.slot, questions)
+    records: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
+    found = []
+    for key, lease_end in zip(times[::2], times[1::2], strict=True):
+        try:
+            about = _worker.decode(records.get(key, b""))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # of a later version, or it has just left
+        found.append(msgspec.structs.replace(about, seen_ms=int(float(lease_end)) - about.lease_ms))
+    return sorted(found, key=lambda one: (one.id, one.started_ms, one.pid))
 
 
 def _view(

@@ -29,6 +29,8 @@ _NEEDS: Final = {
     "allow": ("time",),
     "leave": ("member",),
     "plan": (),
+    "worker_beat": ("time",),
+    "worker_leave": (),
     "sweep": ("time", "entry"),
     "forget_holds": ("time",),
     "look": ("copies",),

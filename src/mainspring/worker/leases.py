@@ -1,4 +1,5 @@
-"""Leases of a worker: heartbeats for its jobs, concurrency slots, and jobs reclaimed from dead workers."""
+"""Leases of a worker: its place in the list of workers, heartbeats for its jobs, concurrency slots, and jobs reclaimed
+from dead workers."""
 
 import asyncio
 import contextlib
@@ -13,7 +14,8 @@ from ..model.clock import steady_s
 from ..model.flow import Limit
 from ..model.job import Job
 from ..model.lane import Pauses
-from ..store import job_queue, limits
+from ..model.workers import WorkerInfo
+from ..store import job_queue, limits, members
 from ..store.lanes import read_pauses
 from ..store.store import Store
 from .executor import Executor
@@ -115,6 +117,23 @@ class ConcurrencyLeases:
         now_ms = self._store.clock.now_ms()
         waits = [self._ask_at_ms[queue] - now_ms for queue in queues if queue in self._limits]
         return max(0.0, min(waits, default=0) / 1000)
+
+
+class Presence:
+    """Keeps this worker in the list of live workers, which is for people and `explain`: no task depends on it."""
+
+    def __init__(self, store: Store, worker: str, lease_s: float, describe: Callable[[], WorkerInfo]) -> None:
+        self._store = store
+        self._key = f"{worker}/{secrets.token_hex(4)}"
+        self._lease_s = lease_s
+        self._describe = describe
+
+    async def step(self) -> float:
+        await members.worker_beat(self._store, self._key, self._describe())
+        return self._lease_s / 3
+
+    async def leave(self) -> None:
+        await members.worker_leave(self._store, self._key)
 
 
 QUICK_S: Final = 0.1

@@ -3,17 +3,21 @@
 import asyncio
 import contextlib
 import logging
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from .. import __version__
 from ..model.clock import steady_s
 from ..model.delivery import ErrorHandler
 from ..model.errors import InvalidInput, StoreError
 from ..model.flow import Limit
 from ..model.lane import LanePolicies, LanePolicy, Pauses
 from ..model.retry import Policies, RetryPolicy
+from ..model.workers import MOST_TARGETS, WorkerInfo
 from ..roles import Failures, Loop
 from ..store import job_queue
 from ..store.lanes import read_pauses
@@ -23,7 +27,7 @@ from .context import Memory
 from .executor import Executor, JobRun
 from .finisher import Finisher
 from .handler import Registry
-from .leases import ConcurrencyLeases, Heartbeat, Reclaimer
+from .leases import ConcurrencyLeases, Heartbeat, Presence, Reclaimer
 
 log = logging.getLogger("mainspring.worker")
 
@@ -310,13 +314,19 @@ class Worker:
         self.reclaimer = Reclaimer(
             store, name, shares.queues, self.executor, lambda: self.taker.room, slots, died, options.lease_s
         )
+        self._registry = registry
+        self._started_ms = store.clock.now_ms()
+        self.presence = Presence(store, name, options.lease_s, self._describe)
         self._take = Loop("worker: take", self.taker.step, max_backoff_s=0.5)
         self._end = Loop("worker: end", self.finisher.step, max_backoff_s=0.5)
         self._beat = Loop("worker: beat", self.heartbeat.beat, max_backoff_s=options.lease_s / 4)
         self._reclaim = Loop("worker: reclaim", self.reclaimer.step)
         self._watch = Loop("worker: watch", self.executor.watch)
         self._keep = Loop("worker: slots", slots.keep, max_backoff_s=options.lease_s / 4)
-        self._loops = (self._take, self._end, self._beat, self._reclaim, self._watch, self._keep)
+        self._present = Loop("worker: presence", self.presence.step, max_backoff_s=options.lease_s / 4)
+        self._loops = (
+            self._take, self._end, self._beat, self._reclaim, self._watch, self._keep, self._present,
+        )  # fmt: skip
         self._subscription: Subscription | None = None
         self._idle = asyncio.Event()
         self.stopping = False
@@ -334,6 +344,25 @@ class Worker:
         roles_well = self.crashed is None and not any(loop.failures for loop in self._loops)
         return roles_well and self.finisher.broken is None
 
+    def _describe(self) -> WorkerInfo:
+        options = self.options
+        targets = sorted(work.target for work in self._registry if work.queue in options.queues)
+        return WorkerInfo(
+            id=options.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=__version__,
+            queues=dict(options.queues),
+            strict=options.strict,
+            targets=tuple(targets[:MOST_TARGETS]),
+            targets_left_out=max(0, len(targets) - MOST_TARGETS),
+            concurrency=options.concurrency,
+            running=len(self.executor.runs),
+            stopping=self.stopping,
+            started_ms=self._started_ms,
+            lease_ms=int(options.lease_s * 1000),
+        )
+
     # -- life --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -349,6 +378,7 @@ class Worker:
     async def stop(self) -> bool:
         """Finish what runs, give back what does not. True when nothing had to be broken off."""
         self.stopping = True
+        self._present.wake()
         # Not in the middle of a call: what the server has just given would wait here for a lease.
         await asyncio.gather(self._take.finish(LAST_WORD_S), self._reclaim.finish(LAST_WORD_S))
         self.finisher.put_back(self.executor.take_back())
@@ -357,11 +387,12 @@ class Worker:
         if not clean:
             log.warning("%d runs are broken off: shutdown_timeout is over; they run again", len(self.executor.runs))
         await self.executor.close()
-        for loop in (self._watch, self._beat, self._keep):
+        for loop in (self._watch, self._beat, self._keep, self._present):
             await loop.stop()
         await self._end.finish(LAST_WORD_S)  # reported twice, an end would look like that of another worker
         await self._last_word()
         await self._release()
+        await self._leave()
         await self.failures.aclose()
         if self._subscription is not None:
             await self._subscription.close()
@@ -393,6 +424,13 @@ class Worker:
                 await self.slots.release()
         except (StoreError, TimeoutError) as error:
             log.warning("slots could not be given back (%s); others get them when the lease is over", error)
+
+    async def _leave(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                await self.presence.leave()
+        except (StoreError, TimeoutError) as error:
+            log.warning("the worker could not sign off (%s); it is listed until its lease is over", error)
 
     async def _hand_back(self) -> None:
         try:

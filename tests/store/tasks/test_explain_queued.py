@@ -7,6 +7,8 @@ import pytest
 
 from mainspring.model.delivery import EXPIRED_RUNNING, Dead
 from mainspring.model.flow import Limit
+from mainspring.model.workers import WorkerInfo
+from mainspring.store import members
 from mainspring.store.limits import Ask, ask, running
 from mainspring.store.store import Store
 from mainspring.testing.ticker import Ticker
@@ -18,7 +20,16 @@ LEASE_MS = 5_000
 
 @pytest.fixture
 async def ticker(tickers: Tickers, store: Store) -> Ticker:
-    return await tickers(workers=True)
+    made = await tickers(workers=True)
+    await serve(store, targets=(TARGET,))
+    return made
+
+
+async def serve(store: Store, *queues: str, targets: tuple[str, ...], **options: Any) -> None:
+    """Let a worker be there that takes nothing."""
+    weights = dict.fromkeys(queues or (QUEUE,), 1)
+    about = WorkerInfo(id="idle", queues=weights, targets=targets, lease_ms=60_000, **options)
+    await members.worker_beat(store, "idle/1", about)
 
 
 async def queued(ticker: Ticker, **options: Any) -> None:
@@ -86,3 +97,48 @@ async def test_what_expired_while_it_ran_has_expired(ticker: Ticker, store: Stor
     found = await ticker.client.explain("x")
     assert (found.code, found.state, found.reason) == ("expired", "dead", EXPIRED_RUNNING)
     assert found.text.startswith("A worker was running it when it expired, ")
+
+
+async def test_a_task_whose_queue_no_worker_serves_is_told_so_with_the_nearest_name(ticker: Ticker) -> None:
+    await ticker.client.put("queue:mial/send", id="typo", after="1s")
+    early = await ticker.client.explain("typo")
+    assert early.code == "not-due", "its time counts first"
+    assert early.text.endswith("; no worker serves queue mial, only mail; did you mean mail?")
+    await ticker.advance(seconds=1)
+    found = await ticker.client.explain("typo")
+    assert (found.code, found.state, found.queue) == ("no-worker", "queued", "mial")
+    assert found.text.endswith(": no worker serves queue mial, only mail; did you mean mail?")
+    await ticker.client.pause(queue="mial")
+    assert (await ticker.client.explain("typo")).code == "paused"
+
+
+async def test_a_task_for_a_handler_that_no_worker_of_its_queue_knows_is_told_so(ticker: Ticker, store: Store) -> None:
+    await serve(store, "mail", "other", targets=(TARGET, "queue:other/snd"))
+    await ticker.client.put("queue:mail/snd", id="typo", after="1s")
+    assert (
+        "no worker of queue mail knows queue:mail/snd; did you mean queue:mail/send?"
+        in (await ticker.client.explain("typo")).text
+    )
+    await ticker.advance(seconds=1)
+    assert (await ticker.client.explain("typo")).code == "no-worker"
+    await serve(store, targets=(), targets_left_out=1)
+    assert (await ticker.client.explain("typo")).code == "queued", "it may be among those that are not listed"
+
+
+async def test_a_command_is_looked_for_on_every_worker_until_its_queue_is_known(ticker: Ticker, store: Store) -> None:
+    await serve(store, "jobs", targets=("command:backup",))
+    for name in ("backup", "bakcup"):
+        await ticker.client.put(f"command:{name}", id=name, after="1h")
+    assert "worker" not in (await ticker.client.explain("backup")).text
+    text = (await ticker.client.explain("bakcup")).text
+    assert text.endswith("; no worker knows command:bakcup; did you mean command:backup?")
+
+
+async def test_a_worker_that_stops_or_whose_lease_is_over_serves_nothing(ticker: Ticker, store: Store) -> None:
+    await queued(ticker)
+    assert (await ticker.client.explain("x")).code == "queued"
+    await serve(store, targets=(TARGET,), stopping=True)
+    assert (await ticker.client.explain("x")).text.endswith(": no worker is running; start one: mainspring worker.")
+    await serve(store, targets=(TARGET,))
+    ticker.clock.advance(seconds=60)
+    assert (await ticker.client.explain("x")).code == "no-worker"

@@ -1,6 +1,6 @@
 """Finds out why a task has not run: what became of it, else what it waits for."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -10,12 +10,14 @@ from ...model.delivery import DROPPED, EXPIRED, EXPIRED_RUNNING, Body
 from ...model.explain import UNKNOWN, Explanation, ReasonCode, moment, span
 from ...model.ids import schedule_of
 from ...model.lane import PARKED, HoldRecord, Pause, Pauses
-from ...model.task import State
+from ...model.targets.names import HANDED_OFF
+from ...model.task import State, pattern_fits
+from ...model.workers import nobody_runs
 from ..codec import HEADER_BYTES, LANE, decode_head, is_cut, is_tomb
 from ..keys import Address, PartitionKeys, r_of
 from ..lanes import read_pauses
 from ..limits import SlotCount, running_slots
-from ..members import About, ClusterView, Holding, look
+from ..members import About, ClusterView, Holding, live_workers, look
 from ..owner.holds import record_of, waits_for
 from ..owner.read import slices_in
 from ..schedules import run_before
@@ -213,6 +215,8 @@ class Facts(NamedTuple):
     """Concurrency slots of its queue, if it has a limit."""
     run_before: str | None = None
     """The run of the same schedule that it waits for."""
+    nobody_runs: str | None = None
+    """Why no live worker can run it; None if one can, or if a worker has it already."""
 
     @property
     def entry(self) -> Found:
@@ -255,10 +259,16 @@ def _in_queue(facts: Facts) -> tuple[ReasonCode, str] | None:
     if place.worker is None and facts.slots is not None and facts.slots.all_in_use:
         most = f"as many run of it as may at one time, {facts.slots.most} on all workers"
         return "rate-limited", f"It has been in queue {place.queue} for {ago}: {most}."
+    if place.worker is None and facts.nobody_runs is not None:
+        return "no-worker", f"It has been in queue {place.queue} for {ago}: {_ended(facts.nobody_runs)}"
     if place.worker is None:
         return "queued", f"It has been in queue {place.queue} for {ago}, and no worker has taken it yet."
     stops = "; it was cancelled, and its worker is told to stop it" if place.cancelling else ""
     return "running", f"Worker {place.worker} has been running it for {ago}{stops}."
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith("?") else f"{text}."
 
 
 def _expired(facts: Facts) -> tuple[ReasonCode, str] | None:
@@ -422,7 +432,10 @@ The last always answers. To explain something new, write such a function, put it
 code in `model.explain`."""
 
 
-async def explain(store: Store, finder: Finder, task_id: str, reference: Reference) -> Explanation:
+async def explain(
+    store: Store, finder: Finder, task_id: str, reference: Reference, allowed: Sequence[str] | None = None
+) -> Explanation:
+    """`allowed` are patterns of targets; queues and handlers that fit none of them are not named."""
     located = await finder.find(reference)
     if located is None or located.entry.state not in _NOT_OVER:
         return await over(store, task_id, reference, located)
@@ -441,9 +454,25 @@ async def explain(store: Store, finder: Finder, task_id: str, reference: Referen
     before = None
     if body is not None and body.occurrence is not None and located.entry.state == "pending":
         before = await run_before(store, address.partition, schedule_of(task_id), body.occurrence)
-    facts = Facts(task_id, now_ms, located, view, holdings[address.partition], head, hold, pause, slots, before)
+    nobody = await _nobody_runs(store, located.entry, allowed)
+    facts = Facts(task_id, now_ms, located, view, holdings[address.partition], head, hold, pause, slots, before, nobody)
     code, text = next(answer for reason in REASONS if (answer := reason(facts)) is not None)
+    if nobody is not None and located.entry.state == "pending":
+        # It is not in its queue yet: better told now than when it is late.
+        text = f"{text.removesuffix('.')}; {_ended(nobody)}"
     return _explanation(facts, code, text)
+
+
+async def _nobody_runs(store: Store, entry: Found, allowed: Sequence[str] | None) -> str | None:
+    """Say why no worker can run a task that waits, if that is so."""
+    place, body = entry.queued, entry.body
+    if body is None or entry.state not in ("pending", "queued") or body.target.partition(":")[0] not in HANDED_OFF:
+        return None
+
+    def may_name(target: str) -> bool:
+        return allowed is None or any(pattern_fits(pattern, target) for pattern in allowed)
+
+    return nobody_runs(body.target, None if place is None else place.queue, await live_workers(store), may_name)
 
 
 async def _pause_of(store: Store, entry: Found, body: Body, hold: HoldRecord | None, now_ms: int) -> Pause | None:

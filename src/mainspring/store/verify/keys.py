@@ -44,6 +44,8 @@ _NAMESPACE_TYPES: Final = {
     "access": b"hash",
     "audit": b"stream",
     "task_audit": b"stream",
+    "workers": b"hash",
+    "worker_times": b"zset",
 }
 _PASSING: Final = re.compile(rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*)", re.DOTALL)
 """Strings that expire by themselves and that nothing else depends on."""
