@@ -13,7 +13,7 @@ from mainspring.cli.output import ProgressBar
 
 ROOT = typer.main.get_command(app)
 PROMISED = (
-    "serve", "worker", "verify", "doctor", "config show", "acl", "audit", "demo ticks",
+    "serve", "worker", "worker list", "queue list", "verify", "doctor", "config show", "acl", "audit", "demo ticks",
     *(f"task {name}" for name in ("put", "get", "list", "cancel", "reschedule", "explain")),
     *(f"schedule {name}" for name in ("add", "list", "show", "edit", "pause", "resume", "trigger", "backfill")),
     *(f"schedule {name}" for name in ("preview", "remove", "import", "apply")),
@@ -30,6 +30,7 @@ def find(words: list[str]) -> tuple[Any, list[str]]:
     context = ROOT.make_context("mainspring", ["--help-is-not-asked"], resilient_parsing=True)
     _, command, rest = ROOT.resolve_command(context, words)  # type: ignore[attr-defined]
     while hasattr(command, "commands") and rest:
+        rest = command.spelled_out(rest) if hasattr(command, "spelled_out") else rest
         command, rest = command.commands[rest[0]], rest[1:]
     return command, rest
 

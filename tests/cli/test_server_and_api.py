@@ -17,8 +17,10 @@ from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
 from mainspring.model.errors import Conflict, InvalidInput, NotConfirmed, Unavailable
 from mainspring.model.explain import UNKNOWN
 from mainspring.model.times import delay_ms
+from mainspring.model.workers import WorkerInfo
 from mainspring.sinks.http import HttpOptions, HttpSink
 from mainspring.sinks.log import NullSink
+from mainspring.store.members import worker_beat
 from mainspring.testing.servers import Server
 from tests.support.api_calls import Api, serving_api
 from tests.support.verifying import home, raw
@@ -240,6 +242,41 @@ async def test_tasks_are_listed_by_state_target_and_lane(say: Say) -> None:
 
     await until(is_queued)
     assert "pending, fired, queued" in str((await say("task", "list", "--state", "lost", code=1)).exception)
+
+
+async def test_workers_and_the_queues_that_they_serve_are_listed(say: Say, api: Api) -> None:
+    assert (await say("worker", "list")).stdout == "no worker is running; start one: mainspring worker\n"
+    assert (await say("queue", "list")).stdout == "no queue has tasks or workers\n"
+    about = WorkerInfo(
+        id="w1", host="pod-7", pid=42, version="1.2", queues={"mail": 3, "fax": 1}, targets=("queue:mail/send",),
+        concurrency=8, running=2, started_ms=1_900_000_000_000, lease_ms=600_000,
+    )  # fmt: skip
+    await worker_beat(api.client.store, "w1/a", about)
+    await say("task", "put", "1", "--in", "0s", "--target", "queue:mial/send", "--id", "typo")
+
+    async def is_queued() -> bool:
+        return [one["name"] for one in await told(say, "queue", "list")] == ["fax", "mail", "mial"]
+
+    await until(is_queued)
+    fax, mail, mial = await told(say, "queue", "list")
+    assert fax == {
+        "name": "fax", "ready": 0, "running": 0, "oldest_ms": None, "paused": False, "workers": ["w1"], "nearest": None,
+    }  # fmt: skip
+    assert (mail["workers"], mial["workers"], mial["nearest"], mial["ready"]) == (["w1"], [], "mail", 1)
+    rows = (await say("queue", "list")).stdout.splitlines()
+    assert rows[1].split("  ")[0] == "mail"
+    assert "1 worker" in rows[1]
+    assert "no worker; did you mean mail?" in rows[2]
+    [row] = await told(say, "worker", "list")
+    assert row["seen_ms"] > 0
+    assert {name: row[name] for name in ("id", "host", "queues", "running")} == {
+        "id": "w1", "host": "pod-7", "queues": {"mail": 3, "fax": 1}, "running": 2,
+    }  # fmt: skip
+    [line] = (await say("worker", "list")).stdout.splitlines()
+    assert line.split("  ") == [
+        "w1", "mail:3,fax:1", "2 of 8 running", "1 handler", "pod-7 42", "1.2", "since 2030-03-17T17:46:40.000Z",
+    ]  # fmt: skip
+    assert "did you mean mail?" in (await say("task", "explain", "typo")).stdout
 
 
 async def test_what_is_wrong_is_an_error_in_the_same_words(say: Say) -> None:

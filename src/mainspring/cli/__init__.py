@@ -14,10 +14,11 @@ import typer.main
 
 _COMMANDS: Final = {
     "serve": ("mainspring.cli.serve:serve_app", "Run a scheduler with its HTTP API."),
-    "worker": ("mainspring.cli.serve:worker_app", "Run handlers and commands from queues."),
+    "worker": ("mainspring.cli.serve:worker_app", "Run handlers and commands from queues; list the workers."),
     "task": ("mainspring.cli.task", "Put, look at, explain, cancel and move tasks."),
     "dead": ("mainspring.cli.dead", "Tasks that were given up: look, replay, drop, export."),
     "lane": ("mainspring.cli.lanes:lane_app", "Lanes that stand still: look, retry or skip the head, resume."),
+    "queue": ("mainspring.cli.lanes:queue_app", "Queues: how long they are, and which workers serve them."),
     "pause": ("mainspring.cli.lanes:pause_app", "Let everything, a target, a queue or a lane stand still."),
     "resume": ("mainspring.cli.lanes:resume_app", "End a pause."),
     "pauses": ("mainspring.cli.lanes:pauses_app", "List what is paused, by whom and why."),
@@ -156,6 +157,9 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "mainspring worker myapp:scheduler",
         "mainspring worker myapp:scheduler --queues mail:3,reports:1 --concurrency 16",
     ),
+    "worker run": ("mainspring worker run myapp:scheduler --queues mail:3,reports:1 --concurrency 16",),
+    "worker list": ("mainspring worker list", "mainspring worker list --json --url https://scheduler.example.com"),
+    "queue list": ("mainspring queue list", "mainspring queue list --json"),
     "task put": (
         "mainspring task put --in 30m --target https://example.com/hook --id order-42 '{\"order\": 42}'",
         "mainspring task put --at 2030-01-01T09:00:00Z --target kafka:orders --lane user-7 '\"hello\"'",

@@ -1,4 +1,4 @@
-"""`mainspring lane`, `pause`, `resume` and `pauses`: blocked lanes, and pauses of targets, queues and lanes."""
+"""`mainspring lane`, `queue`, `pause`, `resume` and `pauses`: lanes, queues, and what is paused."""
 
 from typing import Annotated, Final
 
@@ -11,6 +11,7 @@ from mainspring.cli.task import print_json, when_of, with_client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
+from mainspring.model.workers import QueueInfo
 
 lane_app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
@@ -127,6 +128,43 @@ def _rows(one: LaneInfo) -> list[tuple[str, str]]:
         ("until", None if one.until_ms is None else moment(one.until_ms)),
     ]
     return [(name, text) for name, text in rows if text is not None]
+
+
+queue_app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
+)
+
+
+@queue_app.callback()
+def _queue() -> None:
+    """Keep `list` a command of its own: a program with one command needs no name for it."""
+
+
+@queue_app.command("list")
+def list_queues(
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """List queues: how long they are, which workers serve them, and a likely name where none does."""
+    found = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.queues())
+    if json:
+        print_json(found)
+        return
+    rows = []
+    for one in found:
+        oldest = "" if one.oldest_ms is None else f"oldest since {moment(one.oldest_ms)}"
+        paused = "paused" if one.paused else ""
+        rows.append((one.name, f"{one.ready} ready", f"{one.running} running", _served(one), oldest, paused))
+    for line in aligned(rows):
+        print(line)
+    if not found:
+        print("no queue has tasks or workers")
+
+
+def _served(one: QueueInfo) -> str:
+    if one.workers:
+        return f"{len(one.workers)} worker{'s' if len(one.workers) != 1 else ''}"
+    return "no worker" if one.nearest is None else f"no worker; did you mean {one.nearest}?"
 
 
 pause_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

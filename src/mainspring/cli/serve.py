@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
+import typer.core
 
-from mainspring.cli.output import printable
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.output import aligned, printable
+from mainspring.cli.task import print_json, with_client
 from mainspring.config.config import Config, LogFormat
 from mainspring.model.errors import ConfigError
+from mainspring.model.explain import moment
 from mainspring.model.text import clean
 
 if TYPE_CHECKING:
+    from mainspring.model.workers import WorkerInfo
     from mainspring.node.node import Node
     from mainspring.scheduler.scheduler import Scheduler
 
@@ -220,10 +225,51 @@ def _suggest(config: Config, url: str) -> None:
     log.info("try: curl %s/ticks %s-H 'content-type: application/json' -d '%s'", url, key, tick)
 
 
-worker_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+class _WorkerGroup(typer.core.TyperGroup):
+    """`mainspring worker MODULE` runs a worker: `run` may be left out."""
+
+    def spelled_out(self, args: list[str]) -> list[str]:
+        named = args[:1] and (args[0] in self.commands or args[0] in ("-h", "--help"))
+        return args if named else ["run", *args]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self.spelled_out(args))
 
 
-@worker_app.command()
+worker_app = typer.Typer(
+    cls=_WorkerGroup, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    help="Run handlers and commands from queues (run, which may be left out); list the workers that run.",
+)  # fmt: skip
+
+
+@worker_app.command("list")
+def list_workers(
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    settings: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """List the live workers: the queues they serve, where they run, what they have in hand."""
+    found = with_client(load(redis_url, data_dir, namespace, settings), lambda client: client.workers())
+    if json:
+        print_json(found)
+        return
+    for line in aligned([_row(one) for one in found]):
+        print(line)
+    if not found:
+        print("no worker is running; start one: mainspring worker")
+
+
+def _row(one: "WorkerInfo") -> tuple[str, ...]:
+    queues = ",".join(f"{name}:{weight}" for name, weight in one.queues.items())
+    state = "stopping" if one.stopping else f"since {moment(one.started_ms)}"
+    count = len(one.targets) + one.targets_left_out
+    handlers = f"{count} handler{'s' if count != 1 else ''}"
+    return (
+        one.id, queues, f"{one.running} of {one.concurrency} running", handlers,
+        f"{one.host} {one.pid}", one.version, state,
+    )  # fmt: skip
+
+
+@worker_app.command("run")
 def worker(
     module: Annotated[str | None, typer.Argument(help="module:scheduler; for commands alone none is needed.")] = None,
     queues: Annotated[str | None, typer.Option(help="mail:3,reports:1 with weights; default all of its own.")] = None,
