@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.testing.servers import Server, free_port, standalone
+from mainspring.testing.servers import Server, free_port, standalone, wait_until
 from tests.support.serving import run, serving
+from tests.support.workers import WorkerProcess
 
 Found = dict[str, dict[str, str]]
 
@@ -95,6 +96,26 @@ def test_orphans_and_a_namespace_without_nodes_are_told(server: Server, tmp_path
     assert (code, found["nodes"]["status"], found["orphans"]["status"]) == (0, "warning", "warning")
     assert "{main}:stray" in found["orphans"]["message"]
     assert "mainspring verify" in found["orphans"]["message"]
+
+
+def test_queues_with_tasks_that_no_worker_serves_are_told_with_the_nearest_name(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from mainspring import Scheduler\nscheduler = Scheduler()\n"
+        "@scheduler.handler(queue='mail')\nasync def send() -> None:\n    pass\n"
+    )
+    with serving(tmp_path) as start:
+        node = start("--redis-url", server.url)
+        assert examined(tmp_path, server.url)[1]["workers"]["status"] == "ok", "nothing waits for one"
+        worker = WorkerProcess(tmp_path, "app:scheduler", "--redis-url", server.url).wait_started()
+        assert node.call("/v1/tasks", {"target": "queue:mial/send", "payload": {}})[0] == 201
+
+        def told() -> bool:
+            return examined(tmp_path, server.url)[1]["workers"]["status"] == "warning"
+
+        wait_until(told, "the task is in its queue", timeout_s=60)
+        message = examined(tmp_path, server.url)[1]["workers"]["message"]
+        assert message.startswith("no worker serves mial (1 task; did you mean mail?). Start one")
+        worker.remove()
 
 
 def test_wrong_settings_are_exit_code_2(tmp_path: Path) -> None:

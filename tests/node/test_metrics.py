@@ -14,10 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mainspring.node.metrics import MOST_QUEUES, OTHER_QUEUES, largest
 from mainspring.store.queue_state import Depth
-from mainspring.testing.servers import wait_until
+from mainspring.testing.servers import standalone, wait_until
 from tests.support.missing_parts import gap
 from tests.support.paths import ROOT
 from tests.support.serving import Serve, in_seconds, serving
+from tests.support.workers import WorkerProcess
 
 Values = dict[tuple[str, ...], float]
 
@@ -76,6 +77,7 @@ def test_a_task_is_counted_on_its_way(node: Serve) -> None:
     assert found["mainspring_lateness_seconds_count"] == {("log",): 1, ("queue",): 1}
     assert found["mainspring_delivery_seconds_count"] == {("log",): 1}
     assert found["mainspring_queue_ready"] == {("mail",): 1}
+    assert found["mainspring_queue_workers"] == {("mail",): 0}
     assert found["mainspring_partitions_owned"] == found["mainspring_partitions"] == {(): 32}
     assert found["mainspring_leader"] == found["mainspring_store_up"] == found["mainspring_ready"] == {(): 1}
     assert total(found, "mainspring_store_seconds_count") > 0
@@ -107,6 +109,24 @@ def test_what_is_documented_is_there_and_nothing_else(node: Serve) -> None:
     of_node, of_worker = documented_metrics()
     assert set(re.findall(r"^# TYPE (\S+) ", scrape(node), re.MULTILINE)) == of_node
     assert "mainspring_run_seconds" in of_worker - of_node, "whose own test looks at these"
+
+
+def test_the_workers_of_a_queue_are_counted_whether_or_not_it_has_tasks(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from mainspring import Scheduler\nscheduler = Scheduler()\n"
+        "@scheduler.handler(queue='mail')\nasync def send() -> None:\n    pass\n"
+    )
+    with standalone() as server, serving(tmp_path) as start:
+        node = start("--redis-url", server.url)
+        put(node, target="queue:mial/send", after="10ms")
+        worker = WorkerProcess(tmp_path, "app:scheduler", "--redis-url", server.url).wait_started()
+
+        def workers() -> Values:
+            return figures(scrape(node)).get("mainspring_queue_workers", {})
+
+        wait_until(lambda: workers() == {("mail",): 1, ("mial",): 0}, "it is counted", timeout_s=60)
+        assert worker.end() == 0
+        wait_until(lambda: workers() == {("mial",): 0}, "it is gone", timeout_s=60)
 
 
 def test_promtool_finds_nothing_wrong(node: Serve) -> None:

@@ -12,8 +12,11 @@ from typing import Final, NamedTuple
 from ..cluster import report
 from ..config.config import Config
 from ..model.errors import MainspringError, Refused, StoreError
+from ..model.text import did_you_mean
+from ..model.workers import served_queues
 from ..store import members
 from ..store.keys import Keyspace, meta_key, slot_of
+from ..store.queue_state import depths
 from ..store.redis.servers import Primary, Servers, info_fields
 from ..store.redis.url import safe_url
 from ..store.rights import denied
@@ -30,6 +33,7 @@ library_log = logging.getLogger("mainspring.kafka.library")
 """Its own words are not shown: what it answers says enough."""
 
 ORPHANS_SHOWN: Final = 3
+QUEUES_SHOWN: Final = 5
 KAFKA_S: Final = 5.0
 
 
@@ -139,7 +143,8 @@ async def _namespace(config: Config, servers: Servers, url: str) -> list[Check]:
     except MainspringError as error:
         return [Check("data", "error", str(error))]
     async with contextlib.aclosing(store):
-        return [Check("data", "ok", f"{len(store.keys)} partitions"), await _orphans(store), await _nodes(store)]
+        data = Check("data", "ok", f"{len(store.keys)} partitions")
+        return [data, await _orphans(store), await _nodes(store), await _workers(store)]
 
 
 async def _orphans(store: Store) -> Check:
@@ -165,6 +170,25 @@ async def _nodes(store: Store) -> Check:
         message = f"{len(alone)} partitions have no owner: their tasks wait. `mainspring cluster status` says more"
         return Check("nodes", "warning", message)
     return Check("nodes", "ok", f"{len(nodes)} run, {status['leader']} leads, every partition has an owner")
+
+
+async def _workers(store: Store) -> Check:
+    workers, found = await members.live_workers(store), await depths(store)
+    served = served_queues(workers)
+    alone = [(name, one) for name, one in sorted(found.items()) if one.ready + one.running and name not in served]
+    if not alone:
+        names = f", for queues {', '.join(served)}" if served else ""
+        return Check("workers", "ok", f"{len(workers)} run{names}; every queue that has tasks is served")
+    rows = [f"{name} ({_tasks(one.ready + one.running)}{did_you_mean([name], served)})" for name, one in alone]
+    some = ", ".join(rows[:QUEUES_SHOWN]) + (
+        f" and {len(rows) - QUEUES_SHOWN} more" if len(rows) > QUEUES_SHOWN else ""
+    )
+    message = f"no worker serves {some}. Start one with `mainspring worker`; `mainspring queue list` says more"
+    return Check("workers", "warning", message)
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"
 
 
 # -- Kafka and this machine --------------------------------------------------------------------------------------

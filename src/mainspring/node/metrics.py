@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final
 
@@ -10,6 +10,8 @@ from .. import __version__
 from ..engine.engine import Engine
 from ..model.errors import StoreError
 from ..model.metrics import Family, Sample, family, histogram, single
+from ..model.workers import WorkerInfo, served_queues
+from ..store.members import live_workers
 from ..store.queue_state import Depth, depths
 from ..store.store import Store
 from .node import Node
@@ -140,9 +142,11 @@ async def _server_metrics(engine: Engine) -> list[Family]:
         async with asyncio.timeout(STORE_TIMEOUT_S):
             counters_by_partition = await _read_counters(engine.store, owned)
             queues = await depths(engine.store, owned)
+            workers = await live_workers(engine.store)
     except (StoreError, TimeoutError):
         return [single(*_STORE_UP, 0)]
-    return [single(*_STORE_UP, 1), *_counter_metrics(engine, counters_by_partition), *_queues(engine, queues)]
+    counters = _counter_metrics(engine, counters_by_partition)
+    return [single(*_STORE_UP, 1), *counters, *_queues(engine, queues, workers)]
 
 
 async def _read_counters(store: Store, owned: list[int]) -> dict[int, dict[str, int]]:
@@ -180,9 +184,9 @@ def largest(found: dict[str, Depth]) -> dict[str, Depth]:
     return shown
 
 
-def _queues(engine: Engine, found: dict[str, Depth]) -> Iterator[Family]:
+def _queues(engine: Engine, found: dict[str, Depth], workers: Sequence[WorkerInfo]) -> Iterator[Family]:
     now_ms = engine.store.clock.now_ms()
-    found = largest(found)
+    found = largest({name: Depth() for name in served_queues(workers)} | found)
     ready = {name: one.ready for name, one in found.items()}
     running = {name: one.running for name, one in found.items()}
     oldest = {name: max(0, now_ms - (one.oldest_ms or now_ms)) / 1000 for name, one in found.items()}
@@ -191,3 +195,5 @@ def _queues(engine: Engine, found: dict[str, Depth]) -> Iterator[Family]:
     yield family("mainspring_queue_running", "gauge", "Tasks that workers have in hand.", "queue", running)
     text = "How long the oldest task of a queue waits for a worker."
     yield family("mainspring_queue_oldest_seconds", "gauge", text, "queue", oldest)
+    serving = {name: sum(one.serves(name) for one in workers) for name in found if name != OTHER_QUEUES}
+    yield family("mainspring_queue_workers", "gauge", "Live workers that serve a queue.", "queue", serving)
