@@ -347,5 +347,5 @@ def test_the_document_says_which_lists_come_whole() -> None:
     lists = [route for route in ROUTES if route.method == "GET" and route.name.startswith("list_")]
     paged = {route.tag for route in lists if hasattr(route.query, "cursor")}
     assert paged == {"tasks", "dead", "schedules", "lanes", "audit"}
-    assert {route.tag for route in lists} - paged == {"keys", "pauses", "queues", "targets"}
-    assert "keys, pauses, queues and targets come whole" in made["info"]["description"]
+    assert {route.tag for route in lists} - paged == {"keys", "pauses", "queues", "workers", "targets"}
+    assert "keys, pauses, queues, workers and targets come whole" in made["info"]["description"]

@@ -7,11 +7,13 @@ import pytest
 from mainspring.client.client import Client
 from mainspring.model.delivery import DONE, Dead, Retry
 from mainspring.model.job import End, JobCancelled
+from mainspring.model.workers import WorkerInfo
 from mainspring.store import job_queue
+from mainspring.store.members import worker_beat
 from mainspring.store.store import Store
 from mainspring.testing.balance import balance
 from mainspring.testing.ticker import Ticker
-from tests.support.job_queues import TARGET, HandWorker, values
+from tests.support.job_queues import QUEUE, TARGET, HandWorker, values
 
 Tickers = Callable[..., Awaitable[Ticker]]
 
@@ -158,6 +160,8 @@ async def test_many_are_cancelled_in_one_call_in_whatever_state_they_are(ticker:
 
 
 async def test_explain_names_the_queue_and_the_worker(ticker: Ticker, worker: HandWorker) -> None:
+    about = WorkerInfo(id="w1", queues={QUEUE: 1}, targets=(TARGET,), lease_ms=60_000)
+    await worker_beat(worker.store, "w1/1", about)
     found = await handed_off(ticker, "a", None)
     waiting = await ticker.client.explain(found)
     assert (waiting.code, waiting.queue, waiting.worker) == ("queued", "mail", None)

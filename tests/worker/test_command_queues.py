@@ -42,7 +42,7 @@ async def test_the_rate_of_a_queue_holds_for_its_commands(
         await ticker.client.put(free, after="1s")
     await ticker.advance(seconds=5)
     codes = sorted([(await ticker.client.explain(f"held {number}")).code for number in range(3)])
-    assert codes == ["queued", "rate-limited", "rate-limited"]
+    assert codes == ["no-worker", "rate-limited", "rate-limited"]
     assert await taken(store) == {held: 1, free: 3}
 
 

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from .targets.names import queue_named
-from .text import did_you_mean
+from .text import did_you_mean, nearest
 
 MOST_TARGETS: Final = 200
 """Names of handlers and commands in the record of a worker: it is written with every heartbeat."""
@@ -86,8 +86,11 @@ def nobody_runs(
     if any(target in one.targets or one.targets_left_out for one in serving):
         return None
     prefix = "command:" if is_command else f"queue:{queue}/"
-    known = {name for one in serving for name in one.targets if name.startswith(prefix) and may_name(name)}
-    return f"no worker{'' if queue is None else f' of queue {queue}'} knows {target}{did_you_mean([target], known)}"
+    listed = {name for one in serving for name in one.targets if name.startswith(prefix) and may_name(name)}
+    # Compared without what they all begin with, which would make any two names alike.
+    near = nearest(target.removeprefix(prefix), [name.removeprefix(prefix) for name in sorted(listed)])
+    meant = "" if near is None else f"; did you mean {prefix}{near}?"
+    return f"no worker{'' if queue is None else f' of queue {queue}'} knows {target}{meant}"
 
 
 def _unserved(queue: str, served: Sequence[str]) -> str:
