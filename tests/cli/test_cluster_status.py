@@ -55,7 +55,7 @@ async def test_every_node_is_shown_with_what_it_owns(server: Server, nodes: list
 
 async def test_the_table_marks_the_leader(server: Server, nodes: list[Node]) -> None:
     lines = (await status(server)).stdout.splitlines()
-    assert lines[0].split()[:4] == ["NODE", "HOST", "PID", "PARTITIONS"]
+    assert lines[0].split()[:4] == ["NODE", "HOST", "PID", "OWNS"]
     assert lines[1].startswith("first (leader)")
     assert lines[2].startswith("second ")
     assert "8 partitions, plan" in lines[-1]

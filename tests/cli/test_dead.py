@@ -52,15 +52,15 @@ async def test_the_list_shows_the_newest_first_by_page(server: Server, ticker: T
     result = await call(server, "list")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert [line.split()[2] for line in lines] == ["t2", "t1", "t0"]
-    assert "kafka:a" in lines[1]
-    assert lines[1].endswith("no kafka:a")
+    assert [line.split()[0] for line in lines] == ["ID", "t2", "t1", "t0"]
+    assert "kafka:a" in lines[2]
+    assert lines[2].endswith("no kafka:a")
     page = json.loads((await call(server, "list", "--limit", "2", "--json")).stdout)
     assert [one["id"] for one in page["letters"]] == ["t2", "t1"]
     rest = await call(server, "list", "--cursor", page["next"])
-    assert [line.split()[2] for line in rest.stdout.splitlines()] == ["t0"]
-    filtered = await call(server, "list", "--target", "kafka:*", "--lane", "l", "--reason", "kafka")
-    assert [line.split()[2] for line in filtered.stdout.splitlines()] == ["t1"]
+    assert [line.split()[0] for line in rest.stdout.splitlines()] == ["ID", "t0"]
+    filtered = await call(server, "list", "--target", "kafka:*", "--lane", "l", "--reason", "kafka", "-o", "name")
+    assert filtered.stdout == "t1\n"
 
 
 async def test_show_tells_everything(server: Server, ticker: Ticker) -> None:
@@ -117,7 +117,7 @@ async def test_what_is_to_be_replayed_or_dropped_has_to_be_said(server: Server, 
     ):
         result = await call(server, *words)
         assert isinstance(result.exception, InvalidInput), words
-    assert len((await call(server, "list")).stdout.splitlines()) == 3
+    assert len((await call(server, "list", "-o", "name")).stdout.splitlines()) == 3
 
 
 async def test_drop_needs_a_yes(server: Server, ticker: Ticker) -> None:
@@ -146,8 +146,8 @@ async def test_a_damaged_letter_shows_its_bytes(server: Server, ticker: Ticker) 
     await ticker.store.run_one(keys.slot, [("LSET", keys.entries(address.slice.name), address.index, row)])
     await ticker.advance(seconds=3)
     listed = await call(server, "list", "--reason", "cannot be read")
-    [line] = listed.stdout.splitlines()
-    id = line.split()[2]
+    _, line = listed.stdout.splitlines()
+    id = line.split()[0]
     assert "(damaged)" in line
     shown = await call(server, "show", id)
     assert "07" * 16 + "c1" in shown.stdout

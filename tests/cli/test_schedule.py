@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def test_a_schedule_is_added_shown_edited_and_removed(server: Server, client: Sy
     assert "command:backup" in shown
     assert shown.count("  next ") == 3
     listed = call(server, "list").stdout
-    assert "nightly  0 2 * * *  command:backup" in listed
+    assert re.search(r"^nightly  active  \S+Z  0 2 \* \* \*  Europe/Paris  command:backup$", listed, re.MULTILINE)
     diff = told(server, "diff", "nightly", "--cron", "30 3 * * *")
     assert diff == {"changes": {"specs": [["0 2 * * *"], ["30 3 * * *"]]}}
     assert "specs" in call(server, "edit", "nightly", "--cron", "30 3 * * *", "--dry-run").stdout

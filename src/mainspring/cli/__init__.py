@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -23,6 +24,10 @@ _COMMANDS: Final = {
     "resume": ("mainspring.cli.lanes:resume_app", "End a pause."),
     "pauses": ("mainspring.cli.lanes:pauses_app", "List what is paused, by whom and why."),
     "schedule": ("mainspring.cli.schedule", "Recurring work: cron and intervals."),
+    "status": (
+        "mainspring.cli.admin:status_app",
+        "Nodes, tasks, what is due next and what failed last, on one screen.",
+    ),
     "cluster": ("mainspring.cli.admin:cluster_app", "Show the nodes, who leads, who owns what."),
     "verify": ("mainspring.cli.checks:verify_app", "Prove that every task is somewhere; find orphans, repair them."),
     "doctor": ("mainspring.cli.checks:doctor_app", "Check the whole set-up: what is fine, and what to change."),
@@ -31,6 +36,7 @@ _COMMANDS: Final = {
     "demo": ("mainspring.cli.demo", "Generator, schedulers and consumer at full speed, rates every second."),
     "key": ("mainspring.cli.admin:key_app", "API keys: add, list, revoke."),
     "audit": ("mainspring.cli.admin:audit_app", "Who changed what, the newest first."),
+    "version": ("mainspring.cli.admin:version_app", "Print the versions of Mainspring and of Python."),
     "bench": ("mainspring.cli.bench", "Measure, and print the figures of the README."),
 }
 
@@ -56,7 +62,7 @@ class _LazyGroup(typer.core.TyperGroup):
             place, summary = _COMMANDS[name]
             module, _, variable = place.partition(":")
             found = getattr(import_module(module), variable or "app")
-            command = with_examples(quicken(typer.main.get_command(found)), name)
+            command = naming_options(with_examples(quicken(typer.main.get_command(found)), name))
             command.help = command.help or summary
         return name, command, rest
 
@@ -225,6 +231,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "pause": ("mainspring pause --target 'kafka:*' --reason deploy --for 30m", "mainspring pause --all"),
     "resume": ("mainspring resume --target 'kafka:*'",),
     "pauses": ("mainspring pauses",),
+    "status": ("mainspring status", "mainspring status --json -n shop"),
+    "version": ("mainspring version",),
     "cluster status": ("mainspring cluster status", "mainspring cluster status --watch"),
     "verify": ("mainspring verify --redis-url redis://server:6379", "mainspring verify --repair"),
     "doctor": ("mainspring doctor --redis-url redis://server:6379", "mainspring doctor --strict --json"),
@@ -257,6 +265,28 @@ def with_examples(command: Any, name: str) -> Any:
         command.epilog = f"{note}Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
     for below, one in getattr(command, "commands", {}).items():
         with_examples(one, f"{name} {below}")
+    return command
+
+
+def naming_options(command: Any) -> Any:
+    """Let errors of a command, and of those below it, name the option that was typed: `--in`, not `after`."""
+    invoke = command.invoke
+
+    def invoke_and_name(context: Any) -> Any:
+        from mainspring.model.errors import InvalidInput
+
+        try:
+            return invoke(context)
+        except InvalidInput as error:
+            typed = {one.name: one.opts[0] for one in command.params if one.opts[0].startswith("-")}
+            name, mark, rest = re.match(r"(\w*)((?:: | is | lies )?)(.*)", str(error), re.DOTALL).groups()  # type: ignore[union-attr]
+            if mark and name in typed:
+                error.args = (f"{typed[name]}{mark}{rest}", *error.args[1:])
+            raise
+
+    command.invoke = invoke_and_name
+    for one in getattr(command, "commands", {}).values():
+        naming_options(one)
     return command
 
 

@@ -13,15 +13,18 @@ import msgspec
 import typer
 
 from mainspring.cli.audited_client import user
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, remote
-from mainspring.cli.output import aligned, printable
+from mainspring.cli.listing import CLEAR, Instant, Listing, listing, print_rows
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, place_of, remote
+from mainspring.cli.output import aligned
+from mainspring.cli.task import with_client
 from mainspring.model.access import KeyOrder, KeyShown, check_role, make_key, new_token
 from mainspring.model.audit import AuditPage, Change
 from mainspring.model.errors import InvalidInput, NotFound
-from mainspring.model.explain import moment
+from mainspring.model.explain import span
 from mainspring.store.acl import acl_rules
 
 if TYPE_CHECKING:
+    from mainspring.client.client import Client
     from mainspring.client.http import Api
     from mainspring.config.config import Config
     from mainspring.store.store import Store
@@ -32,7 +35,6 @@ cluster_app = typer.Typer(
 )
 
 EVERY_S: Final = 1.0
-_CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 @cluster_app.callback()
@@ -42,7 +44,7 @@ def _group() -> None:
 
 @cluster_app.command()
 def status(
-    watch: Annotated[bool, typer.Option("--watch", help="Print it anew every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Print it again every second, until Ctrl-C.")] = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -62,7 +64,10 @@ async def _status(config: "Config", *, watch: bool, json: bool) -> bool:
             if json:
                 print(msgspec.json.encode(about).decode(), flush=True)
             else:
-                print((_CLEAR if watch and sys.stdout.isatty() else "") + _table(about), flush=True)
+                if watch and sys.stdout.isatty():
+                    print(CLEAR, end="")
+                _print_nodes(about)
+                sys.stdout.flush()
             if not watch:
                 return not about["without_owner"]
             await asyncio.sleep(EVERY_S)
@@ -90,32 +95,118 @@ async def _looking(config: "Config") -> AsyncIterator[Callable[[], Awaitable[dic
         yield look
 
 
-_COLUMNS: Final = ("NODE", "HOST", "PID", "PARTITIONS", "PLANNED", "LOOK-AHEAD", "IN FLIGHT", "LAG MS", "DELIVERED")
+_COLUMNS: Final = ("NODE", "HOST", "PID", "OWNS", "AHEAD", "IN FLIGHT", "LAG", "DELIVERED")
 
 
-def _table(about: dict[str, Any]) -> str:
-    rows = [_COLUMNS]
+def _print_nodes(about: dict[str, Any]) -> None:
+    rows = []
     for node in about["nodes"]:
         name = node["id"] + (" (leader)" if node["leader"] else "") + (" (leaving)" if node["leaving"] else "")
-        counts = (len(node["partitions"]), len(node["planned"]), *(node[name] for name in _COUNTS))
-        rows.append((name, node["host"], str(node["pid"]), *map(str, counts)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.append("")
-    lines.append(f"{about['partitions']} partitions, plan {about['plan']}, term {about['term']}")
+        owns, planned = len(node["partitions"]), len(node["planned"])
+        rows.append((
+            name, node["host"], str(node["pid"]), str(owns) if owns == planned else f"{owns} of {planned}",
+            str(node["look_ahead"]), str(node["in_flight"]), span(node["lag_ms"]), str(node["delivered"]),
+        ))  # fmt: skip
+    print_rows(_COLUMNS, rows)
+    print(f"\n{about['partitions']} partitions, plan {about['plan']}, term {about['term']}")
     for what, words in (("without_owner", "have no owner"), ("moving", "are not where the plan wants them")):
         if about[what]:
-            lines.append(f"{len(about[what])} {words}: {_listed(about[what])}")
+            print(f"{len(about[what])} {words}: {_listed(about[what])}")
     if not about["nodes"]:
-        lines.append("no node is running; start one: mainspring serve")
-    return "\n".join(lines)
-
-
-_COUNTS: Final = ("look_ahead", "in_flight", "lag_ms", "delivered")
+        print("no node is running; start one: mainspring serve")
 
 
 def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:12])) + (" …" if len(numbers) > 12 else "")
+
+
+status_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+FEW: Final = 5
+
+
+@status_app.command("status")
+def overview(
+    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
+    config: Settings = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Show one namespace on one screen: nodes, tasks, what is due next, what failed last.
+
+    Exit code 1 when a partition has no owner, so that nothing of it is fired.
+    """
+    loaded = load(redis_url, data_dir, namespace, config)
+    cluster = asyncio.run(_cluster(loaded))
+    found = with_client(loaded, _overview)
+    if json:
+        print(msgspec.json.encode(found | {"cluster": cluster}).decode())
+    else:
+        _print_overview(found, cluster, place_of(loaded))
+    if cluster["without_owner"]:
+        raise typer.Exit(1)
+
+
+async def _cluster(config: "Config") -> dict[str, Any]:
+    async with _looking(config) as look:
+        return await look()
+
+
+async def _overview(client: "Client") -> dict[str, Any]:
+    return {
+        "tasks": await client.count(),
+        "dead_letters": await client.dead_count(),
+        "schedules": len([view async for view in client.schedules.all()]),
+        "pauses": [one.scope.text for one in await client.pauses()],
+        "stalled_lanes": [one.lane for one in await client.lanes()],
+        "next_due": (await client.list(limit=FEW)).tasks,
+        "last_failures": [
+            {"id": one.id, "died_ms": one.died_ms, "target": one.target, "reason": one.reason}
+            for one in (await client.dead_list(limit=FEW)).letters
+        ],
+    }
+
+
+def _print_overview(found: dict[str, Any], cluster: dict[str, Any], place: str) -> None:
+    count = found["tasks"]
+    nodes = [node["id"] for node in cluster["nodes"]]
+    facts = [
+        ("looked at", place),
+        ("nodes", f"{len(nodes)} running, {cluster['leader']} leads" if nodes else "none; start one: mainspring serve"),
+        ("partitions", f"{cluster['partitions']}, {len(cluster['without_owner']) or 'none'} without an owner"),
+        ("tasks", f"{'' if count.exact else 'about '}{count.pending} pending"),
+        ("schedules", str(found["schedules"])),
+        ("dead letters", str(found["dead_letters"])),
+    ]
+    facts += [("paused", ", ".join(found["pauses"]))] if found["pauses"] else []
+    facts += (
+        [("stalled", f"{len(found['stalled_lanes'])} lanes; mainspring lane list")] if found["stalled_lanes"] else []
+    )
+    for line in aligned(facts):
+        print(line)
+    if found["next_due"]:
+        print("\nNext due")
+        print_rows(
+            ("ID", "DUE", "TARGET"), [(one.id, Instant(one.due_ms), one.target or "") for one in found["next_due"]]
+        )
+    if found["last_failures"]:
+        print("\nLast failures")
+        rows = [
+            (one["id"], Instant(one["died_ms"]), one["target"] or "(damaged)", one["reason"])
+            for one in found["last_failures"]
+        ]
+        print_rows(("ID", "DIED", "TARGET", "REASON"), rows)
+
+
+version_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@version_app.command("version")
+def version() -> None:
+    """Print the versions of Mainspring and of Python."""
+    from platform import platform, python_version
+
+    from mainspring import __version__
+
+    print(f"mainspring {__version__}, Python {python_version()}, {platform(terse=True)}")
 
 
 key_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
@@ -145,26 +236,24 @@ def add(
 
 
 @key_app.command("list")
-def list_(
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@listing
+def list_(config: "Config") -> Listing:
     """List the keys, the oldest first; never their texts."""
-    keys = asyncio.run(_list(load(redis_url, data_dir, namespace, config)))
-    if json:
-        print(msgspec.json.encode(keys).decode())
-        return
-    rows = []
-    for one in keys:
-        bound = [f"until {moment(one.expires_ms)}"] if one.expires_ms is not None else []
-        bound += [f"targets {', '.join(one.targets)}"] if one.targets is not None else []
-        bound += [f"also {', '.join(one.also)}"] if one.also else []
-        bound += [f"{one.rate:g} a second"] if one.rate is not None else []
-        rows.append([one.id, one.role, one.name, "  ".join(bound)])
-    for line in aligned(rows):
-        print(line)
-    if not keys:
-        print("there are no keys; make one: mainspring key add --role admin", file=sys.stderr)
+    keys = asyncio.run(_list(config))
+    return Listing(
+        columns=("ID", "ROLE", "NAME", "EXPIRES", "LIMITED TO"),
+        rows=[(one.id, one.role, one.name, Instant(one.expires_ms), _bounds(one)) for one in keys],
+        value=keys,
+        empty="there are no keys",
+        hint="mainspring key add --role admin",
+    )
+
+
+def _bounds(key: KeyShown) -> str:
+    bounds = [f"targets {', '.join(key.targets)}"] if key.targets is not None else []
+    bounds += [f"also {', '.join(key.also)}"] if key.also else []
+    bounds += [f"{key.rate:g} a second"] if key.rate is not None else []
+    return "; ".join(bounds)
 
 
 @key_app.command()
@@ -304,24 +393,32 @@ audit_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exce
 
 
 @audit_app.command()
+@listing
 def audit(
+    config: "Config",
     limit: Annotated[int, typer.Option(help="Changes of a page, up to 1000.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+) -> Listing:
     """List the changes made through the API and by commands, the newest first."""
-    page = asyncio.run(_page(load(redis_url, data_dir, namespace, config), limit, cursor))
-    if json:
-        print(msgspec.json.encode(page).decode())
-        return
-    for one in page.changes:
-        change = one.change
-        where = f" from {change.address}" if change.address else ""
-        line = f"{moment(one.at_ms)}  {change.who}{where}  {change.what}  {change.object}  {_describe(change)}"
-        print(printable(line.rstrip()))
-    if page.next is not None:
-        print(f"more: --cursor {page.next}", file=sys.stderr)
+    page = asyncio.run(_page(config, limit, cursor))
+    return Listing(
+        columns=("AT", "CHANGE", "OF", "BY", "FROM", "DETAILS"),
+        rows=[
+            (
+                Instant(one.at_ms),
+                one.change.what,
+                one.change.object,
+                one.change.who,
+                one.change.address,
+                _describe(one.change),
+            )
+            for one in page.changes
+        ],
+        value=page,
+        empty="nothing was changed yet",
+        more=None if page.next is None else f"--cursor {page.next}",
+        named=2,
+    )
 
 
 async def _page(config: "Config", limit: int, cursor: str | None) -> AuditPage:

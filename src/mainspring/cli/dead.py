@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict
 
 import typer
 
+from mainspring.cli.listing import Instant, Listing, listing
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
-from mainspring.cli.output import ProgressBar, aligned, answer_lines, printable
+from mainspring.cli.output import ProgressBar, answer_lines, printable
 from mainspring.cli.task import At, In, print_json, when_of, with_client
 from mainspring.model.dead_letter import DeadLetter, ReplaySummary
 from mainspring.model.errors import ConfigError, InvalidInput
@@ -45,26 +46,24 @@ class Filters(TypedDict):
 
 
 @app.command("list")
+@listing
 def list_(
+    config: "Config",
     limit: Annotated[int, typer.Option(help="Letters of a page, up to 1000.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
     target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+) -> Listing:  # fmt: skip
     """List dead letters, the newest first."""
-    loaded = load(redis_url, data_dir, namespace, config)
     filters = _filters(target, lane, reason, died_after, died_before)
-    page = with_client(loaded, lambda client: client.dead_list(limit=limit, cursor=cursor, **filters))
-    if json:
-        print_json({"letters": [one.as_dict(loaded.namespace) for one in page.letters], "next": page.next})
-        return
-    rows = [(moment(one.died_ms), one.target or "(damaged)", one.id, one.reason) for one in page.letters]
-    for line in aligned(rows):
-        print(line)
-    if page.next is not None:
-        print(f"more: --cursor {page.next}", file=sys.stderr)
+    page = with_client(config, lambda client: client.dead_list(limit=limit, cursor=cursor, **filters))
+    return Listing(
+        columns=("ID", "DIED", "TARGET", "REASON"),
+        rows=[(one.id, Instant(one.died_ms), one.target or "(damaged)", one.reason) for one in page.letters],
+        value={"letters": [one.as_dict(config.namespace) for one in page.letters], "next": page.next},
+        empty="there are no dead letters" if not any(filters.values()) else "no dead letter matches",
+        more=None if page.next is None else f"--cursor {page.next}",
+    )
 
 
 @app.command()

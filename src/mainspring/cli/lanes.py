@@ -1,17 +1,21 @@
 """`mainspring lane`, `queue`, `pause`, `resume` and `pauses`: lanes, queues, and what is paused."""
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from mainspring.cli.audited_client import user
+from mainspring.cli.listing import Instant, Listing, State, listing
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
-from mainspring.cli.output import aligned, printable
+from mainspring.cli.output import printable
 from mainspring.cli.task import print_json, when_of, with_client
 from mainspring.model.errors import InvalidInput
 from mainspring.model.explain import moment
 from mainspring.model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
 from mainspring.model.workers import QueueInfo
+
+if TYPE_CHECKING:
+    from mainspring.config.config import Config
 
 lane_app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
@@ -28,23 +32,25 @@ _ANSWERS: Final[dict[LaneAnswer, str]] = {
 
 
 @lane_app.command("list")
-def list_(
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
-    """List lanes that stand still, those that wait longest first."""
-    found = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.lanes())
-    if json:
-        print_json(found)
-        return
-    rows = []
-    for one in found:
-        behind = "some or none" if one.behind is None else one.behind
-        rows.append((one.lane, one.state, f"{behind} behind", _reason(one)))
-    for line in aligned(rows):
-        print(line)
-    if not found:
-        print("no lane stands still")
+@listing
+def list_(config: "Config") -> Listing:
+    """List stalled lanes, those that have waited longest first."""
+    found = with_client(config, lambda client: client.lanes())
+    return Listing(
+        columns=("LANE", "STATE", "SINCE", "BEHIND", "REASON"),
+        rows=[
+            (
+                one.lane,
+                State(one.state),
+                Instant(one.since_ms),
+                "?" if one.behind is None else str(one.behind),
+                _reason(one),
+            )
+            for one in found
+        ],
+        value=found,
+        empty="no lane is stalled",
+    )
 
 
 @lane_app.command()
@@ -233,19 +239,19 @@ pauses_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exc
 
 
 @pauses_app.command("pauses")
-def pauses(
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+@listing
+def pauses(config: "Config") -> Listing:
     """List what is paused, by whom, since when and why."""
-    found = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.pauses())
-    if json:
-        print_json([as_dict(one) for one in found])
-        return
-    for one in found:
-        print(printable(line_of(one)))
-    if not found:
-        print("nothing is paused")
+    found = with_client(config, lambda client: client.pauses())
+    return Listing(
+        columns=("PAUSED", "SINCE", "UNTIL", "MODE", "BY", "REASON"),
+        rows=[
+            (one.scope.text, Instant(one.since_ms), Instant(one.until_ms), one.mode, one.who, one.reason)
+            for one in found
+        ],
+        value=[as_dict(one) for one in found],
+        empty="nothing is paused",
+    )
 
 
 resume_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

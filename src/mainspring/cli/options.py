@@ -27,7 +27,7 @@ RedisUrl = Annotated[
     ),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded server.")]
-Namespace = Annotated[str | None, typer.Option(help="Tenant boundary; default main.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Tenant boundary; default main.")]
 Settings = Annotated[Path | None, typer.Option("--config", help="Settings; default ./mainspring.toml.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -49,6 +49,19 @@ def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, fi
         check_address(given, "api_url", "api_token")
     # A default is not asked for by name: the node may serve another namespace, and another tenant may have that one.
     return replace(loaded, api_namespace=loaded.namespace if "namespace" in given else None)
+
+
+def place_of(config: "Config") -> str:
+    """The namespace and the server that a command looked at, for messages."""
+    if config.api_url is not None:
+        return f"namespace {config.api_namespace or 'of the node'} at {config.api_url}"
+    if config.redis_url is None:
+        from mainspring.store.embedded.folder import default_data_dir
+
+        return f"namespace {config.namespace} on the embedded server in {config.data_dir or default_data_dir()}"
+    from mainspring.store.redis.url import safe_url
+
+    return f"namespace {config.namespace} on {safe_url(config.redis_url)}"
 
 
 def remote(config: "Config") -> "Api":

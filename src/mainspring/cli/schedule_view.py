@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from mainspring.cli.listing import Cell, Instant, Listing, State, listing
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
-from mainspring.cli.output import aligned, printable
+from mainspring.cli.output import printable
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import NotFound
 from mainspring.model.schedule.chain import PastRun
@@ -31,10 +32,10 @@ def at(definition: Definition, ms: int) -> str:
     return f"{when.isoformat(sep=' ')} {when.tzname()}"
 
 
-def row(view: ScheduleView) -> tuple[str, str, str, str]:
-    """One schedule in one line of a list."""
-    following = ", ".join(at(view.definition, ms) for ms in view.next_ms) or view.state
-    return view.name, " | ".join(view.definition.times), view.definition.target, following
+def _row(view: ScheduleView) -> tuple[Cell, ...]:
+    following = Instant(view.next_ms[0] if view.next_ms else None)
+    definition = view.definition
+    return view.name, State(view.state), following, " | ".join(definition.times), definition.zone, definition.target
 
 
 def lines(view: ScheduleView) -> list[str]:
@@ -107,10 +108,12 @@ def with_outlook(view: ScheduleView, config: "Config") -> ScheduleView:
     return by_settings(view, time.time_ns() // 1_000_000, config)
 
 
-def warn(name: str, findings: Iterable[Finding]) -> None:
-    """What is probably not meant, on standard error."""
+def warn(definition: Definition, findings: Iterable[Finding]) -> None:
+    """Print likely mistakes on standard error. That the default retries take long is reported by `lint` alone."""
+    chosen = definition.retry is not None or bool(definition.timeout_ms)
     for finding in findings:
-        print(f"warning: {name}: {finding.message} [{finding.code}]", file=sys.stderr)
+        if finding.code != "too-long" or chosen:
+            print(f"warning: {definition.name}: {finding.message} [{finding.code}]", file=sys.stderr)
 
 
 def show_changes(changes: Mapping[str, tuple[Any, Any]], json: bool) -> None:
@@ -125,25 +128,23 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 @app.command("list")
-def list_(
-    limit: Annotated[int, typer.Option(help="At most so many; 0 for all.")] = 100,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
-    """List schedules by name, each with its next three runs."""
+@listing
+def list_(config: "Config", limit: Annotated[int, typer.Option(help="At most this many; 0 for all.")] = 100) -> Listing:
+    """List schedules by name, each with its next run."""
 
     async def work(client: "Client") -> list[ScheduleView]:
         return sorted([view async for view in client.schedules.all()], key=lambda view: view.name)
 
-    views = with_client(load(redis_url, data_dir, namespace, config), work)
+    views = with_client(config, work)
     chosen = views[:limit] if limit else views
-    if json:
-        print_json({"schedules": [view.as_dict() for view in chosen], "count": len(views)})
-        return
-    for line in aligned([row(view) for view in chosen]):
-        print(line)
-    if len(chosen) < len(views):
-        print(f"{len(views) - len(chosen)} more: --limit 0", file=sys.stderr)
+    return Listing(
+        columns=("NAME", "STATE", "NEXT", "TIMES", "ZONE", "TARGET"),
+        rows=[_row(view) for view in chosen],
+        value={"schedules": [view.as_dict() for view in chosen], "count": len(views)},
+        empty="there are no schedules",
+        hint="mainspring schedule add hello --every 10s --target log:",
+        more="--limit 0" if len(chosen) < len(views) else None,
+    )
 
 
 @app.command()

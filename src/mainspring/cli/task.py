@@ -5,16 +5,28 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast
 
 import msgspec
 import typer
 
 from mainspring.cli.audited_client import AuditedClient
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, json_of, load, opened_store, remote
-from mainspring.cli.output import aligned, lines_of, printable
+from mainspring.cli.listing import Instant, Listing, State, listing
+from mainspring.cli.options import (
+    DataDir,
+    Json,
+    Namespace,
+    RedisUrl,
+    Settings,
+    json_of,
+    load,
+    opened_store,
+    place_of,
+    remote,
+)
+from mainspring.cli.output import lines_of, printable, relative
 from mainspring.model.errors import NotConfirmed, Unavailable
-from mainspring.model.explain import moment
+from mainspring.model.explain import moment, span
 from mainspring.model.job import Result
 from mainspring.model.task import Handle, OnConflict
 from mainspring.model.times import When, delay_ms
@@ -30,6 +42,7 @@ POLL_S: Final = 0.2
 TaskLane = Annotated[str | None, typer.Option(help="The lane the task was put with.")]
 At = Annotated[str | None, typer.Option(help="2030-01-01T09:00:00Z, or epoch milliseconds.")]
 In = Annotated[str | None, typer.Option("--in", help="A delay from now: 30m, 1h30m, PT10M.")]
+ShownState = Literal["pending", "fired", "queued", "running"]
 
 
 @app.command()
@@ -43,20 +56,19 @@ def put(
     expires: Annotated[str | None, typer.Option(help="Not delivered after this time or delay.")] = None,
     retry: Annotated[str | None, typer.Option(help="Its own retry policy, e.g. '5 base=200ms 4xx=dead'.")] = None,
     timeout: Annotated[str | None, typer.Option(help="How long one attempt may take, e.g. 30s.")] = None,
-    on_conflict: Annotated[str, typer.Option(help="keep, replace, earliest or reject.")] = "keep",
+    on_conflict: Annotated[OnConflict, typer.Option(help="What to do if a task has this id already.")] = "keep",
     durability: Annotated[str, typer.Option(help="server, disk or replicas=n.")] = "server",
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Put one task."""
     value = msgspec.Raw(json_of(payload, "the payload"))
-    conflict: OnConflict = on_conflict  # type: ignore[assignment]  # the client checks it
     try:
         handle = with_client(
             load(redis_url, data_dir, namespace, config),
             lambda client: client.put(
                 target, value, at=when_of(at), after=after, id=id, lane=lane, expires=expires,
-                retry=retry, timeout=timeout, on_conflict=conflict, durability=durability,
+                retry=retry, timeout=timeout, on_conflict=on_conflict, durability=durability,
             ),
             makes=True,
         )  # fmt: skip
@@ -75,13 +87,17 @@ def get(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Show one task; exit code 1 if nobody knows it."""
-    info = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.get(id, lane=lane))
+    loaded = load(redis_url, data_dir, namespace, config)
+    info = with_client(loaded, lambda client: client.get(id, lane=lane))
     if json:
         print_json(info)
+    elif info.state == "unknown":
+        print(f"{printable(id)}: unknown in {place_of(loaded)}", file=sys.stderr)
+        print("try: mainspring task list", file=sys.stderr)
     else:
         for name, value in msgspec.to_builtins(info).items():
             if value not in (None, ()):
-                print(printable(f"{name:10} {_spoken(name, value)}"))
+                print(printable(f"{name.removesuffix('_ms'):10} {_spoken(name, value)}"))
     if info.state == "unknown":
         raise typer.Exit(1)
 
@@ -145,34 +161,33 @@ async def _ended(client: "Client", id: str, lane: str | None, until: float) -> R
 
 
 @app.command("list")
+@listing
 def list_(
+    config: "Config",
     limit: Annotated[int, typer.Option(help="Tasks of a page, up to 1000.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
     after: Annotated[str | None, typer.Option(help="Only tasks due from this time on.")] = None,
     before: Annotated[str | None, typer.Option(help="Only tasks due before this time.")] = None,
-    state: Annotated[str, typer.Option(help="pending, fired, queued or running.")] = "pending",
+    state: Annotated[ShownState, typer.Option(help="Only tasks in this state.")] = "pending",
     target: Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")] = None,
     lane: Annotated[str | None, typer.Option(help="Only this lane.")] = None,
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
+) -> Listing:
     """List tasks, the earliest first: those that are pending, or in another state."""
-    wanted: Any = state  # the client checks it
     page = with_client(
-        load(redis_url, data_dir, namespace, config),
+        config,
         lambda client: client.list(
-            after=when_of(after), before=when_of(before), state=wanted, target=target, lane=lane, limit=limit,
+            after=when_of(after), before=when_of(before), state=state, target=target, lane=lane, limit=limit,
             cursor=cursor,
         ),
     )  # fmt: skip
-    if json:
-        print_json(page)
-        return
-    rows = [("?" if one.due_ms is None else moment(one.due_ms), one.target or "", one.id) for one in page.tasks]
-    for line in aligned(rows):
-        print(line)
-    if page.next is not None:
-        print(f"more: --cursor {page.next}", file=sys.stderr)
+    return Listing(
+        columns=("ID", "DUE", "TARGET", "STATE"),
+        rows=[(one.id, Instant(one.due_ms), one.target or "", State(one.state)) for one in page.tasks],
+        value=page,
+        empty=f"no tasks are {state}",
+        hint="mainspring task put --in 10s '\"hello\"'" if state == "pending" else "mainspring task list",
+        more=None if page.next is None else f"--cursor {page.next}",
+    )
 
 
 @app.command()
@@ -272,6 +287,8 @@ def print_json(value: Any) -> None:
 
 
 def _spoken(name: str, value: Any) -> str:
-    if name in ("due_ms", "expires_ms"):
-        return f"{value} ({moment(value)})"
+    if name in ("due_ms", "expires_ms", "since_ms"):
+        return f"{moment(value)} ({relative(value, time.time_ns() // 1_000_000)})"
+    if name == "timeout_ms":
+        return span(value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,170 @@
+"""Lists: one look, and the same options, for every command that prints rows."""
+
+import inspect
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_type_hints
+
+import msgspec
+import typer
+
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, place_of
+from mainspring.cli.output import aligned, printable, relative
+from mainspring.model.explain import moment
+
+if TYPE_CHECKING:
+    from mainspring.config.config import Config
+
+Output = Annotated[
+    Literal["table", "wide", "json", "name"],
+    typer.Option("--output", "-o", help="How to print: wide cuts nothing and has exact times."),
+]
+Utc = Annotated[bool, typer.Option("--utc", help="Exact times in UTC instead of 'in 29 min'.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Print again every two seconds, until Ctrl-C.")]
+
+EVERY_S: Final = 2.0
+CLEAR: Final = "\x1b[H\x1b[2J"
+_NARROWEST: Final = 8
+"""Columns are cut to no less than this: the beginning of an id must stay readable."""
+
+_SIGNS: Final = {
+    **dict.fromkeys(("ok", "done", "active", "delivered"), ("✓", "green")),
+    **dict.fromkeys(("pending", "queued", "waiting", "retrying"), ("○", "cyan")),
+    **dict.fromkeys(("running", "fired", "busy"), ("●", "blue")),
+    **dict.fromkeys(("paused", "held", "parked", "leaving"), ("‖", "yellow")),
+    **dict.fromkeys(("dead", "damaged", "expired", "revoked", "no worker"), ("✗", "red")),
+}
+
+
+class Instant(NamedTuple):
+    """A time in a cell: relative on a terminal, exact elsewhere."""
+
+    ms: int | None
+
+
+class State(str):
+    """A state in a cell: on a terminal it has a sign and a colour."""
+
+    __slots__ = ()
+
+
+Cell = str | Instant
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list command found."""
+
+    columns: tuple[str, ...]
+    """Headers. The column `named` identifies a row: `-o name` prints it alone."""
+    rows: Sequence[Sequence[Cell]]
+    value: Any
+    """The same for programs."""
+    empty: str
+    """What to say without rows: "no tasks are pending"."""
+    hint: str = ""
+    """The next command to try if there are no rows."""
+    more: str | None = None
+    """Options that print the following rows, if there are any."""
+    named: int = 0
+
+
+def listing(work: Callable[..., Listing]) -> Callable[..., None]:
+    """Turn a function that takes the settings and returns a `Listing` into a command with the options of all lists."""
+
+    def command(
+        *, redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None, config: Settings = None,
+        json: Json = False, output: Output = "table", utc: Utc = False, watch: Watch = False, **options: Any,
+    ) -> None:  # fmt: skip
+        loaded = load(redis_url, data_dir, namespace, config)
+        while True:
+            found = work(loaded, **options)
+            if watch and sys.stdout.isatty():
+                print(CLEAR, end="")
+            _show(found, loaded, "json" if json else output, utc=utc)
+            if not watch:
+                return
+            sys.stdout.flush()
+            time.sleep(EVERY_S)
+
+    return _with_options_of(work, command)
+
+
+def _with_options_of(work: Callable[..., Listing], command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command` the parameters of `work` before its own, where typer looks for them."""
+    of_work, of_lists = inspect.signature(work), inspect.signature(command)
+    hints = {name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "options"}
+    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in list(of_work.parameters.values())[1:]]
+    shared = [one for one in of_lists.parameters.values() if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    command.__signature__ = of_lists.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in own} | hints
+    command.__doc__, command.__name__ = work.__doc__, work.__name__
+    return command
+
+
+def _show(found: Listing, config: "Config", output: str, *, utc: bool) -> None:
+    if output == "json":
+        print(msgspec.json.encode(found.value).decode())
+        return
+    if output == "name":
+        for row in found.rows:
+            print(printable(str(row[found.named])))
+    elif not found.rows:
+        print(f"{found.empty} in {place_of(config)}", file=sys.stderr)
+        if found.hint:
+            print(f"try: {found.hint}", file=sys.stderr)
+    else:
+        print_rows(found.columns, found.rows, whole=output == "wide", utc=utc or output == "wide")
+    if found.more is not None:
+        print(f"more: {found.more}", file=sys.stderr)
+
+
+def _exact(cell: Cell) -> str:
+    if not isinstance(cell, Instant):
+        return cell
+    return "-" if cell.ms is None else moment(cell.ms)
+
+
+def print_rows(
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, whole: bool = False, utc: bool = False
+) -> None:
+    """Print a table as wide as the terminal. With `whole`, or into a file or a pipe, nothing is cut."""
+    if not sys.stdout.isatty():
+        for line in aligned([columns, *([_exact(cell) for cell in row] for row in rows)]):
+            print(line)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    now_ms = time.time_ns() // 1_000_000
+    signs = console.encoding.startswith("utf")
+
+    def shown(cell: Cell) -> Text:
+        if isinstance(cell, Instant):
+            return Text(_exact(cell) if utc or cell.ms is None else relative(cell.ms, now_ms))
+        if isinstance(cell, State):
+            sign, colour = _SIGNS.get(cell, ("·", ""))
+            return Text(f"{sign} {cell}" if signs else str(cell), style=colour)
+        return Text(printable(cell))
+
+    cells = [[shown(cell) for cell in row] for row in rows]
+    widths = [max(len(name), *(row[at].cell_len for row in cells), 0) for at, name in enumerate(columns)]
+    if whole:
+        console.width = sum(widths) + 2 * len(widths)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name, width in zip(columns, _fitted(widths, console.width), strict=True):
+        table.add_column(name, width=width, no_wrap=True, overflow="ellipsis")
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _fitted(widths: list[int], room: int) -> list[int]:
+    """Cut the widest column, again and again, until all fit."""
+    fitted = list(widths)
+    room -= 2 * (len(fitted) - 1)
+    while sum(fitted) > room and max(fitted) > _NARROWEST:
+        fitted[fitted.index(max(fitted))] -= 1
+    return fitted

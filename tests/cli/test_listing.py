@@ -1,0 +1,183 @@
+"""Lists on a terminal, in a pipe and for programs; `status`; errors in the words that were typed."""
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mainspring.cli.output import relative
+from mainspring.client.client import Client
+from mainspring.testing.servers import Server
+from tests.support.serving import ENVIRON, MAIN
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[Client]:
+    server.call("FLUSHALL")
+    async with Client(server.url, partitions=4) as opened:
+        yield opened
+
+
+def on_terminal(*words: str, columns: int = 80) -> str:
+    """What a command draws on a terminal of this width, without its colours."""
+    ours, theirs = pty.openpty()
+    environ = ENVIRON | {"COLUMNS": str(columns), "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
+    with os.fdopen(ours, "rb", buffering=0) as screen, subprocess.Popen(
+        [*MAIN, *words], stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.DEVNULL, env=environ
+    ) as running:  # fmt: skip
+        os.close(theirs)
+        drawn = b""
+        try:
+            while chunk := os.read(screen.fileno(), 4096):
+                drawn += chunk
+        except OSError:  # the command has closed its end
+            pass
+        assert running.wait(60) == 0
+    return re.sub("\x1b\\[[0-9;]*m", "", drawn.decode()).replace("\r\n", "\n")
+
+
+def in_pipe(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    ended = subprocess.run([*MAIN, *words], capture_output=True, text=True, timeout=100, env=ENVIRON, check=False)
+    assert ended.returncode == code, ended.stderr
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("apart_ms", "text"),
+    [
+        (999, "in 0 s"), (3_000, "in 3 s"), (59_999, "in 59 s"), (60_000, "in 1 min"), (29 * 60_000 + 500, "in 29 min"),
+        (HOUR_MS, "in 1 h"), (47 * HOUR_MS, "in 47 h"), (48 * HOUR_MS, "in 2 d"), (-3_000, "3 s ago"), (0, "0 s ago"),
+    ],
+)  # fmt: skip
+def test_times_are_said_as_people_say_them(apart_ms: int, text: str) -> None:
+    assert relative(1_800_000_000_000 + apart_ms, 1_800_000_000_000) == text
+
+
+async def test_a_list_fits_the_terminal_and_is_whole_in_a_pipe(server: Server, client: Client) -> None:
+    long = await client.put("https://example.com/" + "path/" * 12, 1, after="2h")
+    await client.put("log:", 1, after="30m", id="order-42")
+    words = ("task", "list", "--redis-url", server.url)
+    drawn = (await asyncio.to_thread(on_terminal, *words)).splitlines()
+    assert max(map(len, drawn)) <= 80
+    assert drawn[0].split() == ["ID", "DUE", "TARGET", "STATE"]
+    assert re.search(r"^order-42 +in (29|30) min +log: +○ pending$", drawn[1].rstrip())
+    assert "…" in drawn[2]
+    assert long.id not in drawn[2]
+    piped = (await asyncio.to_thread(in_pipe, *words)).stdout.splitlines()
+    assert [line.split()[0] for line in piped] == ["ID", "order-42", long.id]
+    assert re.search(r"  \d{4}-\d\d-\d\dT[\d:.]+Z  https://example.com/(path/){12}  pending$", piped[2])
+    wide = (await asyncio.to_thread(on_terminal, *words, "-o", "wide")).splitlines()
+    assert long.id in wide[2]
+    assert "T" in wide[1].split()[1]
+    utc = (await asyncio.to_thread(on_terminal, *words, "--utc")).splitlines()
+    assert re.search(r"\d{4}-\d\d-\d\dT", utc[1])
+    names = (await asyncio.to_thread(in_pipe, *words, "-o", "name")).stdout
+    assert names == f"order-42\n{long.id}\n"
+    for asked in (("-o", "json"), ("--json",)):
+        page = json.loads((await asyncio.to_thread(in_pipe, *words, *asked)).stdout)
+        assert [one["id"] for one in page["tasks"]] == ["order-42", long.id]
+
+
+@pytest.mark.parametrize(
+    ("words", "empty"),
+    [
+        ("task list", "no tasks are pending"),
+        ("task list --state running", "no tasks are running"),
+        ("dead list", "there are no dead letters"),
+        ("dead list --target log:", "no dead letter matches"),
+        ("schedule list", "there are no schedules"),
+        ("lane list", "no lane is stalled"),
+        ("pauses", "nothing is paused"),
+        ("key list", "there are no keys"),
+        ("audit", "nothing was changed yet"),
+    ],
+)
+async def test_an_empty_list_says_what_is_empty_and_where(
+    server: Server, client: Client, words: str, empty: str
+) -> None:
+    await client.count()  # makes the namespace
+    ended = await asyncio.to_thread(in_pipe, *words.split(), "-n", "main", "--redis-url", server.url)
+    assert ended.stdout == ""
+    assert ended.stderr.startswith(f"{empty} in namespace main on {server.url}\n")
+
+
+async def test_watch_prints_again_until_it_is_interrupted(server: Server, client: Client) -> None:
+    await client.put("log:", 1, after="30m", id="first")
+    process = await asyncio.create_subprocess_exec(
+        *MAIN, "task", "list", "-o", "name", "--watch", "--redis-url", server.url,
+        stdout=asyncio.subprocess.PIPE, env=ENVIRON,
+    )  # fmt: skip
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        assert await process.stdout.readline() == b"first\n"
+        await client.put("log:", 1, after="10m", id="second")
+        assert b"second\n" in [await process.stdout.readline() for _ in range(3)]
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 130
+
+
+async def test_status_shows_one_namespace_on_one_screen(server: Server, client: Client) -> None:
+    await client.put("log:", 1, after="30m", id="order-42")
+    await client.schedules.add("nightly", cron="0 2 * * *", target="log:")
+    await client.pause(target="kafka:*")
+    words = ("status", "--redis-url", server.url)
+    shown = (await asyncio.to_thread(in_pipe, *words, code=1)).stdout
+    for line in (
+        f"looked at     namespace main on {server.url}",
+        "nodes         none; start one: mainspring serve",
+        "tasks         2 pending",
+        "schedules     1",
+        "dead letters  0",
+        "paused        target kafka:*",
+        "Next due",
+    ):
+        assert line in shown.splitlines()
+    assert re.search(r"^order-42 +\S+Z +log:$", shown, re.MULTILINE)
+    told = json.loads((await asyncio.to_thread(in_pipe, *words, "--json", code=1)).stdout)
+    assert told["tasks"] == {"pending": 2, "exact": True}
+    assert told["cluster"]["nodes"] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("task put --in soon 1", "--in: 'soon' is not a delay"),
+        ("task put --at soon 1", "--at: 'soon' is not"),
+        ("pause --all --for x", "--for: 'x' is not a delay"),
+        ("task list --limit 0", "--limit is 0"),
+        ("task put --expires x 1", "--expires: 'x' is not"),
+    ],
+)
+async def test_an_error_names_the_option_that_was_typed(server: Server, line: str, says: str) -> None:
+    ended = await asyncio.to_thread(in_pipe, *line.split(), "--redis-url", server.url, code=2)
+    assert ended.stderr.startswith(f"mainspring: {says}")
+
+
+async def test_an_unknown_task_is_reported_with_the_place_that_was_looked_at(server: Server, client: Client) -> None:
+    await client.count()
+    ended = await asyncio.to_thread(in_pipe, "task", "get", "nope", "--redis-url", server.url, code=1)
+    assert ended.stdout == ""
+    assert ended.stderr == f"nope: unknown in namespace main on {server.url}\ntry: mainspring task list\n"
+
+
+async def test_default_retries_of_a_frequent_schedule_are_no_reason_to_warn(server: Server, client: Client) -> None:
+    words = ("schedule", "add", "--target", "log:", "--redis-url", server.url)
+    plain = await asyncio.to_thread(in_pipe, *words, "plain", "--every", "5s")
+    assert plain.stderr == ""
+    slow = await asyncio.to_thread(in_pipe, *words, "slow", "--every", "5s", "--timeout", "10s")
+    assert "[too-long]" in slow.stderr
+
+
+def test_version_names_the_parts() -> None:
+    shown = in_pipe("version").stdout
+    assert shown.startswith("mainspring ")
+    assert f"Python {sys.version.split()[0]}" in shown
