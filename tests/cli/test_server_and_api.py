@@ -444,14 +444,17 @@ async def test_a_file_and_a_replacement_leave_a_pause_alone(say: Say, tmp_path: 
 
 
 async def test_a_run_that_may_outlast_the_interval_is_warned_of(say: Say, tmp_path: Path) -> None:
-    said = "warning: s: one run may take 6 x 15,000 ms"
-    options = ("--every", "1m", "--target", "https://example.com/")
+    said = "warning: s: one run may take 6 x 90,000 ms"
+    options = ("--every", "1m", "--target", "https://example.com/", "--timeout", "90s")
     assert said in (await say("schedule", "add", "s", *options)).stderr
-    assert "worst case  6 x 15,000 ms" in (await say("schedule", "show", "s")).stdout
+    assert "worst case  6 x 90,000 ms" in (await say("schedule", "show", "s")).stdout
     assert "[too-long]" in (await say("schedule", "lint", code=1)).stdout
     file = tmp_path / "plan.toml"
-    file.write_text('[schedules.s]\nevery = "50s"\ntarget = "https://example.com/"\n')
+    file.write_text('[schedules.s]\nevery = "50s"\ntarget = "https://example.com/"\ntimeout = "90s"\n')
     assert said in (await say("schedule", "apply", "-f", str(file))).stderr
+    usual = await say("schedule", "edit", "s", "--timeout", "15s")
+    assert usual.stderr == "", "these retries are the usual ones"
+    assert "[default-retries]" in (await say("schedule", "lint", code=1)).stdout
     refused = await say("schedule", "edit", "s", "--retry", "4 base=1s", code=1)
     assert "4 x 15,000 ms + 1,000 ms + 2,000 ms + 4,000 ms = 67,000 ms" in str(refused.exception)
     assert (await say("schedule", "edit", "s", "--retry", "4 base=1s", "--timeout", "5s")).stderr == ""

@@ -52,7 +52,7 @@ def test_the_nearest_policy_and_the_nearest_timeout_count(target: str, attempts:
 
 def too_long(**fields: Any) -> list[str]:
     found = findings_of(define("job", **{"every": "30s", "target": "https://example.com/", **fields}), NOW_MS, CONFIG)
-    return [finding.message for finding in found if finding.code == "too-long"]
+    return [finding.message for finding in found if finding.code in ("too-long", "default-retries")]
 
 
 def test_a_run_that_may_outlast_the_interval_is_told_with_the_sum() -> None:
@@ -85,3 +85,13 @@ def test_the_search_for_runs_ends_in_time_and_says_so() -> None:
     job = define("job", every="1s", target="log:")
     assert runs_ahead(job, NOW_MS, 3, 10) == ([NOW_MS + 1_000, NOW_MS + 2_000, NOW_MS + 3_000], False)
     assert runs_ahead(job, NOW_MS, 3, 0) == ([], True)
+
+
+def test_default_retries_are_told_apart_from_chosen_ones() -> None:
+    def codes(**fields: Any) -> set[str]:
+        found = findings_of(define("job", every="30s", target="https://example.com/", **fields), NOW_MS, CONFIG)
+        return {finding.code for finding in found}
+
+    assert codes() == {"default-retries"}
+    assert codes(timeout="31s") == {"too-long"}, "one attempt alone may take longer"
+    assert codes(retry="3 base=20s") == {"too-long"}

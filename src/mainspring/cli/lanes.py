@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from mainspring.cli.audited_client import user
-from mainspring.cli.listing import Instant, Listing, State, listing
+from mainspring.cli.listing import Instant, Listing, StateCell, listing
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.output import printable
 from mainspring.cli.task import print_json, when_of, with_client
@@ -41,7 +41,7 @@ def list_(config: "Config") -> Listing:
         rows=[
             (
                 one.lane,
-                State(one.state),
+                StateCell(one.state),
                 Instant(one.since_ms),
                 "?" if one.behind is None else str(one.behind),
                 _reason(one),

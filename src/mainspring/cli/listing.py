@@ -16,7 +16,7 @@ from mainspring.model.explain import moment
 if TYPE_CHECKING:
     from mainspring.config.config import Config
 
-Output = Annotated[
+OutputForm = Annotated[
     Literal["table", "wide", "json", "name"],
     typer.Option("--output", "-o", help="How to print: wide cuts nothing and has exact times."),
 ]
@@ -43,7 +43,7 @@ class Instant(NamedTuple):
     ms: int | None
 
 
-class State(str):
+class StateCell(str):
     """A state in a cell: on a terminal it has a sign and a colour."""
 
     __slots__ = ()
@@ -74,7 +74,7 @@ def listing(work: Callable[..., Listing]) -> Callable[..., None]:
 
     def command(
         *, redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None, config: Settings = None,
-        json: Json = False, output: Output = "table", utc: Utc = False, watch: Watch = False, **options: Any,
+        json: Json = False, output: OutputForm = "table", utc: Utc = False, watch: Watch = False, **options: Any,
     ) -> None:  # fmt: skip
         loaded = load(redis_url, data_dir, namespace, config)
         while True:
@@ -144,7 +144,7 @@ def print_rows(
     def shown(cell: Cell) -> Text:
         if isinstance(cell, Instant):
             return Text(_exact(cell) if utc or cell.ms is None else relative(cell.ms, now_ms))
-        if isinstance(cell, State):
+        if isinstance(cell, StateCell):
             sign, colour = _SIGNS.get(cell, ("·", ""))
             return Text(f"{sign} {cell}" if signs else str(cell), style=colour)
         return Text(printable(cell))

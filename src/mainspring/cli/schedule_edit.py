@@ -123,7 +123,7 @@ _EMPTY: Final = (
 def _show(view: ScheduleView, loaded: Config, json: bool, *, warns: bool = False) -> None:
     view = shown.with_outlook(view, loaded)
     if warns:
-        shown.warn(view.definition, view.findings)
+        shown.warn(view.name, view.findings)
     if json:
         print_json(view.as_dict())
     else:

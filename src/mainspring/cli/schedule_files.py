@@ -86,10 +86,9 @@ def _warn(applied: _Applied, config: "Config") -> None:
     now_ms = time.time_ns() // 1_000_000
     for step in applied.steps:
         if step.name in applied.written:
-            view = shown.with_outlook(applied.written[step.name], config)
-            shown.warn(view.definition, view.findings)
+            shown.warn(step.name, shown.with_outlook(applied.written[step.name], config).findings)
         elif step.action in ("create", "change") and step.definition is not None:
-            shown.warn(step.definition, findings_of(step.definition, now_ms, config))
+            shown.warn(step.name, findings_of(step.definition, now_ms, config))
 
 
 @app.command("import")

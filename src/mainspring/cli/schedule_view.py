@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from mainspring.cli.listing import Cell, Instant, Listing, State, listing
+from mainspring.cli.listing import Cell, Instant, Listing, StateCell, listing
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
 from mainspring.cli.output import printable
 from mainspring.cli.task import print_json, with_client
@@ -35,7 +35,7 @@ def at(definition: Definition, ms: int) -> str:
 def _row(view: ScheduleView) -> tuple[Cell, ...]:
     following = Instant(view.next_ms[0] if view.next_ms else None)
     definition = view.definition
-    return view.name, State(view.state), following, " | ".join(definition.times), definition.zone, definition.target
+    return view.name, StateCell(view.state), following, " | ".join(definition.times), definition.zone, definition.target
 
 
 def lines(view: ScheduleView) -> list[str]:
@@ -108,12 +108,11 @@ def with_outlook(view: ScheduleView, config: "Config") -> ScheduleView:
     return by_settings(view, time.time_ns() // 1_000_000, config)
 
 
-def warn(definition: Definition, findings: Iterable[Finding]) -> None:
+def warn(name: str, findings: Iterable[Finding]) -> None:
     """Print likely mistakes on standard error. That the default retries take long is reported by `lint` alone."""
-    chosen = definition.retry is not None or bool(definition.timeout_ms)
     for finding in findings:
-        if finding.code != "too-long" or chosen:
-            print(f"warning: {definition.name}: {finding.message} [{finding.code}]", file=sys.stderr)
+        if finding.code != "default-retries":
+            print(f"warning: {name}: {finding.message} [{finding.code}]", file=sys.stderr)
 
 
 def show_changes(changes: Mapping[str, tuple[Any, Any]], json: bool) -> None:

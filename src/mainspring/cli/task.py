@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from mainspring.cli.audited_client import AuditedClient
-from mainspring.cli.listing import Instant, Listing, State, listing
+from mainspring.cli.listing import Instant, Listing, StateCell, listing
 from mainspring.cli.options import (
     DataDir,
     Json,
@@ -182,7 +182,7 @@ def list_(
     )  # fmt: skip
     return Listing(
         columns=("ID", "DUE", "TARGET", "STATE"),
-        rows=[(one.id, Instant(one.due_ms), one.target or "", State(one.state)) for one in page.tasks],
+        rows=[(one.id, Instant(one.due_ms), one.target or "", StateCell(one.state)) for one in page.tasks],
         value=page,
         empty=f"no tasks are {state}",
         hint="mainspring task put --in 10s '\"hello\"'" if state == "pending" else "mainspring task list",

@@ -72,9 +72,11 @@ def _webhook_ms(target: str, config: Config) -> int:
 
 def findings_of(definition: Definition, now_ms: int, config: Config) -> list[Finding]:
     """Return likely mistakes in a schedule. Runs that may overlap may also last as long as they like."""
-    worst = None if definition.overlap == "allow" else terms_of(definition, config).worst_case
+    terms = terms_of(definition, config)
+    worst = None if definition.overlap == "allow" else terms.worst_case
+    usual_attempt_ms = terms.timeout_ms if terms.policy == RetryPolicy() else None
     runs, _ = runs_ahead(definition, now_ms, SAMPLE, LOOK_S)
-    return lint(definition.slots.recurrence, now_ms, worst=worst, runs=runs)
+    return lint(definition.slots.recurrence, now_ms, worst=worst, usual_attempt_ms=usual_attempt_ms, runs=runs)
 
 
 def runs_ahead(definition: Definition, now_ms: int, count: int, within_s: float) -> tuple[list[int], bool]:

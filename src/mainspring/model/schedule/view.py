@@ -16,7 +16,9 @@ from .definition import Definition, changes
 from .recurrence import AfterEnd, Recurrence
 from .zone import Segment, planned_in_gap, planned_in_overlap, zone
 
-FindingCode = Literal["dst-gap", "dst-overlap", "midnight", "too-long", "day-or", "too-often", "wide-step"]
+FindingCode = Literal[
+    "dst-gap", "dst-overlap", "midnight", "too-long", "default-retries", "day-or", "too-often", "wide-step"
+]
 
 _AHEAD_S: Final = 5 * 365 * 86_400
 SAMPLE: Final = 200
@@ -37,10 +39,12 @@ def lint(
     now_ms: int,
     *,
     worst: WorstCase | None = None,
+    usual_attempt_ms: int | None = None,
     max_per_second: int = 10,
     runs: Sequence[int] | None = None,
 ) -> list[Finding]:
-    """Everything worth a warning; `worst` is how long one run with all its retries may take.
+    """Everything worth a warning; `worst` is how long one run with all its retries may take. `usual_attempt_ms` is the
+    time limit of one attempt if nobody has chosen the retries.
 
     `runs` are the next ones, as far as the caller has looked for them."""
     found: list[Finding] = []
@@ -55,7 +59,7 @@ def lint(
         return found  # the next run waits for the end of this one
     if runs is None:
         runs = _next_runs(recurrence.next_after, now_ms, max(SAMPLE, max_per_second + 1))
-    return [*found, *_pace(runs, worst, max_per_second)]
+    return [*found, *_pace(runs, worst, usual_attempt_ms, max_per_second)]
 
 
 def _midnight(cron: Cron) -> Iterator[Finding]:
@@ -122,12 +126,14 @@ def _clock_change_finding(
     return Finding(code, f"{cron.text!r}: {local} {what} in {recurrence.zone}{more}; {then.format(after)}")
 
 
-def _pace(runs: Sequence[int], worst: WorstCase | None, max_per_second: int) -> Iterator[Finding]:
+def _pace(
+    runs: Sequence[int], worst: WorstCase | None, usual_attempt_ms: int | None, max_per_second: int
+) -> Iterator[Finding]:
     """Looks at the next runs: what is too close there is too close."""
     shortest_ms = min((later - earlier for earlier, later in pairwise(runs)), default=None)
     if worst is not None and shortest_ms is not None and worst.ms > shortest_ms:
         yield Finding(
-            "too-long",
+            "too-long" if usual_attempt_ms is None or usual_attempt_ms > shortest_ms else "default-retries",
             f"one run may take {worst.text} with its retries, and the next comes after {shortest_ms:,} ms:"
             " it would be skipped or wait; give a shorter timeout, retry less, or run less often",
         )
