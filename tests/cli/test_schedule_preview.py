@@ -77,7 +77,7 @@ def test_without_json_a_table_with_weekdays_and_warnings_apart() -> None:
         (["@daily", "--tz", "Europe/Pari"], "did you mean Europe/Paris"),
         (["@daily", "--from", "tomorrow"], "--from: 'tomorrow' is not an ISO 8601 time"),
         (["@daily", "--count", "0"], "--count is 0"),
-        (["@daily", "--gap", "jump"], "use shift, skip"),
+        (["@daily", "--gap", "jump"], "'jump' is not one of shift, skip"),
     ],
 )
 def test_a_wrong_call_ends_with_2_and_says_why(arguments: list[str], message: str) -> None:

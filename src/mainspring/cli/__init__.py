@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import typer
 import typer.core
@@ -330,11 +330,18 @@ class _Reader:
         self._many = parameter.multiple or parameter.nargs == -1
         inner = get_args(kind)[0] if get_origin(kind) is list else None
         self._read = _READ.get(inner if self._many else kind)
+        self._choices: tuple[str, ...] = get_args(kind) if get_origin(kind) is Literal else ()
         self._library = library
 
     def __call__(self, context: Any, value: Any) -> Any:
         if value == "" and self._read is Path:  # mostly a variable that is not set; it would mean this folder
             raise typer.BadParameter("it is empty; name a path", context, self._parameter)
+        if self._choices and value is not None:
+            if value not in self._choices:
+                raise typer.BadParameter(
+                    f"{value!r} is not one of {', '.join(self._choices)}", context, self._parameter
+                )
+            return value
         known, plain = self._plain(value)
         if not known or (self._parameter.required and plain in (None, ())):
             return self._library(context, value)

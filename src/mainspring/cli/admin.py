@@ -17,7 +17,7 @@ from mainspring.cli.listing import CLEAR, Instant, Listing, listing, print_rows
 from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load, opened_store, place_of, remote
 from mainspring.cli.output import aligned
 from mainspring.cli.task import with_client
-from mainspring.model.access import KeyOrder, KeyShown, check_role, make_key, new_token
+from mainspring.model.access import KeyOrder, KeyShown, Role, make_key, new_token
 from mainspring.model.audit import AuditPage, Change
 from mainspring.model.errors import InvalidInput, NotFound
 from mainspring.model.explain import span
@@ -215,7 +215,7 @@ key_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_except
 @key_app.command()
 def add(
     name: Annotated[str, typer.Argument(help="Who or what it is for; shown in lists and in the audit trail.")] = "",
-    role: Annotated[str, typer.Option(help="reader, submit-only, operator or admin.")] = "operator",
+    role: Annotated[Role, typer.Option(help="What it may do.")] = "operator",
     expires: Annotated[str | None, typer.Option(help="A time, or a delay such as 90d; default never.")] = None,
     targets: Annotated[list[str] | None, typer.Option("--target", help="Only this; a * at its end is any.")] = None,
     reaches: Annotated[list[str] | None, typer.Option("--also", help="Another namespace to reach; * is all.")] = None,
@@ -226,7 +226,7 @@ def add(
     """Make a key and print its text, this one time."""
     loaded = load(redis_url, data_dir, namespace, config)
     bound = None if targets is None else tuple(targets)
-    order = KeyOrder(check_role(role), name, expires, tuple(reaches or ()), bound, rate)
+    order = KeyOrder(role, name, expires, tuple(reaches or ()), bound, rate)
     token, made = asyncio.run(_add(loaded, order))
     if json:
         print(msgspec.json.encode({"key": token, **made.fields}).decode())

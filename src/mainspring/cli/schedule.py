@@ -41,8 +41,12 @@ def preview(
         typer.Option("--from", help="Runs after this ISO time (of the zone, if without offset); default now."),
     ] = None,
     count: Annotated[int, typer.Option(help="How many runs.")] = 10,
-    gap: Annotated[str, typer.Option(help="A fixed hour that is jumped over: shift or skip.")] = "shift",
-    overlap: Annotated[str, typer.Option(help="A fixed hour that comes twice: first, second or both.")] = "first",
+    gap: Annotated[
+        Gap, typer.Option("--dst-gap", "--gap", help="What to do with a fixed hour that a clock change skips.")
+    ] = "shift",
+    overlap: Annotated[
+        Overlap, typer.Option("--dst-overlap", "--overlap", help="Which of two equal hours after a clock change.")
+    ] = "first",
     exclude: Annotated[list[str] | None, typer.Option(help="A date, dates a..b, or a cron line; repeatable.")] = None,
     name: Annotated[str, typer.Option(help="The schedule's name: decides where H falls.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -52,11 +56,9 @@ def preview(
         raise InvalidInput(f"--count is {count}; it must lie between 1 and {_MAX_COUNT}")
     where = Config.load({}, os.environ).timezone if tz is None else tz
     from_ms = time.time_ns() // 1_000_000 if start is None else _instant(start, where)
-    chosen_gap: Gap = gap  # type: ignore[assignment]  # the recurrence checks both
-    chosen_overlap: Overlap = overlap  # type: ignore[assignment]
     recurrence = Recurrence.parse(
         [read_spec(text, name, from_ms) for text in specs],  # an interval counts from the beginning of the preview
-        name=name, zone=where, gap=chosen_gap, overlap=chosen_overlap, exclude=exclude or (),
+        name=name, zone=where, gap=gap, overlap=overlap, exclude=exclude or (),
     )  # fmt: skip
     for finding in lint(recurrence, from_ms):
         print(f"warning: {finding.message} [{finding.code}]", file=sys.stderr)

@@ -19,6 +19,7 @@ from mainspring.model.errors import InvalidInput
 from mainspring.model.schedule.definition import PauseMode
 from mainspring.model.schedule.input import edited_by
 from mainspring.model.schedule.view import ScheduleView
+from mainspring.model.schedule.zone import Gap, Overlap
 
 if TYPE_CHECKING:
     from mainspring.client.client import Client
@@ -40,8 +41,8 @@ OPTIONS: Final[dict[str, Any]] = {
     "start": Annotated[str | None, typer.Option(help="Not before this time.")],
     "end": Annotated[str | None, typer.Option(help="Not after this time.")],
     "max_runs": Annotated[int | None, typer.Option(help="So many runs, then no more; 0: no bound.")],
-    "dst_gap": Annotated[str | None, typer.Option(help="A fixed hour that is jumped over: shift or skip.")],
-    "dst_overlap": Annotated[str | None, typer.Option(help="One that comes twice: first, second, both.")],
+    "dst_gap": Annotated[Gap | None, typer.Option(help="What to do with a fixed hour that a clock change skips.")],
+    "dst_overlap": Annotated[Overlap | None, typer.Option(help="Which of two equal hours after a clock change.")],
     "lane": Annotated[str | None, typer.Option(help="Runs are tasks of this lane.")],
     "retry": Annotated[str | None, typer.Option(help="Retry policy, e.g. '3 base=200ms jitter=500ms'.")],
     "retries": Annotated[int | None, typer.Option(help="Retries after the first attempt; for a policy of options.")],

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 import typer
@@ -91,10 +91,13 @@ def _warn(applied: _Applied, config: "Config") -> None:
             shown.warn(step.name, findings_of(step.definition, now_ms, config))
 
 
+ImportFormat = Literal["crontab", "celery", "redbeat"]
+
+
 @app.command("import")
 def import_(
     file: Annotated[Path | None, typer.Argument(help="The file; not for redbeat.")] = None,
-    kind: Annotated[str, typer.Option("--format", help="crontab, celery or redbeat.")] = "crontab",
+    kind: Annotated[ImportFormat, typer.Option("--format", help="What wrote the file.")] = "crontab",
     tz: Annotated[str | None, typer.Option("--tz", "--timezone", help="Of its times; default the settings'.")] = None,
     system: Annotated[bool, typer.Option("--system", help="A crontab with users, as /etc/crontab.")] = False,
     url: Annotated[str, typer.Option("--from", help="Of redbeat: the server that has its keys.")] = "redis://localhost",
@@ -130,11 +133,9 @@ def _write(out: Path, text: str) -> None:
         raise InvalidInput(f"{out} cannot be written: {error.strerror}") from None
 
 
-def _read(kind: str, file: Path | None, tz: str, system: bool, url: str, prefix: str) -> Imported:
+def _read(kind: ImportFormat, file: Path | None, tz: str, system: bool, url: str, prefix: str) -> Imported:
     if kind == "redbeat":
         return read_redbeat(asyncio.run(_redbeat_keys(url, prefix)), zone=tz)
-    if kind not in ("crontab", "celery"):
-        raise InvalidInput(f"--format {kind!r}: use crontab, celery or redbeat")
     if file is None:
         raise InvalidInput("give the file to import")
     try:
