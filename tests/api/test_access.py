@@ -80,6 +80,7 @@ RULES: dict[str, Right | None] = {
     "GET /healthy": None,
     "GET /metrics": "read",
     "GET /openapi.json": None,
+    "GET /": None,
     "GET /docs": None,
     "GET /docs/{name}": None,
 }

@@ -208,7 +208,9 @@ async def test_a_wrong_tick_is_refused_and_leaves_nothing(api: Api, body: bytes,
 @pytest.mark.parametrize(
     ("method", "path", "headers", "status", "detail"),
     [
-        ("GET", "/", {}, 404, "there is nothing at /; /docs shows every route"),
+        ("GET", "/nowhere", {}, 404, "there is nothing at /nowhere; /docs shows every route"),
+        ("GET", "//", {}, 404, "nothing at //"),
+        ("POST", "/", {}, 405, "answers GET, HEAD"),
         ("POST", "/tick", {}, 404, "nothing at /tick"),
         ("GET", "/ticks", {}, 405, "answers POST"),
         ("POST", "/livez", {}, 405, "answers GET, HEAD"),

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from mainspring import __version__
 from mainspring.api import app, dead
 from mainspring.api.asgi import PROBLEMS
 from mainspring.client.http import Api as Remote
@@ -214,6 +216,17 @@ async def test_the_page_is_whole_and_loads_nothing_from_elsewhere(api: Api) -> N
         assert b"://" not in asset.body
     assert b"://" not in page.body
     assert (await api.get("/docs/app.py")).problem == "not-found"
+
+
+async def test_the_first_page_names_the_version_and_leads_on(api: Api) -> None:
+    page = await api.get("/")
+    assert page.status == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert f"<small>{__version__}</small>".encode() in page.body
+    assert b"://" not in page.body
+    for path in re.findall(rb'href="([^"]+)"', page.body):
+        assert (await api.get(path.decode())).status == 200, path
 
 
 @pytest.mark.parametrize("path", ["/livez", "/v1/cluster", "/openapi.json", "/v1/tasks/nobody"])

@@ -170,6 +170,12 @@ def _document_of(routes: tuple[Route, ...]) -> Answer:
     return answer(document(routes))
 
 
+async def home(call: Call) -> Answer:
+    del call
+    page = _text("home.html").replace(b"{version}", __version__.encode())
+    return Answer(200, page, _KINDS["page.html"], guards=_GUARDS)
+
+
 async def docs(call: Call) -> Answer:
     del call
     return _asset("page.html")
@@ -191,6 +197,7 @@ def _asset(name: str) -> Answer:
 
 
 DOCUMENTATION_ROUTES: Final = (
+    Route("GET", "/", home, None, "Where to go from here.", answers={200: None}, media=("text/html",)),
     Route("GET", "/openapi.json", openapi, None, "This document.", answers={200: dict[str, Any]}),
     Route("GET", "/docs", docs, None, "The same for people.", answers={200: None}, media=("text/html",)),
     Route(

@@ -77,7 +77,7 @@ class Router:
         self._tree: dict[str | None, Any] = {}
         for route in self.routes:
             node = self._tree
-            for segment in route.path.split("/")[1:]:
+            for segment in filter(None, route.path.split("/")):
                 node = node.setdefault(_PARAMETER if segment.startswith("{") else segment, {})
             methods = node.setdefault("", {})
             if route.method in methods:
@@ -99,7 +99,7 @@ class Router:
 
     def _walk(self, segments: list[str]) -> tuple[dict[str, Route] | None, list[str]]:
         node, values = self._tree, []
-        for segment in segments:
+        for segment in [] if segments == [""] else segments:
             if segment and segment in node:
                 node = node[segment]
             elif segment and _PARAMETER in node:
