@@ -96,7 +96,7 @@ async def test_a_parked_lane_goes_on(server: Server, ticker: Ticker, word: str) 
     await ticker.advance(seconds=5)
     assert (await call(lane, server, "list")).stderr == f"no lane is stalled in namespace main on {server.url}\n"
     again = await call(lane, server, word, "a")
-    assert (again.exit_code, again.output) == (1, "a: it waits for no failed task\n")
+    assert (again.exit_code, again.output) == (1, "a: it is not waiting for a failed task\n")
 
 
 async def test_a_head_is_skipped_with_a_reason(server: Server, ticker: Ticker) -> None:

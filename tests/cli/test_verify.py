@@ -44,7 +44,7 @@ def test_a_namespace_in_order_is_proven_so_in_three_lines(mainspring_server: Ser
     assert ended.returncode == 0
     lines = ended.stdout.splitlines()
     assert lines[1] == "accepted 10 = pending 9 + fired 0 + queued 0 + done 0 + cancelled 1 + replaced 0 + dead 0"
-    assert lines[2:] == ["the books are even, nothing is orphaned"]
+    assert lines[2:] == ["the counters balance, nothing is orphaned"]
 
 
 def test_findings_are_told_repaired_on_request_and_counted_by_the_exit_code(

@@ -75,7 +75,7 @@ async def test_a_node_stops_if_the_namespace_was_made_anew_with_another_count(
 ) -> None:
     node = Node(config_of(emptied, role), {"null": NullSink()})
     assert await node.run_until_signal(started=lambda: make_anew(emptied)) == 2
-    assert f"the node cannot go on: namespace 'main' has {OTHERS} partitions, {OURS} were asked for" in caplog.text
+    assert f"the node cannot continue: namespace 'main' has {OTHERS} partitions, {OURS} were asked for" in caplog.text
     assert meta(emptied) == [b"1", b"%d" % OTHERS]
 
 

@@ -136,7 +136,7 @@ class ClusterNode(msgspec.Struct):
 
 
 class Cluster(msgspec.Struct):
-    """`leader` is empty when nobody leads; `without_owner` and `moving` are partitions."""
+    """`leader` is empty if no node leads; `without_owner` and `moving` are partitions."""
 
     leader: str
     term: int

@@ -54,7 +54,7 @@ class NewPause(msgspec.Struct, forbid_unknown_fields=True, rename={"for_": "for"
 
 
 class PauseQuery(msgspec.Struct, frozen=True):
-    """What is to go on: exactly what was paused."""
+    """Which pause to end: exactly what was paused."""
 
     target: str | None = None
     queue: str | None = None
@@ -63,7 +63,7 @@ class PauseQuery(msgspec.Struct, frozen=True):
 
 
 class Paused(msgspec.Struct):
-    """Who paused what, since when, why, and until when."""
+    """A pause: its scope, author, reason, beginning and end."""
 
     scope: str
     mode: Mode
@@ -147,7 +147,7 @@ async def _lane_answer(call: Call, what: str, before: LaneInfo, done: LaneAnswer
 
 _WHY: Final = {
     "no head": "the lane waits for no failed task",
-    "gone": "the lane's head is over; the lane goes on by itself",
+    "gone": "the lane's head has ended; the lane resumes by itself",
 }
 
 
@@ -195,7 +195,7 @@ def _check_scope(call: Call, wanted: NewPause | PauseQuery) -> None:
     if sum(name is not None for name in names) + wanted.all != 1:
         raise Problem("invalid", 'say what: one of "target", "queue", "lane", or "all": true')
     if not call.may_reach_all and (wanted.target is None or not _within(call, wanted.target)):
-        raise Problem("forbidden", "this key is bound to targets, and may let only those stand still")
+        raise Problem("forbidden", "this key is limited to certain targets and can pause only those")
 
 
 def _within(call: Call, target: str) -> bool:
@@ -206,7 +206,7 @@ _LANE: Final = "/v1/lanes/{lane}"
 _BODY: Final = ("too-large", "content-type")
 ROUTES: Final = (
     Route(
-        "GET", "/v1/lanes", list_lanes, "read", "Lanes that stand still.", query=LaneQuery, answers={200: LaneList}
+        "GET", "/v1/lanes", list_lanes, "read", "Stalled lanes.", query=LaneQuery, answers={200: LaneList}
     ),
     Route("GET", _LANE, get_lane, "read", "How one lane stands.", answers={200: LaneInfo}),
     Route(
@@ -218,13 +218,13 @@ ROUTES: Final = (
         answers={200: LaneDone}, problems=("conflict", "too-late", *_BODY),
     ),
     Route(
-        "POST", f"{_LANE}/resume", resume_lane, "operate", "Let a parked or paused lane go on.",
+        "POST", f"{_LANE}/resume", resume_lane, "operate", "Resume a parked or paused lane.",
         answers={200: LaneDone}, problems=("conflict", "too-late", "out-of-memory"),
     ),
     Route("GET", "/v1/pauses", list_pauses, "read", "What is paused.", answers={200: PauseList}),
     Route(
-        "POST", "/v1/pauses", add_pause, "operate", "Let everything, a target, a queue or a lane stand still.",
+        "POST", "/v1/pauses", add_pause, "operate", "Pause everything, a target, a queue, or a lane.",
         body=NewPause, answers={201: Paused}, problems=("out-of-memory", *_BODY),
     ),
-    Route("DELETE", "/v1/pauses", remove_pause, "operate", "Let it go on.", query=PauseQuery, answers={200: Resumed}),
+    Route("DELETE", "/v1/pauses", remove_pause, "operate", "Resume.", query=PauseQuery, answers={200: Resumed}),
 )  # fmt: skip

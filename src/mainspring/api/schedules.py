@@ -122,7 +122,7 @@ class ScheduleList(msgspec.Struct):
 
 
 class Edit(Fields, forbid_unknown_fields=True):
-    """What is left out stays, each of `cron`, `every` and `after_end` for itself; null takes one away.
+    """Fields that are left out stay, each of `cron`, `every` and `after_end` by itself; null removes a field.
 
     With `generation` it is a conflict if somebody else has edited it since that one.
     """

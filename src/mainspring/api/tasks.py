@@ -284,7 +284,7 @@ class CountTasks(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct):
-    """`cancelling`: a worker runs it. It is told, and stops it if it is not done before."""
+    """`cancelling`: a worker is running the task and has been asked to stop."""
 
     id: str
     outcome: Literal["cancelled", "cancelling"]

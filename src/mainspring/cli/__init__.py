@@ -17,10 +17,10 @@ _COMMANDS: Final = {
     "serve": ("mainspring.cli.serve:serve_app", "Run a scheduler with its HTTP API."),
     "worker": ("mainspring.cli.serve:worker_app", "Run handlers and commands from queues; list the workers."),
     "task": ("mainspring.cli.task", "Put, look at, explain, cancel and move tasks."),
-    "dead": ("mainspring.cli.dead", "Tasks that were given up: look, replay, drop, export."),
-    "lane": ("mainspring.cli.lanes:lane_app", "Lanes that stand still: look, retry or skip the head, resume."),
+    "dead": ("mainspring.cli.dead", "Dead letters, tasks that were given up: list, replay, drop, export."),
+    "lane": ("mainspring.cli.lanes:lane_app", "Stalled lanes: list them, retry or skip the head, resume."),
     "queue": ("mainspring.cli.lanes:queue_app", "Queues: how long they are, and which workers serve them."),
-    "pause": ("mainspring.cli.lanes:pause_app", "Let everything, a target, a queue or a lane stand still."),
+    "pause": ("mainspring.cli.lanes:pause_app", "Pause everything, a target, a queue or a lane."),
     "resume": ("mainspring.cli.lanes:resume_app", "End a pause."),
     "pauses": ("mainspring.cli.lanes:pauses_app", "List what is paused, by whom and why."),
     "schedule": ("mainspring.cli.schedule", "Recurring work: cron and intervals."),
@@ -28,14 +28,14 @@ _COMMANDS: Final = {
         "mainspring.cli.admin:status_app",
         "Nodes, tasks, what is due next and what failed last, on one screen.",
     ),
-    "cluster": ("mainspring.cli.admin:cluster_app", "Show the nodes, who leads, who owns what."),
+    "cluster": ("mainspring.cli.admin:cluster_app", "Show the nodes, the leader, and who owns which partitions."),
     "verify": ("mainspring.cli.checks:verify_app", "Prove that every task is somewhere; find orphans, repair them."),
-    "doctor": ("mainspring.cli.checks:doctor_app", "Check the whole set-up: what is fine, and what to change."),
+    "doctor": ("mainspring.cli.checks:doctor_app", "Check the setup: servers, rights, clocks, nodes, Kafka."),
     "acl": ("mainspring.cli.admin:acl_app", "Print the smallest rights that Mainspring needs on a server."),
-    "config": ("mainspring.cli.config", "Settings: what holds, and where it comes from."),
+    "config": ("mainspring.cli.config", "Settings: their values and where they come from."),
     "demo": ("mainspring.cli.demo", "Generator, schedulers and consumer at full speed, rates every second."),
     "key": ("mainspring.cli.admin:key_app", "API keys: add, list, revoke."),
-    "audit": ("mainspring.cli.admin:audit_app", "Who changed what, the newest first."),
+    "audit": ("mainspring.cli.admin:audit_app", "The audit trail: who changed what, newest first."),
     "version": ("mainspring.cli.admin:version_app", "Print the versions of Mainspring and of Python."),
     "bench": ("mainspring.cli.bench", "Measure, and print the figures of the README."),
 }
@@ -258,7 +258,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
 
 
 def with_examples(command: Any, name: str) -> Any:
-    """Give a command, and those below it, the examples there are for them."""
+    """Add the examples to the help of a command and its subcommands."""
     lines = EXAMPLES.get(name)
     if lines:
         note = f"{command.epilog}\n\n" if command.epilog else ""
@@ -269,7 +269,7 @@ def with_examples(command: Any, name: str) -> Any:
 
 
 def naming_options(command: Any) -> Any:
-    """Let errors of a command, and of those below it, name the option that was typed: `--in`, not `after`."""
+    """Let errors of a command and its subcommands name the option that was typed: `--in`, not `after`."""
     invoke = command.invoke
 
     def invoke_and_name(context: Any) -> Any:
@@ -295,9 +295,9 @@ _READ: Final[dict[Any, Callable[[str], Any]]] = {str: str, int: int, float: floa
 
 
 def quicken(command: Any) -> Any:
-    """Let a command, and those below it, read plain texts, numbers and paths by themselves.
+    """Let a command and its subcommands read plain texts, numbers and paths themselves.
 
-    Whatever is not plain (and whatever is wrong: its words are good) goes the library's way.
+    Everything else, and everything that is wrong, is left to the library, whose messages are good.
     """
     parameters = command.get_params
     command.get_params = lambda context: quick(parameters(context))
@@ -314,7 +314,7 @@ def quick(parameters: list[Any]) -> list[Any]:
 
 
 def _plain_kind(parameter: Any) -> Any:
-    """What its texts are read as; None where there is more to check than that."""
+    """Return the type that its texts are read as, or None if there is more to check."""
     descriptor: Any = getattr(parameter, "type_descriptor", None)
     about = getattr(descriptor, "parameter_info", None)
     if about is None or any(getattr(about, name, None) for name in _CHECKED) or (about.min, about.max) != (None, None):
@@ -323,7 +323,7 @@ def _plain_kind(parameter: Any) -> Any:
 
 
 class _Reader:
-    """In the place of one parameter's `process_value`."""
+    """Replaces `process_value` of one parameter."""
 
     def __init__(self, parameter: Any, kind: Any, library: Callable[[Any, Any], Any]) -> None:
         self._parameter = parameter

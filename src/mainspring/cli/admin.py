@@ -75,7 +75,7 @@ async def _status(config: "Config", *, watch: bool, json: bool) -> bool:
 
 @contextlib.asynccontextmanager
 async def _looking(config: "Config") -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
-    """What reports on the cluster: the server itself, or a node's API."""
+    """Yield a function that reports on the cluster, from the server itself or from a node's API."""
     if config.api_url is not None:
         with contextlib.closing(remote(config)) as api:
 
@@ -214,12 +214,12 @@ key_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_except
 
 @key_app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="Who or what it is for; shown in lists and in the audit trail.")] = "",
+    name: Annotated[str, typer.Argument(help="What it is for; shown in lists and in the audit trail.")] = "",
     role: Annotated[Role, typer.Option(help="What it may do.")] = "operator",
     expires: Annotated[str | None, typer.Option(help="A time, or a delay such as 90d; default never.")] = None,
     targets: Annotated[list[str] | None, typer.Option("--target", help="Only this; a * at its end is any.")] = None,
     reaches: Annotated[list[str] | None, typer.Option("--also", help="Another namespace to reach; * is all.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second, at most.")] = None,
+    rate: Annotated[float | None, typer.Option(help="At most this many requests a second.")] = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -262,7 +262,7 @@ def revoke(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Take keys away for good; nodes notice within two seconds. Exit code 1 if one of the ids is unknown."""
+    """Revoke keys for good; nodes notice within two seconds. Exit code 1 if one of the ids is unknown."""
     names = asyncio.run(_revoke(load(redis_url, data_dir, namespace, config), ids))
     if json:
         outcomes = [{"id": key_id, "outcome": "unknown" if name is None else "revoked"} for key_id, name in names]
@@ -311,7 +311,7 @@ async def _list(config: "Config") -> list[KeyShown]:
 
 
 async def _revoke(config: "Config", ids: list[str]) -> list[tuple[str, str | None]]:
-    """Each id and the name of its key; None where there is none."""
+    """Revoke keys; return each id with the name of its key, or None if it is unknown."""
     if config.api_url is not None:
         with contextlib.closing(remote(config)) as api:
             return [(key_id, _revoke_over(api, key_id)) for key_id in ids]
@@ -397,7 +397,7 @@ audit_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exce
 def audit(
     config: "Config",
     limit: Annotated[int, typer.Option(help="Changes of a page, up to 1000.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    cursor: Annotated[str | None, typer.Option(help="Continue after the previous page.")] = None,
 ) -> Listing:
     """List the changes made through the API and by commands, the newest first."""
     page = asyncio.run(_page(config, limit, cursor))
@@ -432,7 +432,7 @@ async def _page(config: "Config", limit: int, cursor: str | None) -> AuditPage:
 
 
 def _describe(change: Change) -> str:
-    """`due_ms: 1 -> 2`: what was and what is; what says nothing is left out."""
+    """Return what changed, such as `due_ms: 1 -> 2`; empty fields are left out."""
     before, after = change.before or {}, change.after or {}
     steps = {name: [side[name] for side in (before, after) if name in side] for name in (*before, *after)}
     return ", ".join(

@@ -1,4 +1,4 @@
-"""What commands change on a server directly goes into the audit trail, as what goes through the API does."""
+"""Audits what commands change on a server directly, as the API audits what it changes."""
 
 import getpass
 import os

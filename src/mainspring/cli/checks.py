@@ -41,7 +41,7 @@ def doctor(
 
     Over an API the node looks at them in your place, which takes an admin's key.
 
-    Exit codes: 0 it can be used, 1 something must be set right first (with --strict: also at a warning), 2 the settings
+    Exit codes: 0 ready to use, 1 something must be fixed first (with --strict: also at a warning), 2 the settings
     are wrong.
     """
     found = asyncio.run(_examine(load(redis_url, data_dir, namespace, config)))
@@ -65,7 +65,7 @@ async def _examine(config: Config) -> list[DoctorFinding]:
 
 
 def _over(api: "Api") -> list[DoctorFinding]:
-    """The road to the node, then what the node itself finds."""
+    """Check the connection to the node, then report what the node itself finds."""
     try:
         began = time.perf_counter()
         api.get("/livez")
@@ -81,16 +81,16 @@ def _over(api: "Api") -> list[DoctorFinding]:
 verify_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 MOST_SHOWN: Final = 20
-"""Findings of one kind that people get to see; programs get more."""
+"""Findings of one kind shown to people; JSON has more."""
 
 
 @verify_app.command("verify")
 def verify_(
-    repair: Annotated[bool, typer.Option("--repair", help="Set right what can be; every repair is told.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair what can be repaired; report each repair.")] = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Prove that every accepted task is somewhere, and find what belongs to nothing; nodes may go on meanwhile.
+    """Prove that every accepted task is somewhere, and find orphans; nodes may keep running meanwhile.
 
     Exit code 1 when findings are left.
     """
@@ -128,13 +128,13 @@ def as_text(report: Report, *, repair: bool) -> str:
     lines = [f"namespace {report.namespace}: {report.partitions} partitions, {report.slices} slices", _sum_of(total)]
     lines += [f"partition {number}: {_sum_of(counters)}" for number, counters in report.uneven.items()]
     if not report.found:
-        return "\n".join([*lines, "the books are even, nothing is orphaned"])
+        return "\n".join([*lines, "the counters balance, nothing is orphaned"])
     for kind, count in report.found.items():
         reported = [one for one in report.reported if one.finding.kind == kind]
         lines += ["", f"{kind}: {KINDS[kind]} ({count})"]
         lines += [line for one in reported[:MOST_SHOWN] for line in _lines_of(one)]
         if count > MOST_SHOWN:
-            lines.append(f"  and {count - MOST_SHOWN} more; --json tells them")
+            lines.append(f"  and {count - MOST_SHOWN} more; --json lists them")
     end = f"{report.repaired.total()} repaired, {report.left} left" if repair else "to repair, add --repair"
     return "\n".join([*lines, "", f"findings: {report.found.total()}; {end}"])
 

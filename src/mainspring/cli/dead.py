@@ -1,4 +1,4 @@
-"""`mainspring dead`: tasks that were given up. Look at them, send them again, let them go."""
+"""`mainspring dead`: dead letters, which are tasks that were given up. List, replay, drop and export them."""
 
 import sys
 from collections.abc import Callable
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
-LetterIds = Annotated[list[str] | None, typer.Argument(help="Ids of dead letters; or say which with filters or --all.")]
-LetterTarget = Annotated[str | None, typer.Option(help="Only this target, or with a * at the end what begins so.")]
+LetterIds = Annotated[
+    list[str] | None, typer.Argument(help="Ids of dead letters; or choose them with filters or --all.")
+]
+LetterTarget = Annotated[str | None, typer.Option(help="Only this target; a * at its end is any.")]
 LetterLane = Annotated[str | None, typer.Option(help="Only this lane.")]
 LetterReason = Annotated[str | None, typer.Option("--reason", help="Only where this is part of the reason.")]
 DiedAfter = Annotated[str | None, typer.Option(help="Only what died from this time on.")]
 DiedBefore = Annotated[str | None, typer.Option(help="Only what died before this time.")]
 AllLetters = Annotated[bool, typer.Option("--all", help="All dead letters.")]
-LettersDryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
+LettersDryRun = Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")]
 
 _OF_CONTENT: Final[tuple[Literal["target", "lane", "reason"], ...]] = ("target", "lane", "reason")
 """Filters for which letters have to be read."""
@@ -49,8 +51,8 @@ class Filters(TypedDict):
 @listing
 def list_(
     config: "Config",
-    limit: Annotated[int, typer.Option(help="Letters of a page, up to 1000.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    limit: Annotated[int, typer.Option(help="Dead letters of a page, up to 1000.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Continue after the previous page.")] = None,
     target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
 ) -> Listing:  # fmt: skip
@@ -90,8 +92,8 @@ def replay(
     target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
     at: At = None, after: In = None,
-    rate: Annotated[float | None, typer.Option(help="So many a second, at most.")] = None,
-    new_key: Annotated[bool, typer.Option("--new-key", help="With another idempotency key than before.")] = False,
+    rate: Annotated[float | None, typer.Option(help="At most this many a second.")] = None,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Give each a new idempotency key.")] = False,
     dry_run: LettersDryRun = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
@@ -128,7 +130,7 @@ def drop(
     ids: LetterIds = None, every: AllLetters = False,
     target: LetterTarget = None, lane: LetterLane = None, reason: LetterReason = None,
     died_after: DiedAfter = None, died_before: DiedBefore = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Really: dropped letters do not come back.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm: dropped dead letters do not come back.")] = False,
     dry_run: LettersDryRun = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
@@ -138,7 +140,7 @@ def drop(
     filters = _filters(target, lane, reason, died_after, died_before)
     _check_choice(ids, every, filters)
     if not yes and not dry_run:
-        raise InvalidInput("dropped letters do not come back: say --yes, or look first with --dry-run")
+        raise InvalidInput("dropped dead letters do not come back: add --yes, or look first with --dry-run")
 
     unknown: list[str] = []
 
@@ -202,11 +204,11 @@ def _check_choice(ids: list[str] | None, every: bool, filters: Filters) -> None:
     if ids and (every or any(value is not None for name, value in filters.items() if name != "lane")):
         raise InvalidInput("give ids, or filters, or --all; not several of them (--lane may go with ids)")
     if not ids and not filtered and not every:
-        raise InvalidInput("say which: ids, filters such as --target, or --all")
+        raise InvalidInput("give ids, filters such as --target, or --all")
 
 
 async def _total(client: "Client", filters: Filters) -> int | None:
-    """How many letters are to be gone through; None where only reading them tells."""
+    """Return the number of dead letters to go through, or None if they have to be read for that."""
     if any(filters[name] is not None for name in _OF_CONTENT):
         return None
     return await client.dead_count(died_after=filters["died_after"], died_before=filters["died_before"])
@@ -224,7 +226,7 @@ async def _replay_ids(
 
 
 async def _drop_ids(client: "Client", ids: list[str], lane: str | None, dry_run: bool, bar: ProgressBar) -> list[str]:
-    """Returns those that have no letter."""
+    """Return the ids without a dead letter."""
     unknown = []
     for done, id in enumerate(ids, 1):
         if not await _drop_one(client, id, lane, dry_run):

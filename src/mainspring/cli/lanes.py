@@ -25,9 +25,9 @@ LaneArgument = Annotated[str, typer.Argument(help="The lane.")]
 
 _ANSWERS: Final[dict[LaneAnswer, str]] = {
     "ok": "done",
-    "too late": "its head is being delivered right now; look again in a moment",
-    "no head": "it waits for no failed task",
-    "gone": "its head is over; the lane goes on by itself",
+    "too late": "its head is being delivered; look again in a moment",
+    "no head": "it is not waiting for a failed task",
+    "gone": "its head has ended; the lane resumes by itself",
 }
 
 
@@ -59,7 +59,7 @@ def show(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Show how a lane stands."""
+    """Show the state of a lane."""
     one = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.lane(lane))
     if json:
         print_json(one)
@@ -88,7 +88,7 @@ def skip_head(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Give the failed head of a lane up: it goes to the dead letters, and the lane goes on."""
+    """Give up the failed head of a lane: it becomes a dead letter, and the lane resumes."""
     loaded = load(redis_url, data_dir, namespace, config)
     _print_answer(lane, with_client(loaded, lambda client: client.lane_skip_head(lane, reason=reason)), json)
 
@@ -99,7 +99,7 @@ def resume(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Let a parked or paused lane go on; a parked one with its head."""
+    """Resume a parked or paused lane; a parked one begins with its head."""
     loaded = load(redis_url, data_dir, namespace, config)
     _print_answer(lane, with_client(loaded, lambda client: client.lane_resume(lane)), json)
 
@@ -147,30 +147,26 @@ def _queue() -> None:
 
 
 @queue_app.command("list")
-def list_queues(
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    config: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
-    """List queues: how long they are, which workers serve them, and a likely name where none does."""
-    found = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.queues())
-    if json:
-        print_json(found)
-        return
-    rows = []
-    for one in found:
-        oldest = "" if one.oldest_ms is None else f"oldest since {moment(one.oldest_ms)}"
-        paused = "paused" if one.paused else ""
-        rows.append((one.name, f"{one.ready} ready", f"{one.running} running", _served(one), oldest, paused))
-    for line in aligned(rows):
-        print(line)
-    if not found:
-        print("no queue has tasks or workers")
+@listing
+def list_queues(config: "Config") -> Listing:
+    """List queues: how long they are, which workers serve them, and a similar served name if none does."""
+    found = with_client(config, lambda client: client.queues())
+    return Listing(
+        columns=("QUEUE", "STATE", "READY", "RUNNING", "OLDEST", "WORKERS"),
+        rows=[
+            (
+                one.name, StateCell("paused" if one.paused else "active" if one.workers else "no worker"),
+                str(one.ready), str(one.running), Instant(one.oldest_ms), _served(one),
+            )
+            for one in found
+        ],
+        value=found,
+        empty="no queue has tasks or workers",
+    )  # fmt: skip
 
 
 def _served(one: QueueInfo) -> str:
-    if one.workers:
-        return f"{len(one.workers)} worker{'s' if len(one.workers) != 1 else ''}"
-    return "no worker" if one.nearest is None else f"no worker; did you mean {one.nearest}?"
+    return str(len(one.workers)) if one.nearest is None else f"0; did you mean {one.nearest}?"
 
 
 pause_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -188,13 +184,13 @@ def pause(
     everything: Everything = False, target: TargetOption = None, queue: QueueOption = None, lane: LaneOption = None,
     reason: Annotated[str, typer.Option(help="Why; shown to whoever asks.")] = "",
     who: Annotated[str | None, typer.Option(help="Who; default is the user of this machine.")] = None,
-    for_: Annotated[str | None, typer.Option("--for", help="It ends by itself after so long: 30m, 1h.")] = None,
-    until: Annotated[str | None, typer.Option(help="It ends by itself at this time.")] = None,
-    drop: Annotated[bool, typer.Option("--drop", help="What comes due meanwhile goes to the dead letters.")] = False,
+    for_: Annotated[str | None, typer.Option("--for", help="End by itself after this long: 30m, 1h.")] = None,
+    until: Annotated[str | None, typer.Option(help="End by itself at this time.")] = None,
+    drop: Annotated[bool, typer.Option("--drop", help="Drop what comes due meanwhile into the dead letters.")] = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Let nothing go out: of everything, a target, a queue or a lane. What waits goes out after `resume`, in order."""
+    """Pause everything, a target, a queue or a lane. What comes due meanwhile is sent after `resume`, in order."""
     check_scope(everything, target, queue, lane)
     mode: Mode = "drop" if drop else "hold"
     made = with_client(
@@ -213,7 +209,7 @@ def pause(
 def check_scope(everything: bool, target: str | None, queue: str | None, lane: str | None) -> None:
     given = sum((everything, target is not None, queue is not None, lane is not None))
     if given != 1:
-        raise InvalidInput("say what: --all, --target, --queue or --lane")
+        raise InvalidInput("give one of --all, --target, --queue or --lane")
 
 
 def line_of(one: Pause) -> str:

@@ -32,7 +32,7 @@ _SIGNS: Final = {
     **dict.fromkeys(("ok", "done", "active", "delivered"), ("✓", "green")),
     **dict.fromkeys(("pending", "queued", "waiting", "retrying"), ("○", "cyan")),
     **dict.fromkeys(("running", "fired", "busy"), ("●", "blue")),
-    **dict.fromkeys(("paused", "held", "parked", "leaving"), ("‖", "yellow")),
+    **dict.fromkeys(("paused", "held", "parked", "leaving", "stopping"), ("‖", "yellow")),
     **dict.fromkeys(("dead", "damaged", "expired", "revoked", "no worker"), ("✗", "red")),
 }
 

@@ -33,7 +33,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def load(redis_url: str | None, data_dir: Path | None, namespace: str | None, file: Path | None) -> "Config":
-    """The settings; `api_url` is set where a node's API is meant, and only there."""
+    """Return the settings; `api_url` is set only if a node's API is meant."""
     from mainspring.config.config import Config  # here: whoever asks for help needs no settings
     from mainspring.config.settings import check_address, read_sources
 
@@ -74,7 +74,7 @@ def remote(config: "Config") -> "Api":
 
 @contextlib.asynccontextmanager
 async def server_url(config: "Config") -> AsyncIterator[str]:
-    """Of the given server, or of the embedded one: that of a running node, else one just for this command."""
+    """Yield the URL of the given server or of the embedded one, started for this command if no node runs it."""
     if config.api_url is not None:
         raise ConfigError(
             f"this command looks at the server itself, not at an API ({config.api_url}): give --redis-url"
@@ -96,8 +96,8 @@ async def server_url(config: "Config") -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def opened_store(config: "Config", *, makes: bool = False) -> "AsyncIterator[Store]":
-    """The namespace of the settings. Only what puts something there makes it: its partition count is fixed then, and
-    one that was misspelt must not be made by looking."""
+    """Open the namespace of the settings. With `makes` a new one is created, with its partition count: a misspelt name
+    must not be created by looking at it."""
     from mainspring.model.shared_settings import SharedSettings
     from mainspring.store.store import Store
 
@@ -121,7 +121,7 @@ STANDARD_INPUT: Final = "-"
 
 
 def json_of(text: str, spoken: str) -> bytes:
-    """JSON as it was written: no number changes its spelling."""
+    """Return JSON as it was written: no number changes its spelling."""
     data = (sys.stdin.buffer.read() if text == STANDARD_INPUT else os.fsencode(text)).strip()
     try:
         msgspec.json.decode(data)

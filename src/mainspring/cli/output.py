@@ -13,7 +13,7 @@ from mainspring.model.job import Output, Result
 
 
 def printable(text: str) -> str:
-    """Ids, lanes and reasons are written by others: what a terminal would obey is shown as a mark instead."""
+    """Replace control characters: ids, lanes and reasons come from outside and must not control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
 
 
@@ -49,7 +49,7 @@ _REDRAW_S: Final = 0.1
 
 
 class ProgressBar:
-    """Drawn in place on standard error, and taken away when the work is over."""
+    """Drawn in place on standard error, and removed when the work is done."""
 
     def __init__(self, what: str, stream: TextIO | None = None, *, shown: bool = True) -> None:
         self._what = what
@@ -58,7 +58,7 @@ class ProgressBar:
         self._drawn_s = 0.0
 
     def __call__(self, done: int, total: int | None) -> None:
-        """Without a total, for work of which nobody knows how much there is, it only counts."""
+        """Draw the progress; without a total, if the amount of work is unknown, only the count."""
         now_s = time.monotonic()
         if not self._shown or (done != total and now_s - self._drawn_s < _REDRAW_S):
             return
@@ -81,7 +81,7 @@ class ProgressBar:
 
 
 def lines_of(result: Result) -> list[str]:
-    """For people; a value, an answer or an output comes last, as it is."""
+    """Describe a result for people; its value, response or output comes last, unchanged."""
     lines = [f"ending      {result.ending}"]
     if result.reason:
         lines.append(f"reason      {result.reason}")
@@ -102,7 +102,7 @@ def lines_of(result: Result) -> list[str]:
 
 
 def answer_lines(response: Response) -> list[str]:
-    """What the target said to the last attempt."""
+    """Describe the target's response to the last attempt."""
     lines = [f"answer      HTTP {response.status} after {response.duration_ms} ms"]
     lines += [f"  {printable(name)}: {printable(value)}" for name, value in response.headers]
     return [*lines, *_indented(response.body)]

@@ -31,7 +31,7 @@ OPTIONS: Final[dict[str, Any]] = {
         list[str] | None, typer.Option(help="'0 2 * * *', '@daily'; repeatable: it runs at all of them.")
     ],
     "every": Annotated[list[str] | None, typer.Option(help="30s, 5m: from when it was added, or from --start.")],
-    "after_end": Annotated[str | None, typer.Option(help="So long after the end of the run before.")],
+    "after_end": Annotated[str | None, typer.Option(help="This long after the end of the previous run.")],
     "target": Annotated[str | None, typer.Option(help="command:backup, https://…, queue:mail/send, kafka:topic, log:")],
     "payload": Annotated[str | None, typer.Option(help="JSON; - reads it from standard input.")],
     "tz": Annotated[
@@ -40,7 +40,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "exclude": Annotated[list[str] | None, typer.Option(help="A date, dates a..b, or a cron line; repeatable.")],
     "start": Annotated[str | None, typer.Option(help="Not before this time.")],
     "end": Annotated[str | None, typer.Option(help="Not after this time.")],
-    "max_runs": Annotated[int | None, typer.Option(help="So many runs, then no more; 0: no bound.")],
+    "max_runs": Annotated[int | None, typer.Option(help="End after this many runs; 0: no limit.")],
     "dst_gap": Annotated[Gap | None, typer.Option(help="What to do with a fixed hour that a clock change skips.")],
     "dst_overlap": Annotated[Overlap | None, typer.Option(help="Which of two equal hours after a clock change.")],
     "lane": Annotated[str | None, typer.Option(help="Runs are tasks of this lane.")],
@@ -49,15 +49,23 @@ OPTIONS: Final[dict[str, Any]] = {
     "retry_base": Annotated[str | None, typer.Option(help="The first wait of that policy.")],
     "retry_jitter": Annotated[str | None, typer.Option(help="Its jitter: full, equal, none, or a time such as 500ms.")],
     "timeout": Annotated[str | None, typer.Option(help="How long one attempt may take.")],
-    "misfire": Annotated[str | None, typer.Option(help="When nobody was up: coalesce, skip, all(<most>).")],
-    "grace": Annotated[str | None, typer.Option(help="How late a run may begin before that counts; 60s.")],
-    "overlap": Annotated[
-        str | None, typer.Option(help="While the run before goes on: skip, buffer_one, buffer_all(<n>), allow.")
+    "misfire": Annotated[
+        str | None, typer.Option(help="Runs missed while no node was running: coalesce, skip, all(<most>).")
     ],
-    "jitter": Annotated[str | None, typer.Option(help="Each run starts up to so much later.")],
-    "spread": Annotated[str | None, typer.Option(help="All runs start later by one part of this, by name.")],
-    "note": Annotated[str | None, typer.Option(help="Why; kept with the revision.")],
-    "by": Annotated[str | None, typer.Option(help="Who; kept with the revision; default is the user.")],
+    "grace": Annotated[
+        str | None, typer.Option(help="How late a run may begin before it counts as missed; default 60s.")
+    ],
+    "overlap": Annotated[
+        str | None, typer.Option(help="If the previous run has not ended: skip, buffer_one, buffer_all(<n>), allow.")
+    ],
+    "jitter": Annotated[str | None, typer.Option(help="Start each run up to this much later.")],
+    "spread": Annotated[
+        str | None, typer.Option(help="Start all runs later by a fixed part of this, chosen by the name.")
+    ],
+    "note": Annotated[str | None, typer.Option(help="Reason; kept with the revision.")],
+    "by": Annotated[
+        str | None, typer.Option(help="Author; kept with the revision; default is the user of this machine.")
+    ],
 }
 _POLICY: Final = {"retries": "retries", "retry_base": "base", "retry_jitter": "jitter"}
 _TAKES_AWAY: Final[dict[str, tuple[Any, Any]]] = {
@@ -65,7 +73,7 @@ _TAKES_AWAY: Final[dict[str, tuple[Any, Any]]] = {
     **dict.fromkeys(("exclude", "cron", "every"), ([""], [])),
     "max_runs": (0, None),
 }
-"""By what an edit takes away what it finds, and how the client is told."""
+"""Empty values by which an edit removes a field, and what the client takes for them."""
 
 
 def takes_fields(command: Callable[..., None]) -> Callable[..., None]:
@@ -91,7 +99,7 @@ def takes_fields(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def fields_of(options: dict[str, Any]) -> dict[str, Any]:
-    """What was said on the command line, as the client takes it."""
+    """Return the options of the command line as the client takes them."""
     fields = {name: value for name, value in options.items() if value is not None and name not in _POLICY}
     if "tz" in fields:
         fields["timezone"] = fields.pop("tz")
@@ -200,12 +208,12 @@ def pause(
     name: str,
     reason: Annotated[str, typer.Option(help="Why.")] = "",
     by: ChangedBy = None,
-    until: Annotated[str | None, typer.Option(help="Go on by itself: a time, or after 2h.")] = None,
-    hold: Annotated[bool, typer.Option("--hold", help="What falls into it follows the misfire rule.")] = False,
+    until: Annotated[str | None, typer.Option(help="Resume by itself: at a time, or after a delay such as 2h.")] = None,
+    hold: Annotated[bool, typer.Option("--hold", help="Treat runs during the pause by the misfire rule.")] = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Let a schedule rest."""
+    """Pause a schedule."""
     mode: PauseMode = "hold" if hold else "drop"
     loaded = load(redis_url, data_dir, namespace, config)
     view = with_client(
@@ -220,7 +228,7 @@ def resume(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Let a paused schedule go on."""
+    """Resume a paused schedule."""
     loaded = load(redis_url, data_dir, namespace, config)
     _show(with_client(loaded, lambda client: client.schedules.resume(name, by=_author(by))), loaded, json)
 
@@ -260,7 +268,7 @@ def trigger(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Run a schedule now, once more; its planned runs stay as they are."""
+    """Run a schedule now, in addition to its planned runs."""
     loaded = load(redis_url, data_dir, namespace, config)
     handle = with_client(loaded, lambda client: client.schedules.trigger(name))
     if json:
@@ -274,12 +282,12 @@ def backfill(
     name: str,
     start: Annotated[str, typer.Option("--from", help="The first time, included.")],
     end: Annotated[str, typer.Option("--to", help="The last time, not included.")],
-    rate: Annotated[float | None, typer.Option(help="So many runs a second, at most.")] = None,
+    rate: Annotated[float | None, typer.Option(help="At most this many runs a second.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Run what was planned in a range and has passed; what ran already is left alone."""
+    """Run what was planned in a past range; what ran already is left alone."""
     loaded = load(redis_url, data_dir, namespace, config)
     first, last = when_of(start) or start, when_of(end) or end
     with ProgressBar("runs", shown=not json) as bar:

@@ -49,7 +49,7 @@ def apply(
 class _Applied(NamedTuple):
     steps: list[Step]
     written: dict[str, ScheduleView]
-    """What the steps have made; nothing in a dry run."""
+    """Schedules that the steps have written; empty in a dry run."""
 
 
 async def _apply(client: "Client", wanted: list[Definition], source: str, prune: bool, dry_run: bool) -> _Applied:
@@ -80,7 +80,7 @@ def _show_applied(applied: _Applied, config: "Config", dry_run: bool, json: bool
 
 
 def _warn(applied: _Applied, config: "Config") -> None:
-    """By what the server, or its API, has now; in a dry run by the file."""
+    """Warn about the schedules as the server has them now, or in a dry run as the file has them."""
     from mainspring.node.schedule_lint import findings_of
 
     now_ms = time.time_ns() // 1_000_000

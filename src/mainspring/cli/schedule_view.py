@@ -102,7 +102,7 @@ def _changed(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
 
 
 def with_outlook(view: ScheduleView, config: "Config") -> ScheduleView:
-    """How it will fare: as a node's API has told, else by the settings of this command."""
+    """Add the worst case and the findings, unless a node's API has sent them, by the settings of this command."""
     from mainspring.node.schedule_lint import with_outlook as by_settings
 
     return by_settings(view, time.time_ns() // 1_000_000, config)
@@ -116,7 +116,7 @@ def warn(name: str, findings: Iterable[Finding]) -> None:
 
 
 def show_changes(changes: Mapping[str, tuple[Any, Any]], json: bool) -> None:
-    """What an edit would change."""
+    """Print what an edit would change."""
     if json:
         print_json({"changes": changes})
         return

@@ -17,16 +17,14 @@ import msgspec
 import typer
 import typer.core
 
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
-from mainspring.cli.output import aligned, printable
-from mainspring.cli.task import print_json, with_client
+from mainspring.cli.listing import Instant, Listing, StateCell, listing
+from mainspring.cli.output import printable
+from mainspring.cli.task import with_client
 from mainspring.config.config import Config, LogFormat
 from mainspring.model.errors import ConfigError
-from mainspring.model.explain import moment
 from mainspring.model.text import clean
 
 if TYPE_CHECKING:
-    from mainspring.model.workers import WorkerInfo
     from mainspring.node.node import Node
     from mainspring.scheduler.scheduler import Scheduler
 
@@ -38,11 +36,11 @@ worker_log = logging.getLogger("mainspring.worker")
 Result = TypeVar("Result")
 
 GC_THRESHOLDS: Final = (20_000, 20, 50)
-"""Tasks are hidden from the collector; what it looks through is mostly what was there before, each time in vain."""
+"""Tasks are hidden from the collector; what it would scan is mostly long-lived, and scanning it frees nothing."""
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """As asyncio.run, on a faster loop where there is one."""
+    """Like `asyncio.run`, on uvloop if it is installed."""
     keep_what_is_there()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
@@ -54,7 +52,7 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
 
 
 def keep_what_is_there() -> None:
-    """Everything is loaded and stays for good: the collector need not look at it again and again."""
+    """Freeze what is loaded: it lives until the end, and the collector need not scan it again and again."""
     gc.collect()
     gc.freeze()
 
@@ -81,13 +79,13 @@ class HumanLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()} "
-        # What others said (an id, the answer of a receiver) must not look like lines of ours, nor move the cursor.
+        # Text from outside (an id, a response) must not look like a line of the log, nor move the cursor.
         text = printable(clean(f"{at} {level}{record.getMessage()}").replace("\n", "\\n").replace("\r", "\\r"))
         return f"{text}\n{clean(self.formatException(record.exc_info))}" if record.exc_info else text
 
 
 class JsonLines(logging.Formatter):
-    """One object per line. What a line is about stands in fields of its own."""
+    """Formats one JSON object per line; ids and targets have fields of their own."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -243,29 +241,24 @@ worker_app = typer.Typer(
 
 
 @worker_app.command("list")
-def list_workers(
-    redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
-    settings: Settings = None, json: Json = False,
-) -> None:  # fmt: skip
-    """List the live workers: the queues they serve, where they run, what they have in hand."""
-    found = with_client(load(redis_url, data_dir, namespace, settings), lambda client: client.workers())
-    if json:
-        print_json(found)
-        return
-    for line in aligned([_row(one) for one in found]):
-        print(line)
-    if not found:
-        print("no worker is running; start one: mainspring worker")
-
-
-def _row(one: "WorkerInfo") -> tuple[str, ...]:
-    queues = ",".join(f"{name}:{weight}" for name, weight in one.queues.items())
-    state = "stopping" if one.stopping else f"since {moment(one.started_ms)}"
-    count = len(one.targets) + one.targets_left_out
-    handlers = f"{count} handler{'s' if count != 1 else ''}"
-    return (
-        one.id, queues, f"{one.running} of {one.concurrency} running", handlers,
-        f"{one.host} {one.pid}", one.version, state,
+@listing
+def list_workers(config: Config) -> Listing:
+    """List the live workers: the queues they serve, where they run, how busy they are."""
+    found = with_client(config, lambda client: client.workers())
+    return Listing(
+        columns=("WORKER", "STATE", "QUEUES", "BUSY", "HANDLERS", "WHERE", "STARTED"),
+        rows=[
+            (
+                one.id, StateCell("stopping" if one.stopping else "active"),
+                ",".join(f"{name}:{weight}" for name, weight in one.queues.items()),
+                f"{one.running}/{one.concurrency}", str(len(one.targets) + one.targets_left_out),
+                f"{one.host} {one.pid}", Instant(one.started_ms),
+            )
+            for one in found
+        ],
+        value=found,
+        empty="no worker is running",
+        hint="mainspring worker myapp:scheduler",
     )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def put(
     at: At = None,
     after: In = None,
     id: Annotated[str | None, typer.Option(help="With it, a repeated put is one task.")] = None,
-    lane: Annotated[str | None, typer.Option(help="Tasks of one lane go one at a time.")] = None,
+    lane: Annotated[str | None, typer.Option(help="Tasks of one lane are delivered one at a time.")] = None,
     expires: Annotated[str | None, typer.Option(help="Not delivered after this time or delay.")] = None,
     retry: Annotated[str | None, typer.Option(help="Its own retry policy, e.g. '5 base=200ms 4xx=dead'.")] = None,
     timeout: Annotated[str | None, typer.Option(help="How long one attempt may take, e.g. 30s.")] = None,
@@ -61,7 +61,7 @@ def put(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Put one task."""
+    """Put one task, to be delivered at its time."""
     value = msgspec.Raw(json_of(payload, "the payload"))
     try:
         handle = with_client(
@@ -73,7 +73,7 @@ def put(
             makes=True,
         )  # fmt: skip
     except NotConfirmed as error:
-        # It is stored: without its id nobody could find it again.
+        # It is stored: without its id it could not be found again.
         if error.handles and error.handles[0] is not None:
             _show_handle(error.handles[0], json)
         raise
@@ -86,7 +86,7 @@ def get(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Show one task; exit code 1 if nobody knows it."""
+    """Show one task; exit code 1 if it is unknown."""
     loaded = load(redis_url, data_dir, namespace, config)
     info = with_client(loaded, lambda client: client.get(id, lane=lane))
     if json:
@@ -108,7 +108,7 @@ def explain(
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Say why a task has not run; exit code 1 if nobody knows it."""
+    """Say why a task has not run; exit code 1 if it is unknown."""
     found = with_client(load(redis_url, data_dir, namespace, config), lambda client: client.explain(id, lane=lane))
     if json:
         print_json(found)
@@ -127,7 +127,7 @@ def result(
 ) -> None:  # fmt: skip
     """Show how a task ended: what a webhook was answered, a command printed, a handler returned.
 
-    Exit code 1 while it is not over, or if nothing is kept of it. While it waits, the server may be away.
+    Exit code 1 if it has not ended, or if nothing of it is kept. The server may be unavailable while this waits.
     """
     wait_ms = delay_ms(wait, field="wait")
     found = _awaited(load(redis_url, data_dir, namespace, config), id, lane, wait_ms / 1000)
@@ -141,7 +141,7 @@ def result(
 
 
 def _awaited(config: "Config", id: str, lane: str | None, wait_s: float) -> Result | None:
-    """A server or a node that is away is waited for as well, and then asked on a new connection."""
+    """Wait for the end of a task. While the server or node is unavailable, try again on a new connection."""
     until = time.monotonic() + wait_s
     while True:
         try:
@@ -165,7 +165,7 @@ async def _ended(client: "Client", id: str, lane: str | None, until: float) -> R
 def list_(
     config: "Config",
     limit: Annotated[int, typer.Option(help="Tasks of a page, up to 1000.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    cursor: Annotated[str | None, typer.Option(help="Continue after the previous page.")] = None,
     after: Annotated[str | None, typer.Option(help="Only tasks due from this time on.")] = None,
     before: Annotated[str | None, typer.Option(help="Only tasks due before this time.")] = None,
     state: Annotated[ShownState, typer.Option(help="Only tasks in this state.")] = "pending",
@@ -245,7 +245,7 @@ def reschedule(
 
 
 def with_client(config: "Config", work: "Callable[[Client], Coroutine[Any, Any, T]]", *, makes: bool = False) -> T:
-    """`makes`: it puts something into the namespace, which is made where it is new."""
+    """Run `work` with a client. With `makes` a new namespace is created."""
 
     async def run() -> T:
         async with _client(config, makes) as client:
@@ -258,7 +258,7 @@ async def _over_http(config: "Config", work: "Callable[[Client], Coroutine[Any, 
     from mainspring.client.http import RemoteClient
 
     with contextlib.closing(remote(config)) as api:
-        # It has what commands call, by the same names: a test compares them.
+        # It has the methods that commands call, under the same names: a test compares them.
         return await work(cast("Client", RemoteClient(api)))
 
 

@@ -88,7 +88,7 @@ class Config:
     tick_target: str = ""
     """Where ticks go; empty is topic `ticks` where there is a Kafka, else the log."""
     access: Access = "auto"
-    """Who may call the API: `keys` (whoever has one), `open` (everybody), `auto` (open on loopback, else keys)."""
+    """Access to the API: `keys` (callers with a key), `open` (everybody), `auto` (open on loopback, else keys)."""
     api_key_file: Path | None = None
     """A file with API keys, one a line; each is an administrator's."""
     api_tls_cert: Path | None = None
@@ -209,7 +209,7 @@ class Config:
         spec = self.targets.get(target.partition(":")[2]) if target.startswith("target:") else None
         if is_web(target if spec is None else spec.address):
             raise InvalidInput(
-                f"timeout is {timeout_ms / 1000:g} s;"
+                f"timeout is {timeout_ms / 1000:,.15g} s;"
                 f" a webhook may take {self.max_timeout_s:g} s here at most (max_timeout)"
             )
 

@@ -34,7 +34,7 @@ def read_secret(path: object) -> str:
         ) from None
     except UnicodeDecodeError:
         raise InvalidInput(f"cannot read {path}: it is no text in UTF-8; write the secret into it as text") from None
-    except (ValueError, RuntimeError) as error:  # a name that cannot be one of a file, or a home that nobody has
+    except (ValueError, RuntimeError) as error:  # an impossible file name, or the home of an unknown user
         raise InvalidInput(f"cannot read {path!r}: {error}; name another file") from None
     if not text:
         raise InvalidInput(f"the file {path} is empty; write the secret into it, or do not name it")
@@ -317,7 +317,7 @@ class Given(NamedTuple):
     where: str
     """`flag --port`, `environment MAINSPRING_PORT`, `mainspring.toml line 3`."""
     found: bool = False
-    """True if it is from the mainspring.toml of the folder, which nobody named: anybody may have put that there."""
+    """True if it comes from the mainspring.toml of the current folder, which anybody may have put there."""
 
 
 class _RawSetting(NamedTuple):

@@ -319,7 +319,7 @@ class Node:
         assert url is not None
         # Before anything is written: a replica would refuse it in words of its own.
         await _check_servers(url, config.links)
-        # What a node fires by is written down for all; one that only takes requests follows.
+        # A node that fires writes its settings for all; one that only takes requests follows them.
         defaults = DEFAULTS if "scheduler" in config.roles else {}
         store = await Store.open(
             url,
@@ -357,7 +357,7 @@ class Node:
         await engine.start()
 
     async def _probe_server(self) -> float:
-        """Ping the server: without an engine no other call would correct the clock, or notice that it is away."""
+        """Ping the server: without an engine no other call would correct the clock, or notice an outage."""
         store = self._store
         if store is not None:
             if (outage := await store.outage()) is not None:

@@ -142,9 +142,9 @@ async def run_until_signal(node: Node, frontend: Frontend | None, started: Calla
             log.info("stopping")
             with stop_in_time(node.config.shutdown_timeout_s):
                 await _one_after_the_other(frontend.stop if frontend is not None else None, node.stop)
-    # It hung for longer than its lease, and another has its id; or the namespace was made anew with another count.
+    # It hung for longer than its lease, and another node has its id; or the namespace has another partition count.
     if isinstance(node.failure, ConfigError | WrongFormat):
-        log.error("the node cannot go on: %s", node.failure)
+        log.error("the node cannot continue: %s", node.failure)
         return 2
     if node.failure is not None:
         log.error(
@@ -246,7 +246,7 @@ class Background:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C: nobody waits for the answer any more
+            future.cancel()  # Ctrl-C: the answer is no longer wanted
             raise
 
     def end(self) -> None:
@@ -273,7 +273,7 @@ async def end_all() -> int:
         task.cancel()
     stay = (await asyncio.wait(left, timeout=END_S))[1] if left else set()
     if stay:
-        package_log.warning("%d coroutines go on although they were cancelled; they are left behind", len(stay))
+        package_log.warning("%d coroutines keep running although they were cancelled; they are abandoned", len(stay))
     return len(stay)
 
 

@@ -125,7 +125,7 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
             kept = msgspec.structs.replace(kept, anchor_ms=there.definition.anchor_ms)
         different = describe_changes(there.definition, kept)
         if "lane" in different:
-            raise InvalidInput(f"schedule {definition.name!r}: its lane cannot be changed; remove it, and add it anew")
+            raise InvalidInput(f"schedule {definition.name!r}: its lane cannot be changed; remove it, and add it again")
         if there.definition.source != kept.source:  # of two files that have it the one that is applied last has its way
             different["source"] = (there.definition.source, kept.source)
         action: Action = "same"
