@@ -1,6 +1,7 @@
 """`mainspring worker` as a process: killed, stopped, shared, and called wrongly."""
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path

@@ -372,6 +372,8 @@ class Worker:
             on_message=lambda channel: self._called(channels[channel]),
             on_connect=self._reconnected,
         )
+        with contextlib.suppress(StoreError):  # the loop tries again
+            await self.presence.step()  # whoever sees that the worker has started finds it in the list
         for loop in self._loops:
             loop.start()
 
