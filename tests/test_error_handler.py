@@ -177,3 +177,67 @@ async def test_the_query_of_an_address_is_not_in_the_log(caplog: pytest.LogCaptu
     await failures.aclose()
     assert "shop.example" in caplog.text
     assert "secret" not in caplog.text
+
+
+def raised(number: int) -> Exception:
+    try:
+        raise ValueError(f"no stock for order {number}")
+    except ValueError as error:
+        return error
+
+
+def run_failure(number: int, target: str = "queue:mail/send", **changes: object) -> Failure:
+    error = f"ValueError: no stock for order {number}"
+    made = msgspec.structs.replace(
+        failure(number, target=target), error=error, brief="hidden", exception=raised(number)
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+async def test_every_failed_run_is_logged_with_its_message_and_the_first_with_its_traceback(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = Failures()
+    for number in range(20):
+        failures.report(run_failure(number))
+    failures.report(run_failure(20, "queue:mail/receive"))
+    assert [record.getMessage().partition(";")[0] for record in caplog.records[:20]] == [
+        f"task task-{number} to queue:mail/send: attempt 1 failed: ValueError: no stock for order {number}"
+        for number in range(20)
+    ]
+    assert [record.exc_info is not None for record in caplog.records] == [True] + [False] * 19 + [True]
+    assert "in raised" in caplog.text
+    assert "ValueError: no stock for order 0" in caplog.text
+    monkeypatch.setattr(roles, "TRACE_EVERY_S", 0.0)
+    failures.report(run_failure(21))
+    assert caplog.records[-1].exc_info is not None, "a minute later"
+    await failures.aclose()
+
+
+async def test_failed_runs_without_end_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures()
+    for number in range(1_000):
+        failures.report(run_failure(number))
+    await failures.aclose()
+    assert len(caplog.records) == roles.FIRST_RUNS + 1
+    last = caplog.records[-1].getMessage()
+    assert "queue:mail/send, ValueError in raised (test_error_handler.py:" in last
+    assert last.endswith("900 more failed attempts; the last: task task-999, ValueError: no stock for order 999")
+
+
+async def test_a_redacted_log_has_no_messages(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures(redacted=True)
+    failures.report(run_failure(0))
+    failures.report(run_failure(1))
+    await failures.aclose()
+    assert "order 0" not in caplog.text
+    assert "attempt 1 failed: hidden" in caplog.text
+    assert "in raised" in caplog.text
+    assert "1 more failed attempts" in caplog.text
+
+
+async def test_what_others_wrote_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures()
+    failures.report(run_failure(0, id="a\nb", error="said\r\n12:00 error \x1b[2J", exception=None))
+    await failures.aclose()
+    assert "task a\\nb to queue:mail/send: attempt 1 failed: said\\r\\n12:00 error \\x1b[2J" in caplog.text

@@ -14,7 +14,7 @@ from .model.delivery import ErrorHandler, Failure
 from .model.errors import StoreError, WrongFormat
 from .model.explain import moment
 from .model.targets.names import receiver_of, shown_target
-from .model.text import redact
+from .model.text import bounded, escape, placed, redact
 
 loop_log = logging.getLogger("mainspring.engine")
 
@@ -103,22 +103,36 @@ QUIET_S: Final = 10.0
 FIRST_DEAD: Final = 5
 """Dead tasks that are logged one by one before they are summed up: somebody may be waiting for each."""
 
+FIRST_RUNS: Final = 100
+"""Failed runs of one handler, with one exception from one line, that are logged before the rest is summed up."""
+
+TRACE_EVERY_S: Final = 60.0
+"""A traceback is logged once in so long for each handler or receiver, exception type and line."""
+
+_RUNS: Final = ("queue:", "command:")
+"""Targets of what workers run."""
+
 _MOST_RECEIVERS: Final = 1_000
 _MANY: Final[dict[str, str]] = {"retry": "failed attempts", "dead": "tasks died", "parked": "lanes were parked"}
 
 
 class FailureLog:
-    """Logs failed deliveries when there is no error handler: one line for the first, then one sum every few seconds.
+    """Logs failures when there is no error handler: each run of a handler up to a bound, the first of a receiver, and
+    then one sum every few seconds.
 
-    A failure that is retried is a warning; a dead task, or one that parks its lane, is an error. Texts of receivers and
-    handlers stay with the task and out of the log: they may contain what the receiver was sent.
+    A failure that is retried is a warning; a dead task, or one that parks its lane, is an error. `redacted` keeps texts
+    of receivers and handlers out of the log: they may contain what the receiver was sent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, redacted: bool = False) -> None:
+        self._redacted = redacted
         self._open: dict[tuple[str, str], _Tally] = {}
+        self._traced: dict[tuple[str, str], float] = {}
+        """When the traceback of a receiver's exception was logged; the latest last."""
 
     def take(self, failure: Failure) -> None:
-        key = (receiver_of(failure.target), failure.outcome)
+        receiver, most = self._throttle(failure)
+        key = (receiver, failure.outcome)
         tally = self._open.get(key)
         if tally is None:
             if len(self._open) >= _MOST_RECEIVERS:
@@ -127,8 +141,8 @@ class FailureLog:
             if tally.timer is None:
                 tally.timer = asyncio.get_running_loop().call_later(QUIET_S, self._sum_up, key)
         tally.seen += 1
-        if tally.seen <= (1 if failure.outcome == "retry" else FIRST_DEAD):
-            _log_failure(failure)
+        if tally.seen <= most:
+            self._log(failure, receiver)
         else:
             tally.unreported += 1
             tally.last = failure
@@ -146,13 +160,62 @@ class FailureLog:
             return
         receiver, outcome = key
         level = logging.WARNING if outcome == "retry" else logging.ERROR
-        log.log(level, "%s: %d more %s; the last: task %s, %s", receiver, tally.unreported, _MANY[outcome],
-                tally.last.id, _why(tally.last), extra={"task": tally.last.id, "target": receiver})  # fmt: skip
+        last = tally.last
+        log.log(level, "%s: %d more %s; the last: task %s, %s", escape(receiver), tally.unreported, _MANY[outcome],
+                escape(last.id), self._why(last),
+                extra={"task": last.id, "target": receiver_of(last.target)})  # fmt: skip
         if again:
             # It went on failing: the next sum comes after another pause, without a first line in between.
             fresh = self._open[key] = _Tally()
-            fresh.seen = FIRST_DEAD
+            fresh.seen = FIRST_RUNS
             fresh.timer = asyncio.get_running_loop().call_later(QUIET_S, self._sum_up, key)
+
+    def _throttle(self, failure: Failure) -> tuple[str, int]:
+        """Return the name under which a failure is counted, and how many of that name are logged one by one."""
+        if failure.target.startswith(_RUNS) and not self._redacted:
+            error = failure.exception
+            return failure.target if error is None else f"{failure.target}, {placed(error)}", FIRST_RUNS
+        return receiver_of(failure.target), 1 if failure.outcome == "retry" else FIRST_DEAD
+
+    def _why(self, failure: Failure) -> str:
+        return escape((failure.brief if self._redacted else "") or failure.error)
+
+    def _trace(self, failure: Failure, receiver: str) -> BaseException | None:
+        """Return what to print the traceback of. A sink that knows what went wrong leaves none."""
+        error = failure.exception
+        if error is None or error.__traceback__ is None:
+            return None
+        if self._redacted:
+            return redact(error)
+        key, now_s = (receiver, placed(error)), time.monotonic()
+        if now_s < self._traced.get(key, -TRACE_EVERY_S) + TRACE_EVERY_S:
+            return None
+        self._traced.pop(key, None)
+        self._traced[key] = now_s
+        if len(self._traced) > _MOST_RECEIVERS:
+            del self._traced[next(iter(self._traced))]
+        return bounded(error)
+
+    def _log(self, failure: Failure, receiver: str) -> None:
+        id, target, why = escape(failure.id), escape(shown_target(failure.target)), self._why(failure)
+        trace = self._trace(failure, receiver)
+        about = {"task": failure.id, "target": shown_target(failure.target)}
+        if failure.outcome == "dead":
+            log.error(
+                "task %s to %s is dead after %d attempts: %s", id, target, failure.attempts, why,
+                exc_info=trace, extra=about,
+            )  # fmt: skip
+        elif failure.outcome == "parked":
+            log.error(
+                "task %s to %s failed, and its lane %s is parked until somebody acts: %s", id, target,
+                escape(failure.lane or ""), why, exc_info=trace, extra=about,
+            )  # fmt: skip
+        else:
+            at = "" if failure.next_at_ms is None else f"; again at {moment(failure.next_at_ms)}"
+            log.warning(
+                "task %s to %s: attempt %d failed: %s%s", id, target, failure.attempt, why, at,
+                exc_info=trace, extra=about,
+            )  # fmt: skip
 
 
 class _Tally:
@@ -163,34 +226,6 @@ class _Tally:
         self.unreported = 0
         self.last: Failure | None = None
         self.timer: asyncio.TimerHandle | None = None
-
-
-def _why(failure: Failure) -> str:
-    return failure.brief or failure.error
-
-
-def _log_failure(failure: Failure) -> None:
-    target = shown_target(failure.target)
-    about = {"task": failure.id, "target": target}
-    # A sink that knows what went wrong leaves no trace; of a bug it is worth the lines.
-    error = failure.exception
-    trace = redact(error) if error is not None and error.__traceback__ is not None else None
-    if failure.outcome == "dead":
-        log.error(
-            "task %s to %s is dead after %d attempts: %s", failure.id, target, failure.attempts, _why(failure),
-            exc_info=trace, extra=about,
-        )  # fmt: skip
-    elif failure.outcome == "parked":
-        log.error(
-            "task %s to %s failed, and its lane %s is parked until somebody acts: %s", failure.id, target, failure.lane,
-            _why(failure), exc_info=trace, extra=about,
-        )  # fmt: skip
-    else:
-        at = "" if failure.next_at_ms is None else f"; again at {moment(failure.next_at_ms)}"
-        log.warning(
-            "task %s to %s: attempt %d failed: %s%s", failure.id, target, failure.attempt, _why(failure), at,
-            exc_info=trace, extra=about,
-        )  # fmt: skip
 
 
 ROOM: Final = 10_000
@@ -205,9 +240,9 @@ SAY_EVERY_S: Final = 10.0
 class Failures:
     """Shows failures to the handler one after the other; deliveries never wait for it."""
 
-    def __init__(self, handler: ErrorHandler | None = None, *, room: int = ROOM) -> None:
+    def __init__(self, handler: ErrorHandler | None = None, *, room: int = ROOM, redacted: bool = False) -> None:
         self._handler = handler
-        self._log = FailureLog()
+        self._log = FailureLog(redacted=redacted)
         self._room = room
         self._queue: deque[Failure] = deque()
         self._worker: asyncio.Task[None] | None = None

@@ -267,14 +267,14 @@ def _echo(request: Request) -> Answer:
     return Answer(400, {"x-echo": request.headers["authorization"], "location": request.path}, told.encode())
 
 
-def test_what_receivers_commands_and_handlers_repeat_is_not_in_the_log(
+def test_what_receivers_commands_and_handlers_repeat_is_not_in_a_redacted_log(
     serve: Callable[..., Serve], tmp_path: Path
 ) -> None:
     """The same canaries, sent back by those who got them; what is kept of an answer has no credentials either."""
     (tmp_path / "app.py").write_text(ECHOING_APP)
     with receiving(_echo) as receiver:
         (tmp_path / "mainspring.toml").write_text(
-            'log_level = "debug"\nlog_format = "json"\nhttp_allow = ["127.0.0.1"]\n[targets.hook]\n'
+            'log_level = "debug"\nlog_format = "json"\nlog_redact = true\nhttp_allow = ["127.0.0.1"]\n[targets.hook]\n'
             f'url = "{receiver.url}?token=canary-url"\nheaders = {{ x-key = "canary/header\\"" }}\n'
             'auth = { user = "u", password = "canary-password" }\n[retry]\nmax_attempts = 1\n'
             '[commands.cry]\nargv = ["sh", "-c", "echo canary-printed >&2; exit 3"]\nqueue = "cry"\n'

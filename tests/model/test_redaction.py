@@ -1,10 +1,11 @@
-"""Exceptions in logs: their types and frames, and nothing that they say."""
+"""Exceptions in logs and dead letters: bounded, on lines of their own, and without messages if they are redacted."""
 
 import traceback
 
 import pytest
 
-from mainspring.model.text import placed, redact
+from mainspring.model.limits import MAX_TRACEBACK_BYTES
+from mainspring.model.text import bounded, describe, escape, placed, redact, trace_of
 
 
 class OutOfStock(Exception):
@@ -55,3 +56,57 @@ def test_errors_with_fields_of_their_own_keep_them_to_themselves(error: Exceptio
 def test_an_error_is_placed_where_it_was_raised() -> None:
     assert placed(raised(OutOfStock("canary"))).startswith("OutOfStock in raised (test_redaction.py:")
     assert placed(OutOfStock("canary")) == "OutOfStock"
+
+
+def test_a_bounded_error_is_printed_with_what_it_says() -> None:
+    text = trace_of(raised(OutOfStock("no shirts"), raised(KeyError("size"))))
+    assert "in raised" in text
+    assert "test_redaction.OutOfStock: no shirts" in text
+    assert "KeyError: 'size'" in text
+
+
+def test_a_message_cannot_look_like_a_line_of_the_log() -> None:
+    text = trace_of(raised(OutOfStock("a\n12:00:00 error all is lost\x1b[2J\x9b\u2028")))
+    assert text.splitlines()[-1].endswith("OutOfStock: a\\n12:00:00 error all is lost\\x1b[2J\\x9b\\u2028")
+    assert escape("tab\tand \ud800") == "tab\tand ?"
+
+
+def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
+    def dig(depth: int) -> None:
+        if depth:
+            dug(depth - 1)
+        raise OutOfStock("x" * 100_000)
+
+    def dug(depth: int) -> None:
+        dig(depth)
+
+    with pytest.raises(OutOfStock) as caught:
+        dig(400)
+    text = trace_of(caught.value)
+    assert len(text.encode()) <= MAX_TRACEBACK_BYTES
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert "\n... cut ...\n" in text
+    assert text.endswith("frames in the middle are left out)")
+    whole = "".join(traceback.format_exception(bounded(caught.value)))
+    assert "xxx...\n" in whole
+    assert len(whole) < 20_000
+
+
+def test_a_long_chain_is_cut() -> None:
+    error = raised(ValueError("0"))
+    for number in range(1, 500):
+        error = raised(ValueError(str(number)), error)
+    text = "".join(traceback.format_exception(bounded(error)))
+    assert "ValueError: 499\n" in text
+    assert text.count("ValueError: ") == 10
+
+
+def test_what_was_not_raised_or_has_no_words_is_no_trouble() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert trace_of(None) == ""
+    assert trace_of(ValueError("not raised")) == ""
+    assert "Mute" in trace_of(raised(Mute()))
+    assert describe(Mute()) == "Mute, which cannot be put into words"

@@ -130,6 +130,31 @@ async def test_a_failing_handler_is_tried_again_and_ends_as_a_dead_letter_with_e
     assert isinstance(told[0].exception, ValueError)
 
 
+@pytest.mark.parametrize("lane", [None, "l"])
+async def test_a_dead_letter_keeps_the_last_traceback_and_the_log_shows_it(
+    place: Place, caplog: pytest.LogCaptureFixture, lane: str | None
+) -> None:
+    async def charge(ctx: Context) -> None:
+        raise ValueError(f"card {ctx.attempt} refused")
+
+    await place.worker(Handler(charge, queue="q", retry=SOON))
+    await place.client.put("queue:q/charge", id="bad", lane=lane)
+    letter = None
+    async with asyncio.timeout(60):
+        while letter is None:
+            letter = await place.client.dead_get("bad", lane=lane)
+    assert letter.traceback.startswith("Traceback (most recent call last):")
+    assert "in charge" in letter.traceback
+    assert letter.traceback.endswith("ValueError: card 3 refused")
+    assert letter.as_dict("main")["traceback"] == letter.traceback
+    for attempt in (1, 2):
+        assert (
+            f"task bad to queue:q/charge: attempt {attempt} failed: ValueError: card {attempt} refused" in caplog.text
+        )
+    assert "task bad to queue:q/charge is dead after 3 attempts: ValueError: card 3 refused" in caplog.text
+    assert caplog.text.count("Traceback (most recent call last)") == 1
+
+
 class Unspeakable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")

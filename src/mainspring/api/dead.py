@@ -42,6 +42,8 @@ class Letter(msgspec.Struct):
     lane: str | None = None
     attempts: int | None = None
     errors: list[str] | None = None
+    traceback: str | None = None
+    """Of the exception that the last attempt raised."""
     retry: str | None = None
     timeout_ms: int | None = None
     idempotency_key: str | None = None

@@ -277,6 +277,7 @@ def lines_of(letter: DeadLetter, namespace: str) -> list[str]:
         lines.append(f"lane        {letter.lane}")
     first = letter.attempts - len(letter.errors) + 1
     lines += [f"error {number:<5} {error}" for number, error in enumerate(letter.errors, max(1, first))]
+    lines += [f"traceback   {line}" for line in letter.traceback.splitlines()]
     if letter.response is not None:
         lines += answer_lines(letter.response)
     lines.append(f"key         {fields['idempotency_key']}")

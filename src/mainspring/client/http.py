@@ -340,7 +340,12 @@ def _letter(answer: dict[str, Any]) -> DeadLetter:
     raw = answer.get("payload_base64")
     payload = base64.b64decode(raw) if raw is not None else msgspec.json.encode(answer.get("payload"))
     letter = DeadLetter(
-        **fields, attempts=answer["attempts"], errors=tuple(answer["errors"]), raw=raw is not None, payload=payload
+        **fields,
+        attempts=answer["attempts"],
+        errors=tuple(answer["errors"]),
+        raw=raw is not None,
+        payload=payload,
+        traceback=answer.get("traceback") or "",
     )
     return letter.answered(None if answer.get("response") is None else Response.from_dict(answer["response"]))
 

@@ -167,6 +167,8 @@ class Config:
     """Gets every failed delivery; None writes them to the log. Only in code: no flag, variable or file sets it."""
     log_format: LogFormat = "auto"
     log_level: str = "info"
+    log_redact: bool = False
+    """Whether failures are logged without what receivers, handlers and commands wrote."""
 
     def __post_init__(self) -> None:
         self._check_kinds()

@@ -276,6 +276,7 @@ SETTINGS: Final = {
     "kafka_topic_replication": Setting("kafka_topic_replication", _whole),
     "log_format": Setting("log_format", _text),
     "log_level": Setting("log_level", _text),
+    "log_redact": Setting("log_redact", _switch),
 } | {f"retry_{name.removesuffix('_ms')}": Setting(f"retry_{name}", read) for name, read in RETRY_SETTINGS.items()}
 
 _KINDS: Final[dict[Callable[[object], Any], tuple[type, ...]]] = {

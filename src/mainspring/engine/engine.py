@@ -58,6 +58,7 @@ class EngineOptions:
     """By queue, for what workers run; they go before `lane_policy` too."""
     error_handler: ErrorHandler | None = None
     """Gets every failure; None writes them to the log."""
+    log_redact: bool = False
     flow: FlowOptions = field(default_factory=FlowOptions)
     """Breakers, limits, the rate of catching up."""
     command_queues: Mapping[str, str] = field(default_factory=dict)
@@ -101,7 +102,7 @@ class Engine:
         if options.flow.catch_up is not None:
             self.lookahead.overdue_after_ms = options.flow.catch_up_after_ms
         self.planner = Planner(store, self.owned, self._something_to_fire)
-        self.failures = Failures(options.error_handler)
+        self.failures = Failures(options.error_handler, redacted=options.log_redact)
         lanes = LanePolicies(options.lane_policy, options.target_lanes, options.queue_lanes, options.command_queues)
         outcomes = Outcomes(Policies(options.retry, options.target_retries), store.clock, self.failures, lanes)
         self.flow_control = FlowControl(options.flow, store.clock, self, options.command_queues)

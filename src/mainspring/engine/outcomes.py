@@ -19,6 +19,7 @@ from ..model.lane import LanePolicies, LanePolicy
 from ..model.limits import MAX_ERROR_CHARS, MAX_ERRORS_KEPT
 from ..model.metrics import SECONDS, Histogram
 from ..model.retry import GiveUp, Policies, RetryWait, decide, in_time_ms
+from ..model.text import trace_of
 from ..roles import Failures
 from ..store.codec import INDEXED, LANE, SCHEDULED, entry
 from ..store.keys import SECOND_MS, Slice
@@ -185,7 +186,7 @@ class Outcomes:
             case GiveUp(why):
                 reason = why[:MAX_ERROR_CHARS]
                 self._report(flight, outcome, reason, "dead")
-                self._bury(partition, flight, reason, outcome.response)
+                self._bury(partition, flight, reason, outcome.response, trace_of(outcome.error))
         return True
 
     def carry_out(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
@@ -205,7 +206,7 @@ class Outcomes:
             self._park(partition, flight, reason)
             return False
         if isinstance(outcome, Dead):
-            self._bury(partition, flight, reason)
+            self._bury(partition, flight, reason, traceback=outcome.traceback)
             return True
         return self._retry_later(partition, flight, wait_ms, reason)
 
@@ -287,11 +288,18 @@ class Outcomes:
         partition.pending_writes.holds.append((lane, head.pack()))
         partition.hold_policy.spill_lanes(now_ms)
 
-    def _bury(self, partition: Partition, flight: Flight, reason: str, response: Response | None = None) -> None:
+    def _bury(
+        self,
+        partition: Partition,
+        flight: Flight,
+        reason: str,
+        response: Response | None = None,
+        traceback: str = "",
+    ) -> None:
         now_ms = self._clock.now_ms()
         body, due_ms = flight.body, flight.original_due_ms
         sent = was_sent(reason)
-        letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent)
+        letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent, traceback=traceback)
         partition.pending_writes.deaths.append(Death(flight.idh, letter.answered(response).encode(), now_ms))
         self.meters.buried(_kind(flight), reason)
 

@@ -43,10 +43,21 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long one attempt may take, where the task said so itself: in a replay too."""
     lane_in_key: bool = False
     """The lane is part of the idempotency key: in a replay too."""
+    traceback: str = ""
+    """Of the exception that the last attempt raised; its beginning and end if it is long."""
 
     @classmethod
     def of(
-        cls, body: Body, task_id: str, reason: str, died_ms: int, due_ms: int, place: bytes, *, sent: bool
+        cls,
+        body: Body,
+        task_id: str,
+        reason: str,
+        died_ms: int,
+        due_ms: int,
+        place: bytes,
+        *,
+        sent: bool,
+        traceback: str = "",
     ) -> "DeadLetter":
         """Of a task that died of the attempt it was due for, or without one: then the reason is no error of it."""
         return cls(
@@ -64,6 +75,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             place=place,
             timeout_ms=body.timeout_ms,
             lane_in_key=body.lane_in_key,
+            traceback=traceback,
         )
 
     def answered(self, response: Response | None) -> "DeadLetter":
@@ -98,6 +110,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
             "lane": self.lane,
             "attempts": self.attempts,
             "errors": self.errors,
+            "traceback": self.traceback or None,
             "retry": self.retry,
             "timeout_ms": self.timeout_ms,
             "idempotency_key": idempotency_key(namespace, self.id, self.due_ms, key_lane),

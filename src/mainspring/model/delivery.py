@@ -236,6 +236,8 @@ class Dead(Exception):
     response: Response | None = field(default=None, compare=False)
     error: BaseException | None = field(default=None, compare=False)
     brief: str | None = field(default=None, compare=False)
+    traceback: str = field(default="", compare=False, kw_only=True)
+    """Of `error`, as text for the dead letter: set where the exception itself does not go along."""
     disables: bool = field(default=False, compare=False, kw_only=True)
     """Said by sinks: the named target wants nothing more, and gets nothing, from any node, until it is resumed."""
 

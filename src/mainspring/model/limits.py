@@ -14,6 +14,9 @@ MAX_ERRORS_KEPT: Final = 16
 
 MAX_ERROR_CHARS: Final = 500
 
+MAX_TRACEBACK_BYTES: Final = 4 * 1024
+"""Of the last attempt's traceback, which a dead letter keeps. It does not travel with a task that is tried again."""
+
 LAST_START_MS: Final = 1 << 45
 """In the year 3084: previews begin before it, and bounds of schedules lie before it."""
 

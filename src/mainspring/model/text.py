@@ -1,10 +1,14 @@
-"""Texts from outside, made safe to store and show: cleaned, redacted, with suggestions for unknown names."""
+"""Texts from outside, made safe to store and show: cleaned, escaped, redacted, with suggestions for unknown names."""
 
+import re
+import traceback
 from collections.abc import Collection, Iterable
 from pathlib import PurePath
-from typing import Any
+from types import TracebackType
+from typing import Any, Final
 
 from .errors import InvalidInput
+from .limits import MAX_TRACEBACK_BYTES
 
 
 def clean(text: str) -> str:
@@ -26,14 +30,29 @@ def check_text(value: object, field: str) -> str:
     return clean(value)
 
 
+CONTROLS: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+"""Characters that begin a new line or a command of the terminal, in one encoding or another."""
+
+
+def escape(text: str) -> str:
+    """Return the text as one line that a log or a terminal can show: control characters as `\\n` or `\\x1b`."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), clean(text))
+
+
 def describe(error: BaseException) -> str:
     """Describe an exception in one line, even if its own `str()` fails."""
     name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001  # it is somebody else's code, and this is how we tell of its errors
+    text = _words(error)
+    if text is None:
         return f"{name}, which cannot be put into words"
     return clean(f"{name}: {text}" if text else name)
+
+
+def _words(error: BaseException) -> str | None:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # it is somebody else's code, and this is how we tell of its errors
+        return None
 
 
 def check_known(given: Iterable[object], known: Collection[str], what: str, besides: str = "") -> None:
@@ -57,8 +76,7 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     return next(iter(get_close_matches(name, known, n=1)), None)
 
 
-# Exceptions of foreign code without their messages, for logs. A message often contains the arguments of the handler;
-# the type and the traceback do not.
+# Exceptions of foreign code, for logs and dead letters.
 
 
 def placed(error: BaseException) -> str:
@@ -72,26 +90,81 @@ def placed(error: BaseException) -> str:
     return f"{type(error).__name__} in {code.co_name} ({PurePath(code.co_filename).name}:{trace.tb_lineno})"
 
 
+MAX_MESSAGE_CHARS: Final = 1_000
+FIRST_FRAMES: Final = 10
+LAST_FRAMES: Final = 30
+MAX_CHAINED: Final = 10
+"""Exceptions of one chain or group that are shown."""
+
+
 def redact(error: BaseException) -> BaseException:
-    """A stand-in that every formatter of logs prints like `error`, with its frames and causes, but without a text."""
-    return _stand_in(error, set())
+    """Return a stand-in that every formatter of logs prints like `error`, with its frames and causes, but without a
+    message: messages often hold the arguments of a handler."""
+    return _stand_in(error, set(), redacted=True)
 
 
-def _stand_in(error: BaseException, seen: set[int]) -> BaseException:
+def bounded(error: BaseException) -> BaseException:
+    """Return a stand-in that every formatter prints like `error`, with each message escaped and cut, and with the first
+    and the last of many frames."""
+    return _stand_in(error, set(), redacted=False)
+
+
+def trace_of(error: BaseException | None) -> str:
+    """Return the traceback of an exception that was raised, as text: of a long one its beginning and its end."""
+    if error is None or error.__traceback__ is None:
+        return ""
+    text = clean("".join(traceback.format_exception(bounded(error)))).rstrip().encode()
+    if len(text) <= MAX_TRACEBACK_BYTES:
+        return text.decode()
+    gap = b"\n... cut ...\n"
+    head = MAX_TRACEBACK_BYTES // 4
+    kept = text[:head] + gap + text[-(MAX_TRACEBACK_BYTES - head - len(gap)) :]
+    return kept.decode(errors="ignore")
+
+
+def _stand_in(error: BaseException, seen: set[int], *, redacted: bool) -> BaseException:
     seen.add(id(error))
     kind = type(error)
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     if isinstance(error, BaseExceptionGroup):
         # The errors of a task group are worth more than the group.
-        inner = [_stand_in(one, seen) for one in error.exceptions if id(one) not in seen]
-        made: BaseException = type(kind.__name__, (BaseExceptionGroup,), named)("several", inner or [Exception()])
+        some = [one for one in error.exceptions if id(one) not in seen][:MAX_CHAINED]
+        inner = [_stand_in(one, seen, redacted=redacted) for one in some]
+        text = "several" if redacted else _message(error.message)
+        made: BaseException = type(kind.__name__, (BaseExceptionGroup,), named)(text, inner or [Exception()])
     else:
-        made = type(kind.__name__, (BaseException,), named)()
-    made.__traceback__ = error.__traceback__
+        text = "" if redacted else _message(_words(error) or "")
+        made = type(kind.__name__, (BaseException,), named)(text)
+    made.__traceback__, left_out = _ends_of(error.__traceback__)
+    if left_out:
+        made.add_note(f"({left_out} frames in the middle are left out)")
+    cause, context = error.__cause__, error.__context__
     # A chain may lead back to where it began.
-    if error.__cause__ is not None and id(error.__cause__) not in seen:
-        made.__cause__ = _stand_in(error.__cause__, seen)
-    elif error.__context__ is not None and id(error.__context__) not in seen and not error.__suppress_context__:
-        made.__context__ = _stand_in(error.__context__, seen)
+    if len(seen) >= MAX_CHAINED:
+        return made
+    if cause is not None and id(cause) not in seen:
+        made.__cause__ = _stand_in(cause, seen, redacted=redacted)
+    elif context is not None and id(context) not in seen and not error.__suppress_context__:
+        made.__context__ = _stand_in(context, seen, redacted=redacted)
     made.__suppress_context__ = error.__suppress_context__
     return made
+
+
+def _message(text: str) -> str:
+    return escape(text[:MAX_MESSAGE_CHARS]) + ("..." if len(text) > MAX_MESSAGE_CHARS else "")
+
+
+def _ends_of(trace: TracebackType | None) -> tuple[TracebackType | None, int]:
+    """Return the first and the last frames of a traceback, and how many lie between them."""
+    whole: list[TracebackType] = []
+    at = trace
+    while at is not None:
+        whole.append(at)
+        at = at.tb_next
+    left_out = len(whole) - FIRST_FRAMES - LAST_FRAMES
+    if left_out <= 0:
+        return trace, 0
+    made = whole[-LAST_FRAMES]
+    for one in reversed(whole[:FIRST_FRAMES]):
+        made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return made, left_out

@@ -102,6 +102,7 @@ def engine_options(config: Config, name: str) -> EngineOptions:
         target_lanes=config.targets.lane_policies(),
         queue_lanes=config.queue.lane_policies(),
         error_handler=config.error_handler,
+        log_redact=config.log_redact,
         flow=FlowOptions(
             config.breaker,
             config.targets.breakers(),

@@ -221,6 +221,7 @@ class Workplace:
             shutdown_timeout_s=config.shutdown_timeout_s,
             retry=config.retry,
             error_handler=config.error_handler,
+            log_redact=config.log_redact,
             slots=config.queue.slots(),
             queue_retries=config.queue.retries(),
             lane_policy=config.lane_policy,

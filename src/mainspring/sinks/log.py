@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ..model.delivery import DONE, Delivery, Outcome, Retry
+from ..model.text import CONTROLS
 
 
 class LogSink:
@@ -72,8 +73,6 @@ def _answer(done: "asyncio.Future[OSError | None]", error: OSError | None) -> No
 
 
 _UNUSUAL: Final = re.compile(rb"[^\t -~]")
-_CONTROLS: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
-"""Characters that begin a new line or a command of the terminal, in one encoding or another."""
 
 
 def _line(one: Delivery) -> bytes:
@@ -90,7 +89,7 @@ def _line(one: Delivery) -> bytes:
         payload = _text_of(payload)
         text = payload.decode()
     # JSON has these characters only in its strings, where an escape means the same.
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode() + b"\n"
+    return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode() + b"\n"
 
 
 def _text_of(raw: bytes) -> bytes:

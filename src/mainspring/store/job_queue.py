@@ -224,7 +224,7 @@ def _add(parts: _Args, names: PartitionKeys, position: int, end: End, now_ms: in
             parts.s_retries.append(s)
             parts.wakes = parts.wakes or due_ms < now_ms + WAKE_MS
         case Dead() as outcome:
-            parts.deaths += (position, _letter(job, outcome.reason, now_ms).encode(), now_ms)
+            parts.deaths += (position, _letter(job, outcome, now_ms).encode(), now_ms)
         case JobCancelled():
             parts.cancels.append(position)
             parts.x_cancels.append(_keys_of(names, job)[3])
@@ -246,14 +246,16 @@ def _next_attempt(job: Job, outcome: Retry, due_ms: int) -> tuple[Slice, bytes]:
     return place, entry(due_ms - place.start_ms, flags, job.idh, body)
 
 
-def _letter(job: Job, reason: str, now_ms: int) -> DeadLetter:
-    reason = reason[:MAX_ERROR_CHARS]
+def _letter(job: Job, outcome: Dead, now_ms: int) -> DeadLetter:
+    reason = outcome.reason[:MAX_ERROR_CHARS]
     if not job.body.target:  # it could not be read: its bytes are kept, so that a person can
         return DeadLetter(job.id, reason, now_ms, job.original_due_ms, entry=job.body.payload)
     place = job.claim[:ADDRESS_BYTES]
     # A worker that died with it may have begun it.
     sent = was_sent(reason) or job.deliveries > 1
-    return DeadLetter.of(job.body, job.id, reason, now_ms, job.original_due_ms, place, sent=sent)
+    return DeadLetter.of(
+        job.body, job.id, reason, now_ms, job.original_due_ms, place, sent=sent, traceback=outcome.traceback
+    )
 
 
 # -- messages to the owner of a lane ---------------------------------------------------------------------------
@@ -263,6 +265,7 @@ class _Failure(msgspec.Struct, array_like=True, frozen=True):
     reason: str
     after_ms: int | None = None
     untried: bool = False
+    traceback: str = ""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -277,7 +280,7 @@ def encode_ack(outcome: Done | Retry | Dead | JobCancelled) -> bytes:
         case Retry():
             return b"r" + _encode(_Failure(outcome.reason[:MAX_ERROR_CHARS], outcome.after_ms, outcome.untried))
         case Dead():
-            return b"x" + _encode(_Failure(outcome.reason[:MAX_ERROR_CHARS]))
+            return b"x" + _encode(_Failure(outcome.reason[:MAX_ERROR_CHARS], traceback=outcome.traceback))
         case JobCancelled():
             return b"c"
 
@@ -292,7 +295,8 @@ def decode_ack(raw: bytes) -> Done | Retry | Dead | JobCancelled:
             failure = _decode(raw[1:])
             return Retry(failure.reason, failure.after_ms, failure.untried)
         case b"x":
-            return Dead(_decode(raw[1:]).reason)
+            failure = _decode(raw[1:])
+            return Dead(failure.reason, traceback=failure.traceback)
         case _:
             return Dead(f"the worker's answer cannot be read: {raw[:40]!r}")
 

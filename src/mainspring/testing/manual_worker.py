@@ -20,6 +20,7 @@ class ManualWorker:
             dict.fromkeys(scheduler.registry.queues, 1),
             retry=config.retry,
             error_handler=config.error_handler,
+            log_redact=config.log_redact,
             queue_retries=config.queue.retries(),
             lane_policy=config.lane_policy,
             queue_lanes=config.queue.lane_policies(),

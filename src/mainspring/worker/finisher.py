@@ -16,7 +16,7 @@ from ..model.lane import LanePolicies
 from ..model.limits import MAX_ERROR_CHARS
 from ..model.metrics import Histogram
 from ..model.retry import GiveUp, Policies, RetryPolicy, RetryWait, decide, in_time_ms
-from ..model.text import describe
+from ..model.text import describe, trace_of
 from ..roles import Failures
 from ..store import job_queue
 from ..store.job_queue import pack_end
@@ -132,7 +132,7 @@ class Finisher:
             case RetryWait(ms):
                 outcome = Retry(reason, ms)
             case GiveUp():
-                outcome = Dead(reason)
+                outcome = Dead(reason, traceback=trace_of(error))
         self.meters.ended_unbegun(job, fate_of(outcome))
         self._wake()
         self.unsent.append(End(job, outcome))
@@ -201,7 +201,7 @@ class Finisher:
                 return Retry(outcome.reason, ms)
             case GiveUp(reason):
                 self._report(job, outcome, reason, "parked" if parks else "dead")
-                return Dead(reason)
+                return Dead(reason, traceback=trace_of(outcome.error))
 
     def died(self, job: Job, outcome: Dead) -> None:
         """Count and report a job that the store buried when it was taken."""

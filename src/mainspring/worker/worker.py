@@ -266,6 +266,7 @@ class WorkerOptions:
     shutdown_timeout_s: float = 25.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     error_handler: ErrorHandler | None = None
+    log_redact: bool = False
     slots: Mapping[str, Limit] = field(default_factory=dict)
     """How many jobs of some queues may run at one time, on all workers together."""
     queue_retries: Mapping[str, RetryPolicy] = field(default_factory=dict)
@@ -288,7 +289,7 @@ class Worker:
     def __init__(self, store: Store, registry: Registry, options: WorkerOptions) -> None:
         self.options = options
         self._store = store
-        self.failures = Failures(options.error_handler)
+        self.failures = Failures(options.error_handler, redacted=options.log_redact)
         self.finisher = Finisher(
             store, options.name, _policies(options), self.failures, self._something_ended, _lanes(options)
         )
