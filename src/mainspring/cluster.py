@@ -256,7 +256,7 @@ class Seat:
         while await self.membership.step() == 0.0:
             pass
         self._subscription = await self._store.servers.all()[0].subscribe(
-            [self._store.keys.cluster], on_message=lambda _: self._wake(), on_connect=self._wake
+            [self._store.keys.cluster], on_message=lambda *_: self._wake(), on_connect=self._wake
         )
         self.loop.start()
 

@@ -231,3 +231,19 @@ async def test_letters_are_counted_without_being_read(ticker: Ticker) -> None:
     assert await client.dead_count() == 3
     assert await client.dead_count(died_before=first) == 0
     assert await client.dead_count(died_after=first, died_before=first + 1) == 1
+
+
+async def test_show_prints_the_traceback_of_the_last_attempt_line_by_line(server: Server, ticker: Ticker) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("no stock\x1b[2J")
+
+    ticker.answer("log", fail)
+    await ticker.client.put("log:", id="broken", after="1s", retry="1")
+    await ticker.advance(seconds=1)
+    lines = (await call(server, "show", "broken")).stdout.splitlines()
+    shown = [line.removeprefix("traceback   ") for line in lines if line.startswith("traceback   ")]
+    assert shown[0] == "Traceback (most recent call last):"
+    assert any(line.endswith("in fail") for line in shown)
+    assert shown[-1] == "ValueError: no stock\\x1b[2J"
+    assert json.loads((await call(server, "show", "broken", "--json")).stdout)["traceback"] == "\n".join(shown)
+    ticker.answer("log", lambda _: None)

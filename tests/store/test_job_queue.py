@@ -298,7 +298,7 @@ async def test_a_worker_is_called_when_there_is_work(ticker: Ticker, store: Stor
     channels = [keys.work for keys in store.keys.partitions]
     ready = asyncio.Event()
     subscription = await store.servers.all()[0].subscribe(
-        channels, on_message=lambda _: called.set(), on_connect=ready.set
+        channels, on_message=lambda *_: called.set(), on_connect=ready.set
     )
     try:
         async with asyncio.timeout(60):

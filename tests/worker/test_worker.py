@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +22,7 @@ from mainspring.model.errors import InvalidInput, MainspringError, NotFound
 from mainspring.model.retry import RetryPolicy
 from mainspring.model.task import Task
 from mainspring.worker.handler import Handler
+from mainspring.worker.worker import TURN_S
 from tests.support.fleets import PARTITIONS, Fleet
 from tests.support.workers import Place, open_place, until
 
@@ -679,3 +681,38 @@ async def test_the_tasks_of_a_lane_run_one_after_the_other_in_due_order(place: P
     await place.worker(Handler(step, queue="q"))
     await place.settled()
     assert seen == list(range(30))
+
+
+async def test_whoever_took_a_task_lets_other_workers_answer_the_next_calls(place: Place) -> None:
+    async def send() -> None: ...
+
+    worker = await place.idle_worker([Handler(send, queue="mail")])
+    taker = worker.taker
+    assert [taker.turn_s(3) for _ in range(2)] == [0.0, 0.0]
+    await place.client.put("queue:mail/send")
+    async with asyncio.timeout(60):
+        while not taker.turn_s(3):
+            taker.hints.add_all()
+            await taker.step()
+    assert [taker.turn_s(3) for _ in range(2)] == [TURN_S, 0.0]
+    assert taker.turn_s(1) == 0.0, "nobody else heard the call"
+    await worker.stop()
+
+
+async def test_a_trickle_of_tasks_spreads_over_idle_workers(place: Place) -> None:
+    ran: Counter[str] = Counter()
+
+    def handler(worker: str) -> Handler:
+        async def send() -> None:
+            ran[worker] += 1
+            await asyncio.sleep(0.003)
+
+        return Handler(send, queue="mail")
+
+    for worker in ("a", "b", "c"):
+        await place.worker(handler(worker), name=worker)
+    first_ms = place.store.clock.now_ms() + 500
+    for number in range(200):
+        await place.client.put("queue:mail/send", at=first_ms + number * 20)
+    await until(lambda: ran.total() == 200)
+    assert max(ran.values()) <= 100, ran

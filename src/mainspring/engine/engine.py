@@ -167,7 +167,7 @@ class Engine:
         channels = {keys.wake: keys.number for keys in self.store.keys.partitions}
         self._subscription = await self.store.servers.all()[0].subscribe(
             list(channels),
-            on_message=lambda channel: self._woken(channels[channel]),
+            on_message=lambda channel, _: self._woken(channels[channel]),
             on_connect=self._reconnected,
         )
         for loop in self._loops:

@@ -162,6 +162,8 @@ class HandOffs:
         self._commands = commands
         self.ready: dict[Partition, None] = {}
         """Partitions with tasks to hand off."""
+        self._listening = 1
+        """Workers that heard of the last hand-off."""
         self.run_ends = RunEnds(store, owned, deliveries)
 
     def add(self, flights: list[Flight]) -> None:
@@ -221,12 +223,13 @@ class HandOffs:
         for partition, work in sent:
             partition.unanswered = work
         failure = None
-        results = await fire.hand_off(self._store, [work.work for _, work in sent])
+        results = await fire.hand_off(self._store, [work.work for _, work in sent], self._listening)
         for (partition, work), result in zip(sent, results, strict=True):
             if isinstance(result, StoreError):
                 failure = result
             else:
                 partition.unanswered = None
+                self._listening = result.listening
                 self._take_answer(partition, work, result)
         return failure
 

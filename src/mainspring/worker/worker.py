@@ -184,6 +184,13 @@ BUSY: Final = 2_000.0
 """From this many jobs a second on, several are taken together or none."""
 
 
+TURN_S: Final = 0.002
+"""How much earlier a worker answers a call than the one whose turn is next: more than a call needs to the server."""
+
+MOST_TURNS: Final = 2
+"""A worker waits no longer than these turns, however many workers hear the call: they may serve other queues."""
+
+
 class Taker:
     """One round after the other while there is work and room."""
 
@@ -207,6 +214,9 @@ class Taker:
         self.hints = PartitionHints(shares.queues, len(store.keys))
         self._polled_at = 0.0
         self._pauses = Pauses()
+        self._took = False
+        """True if the last call of the workers, or what was asked since, brought a job."""
+        self._turn = 0
         self.waits_for_room = False
         """True while the role waits to be woken when there is room."""
 
@@ -220,6 +230,16 @@ class Taker:
         """Enough room for a round. The busier, the more: each round then has more to carry."""
         room = self.room
         return room >= 1 and (self._executor.rate < BUSY or room >= self._executor.concurrency // 2)
+
+    def turn_s(self, listening: int) -> float:
+        """Return how long to wait before answering a call that so many workers have heard.
+
+        The server calls them in the same order each time: without turns the first would get nearly every task of a
+        trickle. Who took a task goes to the end, and one turn ahead with each call that others answered.
+        """
+        self._turn = listening - 1 if self._took else max(0, min(self._turn, listening) - 1)
+        self._took = False
+        return min(self._turn, MOST_TURNS) * TURN_S
 
     async def step(self) -> float:
         self.waits_for_room = not self.worthwhile
@@ -244,6 +264,7 @@ class Taker:
         asked = steady_s()
         jobs = await job_queue.take(self._store, self._worker, asks, self._died)
         self._executor.add(jobs, asked)
+        self._took = self._took or bool(jobs)
         self.hints.came(asks, ((job.partition, job.queue) for job in jobs))
         got = dict.fromkeys(shares, 0)
         for job in jobs:
@@ -329,6 +350,8 @@ class Worker:
             self._take, self._end, self._beat, self._reclaim, self._watch, self._keep, self._present,
         )  # fmt: skip
         self._subscription: Subscription | None = None
+        self._answer: asyncio.TimerHandle | None = None
+        """The answer to a call that other workers have heard too."""
         self._idle = asyncio.Event()
         self.stopping = False
         kinds = {work.target.partition(":")[0] for work in registry}
@@ -370,7 +393,7 @@ class Worker:
         channels = {keys.work: keys.number for keys in self._store.keys.partitions}
         self._subscription = await self._store.servers.all()[0].subscribe(
             list(channels),
-            on_message=lambda channel: self._called(channels[channel]),
+            on_message=lambda channel, message: self._called(channels[channel], message),
             on_connect=self._reconnected,
         )
         with contextlib.suppress(StoreError):  # the loop tries again
@@ -444,12 +467,20 @@ class Worker:
 
     # -- signals between the roles -----------------------------------------------------------------------
 
-    def _called(self, partition: int) -> None:
+    def _called(self, partition: int, message: bytes) -> None:
         self.taker.hints.add(partition)
-        self._take.wake()
+        wait_s = self.taker.turn_s(int(message) if message.isdigit() else 1)
+        if not wait_s:
+            self._take.wake()
+        elif self._answer is None:
+            self._answer = asyncio.get_running_loop().call_later(wait_s, self._answer_call)
         if self.executor.runs:
             self.heartbeat.called()
             self._beat.wake()
+
+    def _answer_call(self) -> None:
+        self._answer = None
+        self._take.wake()
 
     def _reconnected(self) -> None:
         self.taker.hints.add_all()

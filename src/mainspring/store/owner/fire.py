@@ -372,23 +372,26 @@ class HandOffReply(NamedTuple):
     status: WriteStatus
     answers: dict[int, bytes]
     """For some tasks, by position among all records: BUSY, or how an earlier run had ended."""
+    listening: int = 1
+    """Workers that were called."""
 
 
-async def hand_off(store: Store, works: Sequence[HandOff]) -> list[HandOffReply | StoreError]:
-    """One call a partition, all in one trip a server."""
+async def hand_off(store: Store, works: Sequence[HandOff], listening: int = 1) -> list[HandOffReply | StoreError]:
+    """One call a partition, all in one trip a server. Workers are told how many of them are `listening`."""
     handed: list[HandOffReply | StoreError] = []
-    for result in await store.run([_group(store, work) for work in works]):
+    for result in await store.run([_group(store, work, listening) for work in works]):
         if isinstance(result, StoreError):
             handed.append(result)
             continue
         now_us, status, flat = result[0]
         store.clock.sample(now_us)
         answers = {position - 1: answer for position, answer in zip(flat[::2], flat[1::2], strict=True)}
-        handed.append(HandOffReply(cast("WriteStatus", status.decode()), answers))
+        called = result[1] if isinstance(result[1], int) else 1  # the user may lack the right to publish
+        handed.append(HandOffReply(cast("WriteStatus", status.decode()), answers, called))
     return handed
 
 
-def _group(store: Store, work: HandOff) -> Group:
+def _group(store: Store, work: HandOff, listening: int) -> Group:
     names = store.keys.partitions[work.partition]
     keys = [names.fence, names.n, names.slices, names.queued, names.acks, names.queues]
     keys += map(names.queue, work.queues)
@@ -403,7 +406,7 @@ def _group(store: Store, work: HandOff) -> Group:
     for records in work.queues.values():
         args += records
     # Not within the script: see `put`, whose wake-up follows its transaction for the same reason.
-    return names.slot, [store.scripts.call("hand_off", keys, args), ("SPUBLISH", names.work, "1")]
+    return names.slot, [store.scripts.call("hand_off", keys, args), ("SPUBLISH", names.work, str(listening))]
 
 
 AT_ONCE: Final = 1_000

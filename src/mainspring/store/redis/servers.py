@@ -148,7 +148,7 @@ class Subscription:
     def __init__(
         self,
         channels: Sequence[str],
-        on_message: Callable[[str], None],
+        on_message: Callable[[str, bytes], None],
         on_connect: Callable[[], None],
         *,
         route: Callable[[str], Primary],
@@ -237,7 +237,9 @@ async def _first_end(listeners: Iterable[_Listener]) -> None:
 class _Listener:
     """The channels that live on one server, on one connection."""
 
-    def __init__(self, connection: Connection, channels: Sequence[str], on_message: Callable[[str], None]) -> None:
+    def __init__(
+        self, connection: Connection, channels: Sequence[str], on_message: Callable[[str, bytes], None]
+    ) -> None:
         self._connection = connection
         self._on_message = on_message
         self.channels = frozenset(channels)
@@ -292,8 +294,8 @@ class _Listener:
             self._over.set()
             return
         match reply:
-            case [b"smessage", channel, _]:
-                self._on_message(channel.decode())
+            case [b"smessage", channel, message]:
+                self._on_message(channel.decode(), message)
             case [b"ssubscribe", channel, _]:
                 self._missing.discard(channel.decode())
                 if not self._missing:
@@ -458,7 +460,7 @@ class Primary:
         return connection
 
     async def subscribe(
-        self, channels: Sequence[str], on_message: Callable[[str], None], on_connect: Callable[[], None]
+        self, channels: Sequence[str], on_message: Callable[[str, bytes], None], on_connect: Callable[[], None]
     ) -> Subscription:
         """Keeps sharded channels subscribed, wherever their slots move, until the result is closed."""
         topology = self._topology
