@@ -267,14 +267,16 @@ def _echo(request: Request) -> Answer:
     return Answer(400, {"x-echo": request.headers["authorization"], "location": request.path}, told.encode())
 
 
-def test_what_receivers_commands_and_handlers_repeat_is_not_in_a_redacted_log(
-    serve: Callable[..., Serve], tmp_path: Path
+@pytest.mark.parametrize("redacted", [False, True])
+def test_the_log_says_what_receivers_commands_and_handlers_said_unless_it_is_redacted(
+    serve: Callable[..., Serve], tmp_path: Path, *, redacted: bool
 ) -> None:
-    """The same canaries, sent back by those who got them; what is kept of an answer has no credentials either."""
+    """The same canaries, sent back by those who got them; no log and nothing that is kept has the credentials."""
     (tmp_path / "app.py").write_text(ECHOING_APP)
     with receiving(_echo) as receiver:
         (tmp_path / "mainspring.toml").write_text(
-            'log_level = "debug"\nlog_format = "json"\nlog_redact = true\nhttp_allow = ["127.0.0.1"]\n[targets.hook]\n'
+            f'log_level = "debug"\nlog_format = "json"\nlog_redact = {str(redacted).lower()}\n'
+            'http_allow = ["127.0.0.1"]\n[targets.hook]\n'
             f'url = "{receiver.url}?token=canary-url"\nheaders = {{ x-key = "canary/header\\"" }}\n'
             'auth = { user = "u", password = "canary-password" }\n[retry]\nmax_attempts = 1\n'
             '[commands.cry]\nargv = ["sh", "-c", "echo canary-printed >&2; exit 3"]\nqueue = "cry"\n'
@@ -301,11 +303,18 @@ def test_what_receivers_commands_and_handlers_repeat_is_not_in_a_redacted_log(
             worker.remove()
     assert node.end() == 0
     for secret in ("canary-url", "canary/header", "canary\\/header", "canary-password", "dTpjYW5hcnktcGFzc3dvcmQ"):
-        assert secret not in letter
-    assert "canary" not in node.log
-    assert "canary" not in worker.log
+        assert secret not in letter + node.log + worker.log
     assert "HTTP 400 Bad Request" in node.log
-    for line in ("ValueError in repeat (app.py:", "Dead in give_up (app.py:", "exit code 3", "does not fit queue:cry"):
+    lines = (
+        "ValueError: refused: canary-payload",
+        "never: canary-payload",
+        "exit code 3: canary-printed",
+        "canary-field",
+    )
+    if redacted:
+        assert "canary" not in node.log + worker.log
+        lines = ("ValueError in repeat (app.py:", "Dead in give_up (app.py:", "exit code 3", "does not fit queue:cry")
+    for line in lines:
         assert line in worker.log
     assert "Traceback" in worker.log
     debug = [json.loads(line) for line in node.log.splitlines() if '"mainspring.http"' in line]

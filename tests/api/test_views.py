@@ -15,7 +15,7 @@ from mainspring.api.asgi import PROBLEMS
 from mainspring.client.http import Api as Remote
 from mainspring.client.http import RemoteClient
 from mainspring.config.config import Config
-from mainspring.model.dead_letter import ReplaySummary
+from mainspring.model.dead_letter import DeadLetter, ReplaySummary
 from mainspring.model.delivery import Dead, Delivery, Outcome
 from mainspring.model.errors import InvalidInput
 from mainspring.model.targets.named import Targets
@@ -54,10 +54,15 @@ class DyingSink:
         return
 
 
+class BrokenSink(DyingSink):
+    async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
+        raise ValueError("a bug in the sink")
+
+
 @pytest.fixture
 async def api(server: Server) -> AsyncIterator[Api]:
     config = Config(redis_url=server.url, port=0, partitions=4, targets=TARGETS)
-    async with serving_api(config, {"null": NullSink(), "log": DyingSink()}) as made:
+    async with serving_api(config, {"null": NullSink(), "log": DyingSink(), "kafka": BrokenSink()}) as made:
         yield made
         await balance(made.client.store)
     server.call("FLUSHALL")
@@ -89,6 +94,23 @@ async def test_a_dead_letter_is_listed_shown_and_replayed(api: Api) -> None:
     assert (replayed.json["outcome"], replayed.json["due_ms"]) == ("replayed", LATER)
     assert (await api.client.get("b")).state == "pending"
     assert (await api.get("/v1/dead/b")).status == 404
+
+
+async def test_a_dead_letter_is_shown_with_the_traceback_of_its_last_attempt(api: Api) -> None:
+    await api.client.put("kafka:broken", id="a", retry="1")
+    async with asyncio.timeout(60):
+        while (answer := await api.get("/v1/dead/a")).status != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    shown = answer.json
+    assert shown["traceback"].startswith("Traceback (most recent call last):\n")
+    assert shown["traceback"].endswith("ValueError: a bug in the sink")
+
+    def letter() -> DeadLetter | None:
+        with contextlib.closing(Remote(api.url)) as remote:
+            return asyncio.run(RemoteClient(remote).dead_get("a"))
+
+    assert (found := await asyncio.to_thread(letter)) is not None
+    assert found.traceback == shown["traceback"]
 
 
 async def test_a_dead_letter_whose_id_lives_again_is_a_conflict(api: Api) -> None:

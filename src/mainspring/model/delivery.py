@@ -214,7 +214,7 @@ class Retry(Exception):
     error: BaseException | None = field(default=None, compare=False)
     """The exception behind it: rules of a retry policy may go by its type."""
     brief: str | None = field(default=None, compare=False)
-    """What logs say instead of a reason that holds words of others: an answer's, an application's."""
+    """What a redacted log says instead of a reason that holds words of others: an answer's, an application's."""
     after: InitVar[Delay | None] = field(default=None, kw_only=True)
 
     def __post_init__(self, after: Delay | None) -> None:
