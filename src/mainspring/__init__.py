@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .model.dead_letter import DeadLetter, DeadPage, Replayed, ReplaySummary
     from .model.delivery import DONE, Dead, Done, Failure, Retry
     from .model.errors import (
+        Ambiguous,
         ConfigError,
         Conflict,
         EmbeddedError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DONE",
+    "Ambiguous",
     "Client",
     "Config",
     "ConfigError",

@@ -13,6 +13,7 @@ from mainspring.model.errors import Unavailable
 from mainspring.model.flow import Rate
 from mainspring.model.task import Task
 from mainspring.store import records
+from mainspring.store.keys import partition_of
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
 from tests.support.api_calls import LATER, Answer, Api, serving_api
@@ -409,3 +410,73 @@ async def test_explain_says_that_what_is_overdue_goes_out_little_by_little(serve
             await asyncio.sleep(0.05)
         assert "catch-up" in codes
     server.call("FLUSHALL")
+
+
+# -- one id in several lanes -----------------------------------------------------------------------------------
+
+
+def lanes_in(partition: int, count: int) -> list[str]:
+    return [name for name in map("lane-{}".format, range(100)) if partition_of(name, 4) == partition][:count]
+
+
+[LANE_A, BESIDE_A], [LANE_B] = lanes_in(1, 2), lanes_in(2, 1)
+
+
+async def test_an_id_without_its_lane_that_several_lanes_have_is_409_with_the_lanes(api: Api) -> None:
+    for lane in (LANE_A, LANE_B):
+        assert (await put(api, id="dup", lane=lane)).status == 201
+    path = "/v1/tasks/dup"
+    for refused in (
+        await api.get(path),
+        await api.get(f"{path}/explain"),
+        await api.get(f"{path}/result"),
+        await api.delete(path),
+        await api.post(f"{path}/reschedule", {"after": "1h"}),
+    ):
+        assert (refused.status, refused.problem) == (409, "ambiguous")
+        assert refused.json["lanes"] == [LANE_A, LANE_B]
+    assert (await api.get(f"{path}?lane=")).status == 404
+    assert (await api.delete(f"{path}?lane={LANE_B}")).json["outcome"] == "cancelled"
+    assert (await api.get(path)).json["lane"] == LANE_A
+
+
+async def test_a_task_without_a_lane_is_named_by_an_empty_one(api: Api) -> None:
+    for lane in ({}, {"lane": LANE_A}, {"lane": LANE_B}):
+        assert (await put(api, id="dup", **lane)).status == 201
+    assert (await api.get("/v1/tasks/dup")).json["lanes"] == ["", LANE_A, LANE_B]
+    assert (await api.get("/v1/tasks/dup?lane=")).json["lane"] is None
+    assert (await api.delete("/v1/tasks/dup?lane=")).json["outcome"] == "cancelled"
+
+
+async def test_an_id_that_a_neighbouring_lane_has_is_409_for_its_own_put_alone(api: Api) -> None:
+    assert (await put(api, id="dup", lane=LANE_A)).status == 201
+    together = await asyncio.gather(
+        *(put(api, id=f"other-{n}") for n in range(8)),
+        put(api, id="dup", lane=BESIDE_A),
+        put(api, id="dup", lane=LANE_B),
+    )
+    *others, refused, elsewhere = together
+    assert [(one.status, one.json["outcome"]) for one in [*others, elsewhere]] == [(201, "created")] * 9
+    assert (refused.status, refused.problem) == (409, "conflict")
+    assert LANE_A in refused.json["detail"]
+
+
+async def test_a_line_whose_id_a_neighbouring_lane_has_is_refused_alone(api: Api) -> None:
+    line = {"target": "null:", "at": LATER}
+    wanted = [line, line | {"id": "dup", "lane": LANE_A}, line | {"id": "dup", "lane": BESIDE_A}, line | {"id": "last"}]
+    for outcome in ("created", "kept"):
+        *told, told_in_short = (await api.batch(wanted)).lines
+        assert [one.get("outcome", "refused") for one in told] == ["created", outcome, "refused", outcome]
+        assert told[2]["error"]["type"].endswith(":conflict")
+        assert told_in_short["summary"]["complete"]
+    assert (await api.get("/v1/tasks:count")).json["pending"] == 4
+
+
+async def test_a_bound_key_hears_nothing_of_lanes_of_others(api: Api) -> None:
+    for lane, target in ((LANE_A, "log:"), (LANE_B, "null:")):
+        assert (await put(api, id="dup", lane=lane, target=target)).status == 201
+    api.token = await api.key("operator", targets=("null:",))
+    assert (await api.get("/v1/tasks/dup")).json["lane"] == LANE_B
+    assert (await api.delete("/v1/tasks/dup")).json["outcome"] == "cancelled"
+    api.token = await api.key("operator", targets=("queue:mine",))
+    assert (await api.get("/v1/tasks/dup")).status == 404

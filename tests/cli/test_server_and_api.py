@@ -15,7 +15,7 @@ from mainspring.cli import app
 from mainspring.config.config import Config
 from mainspring.model.access import new_token
 from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
-from mainspring.model.errors import Conflict, InvalidInput, NotConfirmed, Unavailable
+from mainspring.model.errors import Ambiguous, Conflict, InvalidInput, NotConfirmed, Unavailable
 from mainspring.model.explain import UNKNOWN
 from mainspring.model.times import delay_ms
 from mainspring.model.workers import WorkerInfo
@@ -719,3 +719,18 @@ async def test_a_repair_is_in_the_trail(api: Api, server: Server) -> None:
     [entry] = json.loads((await run("audit")).stdout)["changes"]
     change = entry["change"]
     assert (change["what"], change["object"], change["after"]) == ("verify.repair", "main", report["repaired"])
+
+
+async def test_an_id_that_several_lanes_have_is_answered_with_the_lanes_to_choose_from(say: Say, api: Api) -> None:
+    for lane in ("lane-1", "lane-2"):
+        await api.client.put("null:", after="1h", id="dup", lane=lane)
+    cancelled = await say("task", "cancel", "dup", "other", code=1)
+    assert "dup: ambiguous\nother: unknown" in cancelled.output
+    assert "lane 'lane-1', lane 'lane-2'" in cancelled.stderr
+    assert "--lane" in cancelled.stderr
+    found = await say("task", "get", "dup", code=1)
+    assert isinstance(found.exception, Ambiguous)
+    assert found.exception.lanes == ("lane-1", "lane-2")
+    assert "lane-2" in (await say("task", "get", "dup", "--lane", "lane-2")).output
+    assert "dup: cancelled" in (await say("task", "cancel", "dup", "--lane", "lane-1")).output
+    assert "dup: cancelled" in (await say("task", "cancel", "dup")).output

@@ -42,6 +42,8 @@ class Answer:
         assert self.headers["content-type"] == "application/problem+json", self
         told = self.json
         members = {"id", "due_ms", "outcome"} if told["type"].endswith(":not-confirmed") else set()
+        if told["type"].endswith(":ambiguous"):
+            members = {"id", "lanes"}
         if told["type"].endswith(":conflict") and "answer" in told:
             members = {"answer"}
         if told["type"].endswith(":not-found") and told.get("missing") == "namespace":

@@ -25,7 +25,7 @@ from mainspring.engine.partition import Partition
 from mainspring.model.clock import Clock
 from mainspring.model.delivery import Dead, Delivery, Done, Outcome, Retry
 from mainspring.model.errors import Conflict, StoreError
-from mainspring.model.task import CancelOutcome, Handle
+from mainspring.model.task import BulkCancelOutcome, Handle
 from mainspring.sinks.base import Sink
 from mainspring.store.durability import SERVER, Durability
 from mainspring.store.owner import fire
@@ -223,7 +223,7 @@ class RecordingClient:
             self.history.accepted(name, at_ms, self._moments.now_us(), lane=lane, sure=sure)
         return name
 
-    async def cancel(self, *names: str) -> list[CancelOutcome]:
+    async def cancel(self, *names: str) -> list[BulkCancelOutcome]:
         answers = await self.client.cancel_many([self._known[name].id for name in names])
         for name, answer in zip(names, answers, strict=True):
             self.history.cancelled(name, self._known[name].due_ms, answer, self._moments.now_us())

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from ..model.errors import (
+    Ambiguous,
     Conflict,
     InvalidInput,
     MainspringError,
@@ -33,6 +34,7 @@ PROBLEMS: Final = {
     "method": (405, "the path answers other methods; they are in the header Allow"),
     "timeout": (408, "the request came too slowly"),
     "conflict": (409, "the id is taken, or the object has changed meanwhile"),
+    "ambiguous": (409, "tasks of several lanes have this id; name the lane, empty for the one without"),
     "too-late": (409, "the task has begun, or is over"),
     "too-large": (413, "the body, or a part of it, is larger than the limit"),
     "content-type": (415, "the body is of another type than the route takes, or compressed"),
@@ -92,6 +94,10 @@ def problem_of(error: MainspringError) -> Problem:
             return Problem("not-found", str(error))
         case Conflict():
             return Problem("conflict", str(error))
+        case Ambiguous():
+            problem = Problem("ambiguous", str(error))
+            problem.members = {"id": error.id, "lanes": error.lanes}
+            return problem
         case PayloadTooLarge():
             return Problem("too-large", str(error))
         case _:

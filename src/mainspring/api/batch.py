@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from ..model.access import ApiKey
-from ..model.errors import InvalidInput, MainspringError
+from ..model.errors import Conflict, InvalidInput, MainspringError
 from ..model.limits import HORIZON_MS, MAX_PAYLOAD_BYTES
 from ..model.targets.names import check_target
 from ..model.targets.url import AllowList
@@ -520,9 +520,10 @@ class _Batch:
             return [self._failure] * len(tasks)
         try:
             return await self._put_many(tasks)
-        except InvalidInput:
-            # One of them is wrong in a way that was not seen before; all are checked before the first is written.
-            return [await self._put_one(task) for task in tasks]
+        except (InvalidInput, Conflict) as error:
+            # One of them is wrong in a way that was not seen before, or its id is taken in another lane.
+            stored = error.handles or [None] * len(tasks)
+            return [one or await self._put_one(task) for one, task in zip(stored, tasks, strict=True)]
         except MainspringError as error:
             self._failure = error
             error.stored = 0  # the summary counts them
@@ -542,7 +543,7 @@ class _Batch:
             return self._failure
         try:
             [handle] = await self._put_many([task])
-        except InvalidInput as error:
+        except (InvalidInput, Conflict) as error:
             return error
         except MainspringError as error:
             self._failure = error

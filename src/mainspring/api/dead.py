@@ -135,11 +135,21 @@ async def get_dead(call: Call) -> Answer:
 
 async def _letter(call: Call) -> DeadLetter:
     task_id = call.params["id"]
-    letter = await call.client.dead_get(task_id, lane=call.query.lane)
+    letter = await call.client.dead_get(task_id, lane=await _lane(call))
     if letter is None:
         raise no_such("dead letter", task_id)
     call.check_seen(letter.target, "dead letter", task_id)
     return letter
+
+
+async def _lane(call: Call) -> str | None:
+    """The lane to ask with."""
+
+    async def look(lane: str | None) -> str | None:
+        letter = await call.client.dead_get(call.params["id"], lane=lane)
+        return None if letter is None else letter.target
+
+    return await call.lane_seen(call.query.lane, "dead letter", look)
 
 
 async def replay_dead(call: Call) -> Answer:
@@ -147,7 +157,7 @@ async def replay_dead(call: Call) -> Answer:
     letter = await _letter(call)
     replayed = await call.client.dead_replay(
         call.params["id"],
-        lane=call.query.lane,
+        lane=await _lane(call),
         at=_due_ms(call, wanted.at, wanted.after),
         new_key=wanted.new_key,
         dry_run=wanted.dry_run,
@@ -164,7 +174,7 @@ async def replay_dead(call: Call) -> Answer:
 
 async def drop_dead(call: Call) -> Answer:
     letter = await _letter(call)
-    if await call.client.dead_drop(call.params["id"], lane=call.query.lane) == "unknown":
+    if await call.client.dead_drop(call.params["id"], lane=await _lane(call)) == "unknown":
         raise no_such("dead letter", call.params["id"])
     await call.audit("dead.drop", letter.id, of_dead_letter(letter), None)
     return answer(Dropped(letter.id, "dropped"))
@@ -263,15 +273,15 @@ ROUTES: Final = (
     Route("GET", "/v1/dead", list_dead, "read", "List dead letters.", query=ListDead, answers={200: LetterList}),
     Route(
         "GET", _ID, get_dead, "read", "Look at one dead letter.", query=OneTask, answers={200: Letter},
-        problems=("not-found",),
+        problems=("not-found", "ambiguous"),
     ),
     Route(
         "POST", f"{_ID}/replay", replay_dead, "operate", "Deliver a dead letter again.", query=OneTask, body=Replay,
-        answers={200: Replayed}, problems=("not-found", "conflict", "out-of-memory", *_BODY),
+        answers={200: Replayed}, problems=("not-found", "ambiguous", "conflict", "out-of-memory", *_BODY),
     ),
     Route(
         "DELETE", _ID, drop_dead, "operate", "Forget a dead letter for good.", query=OneTask, answers={200: Dropped},
-        problems=("not-found",),
+        problems=("not-found", "ambiguous"),
     ),
     Route(
         "POST", "/v1/dead:replay", replay_many_dead, "operate", "Deliver all dead letters that fit again.",

@@ -11,7 +11,7 @@ import msgspec
 from ..client.client import Client
 from ..model.access import ApiKey, Right
 from ..model.audit import Change
-from ..model.errors import Conflict, OutOfMemory
+from ..model.errors import Ambiguous, Conflict, OutOfMemory
 from ..model.task import Handle, OnConflict
 from ..node.node import Node
 from ..sinks.http_network import check_literal_target
@@ -198,11 +198,28 @@ class Call(msgspec.Struct):
         if not self.key.sees(target):
             raise no_such(what, name)
 
+    async def lane_seen(
+        self, lane: str | None, what: str, target_in: Callable[[str | None], Awaitable[str | None]]
+    ) -> str | None:
+        """The lane to ask with. Where several tasks have an id, a bound key is told only of those that it may see."""
+        if lane is not None or self.may_reach_all:
+            return lane
+        try:
+            await target_in(None)
+        except Ambiguous as error:
+            seen = [one for one in error.lanes if self.key.sees(await target_in(one))]
+            if not seen:
+                raise no_such(what, error.id) from None
+            if len(seen) > 1:
+                raise Ambiguous(error.id, seen) from None
+            return seen[0]
+        return None
+
     async def check_not_others(self, task_id: str, lane: str | None = None) -> None:
         """A key cannot replace, or learn about, a task that it may not see."""
         if self.may_reach_all:
             return
-        known = await find_live(self.client.store, task_id, lane)
+        known = await find_live(self.client.store, task_id, lane or "")
         if known.state != "unknown" and not self.key.sees(known.target):
             raise Conflict(f"the id {task_id!r} is taken")
 

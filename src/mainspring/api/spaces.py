@@ -91,14 +91,15 @@ class Collector:
             handles = await self._write([task for task, _ in batch])
         except MainspringError as error:
             # The server failed. Any other error is about one task, and only that one may fail.
-            if isinstance(error, StoreError) or len(batch) == 1:
-                stored = error.handles or [None] * len(batch)
-                error.stored = 0  # of other people's tasks
-                for one, handle in zip(batch, stored, strict=True):
+            stored = [*(error.handles or ()), *[None] * len(batch)]
+            error.stored = 0  # of other people's tasks
+            for one, handle in zip(batch, stored, strict=False):
+                if isinstance(error, StoreError) or len(batch) == 1:
                     _resolve_failed(one, handle, error)
-                return
-            for one in batch:
-                await self._commit([one])
+                elif handle is None:
+                    await self._commit([one])
+                else:
+                    _resolve(one, handle)
         except Exception as error:
             _fail(batch, error)  # a bug: whoever waits must hear of it too
             log.exception("a write failed in an unexpected way")

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from ..model.audit import of_replaced, of_task
-from ..model.errors import InvalidInput, MainspringError, NotConfirmed, NotFound, PayloadTooLarge, StoreError
+from ..model.errors import Conflict, InvalidInput, MainspringError, NotConfirmed, NotFound, PayloadTooLarge, StoreError
 from ..model.explain import Explanation
 from ..model.ids import check_id, check_name
 from ..model.job import Ending
@@ -252,7 +252,8 @@ async def _forget(store: Store, place: Claim) -> None:
 
 
 class OneTask(msgspec.Struct, frozen=True):
-    """`lane`, where the task has one and its id is the caller's: it is then found at once."""
+    """`lane`, where the task has one and its id is the caller's: it is then found at once. An empty one is the task
+    without a lane."""
 
     lane: str | None = None
 
@@ -333,6 +334,8 @@ async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str)
         await call.check_not_others(task.id, task.lane)
     try:
         handle = await audited(call, task, call.put_into.put(task, on_conflict, durability))
+    except Conflict:
+        raise Conflict(f"the id {task.id!r} is taken") from None  # it may name a lane that this key does not know
     except NotConfirmed as error:
         if kept_in(error) is not None:
             await call.check_not_others(task.id, task.lane)
@@ -350,12 +353,22 @@ async def get_task(call: Call) -> Answer:
 
 
 async def _known(call: Call) -> TaskInfo:
-    return _seen(call, await call.client.get(call.params["id"], lane=call.query.lane))
+    return _seen(call, await call.client.get(call.params["id"], lane=await _lane(call)))
 
 
 async def _there(call: Call) -> TaskInfo:
     """One that could still be changed: not what is only remembered of an id."""
-    return _seen(call, await find_live(call.client.store, call.params["id"], call.query.lane))
+    return _seen(call, await find_live(call.client.store, call.params["id"], await _lane(call)))
+
+
+async def _lane(call: Call) -> str | None:
+    """The lane to ask with."""
+    task_id = call.params["id"]
+
+    async def look(lane: str | None) -> str | None:
+        return (await find_live(call.client.store, task_id, lane)).target
+
+    return await call.lane_seen(call.query.lane, "task", look)
 
 
 def _seen(call: Call, info: TaskInfo) -> TaskInfo:
@@ -397,7 +410,7 @@ async def count_tasks(call: Call) -> Answer:
 
 async def explain_task(call: Call) -> Answer:
     task_id = call.params["id"]
-    found = await call.client.explain(task_id, lane=call.query.lane, allowed=call.key.targets)
+    found = await call.client.explain(task_id, lane=await _lane(call), allowed=call.key.targets)
     if found.code == "unknown":
         raise no_such("task", task_id)
     call.check_seen(found.target, "task", task_id)
@@ -407,7 +420,7 @@ async def explain_task(call: Call) -> Answer:
 async def result_of_task(call: Call) -> Answer:
     task_id = call.params["id"]
     try:
-        result = await call.client.find_result(task_id, lane=call.query.lane)
+        result = await call.client.find_result(task_id, lane=await _lane(call))
     except NotFound:
         if not call.may_reach_all:
             await _known(call)  # of what goes elsewhere it is not even said that it is over
@@ -425,7 +438,7 @@ async def result_of_task(call: Call) -> Answer:
 async def cancel_task(call: Call) -> Answer:
     before = await _there(call)
     task_id = call.params["id"]
-    outcome = await call.client.cancel(task_id, lane=call.query.lane)
+    outcome = await call.client.cancel(task_id, lane=await _lane(call))
     if outcome == "unknown":
         raise no_such("task", task_id)
     if outcome == "too late":
@@ -444,7 +457,7 @@ async def reschedule_task(call: Call) -> Answer:
         due_ms = due_ms_of(wanted.at, wanted.after, call.client.store.clock.now_ms())
     except OverflowError:
         raise Problem("invalid", "the time lies outside of the calendar") from None
-    handle = await call.client.reschedule(task_id, at=due_ms, lane=call.query.lane)
+    handle = await call.client.reschedule(task_id, at=due_ms, lane=await _lane(call))
     await call.audit("task.reschedule", task_id, of_task(before), {"id": handle.id, "due_ms": handle.due_ms})
     return answer(Put.of(handle))
 
@@ -461,23 +474,23 @@ ROUTES: Final = (
     ),
     Route(
         "GET", _ID, get_task, "read", "Look at one task.", query=OneTask, answers={200: TaskInfo},
-        problems=("not-found",),
+        problems=("not-found", "ambiguous"),
     ),
     Route(
         "DELETE", _ID, cancel_task, "operate", "Cancel a task before it fires.", query=OneTask,
-        answers={200: Cancelled, 202: Cancelled}, problems=("not-found", "too-late"),
+        answers={200: Cancelled, 202: Cancelled}, problems=("not-found", "ambiguous", "too-late"),
     ),
     Route(
         "POST", f"{_ID}/reschedule", reschedule_task, "operate", "Move a pending task to another time.",
         query=OneTask, body=NewTime, answers={200: Put},
-        problems=("not-found", "conflict", "too-large", "content-type", "out-of-memory"),
+        problems=("not-found", "ambiguous", "conflict", "too-large", "content-type", "out-of-memory"),
     ),
     Route(
         "GET", f"{_ID}/explain", explain_task, "read", "Say why a task has not run.", query=OneTask,
-        answers={200: Explanation}, problems=("not-found",),
+        answers={200: Explanation}, problems=("not-found", "ambiguous"),
     ),
     Route(
         "GET", f"{_ID}/result", result_of_task, "read", "Say how a task ended, as long as that is kept.", query=OneTask,
-        answers={200: Ended, 202: NotOver}, problems=("not-found",),
+        answers={200: Ended, 202: NotOver}, problems=("not-found", "ambiguous"),
     ),
 )  # fmt: skip

@@ -104,7 +104,7 @@ def _root(
 
 def main() -> None:
     """Exit codes: 0 well, 1 failed, 2 called wrongly, 130 on Ctrl-C."""
-    from mainspring.model.errors import ConfigError, InvalidInput, MainspringError
+    from mainspring.model.errors import Ambiguous, ConfigError, InvalidInput, MainspringError
 
     code: Any = 0
     try:
@@ -113,6 +113,8 @@ def main() -> None:
         code = ended.code
     except (ConfigError, InvalidInput) as error:
         code = _failed(str(error), 2)
+    except Ambiguous as error:
+        code = _failed(f"{error} (--lane)", 1)
     except MainspringError as error:
         code = _failed(str(error), 1)
     except OSError as error:

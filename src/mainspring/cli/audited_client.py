@@ -22,7 +22,7 @@ from mainspring.model.audit import (
     of_schedule,
     of_task,
 )
-from mainspring.model.errors import NotConfirmed, StoreError
+from mainspring.model.errors import Ambiguous, NotConfirmed, StoreError
 from mainspring.model.lane import Scope
 from mainspring.model.task import Handle
 
@@ -46,7 +46,7 @@ CHANGES: Final = {
 """Call of a client -> how the trail names it. A put that replaces nothing is data, and not in it."""
 
 SCHEDULES: Final = ("add", "add_many", "edit", "pause", "resume", "remove", "rollback", "trigger", "backfill")
-_LEFT: Final = (False, 0, "unknown", "too late", "no head", "gone", "conflict", "damaged")
+_LEFT: Final = (False, 0, "unknown", "too late", "ambiguous", "no head", "gone", "conflict", "damaged")
 """Answers after which everything is as it was."""
 
 _RUNS: Final = ("schedule.trigger", "schedule.backfill")
@@ -162,7 +162,10 @@ class AuditedClient:
             return None
         match what.partition(".")[0]:
             case "task":
-                return of_task(await self._client.get(name, lane=options.get("lane")))
+                try:
+                    return of_task(await self._client.get(name, lane=options.get("lane")))
+                except Ambiguous:
+                    return None  # nothing will be done to any of them
             case "schedule":
                 return of_schedule(await self._client.get(name))
             case "dead":

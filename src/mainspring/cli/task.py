@@ -25,10 +25,10 @@ from mainspring.cli.options import (
     remote,
 )
 from mainspring.cli.output import lines_of, printable, relative
-from mainspring.model.errors import NotConfirmed, Unavailable
+from mainspring.model.errors import Ambiguous, NotConfirmed, Unavailable
 from mainspring.model.explain import moment, span
 from mainspring.model.job import Result
-from mainspring.model.task import Handle, OnConflict
+from mainspring.model.task import BulkCancelOutcome, Handle, OnConflict
 from mainspring.model.times import When, delay_ms
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 T = TypeVar("T")
 POLL_S: Final = 0.2
 
-TaskLane = Annotated[str | None, typer.Option(help="The lane the task was put with.")]
+TaskLane = Annotated[str | None, typer.Option(help="The lane the task was put with; '' for a task without one.")]
 At = Annotated[str | None, typer.Option(help="2030-01-01T09:00:00Z, or epoch milliseconds.")]
 In = Annotated[str | None, typer.Option("--in", help="A delay from now: 30m, 1h30m, PT10M.")]
 ShownState = Literal["pending", "fired", "queued", "running"]
@@ -215,16 +215,32 @@ def cancel(
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Cancel tasks; exit code 1 if one had begun or is not known."""
-    outcomes = with_client(
-        load(redis_url, data_dir, namespace, config), lambda client: client.cancel_many(ids, lane=lane)
+    outcomes, several = with_client(
+        load(redis_url, data_dir, namespace, config), lambda client: _cancelled(client, ids, lane)
     )
     if json:
         print_json([{"id": id, "outcome": outcome} for id, outcome in zip(ids, outcomes, strict=True)])
     else:
         for id, outcome in zip(ids, outcomes, strict=True):
             print(printable(f"{id}: {outcome}"))
+    for error in several:
+        print(printable(f"mainspring: {error} (--lane)"), file=sys.stderr)
     if any(outcome != "cancelled" for outcome in outcomes):
         raise typer.Exit(1)
+
+
+async def _cancelled(
+    client: "Client", ids: list[str], lane: str | None
+) -> tuple[list[BulkCancelOutcome], list[Ambiguous]]:
+    """What became of each; and of ids that tasks of several lanes have, which lanes these are."""
+    outcomes = await client.cancel_many(ids, lane=lane)
+    several: list[Ambiguous] = []
+    for id in dict.fromkeys(id for id, outcome in zip(ids, outcomes, strict=True) if outcome == "ambiguous"):
+        try:
+            await client.get(id, lane=lane)
+        except Ambiguous as error:
+            several.append(error)
+    return outcomes, several
 
 
 @app.command()

@@ -29,6 +29,7 @@ from ..model.lane import LaneAnswer, LaneInfo, Mode, Pause, Pauses, Scope
 from ..model.retry import RetryPolicy
 from ..model.shared_settings import DEDUPE_WINDOW, MAX_PAYLOAD, SharedSettings
 from ..model.task import (
+    BulkCancelOutcome,
     CancelOutcome,
     Count,
     Handle,
@@ -800,7 +801,11 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
     # -- one task ------------------------------------------------------------------------------------------
 
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
-        """Return what is known about a task; `state` is "unknown" if the id was never used."""
+        """Return what is known about a task; `state` is "unknown" if the id was never used.
+
+        Like all calls that take an id: `lane=""` is the task without a lane, and without `lane` an id that tasks of
+        several lanes have is Ambiguous.
+        """
         _, _, _, finder = self._ready()
         reference = await resolve(self.store, id, lane)
         return await dead_letters.info_of(self.store, id, reference, await finder.find(reference))
@@ -816,18 +821,24 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         return await explain(self.store, finder, id, await resolve(self.store, id, lane), allowed)
 
     async def cancel(self, id: str, *, lane: str | None = None) -> CancelOutcome:
-        """Cancel before it fires. After "cancelled" it never fires; "too late" means it has begun."""
-        [outcome] = await self.cancel_many([id], lane=lane)
-        return outcome
+        """Cancel before it fires. After "cancelled" it never fires; "too late" means it has begun.
 
-    async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[CancelOutcome]:
+        Ambiguous, and nothing is cancelled, if tasks of several lanes have the id and no lane is named.
+        """
+        while True:
+            [outcome] = await self.cancel_many([id], lane=lane)
+            if outcome != "ambiguous":
+                return outcome
+            await self.get(id, lane=lane)  # raises Ambiguous, with the lanes, unless all but one are gone by now
+
+    async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[BulkCancelOutcome]:
         """Cancel in bulk; one answer per id, in order."""
         _, _, _, finder = self._ready()
         if isinstance(ids, str):
             raise InvalidInput("cancel_many takes many ids; this is a single one: use cancel, or [id]")
         if not isinstance(ids, Iterable):
             raise InvalidInput(f"cancel_many takes an iterable of ids; this is a {type(ids).__name__}")
-        outcomes: list[CancelOutcome] = []
+        outcomes: list[BulkCancelOutcome] = []
         rest = iter(ids)
         while some := list(islice(rest, CANCEL_BATCH)):
             found = await finder.cancel(Reference.parse(id, lane, len(self.store.keys)) for id in some)

@@ -16,6 +16,7 @@ from mainspring.model.access import is_token
 from mainspring.model.dead_letter import PROBLEMS_KEPT, DeadLetter, DeadPage, DropOutcome, Replayed, ReplaySummary
 from mainspring.model.delivery import Response
 from mainspring.model.errors import (
+    Ambiguous,
     ConfigError,
     Conflict,
     InvalidInput,
@@ -31,7 +32,7 @@ from mainspring.model.job import Result
 from mainspring.model.lane import LaneAnswer, LaneInfo, Mode, Pause, Scope
 from mainspring.model.retry import RetryPolicy, retry_line
 from mainspring.model.targets.url import read_api_url
-from mainspring.model.task import CancelOutcome, Count, Handle, ListedState, OnConflict, Page, QueueState, TaskInfo
+from mainspring.model.task import BulkCancelOutcome, Count, Handle, ListedState, OnConflict, Page, QueueState, TaskInfo
 from mainspring.model.times import Delay, When, instant_ms, is_delay
 from mainspring.model.workers import QueueInfo, WorkerInfo
 
@@ -155,6 +156,8 @@ class Api:
             raise NoNamespace(detail)
         if kind == "conflict" and "answer" in problem:
             raise ConflictAnswer(detail, str(problem["answer"]))
+        if kind == "ambiguous":
+            raise Ambiguous(str(problem.get("id", "")), [str(lane) for lane in problem.get("lanes", ())])
         if kind == "unavailable":
             raise self._away(detail)
         if kind in _ERRORS:
@@ -612,18 +615,20 @@ class RemoteClient(RemoteLetters):
         answer = self.api.get(_TASKS, id, "result", lane=lane)
         return Result.from_dict(answer) if "ending" in answer else None
 
-    async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[CancelOutcome]:
+    async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[BulkCancelOutcome]:
         wanted = list(ids)
         outcomes = {id: self._cancel(id, lane) for id in dict.fromkeys(wanted)}  # one that is given twice is one
         return [outcomes[id] for id in wanted]
 
-    def _cancel(self, id: str, lane: str | None) -> CancelOutcome:
+    def _cancel(self, id: str, lane: str | None) -> BulkCancelOutcome:
         try:
-            outcome: CancelOutcome = self.api.delete(_TASKS, id, lane=lane)["outcome"]
+            outcome: BulkCancelOutcome = self.api.delete(_TASKS, id, lane=lane)["outcome"]
         except NotFound:
             return "unknown"
         except TooLate:
             return "too late"
+        except Ambiguous:
+            return "ambiguous"
         return outcome
 
     async def reschedule(

@@ -6,6 +6,7 @@ MainspringError
 │   └── PayloadTooLarge   the payload has more bytes than the limit
 ├── NotFound              there is nothing of that name
 ├── Conflict              the id is taken and on_conflict="reject"
+├── Ambiguous             an id without its lane is that of several tasks; `lanes` has their lanes
 ├── TaskFailed            the task whose result was asked for is dead or cancelled
 ├── SchedulerRunning      handlers and schedules are declared before the scheduler starts, or after it stopped
 ├── ConfigError           a setting is wrong or unknown
@@ -71,6 +72,20 @@ class NotFound(MainspringError, LookupError):
 
 class Conflict(MainspringError):
     """A task with this id exists and the call asked to reject repeats."""
+
+
+class Ambiguous(MainspringError):
+    """The id is that of tasks in several lanes, and the call named none.
+
+    `lanes` are those that are known, "" stands for a task without one; each can be given as `lane`.
+    """
+
+    def __init__(self, id: str, lanes: "Sequence[str]") -> None:
+        named = ", ".join(f"lane {lane!r}" if lane else "no lane" for lane in lanes)
+        found = f" ({named})" if named else ""
+        super().__init__(f"the id {id!r} is that of several tasks{found}: name the lane, '' for the task without one")
+        self.id = id
+        self.lanes = tuple(lanes)
 
 
 class TaskFailed(MainspringError):

@@ -55,6 +55,9 @@ PutOutcome = Literal["created", "kept", "replaced"]
 CancelOutcome = Literal["cancelled", "cancelling", "too late", "unknown"]
 """A task that a worker runs is "cancelling": its worker is told, and stops it if it is not done before."""
 
+BulkCancelOutcome = Literal[CancelOutcome, "ambiguous"]
+"""An id without its lane is "ambiguous" if tasks of several lanes have it: none of them is cancelled."""
+
 
 class Task(msgspec.Struct, frozen=True, kw_only=False):
     """One delivery to one target at one time. `at` or `after` says when; neither means now."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from ..model.errors import Ambiguous
 from ..model.job import Job, Result, decode_result
 from .keys import partition_of
 
@@ -41,19 +42,20 @@ async def keep_results(store: Store, results: Sequence[KeptResult]) -> None:
 
 
 async def read_result(store: Store, reference: Reference) -> Result | None:
-    """The kept result of a task; with an id alone, every partition is asked."""
+    """The kept result of a task; with an id alone, every partition is asked. Ambiguous if several have one."""
     every = range(len(store.keys)) if reference.elsewhere else (reference.home,)
     groups: list[Group] = []
     for partition in every:
         keys = store.keys.partitions[partition]
         groups.append((keys.slot, [("GET", keys.result(reference.idh))]))
-    found = None
+    found: list[bytes] = []
     for answer in await store.run(groups):
         if isinstance(answer, Exception):
             raise answer
-        if answer[0] is not None:
-            found = decode_result(answer[0])
-    return found
+        found += [answer[0]] if answer[0] is not None else []
+    if len(found) > 1:
+        raise Ambiguous(reference.task_id or reference.idh.hex(), ())
+    return decode_result(found[0]) if found else None
 
 
 class KeptAnswer(msgspec.Struct, frozen=True, array_like=True):

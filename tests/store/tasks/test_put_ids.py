@@ -157,15 +157,6 @@ async def test_very_many_tasks_with_one_id_that_is_kept_take_one_trip(client: Cl
     assert [one.due_ms for one in again.handles] == [one.due_ms for one in summary.handles]
 
 
-async def test_an_id_is_known_per_partition_so_a_lane_is_part_of_it(client: Client) -> None:
-    await client.put("log:", "plain", id="id", after="1s")
-    lanes = [f"lane-{n}" for n in range(8)]
-    for lane in lanes:
-        await client.put("log:", lane, id="id", lane=lane, after="1s")
-    assert (await client.get("id")).payload == "plain"
-    assert (await client.get("id", lane=lanes[0])).state == "pending"
-
-
 async def test_an_id_in_a_lane_is_found_without_naming_the_lane(client: Client) -> None:
     await client.put("log:", id="only-in-a-lane", lane="far away", after="1s")
     assert (await client.get("only-in-a-lane")).state == "pending"

@@ -8,7 +8,7 @@ import msgspec
 
 from ...model.dead_letter import DeadFilter, DeadLetter, DeadPage, Replayed
 from ...model.delivery import Body
-from ...model.errors import Conflict, StoreError, Unavailable
+from ...model.errors import Ambiguous, Conflict, StoreError, Unavailable
 from ...model.ids import IDH_BYTES, idh_of
 from ...model.task import State, TaskInfo
 from ..keys import ADDRESS_BYTES, Address, Slice, address_prefix
@@ -208,21 +208,26 @@ async def _read(store: Store, places: Sequence[LetterPlace]) -> list[KeptLetter 
 
 
 async def find_letter(store: Store, reference: Reference) -> KeptLetter | None:
-    """The letter of an id: from its own partition, or from any where a lane may have chosen another."""
+    """The letter of an id: from its own partition, or from any where a lane may have chosen another. Ambiguous if there
+    are several."""
     idh, home = reference.idh, reference.home
     partitions = [home, *(p for p in range(len(store.keys)) if reference.elsewhere and p != home)]
     groups: list[Group] = []
     for p in partitions:
         keys = store.keys.partitions[p]
         groups.append((keys.slot, [("ZSCORE", keys.dead_times, idh), ("HGET", keys.dead, idh)]))
+    found: list[KeptLetter] = []
     for p, result in zip(partitions, await store.run(groups), strict=True):
         if isinstance(result, StoreError):
             raise result
         score, record = result
         if score is not None and record is not None:
             place = (int(float(score)), p, idh)
-            return KeptLetter(place, _letter(place, record))
-    return None
+            kept = KeptLetter(place, _letter(place, record))
+            found += [kept] if reference.fits(kept.letter.lane) or kept.letter.damaged else []
+    if len(found) > 1:
+        raise Ambiguous(found[0].letter.id, sorted(kept.letter.lane or "" for kept in found))
+    return found[0] if found else None
 
 
 def _letter(place: LetterPlace, record: bytes) -> DeadLetter:

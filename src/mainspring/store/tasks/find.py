@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 
 from ...model.dead_letter import dead_place
-from ...model.errors import Conflict, InvalidInput, StoreError
+from ...model.errors import Ambiguous, Conflict, InvalidInput, StoreError
 from ...model.ids import GENERATED, IDH_BYTES, bare_idh, check_name, idh_of
-from ...model.task import CancelOutcome, State
+from ...model.task import BulkCancelOutcome, State
 from ..codec import decode
 from ..keys import R_UNIT, WIDTHS_MS, Address, partition_of
 from ..queue_state import Queued, cancel_queued, find_queued, read_record
@@ -17,7 +17,7 @@ from ..redis.sender import Group
 from ..store import Store
 from .cancel import Cancel, CancelStatus, cancel, last_cancelled, note
 from .encode import Intake
-from .index import ConflictBackoff, IdRow, look_up, look_up_packed, replace
+from .index import IDS_IN_LANES, ConflictBackoff, IdRow, look_up, look_up_packed, replace
 from .query import Found, look_at
 
 _MOVES_FOLLOWED = 64
@@ -25,8 +25,15 @@ _MOVES_FOLLOWED = 64
 _PORTION = 8_192
 """Tasks looked up and cancelled before the next ones: what the server has just looked up is still in its caches."""
 
+_ASKED_AT_ONCE = 65_536
+"""Ids times partitions asked in one step, so that a bulk cancel needs bounded memory."""
+
 Wanted = tuple[int, bytes, bool]
 """The likeliest partition of an id, its hash, and whether it may be in another."""
+
+
+Places = list[tuple[int, bytes]]
+"""Partition and packed address of each."""
 
 
 class Reference(NamedTuple):
@@ -40,21 +47,26 @@ class Reference(NamedTuple):
     elsewhere: bool
     """It may be in another: with a lane, the lane decides."""
     address: Address | None
+    lane: str | None = None
+    """The lane that the task must have, "" for none; None if any will do."""
 
     @classmethod
     def parse(cls, id: str, lane: str | None, partitions: int) -> "Reference":
-        """Validate what the caller named."""
-        task_id, lane = check_name(id, "id"), None if lane is None else check_name(lane, "lane")
+        """Validate what the caller named. The lane "" is that of tasks without one."""
+        task_id, lane = check_name(id, "id"), lane if lane is None or lane == "" else check_name(lane, "lane")
         match = GENERATED.fullmatch(task_id)
         if match is None:
-            home = partition_of(lane if lane is not None else task_id, partitions)
-            return cls(task_id, idh_of(task_id), home, lane is None, None)
+            return cls(task_id, idh_of(task_id), partition_of(lane or task_id, partitions), lane is None, None, lane)
         idh = bytes.fromhex(match[1])
         address = Address.parse(match[2])
         known = address.partition < partitions and address.slice.width_ms in WIDTHS_MS
         if not known or address.slice.start_ms >= 1 << 48 or address.r >= R_UNIT or address.index >= 1 << 31:
             raise InvalidInput(f"id {task_id!r} does not belong to this namespace")
         return cls(None, idh, address.partition, False, address)
+
+    def fits(self, lane: str | None) -> bool:
+        """Whether a task of this lane can be the one that is meant: lanes of one partition share its index."""
+        return self.lane is None or self.lane == (lane or "")
 
     def as_generated(self) -> "Reference | None":
         """The same text taken for a generated id without its mark; None if it cannot be one."""
@@ -94,7 +106,12 @@ class Finder:
         self._store = store
 
     async def find(self, reference: Reference) -> Located | None:
-        """Where the task stands now and how; None for an unknown id."""
+        """Where the task stands now and how; None for an unknown id. Ambiguous if several lanes have it."""
+        located = await self._find(reference)
+        body = None if located is None else located.entry.body
+        return None if body is not None and not reference.fits(body.lane) else located
+
+    async def _find(self, reference: Reference) -> Located | None:
         located = await self._locate(reference)
         if located is not None and located.entry.state == "dead" and reference.task_id is not None:
             located = await self._unless_another_died(located, reference.idh)
@@ -149,23 +166,57 @@ class Finder:
 
     async def _index_one(self, reference: Reference) -> Address | None:
         [found] = await self._index_packed([(reference.home, reference.idh, reference.elsewhere)])
-        return None if found is None else Address.unpack(*found)
+        if len(found) > 1:
+            raise Ambiguous(reference.task_id or reference.idh.hex(), await self._lanes_of(reference, found))
+        return Address.unpack(*found[0]) if found else None
 
-    async def _index_packed(self, wanted: list[Wanted]) -> list[tuple[int, bytes] | None]:
-        """(partition, packed address). Asks the likeliest partition for each; of those it does not know, all others."""
-        raws = await look_up_packed(self._store, [(home, idh) for home, idh, _ in wanted])
-        found = [None if raw is None else (home, raw) for (home, _, _), raw in zip(wanted, raws, strict=True)]
-        for i, (home, idh, elsewhere) in enumerate(wanted):
-            if found[i] is None and elsewhere:
-                others = [p for p in range(len(self._store.keys)) if p != home]
-                raws = await look_up_packed(self._store, [(p, idh) for p in others])
-                known = ((p, raw) for p, raw in zip(others, raws, strict=True) if raw is not None)
-                found[i] = next(known, None)
+    async def _lanes_of(self, reference: Reference, found: Places) -> list[str]:
+        """The lanes of tasks with one id; what is over and gone does not say its lane any more."""
+        all_located = [await self.find(reference._replace(home=p, elsewhere=False)) for p, _ in found]
+        bodies = [located.entry.body for located in all_located if located is not None]
+        return sorted({body.lane or "" for body in bodies if body is not None})
+
+    async def _index_packed(self, wanted: list[Wanted]) -> list[Places]:
+        """Where each id is known. One that may be in any partition is looked for in all: several lanes may have it."""
+        found: list[Places] = [[] for _ in wanted]
+        every = range(len(self._store.keys))
+        if len(wanted) == 1:
+            [(home, _, anywhere)] = wanted
+            await self._ask(wanted, found, [(0, p) for p in (every if anywhere else (home,))])
+            return found
+        await self._ask(wanted, found, [(i, home) for i, (home, _, _) in enumerate(wanted)])
+        elsewhere = [i for i, one in enumerate(wanted) if one[2]]
+        with_lanes = await self._partitions_with_lanes() if elsewhere else []
+        others: list[tuple[int, int]] = []
+        for i in elsewhere:
+            others += [(i, p) for p in (with_lanes if found[i] else every) if p != wanted[i][0]]
+            if len(others) >= _ASKED_AT_ONCE:
+                await self._ask(wanted, found, others)
+                others = []
+        await self._ask(wanted, found, others)
         return found
 
-    async def cancel(self, references: Iterable[Reference]) -> list[CancelOutcome]:
-        """Answer for each id, in order. One that nobody gave may be a generated id without its mark."""
-        outcomes: list[CancelOutcome] = []
+    async def _ask(self, wanted: list[Wanted], found: list[Places], questions: list[tuple[int, int]]) -> None:
+        """Each question is the number of an id and a partition."""
+        raws = await look_up_packed(self._store, [(p, wanted[i][1]) for i, p in questions])
+        for (i, p), raw in zip(questions, raws, strict=True):
+            if raw is not None:
+                found[i].append((p, raw))
+
+    async def _partitions_with_lanes(self) -> list[int]:
+        """Partitions in which an id with a lane was ever put: only there an id can be known once more."""
+        every = self._store.keys.partitions
+        marks = await self._store.run([(keys.slot, [("HGET", keys.n, IDS_IN_LANES)]) for keys in every])
+        for mark in marks:
+            if isinstance(mark, StoreError):
+                raise mark
+        return [p for p, mark in enumerate(marks) if not isinstance(mark, StoreError) and mark[0] is not None]
+
+    async def cancel(self, references: Iterable[Reference]) -> list[BulkCancelOutcome]:
+        """Answer for each id, in order; all name the same lane, or none. One that nobody gave may be a generated id
+        without its mark."""
+        outcomes: list[BulkCancelOutcome] = []
+        lane: str | None = None
         bare: dict[int, Reference] = {}
         placed: list[tuple[int, Cancel]] = []
         unplaced: dict[int, Unplaced] = {}
@@ -174,6 +225,7 @@ class Finder:
             if one.address is not None:
                 placed.append((i, Cancel(one.address.partition, one.address.pack(), one.idh, False)))
             else:
+                lane = one.lane
                 unplaced.setdefault(one.home, Unplaced()).add(i, one)
                 if (generated := one.as_generated()) is not None:
                     bare[i] = generated
@@ -182,12 +234,13 @@ class Finder:
         await self._recall_cancelled(gone, outcomes)
         for numbers, wanted in _portions(unplaced):
             found = await self._index_packed(wanted)
-            known = [
-                (i, Cancel(*at, idh, True))
-                for i, (_, idh, _), at in zip(numbers, wanted, found, strict=True)
-                if at is not None
-            ]
-            await self._cancel_placed(known, outcomes)
+            known: list[tuple[int, Cancel]] = []
+            for i, (_, idh, _), places in zip(numbers, wanted, found, strict=True):
+                if len(places) > 1:
+                    outcomes[i] = "ambiguous"
+                elif places:
+                    known.append((i, Cancel(*places[0], idh, True)))
+            await self._cancel_placed(known if lane is None else await self._in_lane(known, lane), outcomes)
             unknown = [(i, one) for i, one in zip(numbers, wanted, strict=True) if outcomes[i] == "unknown"]
             await self._recall_cancelled(unknown, outcomes)
         again = [i for i in bare if outcomes[i] == "unknown"]
@@ -195,7 +248,20 @@ class Finder:
             outcomes[i] = outcome
         return outcomes
 
-    async def _recall_cancelled(self, unknown: list[tuple[int, Wanted]], outcomes: list[CancelOutcome]) -> None:
+    async def _in_lane(self, known: list[tuple[int, Cancel]], lane: str) -> list[tuple[int, Cancel]]:
+        """Those whose tasks have the lane, as far as that can be seen: lanes of one partition share its index."""
+        places = [(Address.unpack(one.partition, one.at), one.idh) for _, one in known]
+        fitting: list[tuple[int, Cancel]] = []
+        for (i, one), entry in zip(known, await look_at(self._store, places), strict=True):
+            if entry.body is not None:
+                fits = (entry.body.lane or "") == lane
+            else:  # it may be in a queue
+                fits = await self.find(Reference(None, one.idh, one.partition, False, None, lane)) is not None
+            if fits:
+                fitting.append((i, one))
+        return fitting
+
+    async def _recall_cancelled(self, unknown: list[tuple[int, Wanted]], outcomes: list[BulkCancelOutcome]) -> None:
         """Answer "cancelled" again for the ids cancelled last: the index forgets those at once."""
         every = any(elsewhere for _, (_, _, elsewhere) in unknown)
         asked = range(len(self._store.keys)) if every else {home for _, (home, _, _) in unknown}
@@ -215,14 +281,14 @@ class Finder:
                 return True
         return False
 
-    async def _cancel_placed(self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]) -> None:
+    async def _cancel_placed(self, todo: list[tuple[int, Cancel]], outcomes: list[BulkCancelOutcome]) -> None:
         for _ in range(_MOVES_FOLLOWED):
             if not todo:
                 break
             todo = await self._cancel_round(todo, outcomes)
 
     async def _cancel_round(
-        self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]
+        self, todo: list[tuple[int, Cancel]], outcomes: list[BulkCancelOutcome]
     ) -> list[tuple[int, Cancel]]:
         again: list[tuple[int, Cancel]] = []
         missed: list[tuple[int, Cancel, CancelStatus | Address]] = []
@@ -247,7 +313,7 @@ class Finder:
         await self._cancel_queued(over, outcomes)
         return again
 
-    async def _cancel_queued(self, todo: list[tuple[int, Cancel]], outcomes: list[CancelOutcome]) -> None:
+    async def _cancel_queued(self, todo: list[tuple[int, Cancel]], outcomes: list[BulkCancelOutcome]) -> None:
         """Some that have begun are in queues, or run: these can be cancelled, or stopped."""
         places = await find_queued(self._store, [(one.partition, one.idh) for _, one in todo])
         for (i, one), place in zip(todo, places, strict=True):

@@ -46,6 +46,9 @@ class IdRow(NamedTuple):
     due_ms: int
 
 
+IDS_IN_LANES: Final = "ids_in_lanes"
+"""Counter of a partition: puts of tasks that have both an id and a lane."""
+
 MOST_AT_ONCE: Final = 2_000
 """Tasks a call carries at most: Lua cannot spread many more."""
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ...model.errors import Conflict, NotConfirmed, StoreError, Unavailable
 from ...model.task import Handle, OnConflict, PutOutcome, TaskInfo
-from ..codec import decode
+from ..codec import LANE, decode
 from ..durability import SERVER, Durability, executed
 from ..keys import Address, PartitionKeys, Slice, address_prefix
 from ..queue_state import find_queued
@@ -16,7 +16,7 @@ from ..redis.connection import RedisCommand
 from ..redis.sender import Group
 from ..store import Store
 from .encode import Intake, Named
-from .index import MOST_AT_ONCE, ConflictBackoff, IdRow, Replaced, replace
+from .index import IDS_IN_LANES, MOST_AT_ONCE, ConflictBackoff, IdRow, Replaced, replace
 from .put import CROWDED, WAKE_MS, Widths, fresh_score
 from .query import Found, look_at
 
@@ -97,6 +97,9 @@ def _group(store: Store, call: list[_Share], now_ms: int, durability: Durability
     commands = _many(store, call[0]) if many else [_few(store, call)]
     soon_ms = now_ms + WAKE_MS
     wakes = {share.keys.wake: None for share in call for row in share.rows if row.due_ms < soon_ms}
+    for share in call:
+        if in_lanes := sum(bool(row.row[4] & LANE) for row in share.rows):
+            commands.append(("HINCRBY", share.keys.n, IDS_IN_LANES, in_lanes))
     commands += [("SPUBLISH", wake, "1") for wake in wakes]
     if durability.confirm is not None:
         # Where every id was known nothing was written, and WAIT would confirm nothing at once.
@@ -310,6 +313,7 @@ class NamedPuts:
     async def _kept(self, item: Named, at: Address, level: Durability, window: RetryWindow) -> Handle:
         """Somebody put it while we looked: that is what is kept, whatever has become of it since."""
         [entry] = await self._look([(at, item.row.idh)], window)
+        _check_lane(item, entry)
         while entry.moved_to is not None:
             at = entry.moved_to
             [entry] = await self._look([(at, item.row.idh)], window)
@@ -378,6 +382,7 @@ class NamedPuts:
         over = entry.state not in ("pending", "fired", "queued")
         if over and at.slice.end_ms + self._store.shared.dedupe_window_ms < now_ms:
             return None  # its mark has expired
+        _check_lane(item, entry)
         due_ms = _due_ms(at, entry)
         if on_conflict == "reject":
             raise Conflict(f"a task with id {item.id!r} exists ({entry.state}, due {due_ms} ms)")
@@ -386,6 +391,23 @@ class NamedPuts:
         ):
             return None
         return Handle(item.id, due_ms, "kept", False, level.text)
+
+
+def _check_lane(item: Named, entry: Found) -> None:
+    """Refuse the id of a task in another lane: lanes of one partition share its index, which keeps an id once."""
+    if entry.body is None or entry.state in ("cancelled", "replaced"):
+        return  # what is over and gone does not say its lane any more
+    lane = decode(item.row.row).lane
+    if entry.body.lane != lane:
+        raise _taken(item.id, lane, entry.body.lane)
+
+
+def _taken(task_id: str, lane: str | None, other: str | None) -> Conflict:
+    spoken, there = (f"lane {one!r}" if one is not None else "no lane" for one in (lane, other))
+    return Conflict(
+        f"the id {task_id!r} with {spoken} cannot be stored while a task with it and {there} is known: both belong to"
+        " one partition, which keeps an id once. Choose another id, for example with the lane in it"
+    )
 
 
 def _is_same(item: Named, at: Address, entry: Found) -> bool:
@@ -420,8 +442,11 @@ def _rounds(items: list[Named]) -> list[list[int]]:
 
 def _keep_first(items: list[Named], handles: list[Handle | None], first: list[int], later: list[list[int]]) -> None:
     """Keep the first of several tasks with one id: the others change nothing, which needs no call to the server."""
-    kept = {(items[i].partition, items[i].row.idh): handles[i] for i in first} if later else {}
+    kept = {(items[i].partition, items[i].row.idh): i for i in first} if later else {}
     for i in chain.from_iterable(later):
-        one = kept[items[i].partition, items[i].row.idh]
+        before = kept[items[i].partition, items[i].row.idh]
+        one, lanes = handles[before], [decode(items[at].row.row).lane for at in (i, before)]
+        if lanes[0] != lanes[1]:
+            raise _taken(items[i].id, *lanes)
         assert one is not None
         handles[i] = Handle(one.id, one.due_ms, "kept", False, one.durability)
