@@ -96,7 +96,60 @@ async def test_lines_without_ids_count_once_under_one_idempotency_key(api: Api) 
     rejecting = await api.batch([line(1), line(8), line(9, id="own")], "?on_conflict=reject", idempotency_key="k")
     assert [one["outcome"] for one in rejecting.lines[:-1]] == ["kept", "created", "created"]
     again = await api.batch([line(1), line(8), line(9, id="own")], "?on_conflict=reject", idempotency_key="k")
-    assert [one.get("outcome") for one in again.lines[:-1]] == ["kept", "kept", None], "the rule is for callers' ids"
+    assert [one.get("outcome") for one in again.lines[:-1]] == ["kept"] * 3, "it is the same request"
+    other = await api.batch([line(9, id="own")], "?on_conflict=reject", idempotency_key="another")
+    assert other.lines[0]["error"]["type"].endswith(":conflict")
+
+
+async def forget_ids(api: Api) -> None:
+    """What the owners do an hour after the tasks are done."""
+    for keys in api.client.store.keys.partitions:
+        await api.client.store.run_one(keys.slot, [("DEL", keys.ids)])
+
+
+async def test_a_batch_counts_once_as_long_as_its_idempotency_key_is_kept(api: Api) -> None:
+    lines = [line(1), line(2, id="own"), line(3, id="lane", lane="l"), {"target": "null:", "after": "1h"}, b"wrong\n"]
+    first = (await api.batch(lines, idempotency_key="k")).lines
+    assert [one.get("outcome") for one in first[:-1]] == [*["created"] * 4, None]
+    for _ in range(2):
+        await forget_ids(api)
+        again = (await api.batch(lines, idempotency_key="k")).lines
+        assert [one.get("outcome") for one in again[:-1]] == [*["kept"] * 4, None]
+        assert [(one.get("id"), one.get("due_ms")) for one in again] == [
+            (one.get("id"), one.get("due_ms")) for one in first
+        ]
+        summary = again[-1]["summary"]
+        assert (summary["lines"], summary["kept"], summary["failed"]) == (5, 4, 1)
+        in_short = (await api.batch(lines, "?answers=errors", idempotency_key="k")).lines
+        assert [one.get("line") for one in in_short[:-1]] == [5]
+    assert await pending(api) == 4
+    assert (await api.batch(lines, idempotency_key="other")).lines[-1]["summary"]["created"] == 4
+
+
+async def test_a_batch_that_was_cut_is_completed_when_it_is_sent_again(api: Api) -> None:
+    lines = [line(n) for n in range(5_000)]
+    for answers in ("", "?answers=errors"):
+        await api.batch(lines[:4_500], answers, idempotency_key="k" + answers)
+        await forget_ids(api)
+        summary = (await api.batch(lines, answers, idempotency_key="k" + answers)).lines[-1]["summary"]
+        assert (summary["kept"], summary["created"]) == (4_500, 500)
+
+
+async def test_what_is_remembered_of_a_batch_is_small_and_expires(api: Api, server: Server) -> None:
+    await api.batch([line(n) for n in range(1_000)], idempotency_key="k")
+    [name] = server.call("KEYS", "*idem*")
+    assert server.call("STRLEN", name) == 6 + 4 * 1_000
+    assert 86_000_000 < server.call("PTTL", name) <= 86_400_000
+
+
+async def test_a_line_that_changed_or_was_refused_is_not_taken_for_stored(api: Api) -> None:
+    taken = line(1, id="own")
+    await api.batch([line(2, id="own")])
+    refused = (await api.batch([taken, line(3)], "?on_conflict=reject", idempotency_key="k")).lines
+    assert [one.get("outcome") for one in refused[:-1]] == [None, "created"]
+    assert (await api.delete("/v1/tasks/own")).status == 200
+    again = (await api.batch([taken, line(3, payload=4)], "?on_conflict=reject", idempotency_key="k")).lines
+    assert [one.get("outcome") for one in again[:-1]] == ["created", "created"]
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "schlüssel"])

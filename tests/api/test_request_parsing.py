@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mainspring.api.app import ROUTES
 from mainspring.api.asgi import PROBLEMS, Problem, check_depth, read_json, read_query, when
-from mainspring.api.batch import Lines
+from mainspring.api.batch import BatchQuery, Lines, Repeats
 from mainspring.api.lanes import NewPause
 from mainspring.api.openapi import document
 from mainspring.api.routes import Route, Router
@@ -22,6 +22,7 @@ from mainspring.model.task import Task
 from mainspring.model.times import instant_ms
 
 NOW = 1_800_000_000_000
+REPEATS = Repeats(b"s", BatchQuery(), NOW, lambda *_: False)
 ANYBODY = ApiKey("k", "k", "admin", "", 0)
 
 values = st.recursive(
@@ -173,7 +174,7 @@ def test_lines_keep_their_numbers_over_portions_and_empty_lines() -> None:
 )
 def test_every_line_has_one_outcome_and_it_is_the_same_however_it_is_read(rows: list[bytes]) -> None:
     body = b"\n".join(rows)
-    quick, slow = Lines(ANYBODY, 64), Lines(ANYBODY, 64, salt=b"s")
+    quick, slow = Lines(ANYBODY, 64), Lines(ANYBODY, 64, REPEATS)
     one, other = quick.take(body, NOW, 10**6), slow.take(body, NOW, 10**6)
     assert list(one.numbers) == list(other.numbers)
     assert set(one.wrong) == set(other.wrong)
@@ -324,7 +325,7 @@ def test_a_line_may_be_as_deep_as_a_single_task(levels: int, fits: bool) -> None
         read_json(PostedTask, body, 4)
     expected = [] if fits else [f"the JSON is {said}"]
     assert [str(one) for one in wrong_lines(TASK, body, depth=4).values()] == expected
-    alone = Lines(ANYBODY, 4, salt=b"key").take(body, NOW, 1000)  # with an Idempotency-Key, one by one
+    alone = Lines(ANYBODY, 4, REPEATS).take(body, NOW, 1000)  # with an Idempotency-Key, one by one
     assert (len(alone.tasks), len(alone.wrong)) == ((1, 0) if fits else (0, 1))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from ..model.access import ApiKey
-from ..model.errors import Conflict, InvalidInput, MainspringError
+from ..model.errors import Conflict, InvalidInput, MainspringError, StoreError
 from ..model.limits import HORIZON_MS, MAX_PAYLOAD_BYTES
 from ..model.targets.names import check_target
 from ..model.targets.url import AllowList
@@ -18,6 +18,7 @@ from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..model.times import timeout_ms
 from ..sinks.http_network import check_literal_target
 from ..store.durability import check_durability
+from ..store.records import MARK_BYTES, BatchMarks, Claim
 from .asgi import (
     GUARDED,
     NDJSON,
@@ -52,10 +53,34 @@ class Portion(msgspec.Struct):
     wrong: dict[int, Problem]
     keyed: set[int] = msgspec.field(default_factory=set)
     """Lines with ids made of the Idempotency-Key: such an id is known already only if the line was sent before."""
+    marks: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """With an Idempotency-Key: what is noted of each line once its task is stored."""
+    repeated: dict[int, Task] = msgspec.field(default_factory=dict)
+    """Lines that an earlier request with the Idempotency-Key has stored."""
 
     @property
     def size(self) -> int:
-        return len(self.tasks) + len(self.wrong)
+        return len(self.tasks) + len(self.wrong) + len(self.repeated)
+
+
+class Repeats:
+    """Knows the lines of a batch with an Idempotency-Key again."""
+
+    def __init__(self, salt: bytes, query: "BatchQuery", began_ms: int, holds: Callable[[int, bytes], bool]) -> None:
+        """`began_ms` is the time of the first request with the key, `holds` says if a line has been marked."""
+        self.began_ms = began_ms
+        self.holds = holds
+        self._salt = salt
+        self._rules = f"{query.durability} {query.on_conflict}".encode(), query.durability.encode()
+
+    def id_of(self, number: int, raw: bytes) -> str:
+        """The id of a line that has none."""
+        return "line-" + blake2b(b"%d " % number + raw.strip(), key=self._salt, digest_size=20).hexdigest()
+
+    def mark_of(self, number: int, raw: bytes, *, named: bool) -> bytes:
+        """What is noted of a line. The rule for known ids is a part of it if the line has an id of its caller's."""
+        text = b"%d %b %b" % (number, self._rules[not named], raw.strip())
+        return blake2b(text, key=self._salt, digest_size=MARK_BYTES).digest()
 
 
 class Lines:
@@ -65,7 +90,7 @@ class Lines:
         self,
         key: ApiKey,
         depth: int,
-        salt: bytes | None = None,
+        repeats: Repeats | None = None,
         reach: AllowList = _PUBLIC,
         check_timeout: Callable[[str, int], None] | None = None,
     ) -> None:
@@ -73,7 +98,7 @@ class Lines:
         self._check_timeout = check_timeout
         self._reach = reach
         self._depth = depth
-        self._salt = salt
+        self._repeats = repeats
         self.taken = 0
         self._targets: set[str] = set()
         """Those that were found good before."""
@@ -84,7 +109,7 @@ class Lines:
         count = count_lines(portion)
         first = self.taken + 1
         self.taken += count
-        if self._salt is None:
+        if self._repeats is None:
             try:
                 decoded = _decoder.decode_lines(portion)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -162,7 +187,7 @@ class Lines:
             except Problem as problem:
                 found.wrong[number] = problem
             if number not in found.wrong:
-                numbers.append(number)
+                numbers += [] if number in found.repeated else [number]
             elif len(found.wrong) >= most_wrong:
                 self.taken = number
                 break
@@ -172,19 +197,28 @@ class Lines:
         """Any line, with everything it may carry."""
         try:
             check_depth(bytes(new.payload), self._depth, level=1)
-            found.tasks.append(self._task(number, new, now_ms, raw))
-            if self._salt is not None and new.id is None:
-                found.keyed.add(number)
+            task = self._task(number, new, now_ms, raw)
+            if self._repeats is not None:
+                mark = self._repeats.mark_of(number, raw, named=new.id is not None)
+                if self._repeats.holds(number, mark):
+                    found.repeated[number] = task
+                    return
+                found.marks[number] = mark
+                if new.id is None:
+                    found.keyed.add(number)
+            found.tasks.append(task)
         except InvalidInput as error:
             found.wrong[number] = problem_of(error)
         except Problem as problem:
             found.wrong[number] = problem
 
     def _task(self, number: int, new: NewTask, now_ms: int, raw: bytes) -> Task:
-        task_id = None
-        if self._salt is not None and new.id is None:
-            task_id = "line-" + blake2b(b"%d " % number + raw.strip(), key=self._salt, digest_size=20).hexdigest()
-        task = task_of(new, now_ms, task_id=task_id)
+        repeats = self._repeats
+        if repeats is None:
+            task = task_of(new, now_ms)
+        else:
+            # Counted from the first request, a delay is the same when the line is sent again.
+            task = task_of(new, repeats.began_ms, task_id=repeats.id_of(number, raw))
         if new.timeout is not None and self._check_timeout is not None:
             self._check_timeout(task.target, timeout_ms(new.timeout))
         if not self._knows(task.target):
@@ -389,7 +423,8 @@ async def put_batch(call: Call) -> BatchAnswer:
     answer = BatchAnswer(call.app.batches)
     try:
         with call.app.batches.slot(client_of(call.key, call.address)):
-            batch = _Batch(call, answer)
+            marks, repeats = await _repeats_of(call)
+            batch = _Batch(call, answer, marks, repeats)
             try:
                 await batch.read()
             finally:
@@ -403,12 +438,13 @@ async def put_batch(call: Call) -> BatchAnswer:
 class _Batch:
     """One request. The next portion is read and checked while the last one is on its way to the server."""
 
-    def __init__(self, call: Call, answer: BatchAnswer) -> None:
+    def __init__(self, call: Call, answer: BatchAnswer, marks: BatchMarks | None, repeats: Repeats | None) -> None:
         self._call = call
+        self._marks = marks
         self._answer = answer
         self._query: BatchQuery = call.query
         self._lines = Lines(
-            call.key, call.node.config.api_json_depth, _salt_of(call), call.app.reach, call.node.config.check_timeout
+            call.key, call.node.config.api_json_depth, repeats, call.app.reach, call.node.config.check_timeout
         )
         self._summary = Summary()
         self._failure: MainspringError | None = None
@@ -510,10 +546,27 @@ class _Batch:
         handles = await self._put(portion.tasks)
         if not self._call.may_reach_all:
             handles = [await self._own(task, one) for task, one in zip(portion.tasks, handles, strict=True)]
+        await self._mark(portion, handles)
         self._report(portion, handles)
         self._summary.lines += portion.size
         if self._failure is not None:
             self._stop(problem_of(self._failure).kind, str(self._failure), portion.first)
+
+    async def _mark(self, portion: Portion, handles: Sequence[LineOutcome]) -> None:
+        """Note which lines are stored as safely as was asked for, so that they count once if they are sent again."""
+        if self._marks is None:
+            return
+        stored = {
+            number: portion.marks[number]
+            for number, found in zip(portion.numbers, handles, strict=True)
+            if not isinstance(found, MainspringError)
+            and self._problem(portion, number, found) is None
+            and (found is None or found.durability == self._query.durability)
+        }
+        try:
+            await self._marks.keep(stored)
+        except StoreError as error:
+            self._failure = self._failure or error
 
     async def _put(self, tasks: list[Task]) -> Sequence[LineOutcome]:
         if self._failure is not None:
@@ -565,7 +618,7 @@ class _Batch:
     # -- reporting ---------------------------------------------------------------------------------------------
 
     def _report(self, portion: Portion, handles: Sequence[LineOutcome]) -> None:
-        summary, rejects = self._summary, self._query.on_conflict == "reject"
+        summary = self._summary
         wrong = dict(portion.wrong)  # those of the portion are counted with it
         answers: list[LineAnswer] = []
         counts = {"created": 0, "kept": 0, "replaced": 0}
@@ -575,14 +628,17 @@ class _Batch:
                 continue
             if not isinstance(found, Handle):
                 wrong[number] = problem_of(found)
-            elif rejects and found.outcome == "kept" and number not in portion.keyed:
-                wrong[number] = Problem("conflict", f"a task with id {found.id!r} exists, due {found.due_ms} ms")
-            elif (refusal := self._refusal(found)) is not None and number not in portion.keyed:
-                wrong[number] = refusal
+            elif (problem := self._problem(portion, number, found)) is not None:
+                wrong[number] = problem
             else:
                 counts[found.outcome] += 1
                 sure = found.durability == self._query.durability
                 answers.append(LineAnswer(number, found.id, found.due_ms, found.outcome, found.past, sure))
+        for number, task in portion.repeated.items():
+            counts["kept"] += 1
+            answers.append(LineAnswer(number, task.id or "", cast("int", task.at), "kept"))
+        if portion.repeated:
+            answers.sort(key=lambda one: one.line)
         summary.created += counts["created"]
         summary.kept += counts["kept"]
         summary.replaced += counts["replaced"]
@@ -594,7 +650,12 @@ class _Batch:
             answers.sort(key=lambda one: one.line)
         self._answer.add(_encode_lines(answers))
 
-    def _refusal(self, handle: Handle) -> Problem | None:
+    def _problem(self, portion: Portion, number: int, handle: Handle | None) -> Problem | None:
+        """Why a line is refused whose id is known already."""
+        if handle is None or handle.outcome != "kept" or number in portion.keyed:
+            return None
+        if self._query.on_conflict == "reject":
+            return Problem("conflict", f"a task with id {handle.id!r} exists, due {handle.due_ms} ms")
         try:
             self._call.check_changeable(self._query.on_conflict, handle)
         except Problem as problem:
@@ -625,10 +686,17 @@ def _portions(lines: bytes) -> Iterator[bytes]:
         at = end
 
 
-def _salt_of(call: Call) -> bytes | None:
-    """With an Idempotency-Key a line without an id is known again when the same line is sent again."""
-    key = call.headers.get(b"idempotency-key")
-    return None if key is None else blake2b(f"{call.key.id}\0{checked_key(key)}".encode()).digest()
+async def _repeats_of(call: Call) -> tuple[BatchMarks | None, Repeats | None]:
+    """With an Idempotency-Key a line is known again when the same line is sent again."""
+    given = call.headers.get(b"idempotency-key")
+    if given is None:
+        return None, None
+    key = checked_key(given)
+    # Not the record of a single request with the same key: no key has a NUL.
+    place = Claim.of(call.client.store, call.key.id, f"{key}\0batch")
+    marks = BatchMarks(call.client.store, place, int(call.node.config.idempotency_window_s * 1000))
+    salt = blake2b(f"{call.key.id}\0{key}".encode()).digest()
+    return marks, Repeats(salt, call.query, await marks.open(), marks.holds)
 
 
 ROUTE: Final = Route(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -95,6 +95,54 @@ async def claim_request(store: Store, place: Claim, fingerprint: bytes, *, windo
 async def keep_answer(store: Store, place: Claim, kept: KeptAnswer, *, window_ms: int) -> None:
     keys = store.keys.partitions[place.partition]
     await store.run_one(keys.slot, [("SET", keys.answer(place.hashed), msgspec.msgpack.encode(kept), "PX", window_ms)])
+
+
+class BatchMarks:
+    """The lines of a batch with an Idempotency-Key that are stored: four bytes of each line's hash, in their order.
+
+    They are kept as long as the answer to a single request; the ids of the tasks may be forgotten before.
+    """
+
+    def __init__(self, store: Store, place: Claim, window_ms: int) -> None:
+        self._store, self._place, self._window_ms = store, place, window_ms
+        self._known = b""
+
+    async def open(self) -> int:
+        """Read what is there; the time of the first request, from which delays in its lines count."""
+        keys = self._store.keys.partitions[self._place.partition]
+        name = keys.answer(self._place.hashed)
+        began = (await self._store.fresh_ms()).to_bytes(_BEGAN_BYTES, "big")
+        [known] = await self._store.run_one(keys.slot, [("SET", name, began, "NX", "GET", "PX", self._window_ms)])
+        self._known = known or began
+        return int.from_bytes(self._known[:_BEGAN_BYTES], "big")
+
+    def holds(self, number: int, mark: bytes) -> bool:
+        """Whether this line, counted from 1, was stored by an earlier request."""
+        at = _mark_at(number)
+        return self._known[at : at + MARK_BYTES] == mark
+
+    async def keep(self, marks: dict[int, bytes]) -> None:
+        """Add the marks of lines that lie close together."""
+        if not marks:
+            return
+        first, last = min(marks), max(marks)
+        known = self._known[_mark_at(first) : _mark_at(last + 1)]
+        written = bytearray(known.ljust((last + 1 - first) * MARK_BYTES, b"\0"))
+        for number, mark in marks.items():
+            at = (number - first) * MARK_BYTES
+            written[at : at + MARK_BYTES] = mark
+        keys = self._store.keys.partitions[self._place.partition]
+        name = keys.answer(self._place.hashed)
+        written_at = ("SETRANGE", name, _mark_at(first), bytes(written))
+        await self._store.run_one(keys.slot, [written_at, ("PEXPIRE", name, self._window_ms)])
+
+
+MARK_BYTES: Final = 4
+_BEGAN_BYTES: Final = 6
+
+
+def _mark_at(number: int) -> int:
+    return _BEGAN_BYTES + (number - 1) * MARK_BYTES
 
 
 async def release_request(store: Store, place: Claim) -> None:

@@ -32,7 +32,7 @@ Wanted = tuple[int, bytes, bool]
 """The likeliest partition of an id, its hash, and whether it may be in another."""
 
 
-Places = list[tuple[int, bytes]]
+IndexPlaces = list[tuple[int, bytes]]
 """Partition and packed address of each."""
 
 
@@ -170,15 +170,15 @@ class Finder:
             raise Ambiguous(reference.task_id or reference.idh.hex(), await self._lanes_of(reference, found))
         return Address.unpack(*found[0]) if found else None
 
-    async def _lanes_of(self, reference: Reference, found: Places) -> list[str]:
+    async def _lanes_of(self, reference: Reference, found: IndexPlaces) -> list[str]:
         """The lanes of tasks with one id; what is over and gone does not say its lane any more."""
         all_located = [await self.find(reference._replace(home=p, elsewhere=False)) for p, _ in found]
         bodies = [located.entry.body for located in all_located if located is not None]
         return sorted({body.lane or "" for body in bodies if body is not None})
 
-    async def _index_packed(self, wanted: list[Wanted]) -> list[Places]:
+    async def _index_packed(self, wanted: list[Wanted]) -> list[IndexPlaces]:
         """Where each id is known. One that may be in any partition is looked for in all: several lanes may have it."""
-        found: list[Places] = [[] for _ in wanted]
+        found: list[IndexPlaces] = [[] for _ in wanted]
         every = range(len(self._store.keys))
         if len(wanted) == 1:
             [(home, _, anywhere)] = wanted
@@ -196,7 +196,7 @@ class Finder:
         await self._ask(wanted, found, others)
         return found
 
-    async def _ask(self, wanted: list[Wanted], found: list[Places], questions: list[tuple[int, int]]) -> None:
+    async def _ask(self, wanted: list[Wanted], found: list[IndexPlaces], questions: list[tuple[int, int]]) -> None:
         """Each question is the number of an id and a partition."""
         raws = await look_up_packed(self._store, [(p, wanted[i][1]) for i, p in questions])
         for (i, p), raw in zip(questions, raws, strict=True):
