@@ -169,7 +169,7 @@ WRONG: list[tuple[str, bytes, int, str]] = [
     ("a list", b'["a", 1]', 400, "Expected `object`"),
     ("item missing", b"{" + GOOD.encode() + b"}", 400, "`item`"),
     ("at missing", b'{"item": "a"}', 400, "`at`"),
-    ("item empty", b'{"item": "", %b}' % GOOD.encode(), 400, "item is empty; give 1 to 256 bytes"),
+    ("item empty", b'{"item": "", %b}' % GOOD.encode(), 400, "item is empty; give 1 to 240 bytes"),
     ("item a number", b'{"item": 1, %b}' % GOOD.encode(), 400, "$.item"),
     ("item null", b'{"item": null, %b}' % GOOD.encode(), 400, "$.item"),
     ("item too long", b'{"item": "%b", %b}' % (b"x" * 241, GOOD.encode()), 400, "at most 240"),

@@ -13,6 +13,7 @@ from mainspring.api.app import App
 from mainspring.api.server import HttpConnection, sweep
 from mainspring.config.config import Config
 from mainspring.model.errors import Unavailable
+from mainspring.model.limits import MAX_ITEM_BYTES
 from mainspring.store.access import list_keys, revoke_key
 from mainspring.testing.servers import Server
 from tests.api.test_hostile_clients import Wire, post
@@ -309,3 +310,19 @@ async def test_a_head_that_is_refused_is_refused_again(api: Api, more: bytes) ->
         assert {head[9:10] for head, _ in answers} == {b"4"}
         assert (await asked(wire, post(tick(7))))[0].startswith(b"HTTP/1.1 202 ")
     assert (await api.client.count()).pending == 4
+
+
+@pytest.mark.parametrize("query", ["", "?replace=true"])
+async def test_the_limit_of_an_item_is_one_number(api: Api, query: str) -> None:
+    for letter in ("a", "\u00fc"):
+        longest = letter * (MAX_ITEM_BYTES // len(letter.encode()))
+        assert (await api.post(f"/ticks{query}", {"item": longest, "at": LATER})).status == 202
+        for more in (1, 16, 17, 1_000):
+            item = longest + "a" * more
+            refused = await api.post(f"/ticks{query}", {"item": item, "at": LATER})
+            assert (refused.status, refused.problem) == (400, "invalid")
+            size = MAX_ITEM_BYTES + more
+            assert refused.json["detail"] == f"item has {size} bytes; at most {MAX_ITEM_BYTES} are allowed"
+    assert "give 1 to 240 bytes" in (await api.post(f"/ticks{query}", {"item": "", "at": LATER})).json["detail"]
+    described = (await api.get("/openapi.json")).json["components"]["schemas"]["Tick"]["properties"]["item"]
+    assert described["maxLength"] == MAX_ITEM_BYTES == 240

@@ -6,7 +6,7 @@ way of all other requests: a key that must be looked up, another namespace, para
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from ..model.access import ApiKey
 from ..model.errors import InvalidInput, MainspringError
 from ..model.ids import check_id, check_name
-from ..model.limits import HORIZON_MS, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
+from ..model.limits import HORIZON_MS, MAX_ITEM_BYTES, MAX_PAYLOAD_BYTES
 from ..model.task import Handle, OnConflict, PutOutcome, Task
 from ..model.times import EARLIEST_MS, check_horizon, instant_ms
 from .asgi import (
@@ -40,12 +40,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("mainspring.api")
 
 
-MAX_ITEM_BYTES: Final = MAX_NAME_BYTES - 16
-"""Leaves room for "@" and the instant in the id."""
-
-
 class Tick(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    item: str
+    item: Annotated[
+        str,
+        msgspec.Meta(
+            description=f"1 to {MAX_ITEM_BYTES} bytes in UTF-8.",
+            extra_json_schema={"minLength": 1, "maxLength": MAX_ITEM_BYTES},
+        ),
+    ]
     at: str | int | float
 
 
@@ -112,15 +114,13 @@ def task_of(body: bytes, target: str, now_ms: int, *, replace: bool) -> Task:
 def _due_ms(tick: Tick, now_ms: int) -> int:
     """When it is due; a Problem that says what is wrong with it."""
     try:
-        item = check_name(tick.item, "item")
+        check_name(tick.item, "item", MAX_ITEM_BYTES)
         due_ms = instant_ms(tick.at)
         check_horizon(due_ms, now_ms)
     except InvalidInput as error:
         raise Problem("invalid", str(error)) from None
     except (OverflowError, ValueError):
         raise Problem("invalid", f"at: {tick.at!r} lies outside of the calendar") from None
-    if len(item.encode()) > MAX_ITEM_BYTES:
-        raise Problem("invalid", f"item has {len(item.encode())} bytes; at most {MAX_ITEM_BYTES} are allowed")
     return due_ms
 
 

@@ -23,21 +23,21 @@ def idh_of(task_id: str) -> bytes:
     return hashlib.blake2b(task_id.encode(), digest_size=IDH_BYTES).digest()
 
 
-def check_name(value: object, field: str) -> str:
-    """An id, a lane, an item, a name: any text of 1 to 256 bytes."""
+def check_name(value: object, field: str, most_bytes: int = MAX_NAME_BYTES) -> str:
+    """An id, a lane, an item, a name: any text of 1 to 256 bytes, or of `most_bytes`."""
     if type(value) is not str:
         value = plain(value)
     if not isinstance(value, str):
         raise InvalidInput(f"{field} is a {type(value).__name__}; give a text")
     if not value:
         without = "leave it out or " if field in ("id", "lane") else ""
-        raise InvalidInput(f"{field} is empty; {without}give 1 to {MAX_NAME_BYTES} bytes")
+        raise InvalidInput(f"{field} is empty; {without}give 1 to {most_bytes} bytes")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
         raise InvalidInput(f"{field} is not valid Unicode (a lone surrogate); give plain text") from None
-    if size > MAX_NAME_BYTES:
-        raise InvalidInput(f"{field} has {size} bytes; at most {MAX_NAME_BYTES} are allowed")
+    if size > most_bytes:
+        raise InvalidInput(f"{field} has {size} bytes; at most {most_bytes} are allowed")
     return value
 
 

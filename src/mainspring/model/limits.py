@@ -6,6 +6,9 @@ MAX_PAYLOAD_BYTES: Final = 64 * 1024
 MAX_NAME_BYTES: Final = 256
 """Longest id, lane or target."""
 
+MAX_ITEM_BYTES: Final = MAX_NAME_BYTES - 16
+"""Longest item of a tick: its id is the item, "@" and the time in milliseconds."""
+
 HORIZON_MS: Final = 10 * 366 * 24 * 3600 * 1000
 """How far ahead a task may be due: ten years."""
 
