@@ -13,6 +13,7 @@ from mainspring.model.errors import Unavailable
 from mainspring.model.flow import Rate
 from mainspring.model.task import Task
 from mainspring.store import records
+from mainspring.store.access import list_keys
 from mainspring.store.keys import partition_of
 from mainspring.testing.balance import balance
 from mainspring.testing.servers import Server
@@ -480,3 +481,16 @@ async def test_a_bound_key_hears_nothing_of_lanes_of_others(api: Api) -> None:
     assert (await api.delete("/v1/tasks/dup")).json["outcome"] == "cancelled"
     api.token = await api.key("operator", targets=("queue:mine",))
     assert (await api.get("/v1/tasks/dup")).status == 404
+
+
+async def test_a_bound_key_whose_lane_meets_another_is_not_told_its_name(api: Api) -> None:
+    token = await api.key("operator", targets=("null:",))
+    [key] = [one for one in await list_keys(api.client.store) if one.targets is not None]
+    own = f"{key.id}/mine"
+    [theirs] = lanes_in(partition_of(own, 4), 1)
+    assert (await put(api, id="dup", lane=theirs)).status == 201
+    api.token = token
+    single = await put(api, id="dup", lane=own)
+    [told, _] = (await api.batch([{"target": "null:", "at": LATER, "id": "dup", "lane": own}])).lines
+    for problem in (single.json, told["error"]):
+        assert (problem["status"], problem["detail"]) == (409, "the id 'dup' is taken")

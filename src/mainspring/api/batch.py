@@ -33,7 +33,7 @@ from .asgi import (
 )
 from .auth import check_lane, client_of
 from .routes import Call, Route
-from .tasks import NO_PAYLOAD, NewTask, checked_key, is_simple, task_of
+from .tasks import NO_PAYLOAD, NewTask, checked_key, is_simple, taken, task_of
 
 _decoder: Final = msgspec.json.Decoder(NewTask)
 _NAMES: Final = field_names(NewTask)
@@ -596,7 +596,9 @@ class _Batch:
             return self._failure
         try:
             [handle] = await self._put_many([task])
-        except (InvalidInput, Conflict) as error:
+        except Conflict as error:
+            return error if self._call.may_reach_all else taken(task)
+        except InvalidInput as error:
             return error
         except MainspringError as error:
             self._failure = error

@@ -335,7 +335,7 @@ async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str)
     try:
         handle = await audited(call, task, call.put_into.put(task, on_conflict, durability))
     except Conflict:
-        raise Conflict(f"the id {task.id!r} is taken") from None  # it may name a lane that this key does not know
+        raise taken(task) from None
     except NotConfirmed as error:
         if kept_in(error) is not None:
             await call.check_not_others(task.id, task.lane)
@@ -343,6 +343,11 @@ async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str)
     if handle.outcome == "kept":
         await call.check_not_others(task.id, task.lane)
     return handle
+
+
+def taken(task: Task) -> Conflict:
+    """The refusal of a known id to a bound key: why it is refused may name a lane that the key does not know."""
+    return Conflict(f"the id {task.id!r} is taken")
 
 
 # -- read ------------------------------------------------------------------------------------------------------
