@@ -83,7 +83,7 @@ class Known:
 
 
 class Model:
-    """All tasks, the lanes they share, and the rules of PROTOCOL in their plainest form."""
+    """All tasks, the lanes they share, and the rules of docs/internals/protocol.md in their plainest form."""
 
     def __init__(self, namespace: str, retry: RetryPolicy, *, dedupe_ms: int) -> None:
         self.namespace = namespace

@@ -547,7 +547,7 @@ _ORDER: Final[dict[type, int]] = {
 
 
 def check(history: History) -> list[Violation]:
-    """Every way in which the history breaks an invariant of DESIGN; empty for a good one."""
+    """Every way in which the history breaks an invariant of docs/internals/design.md; empty for a good one."""
     events = _in_order(history)
     lives, clashes = lives_of(events)
     found = [Violation("key", event.task, event.at_us, text) for event, text in clashes]

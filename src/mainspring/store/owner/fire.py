@@ -1,4 +1,7 @@
-"""What an owner writes: begin, commit, hand off, drop. Every call carries the owner's token. See PROTOCOL."""
+"""What an owner writes: begin, commit, hand off, drop. Every call carries the owner's token.
+
+See docs/internals/protocol.md.
+"""
 
 from collections.abc import Mapping, Sequence
 from struct import Struct

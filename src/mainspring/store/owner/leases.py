@@ -1,4 +1,4 @@
-"""Owning partitions: acquire, renew, release. See PROTOCOL "Ownership"."""
+"""Owning partitions: acquire, renew, release. See docs/internals/protocol.md#ownership."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

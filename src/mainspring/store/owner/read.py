@@ -1,4 +1,4 @@
-"""What an owner reads: counters, the list of slices, entries. See PROTOCOL "Read"."""
+"""What an owner reads: counters, the list of slices, entries. See docs/internals/protocol.md#read."""
 
 import logging
 from collections.abc import Sequence

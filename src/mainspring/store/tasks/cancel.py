@@ -1,4 +1,4 @@
-"""Cancelling by address: each task for itself, or most of a slice at once. See PROTOCOL "Cancel"."""
+"""Cancelling by address: each task for itself, or most of a slice at once. See docs/internals/protocol.md#cancel."""
 
 import random
 from collections.abc import Iterable, Sequence

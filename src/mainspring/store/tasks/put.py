@@ -1,4 +1,4 @@
-"""Putting tasks without ids: plain commands in one transaction a partition. See PROTOCOL "Put"."""
+"""Putting tasks without ids: plain commands in one transaction a partition. See docs/internals/protocol.md#put."""
 
 import asyncio
 import random
@@ -135,7 +135,7 @@ def _transaction(store: Store, rows: PutRows, members: list[int], now_ms: int, *
 
 
 def commands_for(keys: PartitionKeys, slices: dict[Slice, list[bytes]], *, resent: bool = False) -> list[RedisCommand]:
-    """What PROTOCOL "Put" sends within its transaction."""
+    """Commands of a put within its transaction; see docs/internals/protocol.md#put."""
     scores: list[Any] = []
     names = []
     pushes: list[RedisCommand] = []

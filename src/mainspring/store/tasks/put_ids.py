@@ -1,4 +1,4 @@
-"""Puts with caller-given ids: the entries and the index change in one step. See PROTOCOL "Put"."""
+"""Puts with caller-given ids: the entries and the index change in one step. See docs/internals/protocol.md#put."""
 
 import asyncio
 import time
