@@ -1,6 +1,6 @@
 # Mainspring. `make` alone lists what there is to do; every target does its own set-up.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow test-cron-long chaos chaos-long check check-deploy bench bench-peers demo start-poc cleanup-poc fmt lock clean
+.PHONY: help install serve test test-slow test-cron-long chaos chaos-long check check-deploy screenshots bench bench-peers demo start-poc cleanup-poc fmt lock clean
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -62,7 +62,7 @@ check: install ## lint, format, strict types, layer direction, signs of the layo
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/house --check
 
-bench: install ## print the figures of the README
+bench: install ## print the figures of docs/benchmarks.md in short
 	@exec $(BIN)/mainspring bench $(or $(ARGS),all)
 
 bench-peers: install ## Mainspring beside Celery, Dramatiq, RQ, arq and Huey (these go into the cache folder; about six minutes)
@@ -83,6 +83,9 @@ cleanup-poc: ## remove the containers of start-poc, their data and their image
 
 check-deploy: install ## container, Kubernetes, systemd and Prometheus files against their schemas
 	@tools/check-deploy
+
+screenshots: install ## write the pictures of the docs again, from real commands
+	@$(BIN)/python tools/screenshots
 
 fmt: install ## format and repair what can be repaired
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -13,8 +13,10 @@ import pytest
 
 from mainspring import Config, RetryPolicy, Scheduler
 from mainspring.testing import Ticker
+from mainspring.testing.servers import wait_until
+from tests.support.pages import blocks
 from tests.support.paths import ROOT
-from tests.support.serving import serving
+from tests.support.serving import ENVIRON, serving
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -96,10 +98,23 @@ def test_the_quickstart_prints_its_line_beside_a_running_node_every_time(tmp_pat
         assert (node.end(), node.lines) == (0, [])
 
 
-def test_the_readme_holds_the_quickstart_word_for_word() -> None:
-    code = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
-    assert sum(map(bool, code.splitlines())) <= 20
-    assert f"```python\n{code}```" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_program_of_the_readme_prints_what_the_readme_says(tmp_path: Path) -> None:
+    [code] = blocks(ROOT / "README.md", "python")
+    assert sum(map(bool, code.splitlines())) <= 16
+    [shown] = [block for block in blocks(ROOT / "README.md", "console") if "shop.py" in block]
+    expected = shown.splitlines()[1:]
+    (tmp_path / "shop.py").write_text(code, encoding="utf-8")
+    environ = ENVIRON | {"MAINSPRING_DATA_DIR": str(tmp_path / "data"), "PYTHONUNBUFFERED": "1"}
+    printed = tmp_path / "printed"
+    with printed.open("wb") as out:
+        program = subprocess.Popen([sys.executable, "shop.py"], cwd=tmp_path, env=environ, stdout=out, stderr=out)
+    try:
+        # The cron line of the program runs once a minute.
+        wait_until(lambda: expected[-1] in printed.read_text(), f"{expected[-1]} in {printed}", timeout_s=100)
+    finally:
+        program.terminate()
+        assert program.wait(60) == 0
+    assert [line for line in printed.read_text().splitlines() if line in expected] == expected
 
 
 async def test_an_unpaid_order_expires_after_thirty_minutes_and_a_paid_one_never(mainspring_ticker: Ticker) -> None:

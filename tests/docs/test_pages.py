@@ -112,7 +112,7 @@ def test_every_command_of_the_bench_that_is_named_exists() -> None:
     from mainspring.cli.bench import app
 
     commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    for name in ("README.md", "docs/operations.md"):
+    for name in ("README.md", "docs/benchmarks.md", "docs/operations.md"):
         named = set(re.findall(r'ARGS="?([a-z0-9]+)', page(name))) | set(re.findall(r"`bench (\w+)", page(name)))
         assert named
         assert named <= commands
@@ -225,6 +225,16 @@ def test_a_requirement_names_tests_that_exist(name: str) -> None:
         assert tests
 
 
+def test_every_rule_of_the_protocol_names_a_test_that_exists() -> None:
+    text = page("docs/internals/protocol.md")
+    rules = [rule for rule in re.split(r"\n\n(?:## .*\n\n)?", text) if re.match(r"\*\*[A-Z]\d\.", rule)]
+    assert len(rules) == len(re.findall(r"^\*\*[A-Z]\d", text, re.MULTILINE))
+    for rule in rules:
+        assert "*Without it*" in rule, rule
+        [(file, test)] = _TEST.findall(rule)
+        assert test in functions_of(ROOT / file), f"{file}::{test}"
+
+
 def test_every_figure_is_filled_in() -> None:
     left = [name for each in PAGES for name in re.findall(r"<!-- figure:([\w.,]+) -->\?", text_of(each))]
     if left and os.environ.get("CI") != "true":
@@ -255,10 +265,28 @@ SIZING = {
 
 
 @pytest.mark.parametrize(("cost", "line"), SIZING.items())
-def test_the_sizing_section_has_the_figures_of_the_readme(cost: str, line: str) -> None:
+def test_the_sizing_section_has_the_figures_of_the_benchmarks(cost: str, line: str) -> None:
     [sized] = re.findall(rf"^\| {re.escape(cost)}[^|]*\| ([\d.]+)", page("docs/operations.md"), re.MULTILINE)
-    [measured] = re.findall(rf"^\| {re.escape(line)}[^|]*\| ([\d.]+)", page("README.md"), re.MULTILINE)
+    [measured] = re.findall(rf"^\| {re.escape(line)}[^|]*\| ([\d.]+)", page("docs/benchmarks.md"), re.MULTILINE)
     assert sized == measured
+
+
+def figures(text: str) -> dict[str, list[str]]:
+    """The rows of tables by their first cell, without heads and lines."""
+    lines = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return {cells[0]: cells[1:] for cells in rows if cells[0] not in ("what", "peer")}
+
+
+def test_the_readme_has_the_figures_of_the_benchmarks() -> None:
+    shown, measured = figures(section(page("README.md"), "Figures")), figures(page("docs/benchmarks.md"))
+    assert len(shown) == 5 + 6
+    for what, cells in shown.items():
+        assert (cells[0], cells[-1]) == (measured[what][0].removesuffix(" ¹"), measured[what][-1]), what
+
+
+def test_the_readme_is_short() -> None:
+    assert len(page("README.md").splitlines()) <= 130
 
 
 def test_there_is_a_section_on_when_not_to_use_it() -> None:

@@ -3,8 +3,8 @@
     with planted("begin-without-token-check"):
         …                                # run, record, check: a violation has to be found
 
-A process plants one for the rest of its life with `plant(name)`. Each breaks one rule of docs/internals/protocol.md in one
-place; `mutations_scripts` holds those on the server, `mutations_engine` those in the owner and in the client,
+A process plants one for the rest of its life with `plant(name)`. Each breaks one rule of docs/internals/protocol.md in
+one place; `mutations_scripts` holds those on the server, `mutations_engine` those in the owner and in the client,
 `mutations_queues` those between owners and workers, `mutations_schedules` those in the chains of schedules.
 """
 
