@@ -192,6 +192,12 @@ def test_every_internal_link_resolves(page: Path) -> None:
         assert not anchor or anchor in anchors_of(target), link
 
 
+def test_the_index_of_the_docs_leads_to_every_page() -> None:
+    linked = {name.partition("#")[0] for name in _LINK.findall(page("docs/README.md"))}
+    pages = {str(each.relative_to(ROOT / "docs")) for each in PAGES if each.is_relative_to(ROOT / "docs")}
+    assert {each for each in pages if not each.startswith("decisions/")} - {"README.md"} <= linked
+
+
 # -- requirements and figures ----------------------------------------------------------------------------------
 
 
