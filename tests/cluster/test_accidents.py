@@ -15,7 +15,7 @@ from mainspring.cluster import Membership, Seat
 from mainspring.config.config import Config
 from mainspring.engine.engine import Engine, EngineOptions
 from mainspring.engine.keeper import Keeper
-from mainspring.engine.partition import Partition
+from mainspring.engine.partition import Partition, Settled
 from mainspring.engine.slice import LiveSlice
 from mainspring.model.clock import ManualClock, steady_s
 from mainspring.model.delivery import DONE, Delivery, Outcome
@@ -313,7 +313,7 @@ async def test_a_partition_that_is_never_idle_is_closed_less_and_less_often(stor
     await keeper.step()
     keeper.follow(ALL - {0}, {0})
     partition, pauses = keeper._owned[0], []
-    partition.pending_writes.lost = 1  # never drained
+    partition.pending_writes.outcomes.append(Settled())  # never drained
     for _ in range(4):
         partition.open_until = 0.0
         await keeper._hand_over()

@@ -12,7 +12,9 @@ import pytest
 from mainspring.engine.engine import EngineOptions
 from mainspring.model.delivery import Dead, Delivery, Outcome, Retry
 from mainspring.model.errors import Unavailable
+from mainspring.model.task import Task
 from mainspring.store.keys import partition_of
+from mainspring.store.redis.connection import RedisCommand
 from mainspring.store.store import Store
 from mainspring.testing.balance import Balance, balance
 from mainspring.testing.faults import Fault, bad_road, calls
@@ -192,3 +194,60 @@ async def test_a_stop_that_a_delivery_outlasts_writes_what_ended_before_and_says
         assert not await stop
     books = await balance(store)
     assert (books.pending, books.fired, books.done) == (5, 1, 0)
+
+
+FAILING: Final = 20_000
+MOST_IN_A_CALL: Final = 500
+MOST_BYTES: Final = 4 << 20
+MANY_LARGE: Final = 150
+LARGE: Final = 60_000
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["running", "stopping"])
+async def test_a_burst_of_failures_is_written_in_calls_of_bounded_number_and_size_and_nothing_is_lost(
+    tickers: Tickers, store: Store, stops: bool
+) -> None:
+    gate = asyncio.Event()
+
+    async def fail(delivery: Delivery) -> Outcome:
+        await gate.wait()
+        return RETRY if len(delivery.id) % 2 else Dead("never")
+
+    ticker = await tickers(options=OPTIONS, handlers={"http": fail})
+    large = [Task("http://down", bytes(LARGE), id=name, after="1s") for name in ids_of(0, MANY_LARGE)]
+    small = [Task("http://down", bytes(500), id=f"small-{n}", after="1s") for n in range(FAILING - MANY_LARGE)]
+    await ticker.client.put_many([*large, *small])
+    engine = ticker.engine
+    await engine.keeper.step()
+    while await engine.lookahead.step() == 0.0:
+        pass
+    ticker.clock.advance(seconds=1)
+    await until(lambda: engine.deliveries.in_flight == FAILING, engine.dispatcher.step)
+    is_commit = calls("commit")
+    with bad_road(engine.store) as network:
+        gate.set()
+        await until(lambda: not engine.deliveries.in_flight)
+        assert sum(len(one.pending_writes.outcomes) for one in engine.owned.values()) == FAILING
+        if stops:
+            assert await engine.stop()
+        else:
+            await until(lambda: not any(one.has_outcomes for one in engine.owned.values()), engine.dispatcher.step)
+        commits = [command for _, commands in network.trips if is_commit(commands) for command in commands]
+    sizes = [(_outcomes_of(command), _bytes_of(command)) for command in commits]
+    assert sum(number for number, _ in sizes) == FAILING
+    assert max(number for number, _ in sizes) <= MOST_IN_A_CALL
+    assert max(size for _, size in sizes) < MOST_BYTES + 2 * LARGE + 300 * MOST_IN_A_CALL, "records, addresses, keys"
+    books = await balance(store)
+    assert (books.pending + books.dead, books.fired, books.done) == (FAILING, 0, 0)
+    assert min(books.pending, books.dead) > 0
+
+
+def _outcomes_of(commit: RedisCommand) -> int:
+    """The numbers of retries and of deaths that a call of `commit` says it carries."""
+    [_, _, keys, *rest] = commit
+    arguments = rest[int(keys) :]
+    return int(arguments[6]) + int(arguments[7])
+
+
+def _bytes_of(command: RedisCommand) -> int:
+    return sum(len(part) for part in command if isinstance(part, bytes | str))

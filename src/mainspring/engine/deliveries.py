@@ -21,7 +21,7 @@ from ..store.store import Store
 from .flight import Flight
 from .flow import FlowControl, PauseWatch
 from .outcomes import Outcomes
-from .partition import Partition
+from .partition import Partition, Settled
 from .slice import LiveSlice
 
 log = logging.getLogger("mainspring.engine")
@@ -328,19 +328,16 @@ class Deliveries:
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
             return  # another owner has it, or its slice is read again: not ours to finish
-        goes_on = True
-        match outcome:
-            case Done():
-                flight.live.finished += 1
-            case Retry() | Dead():
-                if not partition.holds_lease:
-                    # The next owner delivers it again. A retry placed by a clock that has jumped could be an hour away.
-                    self._lost(partition, "its lease ran out before a failed delivery was settled")
-                    return
-                goes_on = self._apply(partition, flight, outcome)
-        self._land(partition, flight, outcome, goes_on)
+        settled = Settled(flight.live, flight.index, delivered=isinstance(outcome, Done))
+        if not isinstance(outcome, Done):
+            if not partition.holds_lease:
+                # The next owner delivers it again. A retry placed by a clock that has jumped could be an hour away.
+                self._lost(partition, "its lease ran out before a failed delivery was settled")
+                return
+            settled = self._apply(partition, flight, outcome)
+        self._land(partition, flight, settled)
 
-    def _apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
+    def _apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> Settled:
         try:
             return self._outcomes.apply(partition, flight, outcome)
         except (ValueError, TypeError, OverflowError) as error:
@@ -353,31 +350,22 @@ class Deliveries:
         partition = self._owned.get(flight.live.partition)
         if partition is None or flight.live.forgotten:
             return
-        goes_on = True
-        match outcome:
-            case Done():
-                flight.live.finished += 1
-            case Retry() | Dead():
-                goes_on = self._outcomes.carry_out(partition, flight, outcome)
-            case JobCancelled():
-                pass  # its mark is set, and it is counted
-        self._land(partition, flight, outcome, goes_on)
+        # Of a cancelled one the mark is set, and it is counted.
+        settled = Settled(flight.live, flight.index, delivered=isinstance(outcome, Done))
+        if isinstance(outcome, Retry | Dead):
+            settled = self._outcomes.carry_out(partition, flight, outcome)
+        self._land(partition, flight, settled)
 
-    def _land(self, partition: Partition, flight: Flight, outcome: Outcome | JobCancelled, goes_on: bool) -> None:
-        """It is settled. With `goes_on` the task is over: its lane may go on, and who waits for the end of a run."""
-        flight.live.land(1, [flight.index])
-        partition.pending_writes.settled(flight.live, time.monotonic())
-        if goes_on:
-            partition.lane_goes_on(flight)
-            if flight.body.occurrence is not None:
-                self._note_over([flight], "done" if isinstance(outcome, Done) else "dead")
+    def _land(self, partition: Partition, flight: Flight, settled: Settled) -> None:
+        partition.ended(flight, settled)
+        if settled.is_over and flight.body.occurrence is not None:
+            self._note_over([flight], "done" if settled.delivered else "dead")
         self._wake()
 
     def bury_damaged(self, partition: Partition) -> None:
         for damaged in partition.due_selector.row_decoder.damaged:
-            self._outcomes.bury_damaged(partition, damaged)
-            damaged.live.settle_many([damaged.index])
-            partition.pending_writes.settled(damaged.live, time.monotonic())
+            damaged.live.held.add(damaged.index)  # another pass over its list must not take it again
+            partition.pending_writes.ended(self._outcomes.bury_damaged(damaged), time.monotonic())
         partition.due_selector.row_decoder.damaged = []
 
     # -- stopping ---------------------------------------------------------------------------------------

@@ -178,15 +178,22 @@ class Dispatcher:
                     wait_s = 0.0
                 soonest_ms = min(soonest_ms, one.soonest_ms)
             dirty_since = min(dirty_since, one.pending_writes.dirty_since)
-        if self._flow_control.free(self._deliveries.in_flight) > 0:
+        if self._room > 0:
             wait_s = min(wait_s, (soonest_ms - self._store.clock.now_ms()) / 1000)
         wait_s = min(wait_s, dirty_since + COMMIT_WAIT_S - time.monotonic())
         return max(wait_s, self.pace.wait_s())
 
+    @property
+    def _room(self) -> int:
+        """How many tasks may begin now. Outcomes that are still to be written count as in flight: a target that fails
+        faster than its retries are written must not fill the memory."""
+        unwritten = sum(len(one.pending_writes.outcomes) for one in self._owned.values())
+        return self._flow_control.free(self._deliveries.in_flight + unwritten)
+
     async def _tick(self) -> int:
         now_ms, now_s = self._store.clock.now_ms(), time.monotonic()
         self._flow_control.tick()
-        room = min(TICK_TASKS, self._flow_control.free(self._deliveries.in_flight))
+        room = min(TICK_TASKS, self._room)
         with TickCalls(self._store) as calls:
             await self._begin(calls, room, now_ms, now_s)
             self._spill(now_ms)
@@ -213,11 +220,7 @@ class Dispatcher:
             if self._owned.get(partition.number) is not partition:
                 continue  # lost since the tick began: others had the loop while the first calls were sent
             limit = min(room, BITE_TASKS) if partition.may_begin else 0
-            # A partition with outcomes commits them in one step with their done bits, not here.
-            commit = (
-                now_s >= partition.pending_writes.dirty_since + COMMIT_WAIT_S
-                and not partition.pending_writes.must_commit
-            )
+            commit = now_s >= partition.pending_writes.dirty_since + COMMIT_WAIT_S
             if limit <= 0 and not commit:
                 continue
             queued = partition.hold_policy.spill_queue.count
@@ -356,8 +359,6 @@ class Dispatcher:
         for partition in self._owned.values():
             if not partition.pending_writes.dirty or partition.unanswered is not None:
                 continue
-            if partition.pending_writes.must_commit:
-                continue  # some failed during the calls above: their done bits without their retries would lose them
             begun = partition.begin(-1, 0, commit=True)
             if begun is not None:
                 partition.unanswered = begun

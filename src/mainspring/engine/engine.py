@@ -123,7 +123,6 @@ class Engine:
             store,
             self.owned,
             self.deliveries,
-            self.commits,
             lost=self.keeper.lose,
             read_again=self._something_to_read,
             commands=options.command_queues,

@@ -21,7 +21,6 @@ from ..store.owner.fire import forget_acks, read_acks
 from ..store.store import Store
 from .deliveries import Deliveries
 from .flight import Flight
-from .outcomes import Commits
 from .partition import HandingOff, Partition
 from .slice import LiveSlice
 
@@ -119,7 +118,7 @@ class RunEnds:
         """Acks of tasks whose end the server knows are of no use any more."""
         known: dict[Partition, list[bytes]] = {}
         for partition in called:
-            if partition.handed.answered and partition.unanswered is None and not partition.pending_writes.must_commit:
+            if partition.handed.answered and partition.unanswered is None and not partition.pending_writes.outcomes:
                 answered = partition.handed.answered.items()
                 over = [address for address, live in answered if live not in partition.pending_writes.dirty][
                     :FORGOTTEN_AT_ONCE
@@ -147,7 +146,6 @@ class HandOffs:
         store: Store,
         owned: dict[int, Partition],
         deliveries: Deliveries,
-        commits: Commits,
         *,
         lost: Callable[[Partition, str], None],
         read_again: Callable[[], None],
@@ -156,7 +154,6 @@ class HandOffs:
         self._store = store
         self._owned = owned
         self._deliveries = deliveries
-        self._commits = commits
         self._lost = lost
         self._read_again = read_again
         self._commands = commands
@@ -170,7 +167,6 @@ class HandOffs:
         """These have begun; they go with the next call."""
         for flight in flights:
             partition = self._owned.get(flight.live.partition)
-            # Now, not when they are sent: what dies of it has to be committed before the others of its slice go.
             if partition is None or not self._has_queue(flight):
                 self._deliveries.in_flight -= 1
                 continue
@@ -202,15 +198,14 @@ class HandOffs:
 
     async def flush(self) -> StoreError | None:
         """Hand off all that is ready, as far as servers answer."""
-        # A slice's done bits go whole: those of rows that are retried must not go before the retries.
-        failure = await self._commits.all(0.0) if any(one.pending_writes.must_commit for one in self.ready) else None
+        failure = None
         while True:
             sent = []
             for partition in list(self.ready):
                 if self._owned.get(partition.number) is not partition:
                     self._deliveries.in_flight -= len(partition.handed.ready)
                     del self.ready[partition]
-                elif partition.unanswered is None and not partition.pending_writes.must_commit:
+                elif partition.unanswered is None:
                     work = self._load(partition)
                     if work.flights:
                         sent.append((partition, work))

@@ -5,7 +5,7 @@ other, so cancel, get, takeover and drop need no special case. See docs/decision
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from itertools import groupby, islice
 from math import inf
 from operator import attrgetter
@@ -240,8 +240,11 @@ class Holds:
         """Note that a slice exists or existed: new holds get later names."""
         self._latest_ms = max(self._latest_ms, place.since_ms)
 
-    def take_moves(self, most: int) -> "TakenMoves":
-        """Take some pending moves, settled in their slices; drop those whose slice is being read again."""
+    def take_moves(self, most: int, needed: Set[str] = frozenset()) -> "TakenMoves":
+        """Take some pending moves, settled in their slices; drop those whose slice is being read again.
+
+        With them go the records of the hold slices named in `needed`: tasks come there too.
+        """
         some, self._moves = self._moves[:most], self._moves[most:]
         groups: dict[tuple[LiveSlice, Hold], tuple[list[int], list[bytes | int]]] = {}
         for live, hold, index, mark, row in some:
@@ -256,12 +259,12 @@ class Holds:
             head = Address(live.partition, live.slice, r_of(live.g), 0).pack()[:-4]
             moves.append(Moves(live.keys, head, *live.move_out(indexes), hold.place, rows))
         holds = {hold: 0 for _, hold in groups}
-        records = self._take_records({hold.place.name for hold in holds}, most)
+        records = self._take_records(needed | {hold.place.name for hold in holds}, most)
         for (_, hold), (indexes, _) in groups.items():
             holds[hold] += len(indexes)
         return TakenMoves(moves, records, holds, list(dict.fromkeys(live for live, _ in groups)))
 
-    def _take_records(self, needed: set[str], most: int) -> list[tuple[str, bytes]]:
+    def _take_records(self, needed: Set[str], most: int) -> list[tuple[str, bytes]]:
         """Take the records of slices that receive tasks now, and some more."""
         names = [name for name in self.records if name in needed]
         names += islice((name for name in self.records if name not in needed), max(0, most - len(names)))
@@ -382,8 +385,8 @@ class HoldPolicy:
     def has_outcomes(self) -> bool:
         return self.holds.has_outcomes
 
-    def take_moves(self, most: int) -> TakenMoves:
-        return self.holds.take_moves(most)
+    def take_moves(self, most: int, needed: Set[str]) -> TakenMoves:
+        return self.holds.take_moves(most, needed)
 
     @property
     def to_move(self) -> bool:

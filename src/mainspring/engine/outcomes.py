@@ -30,7 +30,7 @@ from ..store.store import Store
 from .due import Damaged
 from .flight import Flight
 from .holds import row_of
-from .partition import Partition
+from .partition import LaneHold, Partition, Settled
 from .slice import LiveSlice
 
 _KEY: Final = attrgetter("key")
@@ -166,19 +166,17 @@ class Outcomes:
         self._lanes = lanes or LanePolicies(LanePolicy())
         self.meters = Meters()
 
-    def apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
-        """Queue what commit has to write. Return True if the task is over and its lane may continue."""
+    def apply(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> Settled:
+        """Return what commit has to write."""
         if isinstance(outcome, Retry) and outcome.untried:
-            self._place_again(partition, flight, outcome.after_ms or UNTRIED_WAIT_MS, flight.body)
-            return False
+            return self._place_again(partition, flight, outcome.after_ms or UNTRIED_WAIT_MS, flight.body)
         now_ms = self._clock.now_ms()
         policy = self._policies.of(flight.body)
         verdict = decide(policy, flight.attempt, outcome, flight.original_due_ms, now_ms, flight.body.expires_ms)
         reason = outcome.reason[:MAX_ERROR_CHARS]
         if self._parks(partition, flight, outcome, verdict, now_ms):
             self._report(flight, outcome, reason, "parked")
-            self._park(partition, flight, reason)
-            return False
+            return self._park(partition, flight, reason)
         match verdict:
             case RetryWait(wait_ms):
                 self._report(flight, outcome, reason, "retry", now_ms + wait_ms)
@@ -186,28 +184,24 @@ class Outcomes:
             case GiveUp(why):
                 reason = why[:MAX_ERROR_CHARS]
                 self._report(flight, outcome, reason, "dead")
-                self._bury(partition, flight, reason, outcome.response, trace_of(outcome.error))
-        return True
+                return self._bury(flight, reason, outcome.response, trace_of(outcome.error))
 
-    def carry_out(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> bool:
+    def carry_out(self, partition: Partition, flight: Flight, outcome: Retry | Dead) -> Settled:
         """Like `apply` for an outcome decided by a worker, which has also reported the failure."""
         reason = outcome.reason[:MAX_ERROR_CHARS]
         wait_ms = outcome.after_ms if isinstance(outcome, Retry) else None
         wait_ms = UNTRIED_WAIT_MS if wait_ms is None else wait_ms
         if isinstance(outcome, Retry) and outcome.untried:
-            self._place_again(partition, flight, wait_ms, flight.body)
-            return False
+            return self._place_again(partition, flight, wait_ms, flight.body)
         verdict = GiveUp(reason) if isinstance(outcome, Dead) else RetryWait(wait_ms)
         if self._parks(partition, flight, outcome, verdict, self._clock.now_ms()):
             if self._lanes.of(flight.body.target).on_failure == "block":
                 # The worker reported another attempt: only the owner knows that the lane has been blocked too long.
                 outcome.brief = "its run on a worker failed"  # what its handler said stays with the task
                 self._report(flight, outcome, reason, "parked")
-            self._park(partition, flight, reason)
-            return False
+            return self._park(partition, flight, reason)
         if isinstance(outcome, Dead):
-            self._bury(partition, flight, reason, traceback=outcome.traceback)
-            return True
+            return self._bury(flight, reason, traceback=outcome.traceback)
         return self._retry_later(partition, flight, wait_ms, reason)
 
     def _parks(
@@ -225,7 +219,7 @@ class Outcomes:
         blocks = policy.on_failure == "block" and isinstance(verdict, RetryWait)
         return blocks and isinstance(verdict, RetryWait) and now_ms + verdict.ms > since_ms + policy.max_block_ms
 
-    def _park(self, partition: Partition, flight: Flight, reason: str) -> None:
+    def _park(self, partition: Partition, flight: Flight, reason: str) -> Settled:
         """Head first into the lane's hold slice: there it waits with the others."""
         lane, now_ms = flight.body.lane, self._clock.now_ms()
         assert lane is not None
@@ -234,8 +228,9 @@ class Outcomes:
         hold = partition.hold_policy.park(lane, reason, now_ms)
         body = msgspec.structs.replace(body, due_ms=flight.due_ms, original_due_ms=flight.original_due_ms)
         row = row_of(hold.place, flight, body)
-        partition.pending_writes.retries.append(_leaving(flight, hold.place, row))
-        self._hold_lane(partition, lane, flight.idh, now_ms, parked=True)
+        held = self._hold_lane(partition, lane, flight.idh, now_ms, parked=True)
+        retry = _leaving(flight, hold.place, row)
+        return Settled(flight.live, flight.index, is_over=False, retry=retry, hold=held)
 
     def _report(
         self, flight: Flight, outcome: Retry | Dead, reason: str, fate: Fate, next_at_ms: int | None = None
@@ -256,18 +251,17 @@ class Outcomes:
         )
         self._failures.report(failure)
 
-    def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> bool:
-        """Place a retry. Return True if the lane continues meanwhile."""
+    def _retry_later(self, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> Settled:
+        """Place a retry. Its lane may continue meanwhile."""
         self.meters.retried[_kind(flight)] += 1
         if flight.attempt == 1 and flight.body.lane is not None:
             partition.lanes.since.pop(flight.body.lane, None)
         skips = flight.body.lane is not None and self._lanes.of(flight.body.target).on_failure == "skip"
-        self._place_again(partition, flight, wait_ms, _failed_once_more(flight, reason), waits=not skips)
-        return skips
+        return self._place_again(partition, flight, wait_ms, _failed_once_more(flight, reason), skips=skips)
 
     def _place_again(
-        self, partition: Partition, flight: Flight, wait_ms: int, body: Body, *, waits: bool = True
-    ) -> None:
+        self, partition: Partition, flight: Flight, wait_ms: int, body: Body, *, skips: bool = False
+    ) -> Settled:
         now_ms = self._clock.now_ms()
         due_ms = now_ms + in_time_ms(wait_ms, body.expires_ms, now_ms)
         place = Slice.at(due_ms, SECOND_MS)
@@ -275,35 +269,33 @@ class Outcomes:
         # A retry of a schedule's run is marked as well: its end is the end of the run.
         flags = INDEXED | (LANE if body.lane is not None else 0) | (flight.row[4] & SCHEDULED)
         row = entry(due_ms - place.start_ms, flags, flight.idh, body)
-        partition.pending_writes.retries.append(_leaving(flight, place, row))
-        if body.lane is not None and waits:
-            self._hold_lane(partition, body.lane, flight.idh, due_ms)
+        held = None
+        if body.lane is not None and not skips:
+            held = self._hold_lane(partition, body.lane, flight.idh, due_ms)
+        retry = _leaving(flight, place, row)
+        return Settled(flight.live, flight.index, is_over=skips, retry=retry, hold=held)
 
-    def _hold_lane(self, partition: Partition, lane: str, idh: bytes, until_ms: int, *, parked: bool = False) -> None:
+    def _hold_lane(
+        self, partition: Partition, lane: str, idh: bytes, until_ms: int, *, parked: bool = False
+    ) -> LaneHold:
         """The lane waits for this task. Kept on the server too: a new owner must know it."""
         now_ms = self._clock.now_ms()
         partition.hold_policy.head_stands(lane, inside=parked)
         head = FailedHead(idh, partition.lanes.since.get(lane, 0) or now_ms)
         partition.lanes.hold(lane, idh, since_ms=head.since_ms, until_ms=until_ms)
-        partition.pending_writes.holds.append((lane, head.pack()))
         partition.hold_policy.spill_lanes(now_ms)
+        return lane, head.pack()
 
-    def _bury(
-        self,
-        partition: Partition,
-        flight: Flight,
-        reason: str,
-        response: Response | None = None,
-        traceback: str = "",
-    ) -> None:
+    def _bury(self, flight: Flight, reason: str, response: Response | None = None, traceback: str = "") -> Settled:
         now_ms = self._clock.now_ms()
         body, due_ms = flight.body, flight.original_due_ms
         sent = was_sent(reason)
         letter = DeadLetter.of(body, flight.id, reason, now_ms, due_ms, flight.address, sent=sent, traceback=traceback)
-        partition.pending_writes.deaths.append(Death(flight.idh, letter.answered(response).encode(), now_ms))
+        death = Death(flight.idh, letter.answered(response).encode(), now_ms)
         self.meters.buried(_kind(flight), reason)
+        return Settled(flight.live, flight.index, death=death)
 
-    def bury_damaged(self, partition: Partition, damaged: Damaged) -> None:
+    def bury_damaged(self, damaged: Damaged) -> Settled:
         """Bury an unreadable entry with its bytes, so that a person can examine them."""
         now_ms = self._clock.now_ms()
         # Its own bytes cannot be trusted to be unique; its place is.
@@ -325,8 +317,8 @@ class Outcomes:
             idempotency_key="",
         )
         self._failures.report(failure)
-        partition.pending_writes.deaths.append(Death(idh, letter.encode(), now_ms))
         self.meters.buried("unreadable", letter.reason)
+        return Settled(damaged.live, damaged.index, fired=False, death=Death(idh, letter.encode(), now_ms))
 
 
 class Commits:
@@ -362,7 +354,7 @@ class Commits:
     def _in_turn(self) -> list[Partition]:
         """Those with ends of deliveries before those that only move, and no partition twice before another once."""
         some = [one for one in self._owned.values() if one.has_outcomes]
-        return sorted(some, key=lambda one: (not one.pending_writes.must_commit, one.number <= self._last, one.number))
+        return sorted(some, key=lambda one: (not one.pending_writes.outcomes, one.number <= self._last, one.number))
 
     async def try_one(self, partition: Partition, work: fire.Commit) -> StoreError | None:
         try:

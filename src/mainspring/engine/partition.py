@@ -1,13 +1,15 @@
 """One owned partition: its slices, its lanes, its fencing token, and what has to be written next."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
+from time import monotonic
 from typing import Final, NamedTuple
 
 from ..model.clock import steady_s
 from ..store.keys import PartitionKeys, Slice
-from ..store.owner.fire import UNREAD, Commit, Death, HandOff, Known, NewPlace, Section, Touch
+from ..store.owner.fire import MOST_BYTES, UNREAD, Commit, Death, HandOff, Known, NewPlace, Section, Touch
 from ..store.owner.read import Stranger
 from .due import MOST_SLICES, BeginCall, DueSelector, Leaving
 from .flight import Flight
@@ -27,24 +29,63 @@ class Touched(NamedTuple):
     finished: int
 
 
+MOST_OUTCOMES: Final = 500
+"""Outcomes that one commit writes at most: the server does nothing else meanwhile."""
+
+LaneHold = tuple[str, bytes]
+"""A lane and the failed head it waits for; nothing, once it waits no more."""
+
+
+class Settled(NamedTuple):
+    """What became of a row, if the server has to be told more than that it is done.
+
+    The done bit enters memory with the call that writes the rest, not before: any call may write any done bits.
+    """
+
+    live: LiveSlice | None = None
+    """None for a lane that continues without one of its tasks having ended here."""
+    row_index: int = -1
+    fired: bool = True
+    """False for rows that were never begun: repeats of one put, and damaged entries."""
+    is_over: bool = True
+    """The task has ended: its lane and its schedule continue."""
+    delivered: bool = False
+    retry: NewPlace | None = None
+    death: Death | None = None
+    hold: LaneHold | None = None
+    repeats: bool = False
+    """The row repeats a put: it is counted, and not delivered."""
+
+    @property
+    def is_plain(self) -> bool:
+        return self.retry is None and self.death is None and self.hold is None and not self.repeats
+
+    @property
+    def size(self) -> int:
+        """Bytes that a commit sends for it, roughly."""
+        row = 0 if self.retry is None else len(self.retry.row)
+        return row if self.death is None else row + len(self.death.record)
+
+
 class PendingWrites:
-    """Changes that the next call writes; taken back if the server wrote nothing."""
+    """Changes that the next calls write. Done bits are taken back if the server wrote nothing."""
 
     def __init__(self) -> None:
         self.dirty: dict[LiveSlice, None] = {}
         """Slices with rows that are settled and not yet committed."""
         self.dirty_since = inf
-        self.retries: list[NewPlace] = []
-        self.deaths: list[Death] = []
-        self.holds: list[tuple[str, bytes]] = []
-        """Lanes and the failed heads they wait for; nothing, once they wait no more."""
-        self.lost = 0
-        """Repeats of one put that were dropped since the last commit."""
+        self.outcomes: deque[Settled] = deque()
+        """Outcomes that are to be written together with the done bits of their rows."""
 
-    @property
-    def must_commit(self) -> bool:
-        """There is something without which the done bits of its rows must not be written."""
-        return bool(self.retries or self.deaths or self.holds or self.lost)
+    def ended(self, settled: Settled, now_s: float) -> None:
+        """Note how a task ended. Plain success is done at once; all else is done when it is written."""
+        live = settled.live
+        if live is None or not settled.is_plain:
+            self.outcomes.append(settled)
+            return
+        live.land(1, [settled.row_index])
+        live.finished += settled.delivered
+        self.settled(live, now_s)
 
     def settled(self, live: LiveSlice, now_s: float) -> None:
         """Rows of this slice were settled: they have to be committed soon."""
@@ -78,13 +119,31 @@ class PendingWrites:
                 live.bits.untake_dirty(touch.d_at, touch.d)
                 self.settled(live, 0.0)
 
-    def take_all(self, number: int, token: bytes, seq: int, taken: TakenMoves) -> Commit:
-        """Take all pending writes as one call, with the tasks it moves into hold slices."""
-        lost, self.lost = self.lost, 0
-        done = self.take_done(self.dirty | dict.fromkeys(taken.lives))
-        outcomes = self.retries, self.deaths, self.holds
-        self.retries, self.deaths, self.holds = [], [], []
-        return Commit(number, token, seq, done.finished, lost, done.touches, *outcomes, taken.moves, taken.records)
+    def take_outcomes(self) -> list[Settled]:
+        """Take as many outcomes as one commit may write, oldest first, and mark their rows as done."""
+        taken: list[Settled] = []
+        by_live: dict[LiveSlice, list[Settled]] = {}
+        size = 0
+        while self.outcomes and len(taken) < MOST_OUTCOMES and size < MOST_BYTES:
+            one = self.outcomes.popleft()
+            taken.append(one)
+            size += one.size
+            if one.live is not None and not one.live.forgotten:
+                by_live.setdefault(one.live, []).append(one)
+        for live, some in by_live.items():
+            _land(live, some)
+        return taken
+
+
+def _land(live: LiveSlice, settled: Sequence[Settled]) -> None:
+    fired = [one.row_index for one in settled if one.fired]
+    others = [one.row_index for one in settled if not one.fired]
+    if others:
+        live.settle_many(others)
+        live.held.difference_update(others)
+    if fired:
+        live.land(len(fired), fired)
+    live.finished += sum(one.delivered for one in settled)
 
 
 class HandingOff(NamedTuple):
@@ -225,7 +284,7 @@ class Partition:
     @property
     def has_outcomes(self) -> bool:
         """Also tasks on their way into hold slices: these are not done before they are taken along."""
-        return self.pending_writes.must_commit or self.hold_policy.has_outcomes
+        return bool(self.pending_writes.outcomes) or self.hold_policy.has_outcomes
 
     # -- begin ---------------------------------------------------------------------------------------
 
@@ -322,12 +381,18 @@ class Partition:
 
     # -- outcomes -----------------------------------------------------------------------------------
 
-    def lane_goes_on(self, flight: Flight) -> None:
-        """The head of a lane is settled: the next one may leave."""
-        lane = flight.body.lane
-        if lane is not None and self.lanes.free(lane, flight.idh) and self.lanes.let_go(lane):
-            self.pending_writes.holds.append((lane, b""))
-            self.hold_policy.lane_is_free(lane)
+    def ended(self, flight: Flight, settled: Settled) -> None:
+        """A flight has landed. If its task is over, the next one of its lane may leave."""
+        if settled.is_over and flight.body.lane is not None:
+            settled = settled._replace(hold=self._free_lane(flight.body.lane, flight.idh))
+        self.pending_writes.ended(settled, monotonic())
+
+    def _free_lane(self, lane: str, idh: bytes) -> LaneHold | None:
+        """Let the next task of a lane leave if this was its head. Return what the server has to be told of it."""
+        if not self.lanes.free(lane, idh) or not self.lanes.let_go(lane):
+            return None
+        self.hold_policy.lane_is_free(lane)
+        return lane, b""
 
     def _lane_may_go_on(self, flight: Flight) -> None:
         """Free a lane whose head was cancelled or moved. A failed head may have another time now: then the lane waits
@@ -335,8 +400,8 @@ class Partition:
         lane = flight.body.lane
         if lane is not None and self.lanes.is_kept(lane):
             self.lanes.give_up(lane, flight)
-        else:
-            self.lane_goes_on(flight)
+        elif lane is not None:
+            self._free_lane(lane, flight.idh)  # the server knows nothing of it
 
     @property
     def quiet(self) -> bool:
@@ -345,15 +410,16 @@ class Partition:
 
     def head_is_gone(self, lane: str, idh: bytes) -> None:
         """The failed head of a lane was cancelled, given up or replaced: the next one may leave."""
-        if self.lanes.waits_for(lane) == idh and self.lanes.free(lane, idh) and self.lanes.let_go(lane):
-            self.pending_writes.holds.append((lane, b""))
-            self.hold_policy.lane_is_free(lane)
+        if self.lanes.waits_for(lane) == idh and (hold := self._free_lane(lane, idh)) is not None:
+            self.pending_writes.outcomes.append(Settled(hold=hold))
 
     def took(self, live: LiveSlice, now_s: float) -> None:
         """Rows were read: note what needs no delivery, and when the next is due."""
         if live.bits.dirty:
             self.pending_writes.settled(live, now_s)
-        self.pending_writes.lost, live.row_filter.lost = self.pending_writes.lost + live.row_filter.lost, 0
+        for index in live.row_filter.repeats:
+            self.pending_writes.outcomes.append(Settled(live, index, fired=False, repeats=True))
+        live.row_filter.repeats = []
         for prefix in live.row_filter.tombs:
             self.lanes.ask_first(prefix)
         live.row_filter.tombs = []
@@ -376,9 +442,27 @@ class Partition:
         _prove(touched, [by_name[live.name] for live in touched])
 
     def commit(self) -> Commit:
-        """All outcomes so far in one call, with the done bits they belong to."""
-        self._taken = self.hold_policy.take_moves(MOST_MOVES)
-        return self.pending_writes.take_all(self.number, self.token, self.seq + 1, self._taken)
+        """As many outcomes as one call may write, with the done bits they belong to; then moves into hold slices."""
+        settled = self.pending_writes.take_outcomes()
+        retries = [one.retry for one in settled if one.retry is not None]
+        parked = {retry.slice.name for retry in retries if retry.slice.is_hold}
+        # Nothing moves behind the failed head of a lane before the server knows of the head.
+        self._taken = self.hold_policy.take_moves(0 if self.pending_writes.outcomes else MOST_MOVES, parked)
+        ended = (one.live for one in settled if one.live is not None and not one.live.forgotten)
+        done = self.pending_writes.take_done(dict.fromkeys((*ended, *self._taken.lives)))
+        return Commit(
+            self.number,
+            self.token,
+            self.seq + 1,
+            done.finished,
+            sum(one.repeats for one in settled),
+            done.touches,
+            retries,
+            [one.death for one in settled if one.death is not None],
+            [one.hold for one in settled if one.hold is not None],
+            self._taken.moves,
+            self._taken.records,
+        )
 
 
 def _second_end(ms: int) -> int:

@@ -295,7 +295,7 @@ def _indexes(keys: list[int]) -> list[int]:
 class RowFilter:
     """Filters rows that were read: some have left already, are cancelled, repeated, or damaged."""
 
-    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "lost", "stubs", "tombs")
+    __slots__ = ("_bits", "_first_of", "_held", "_width_ms", "damaged", "dedupe", "repeats", "stubs", "tombs")
 
     def __init__(self, width_ms: int, bits: Bitmaps, held: set[int]) -> None:
         self._width_ms = width_ms
@@ -303,8 +303,8 @@ class RowFilter:
         self._held = held
         self.dedupe = False
         """Some put was sent twice: all copies of one task are one task."""
-        self.lost = 0
-        """Repeats of one put that were dropped since the last commit."""
+        self.repeats: list[int] = []
+        """Rows that repeat a put, until the partition takes them: they are counted together with their done bits."""
         self.damaged = False
         """Some row has an impossible header: decode each row separately."""
         self.tombs: list[bytes] = []
@@ -329,8 +329,8 @@ class RowFilter:
             if i in self._held or self._bits.had_its_turn(i):
                 rows[i] = None
             elif repeated:
-                self.lost += 1
-                self._bits.settle([i])
+                self.repeats.append(i)
+                self._held.add(i)
                 rows[i] = None
             elif len(row) == TOMB_BYTES:
                 self.stubs[i] = row

@@ -14,7 +14,7 @@ from mainspring.engine.due import RowDecoder
 from mainspring.engine.flight import Flight
 from mainspring.engine.lookahead import LookAhead
 from mainspring.engine.outcomes import Commits, Outcomes
-from mainspring.engine.partition import Partition
+from mainspring.engine.partition import Partition, PendingWrites, Settled
 from mainspring.engine.slice import LiveSlice, RowFilter
 from mainspring.model.delivery import DONE
 from mainspring.model.errors import StoreError
@@ -143,12 +143,13 @@ def _given_up(send: Any) -> Any:
 
 
 def _new_key(retry_later: Any) -> Any:
-    def later(self: Outcomes, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> None:
-        retry_later(self, partition, flight, wait_ms, reason)
-        last = partition.pending_writes.retries[-1]
-        body = msgspec.structs.replace(decode(last.row), original_due_ms=None)
-        offset_ms = int.from_bytes(last.row[:4], "big")
-        partition.pending_writes.retries[-1] = last._replace(row=entry(offset_ms, last.row[4], last.idh, body))
+    def later(self: Outcomes, partition: Partition, flight: Flight, wait_ms: int, reason: str) -> Settled:
+        settled: Settled = retry_later(self, partition, flight, wait_ms, reason)
+        retry = settled.retry
+        assert retry is not None
+        body = msgspec.structs.replace(decode(retry.row), original_due_ms=None)
+        offset_ms = int.from_bytes(retry.row[:4], "big")
+        return settled._replace(retry=retry._replace(row=entry(offset_ms, retry.row[4], retry.idh, body)))
 
     return later
 
@@ -255,16 +256,41 @@ _READ: Final = (
     ),
 )
 
+
+def mark_failed_as_done(pending: PendingWrites) -> None:
+    """Set the done bits of rows whose retries and dead letters are only in memory."""
+    for one in pending.outcomes:
+        if one.live is not None:
+            one.live.settle_many([one.row_index])
+
+
+def _failed_are_done(call: Any) -> Any:
+    def marked(self: Partition, *args: Any, **options: Any) -> Any:
+        mark_failed_as_done(self.pending_writes)
+        return call(self, *args, **options)
+
+    return marked
+
+
+def _done_at_once(ended: Any) -> Any:
+    def done(self: Partition, flight: Flight, settled: Settled) -> None:
+        ended(self, flight, settled)
+        mark_failed_as_done(self.pending_writes)
+        self.pending_writes.settled(flight.live, 0.0)
+
+    return done
+
+
 _STOP: Final = (
     Mutation(
-        "tick-writes-done-bits-before-retries",
-        "a tick commits the done bits of failed deliveries although their retries are not written",
-        (Patch(Dispatcher, "_begin", with_text("and not partition.pending_writes.must_commit", "")),),
+        "failed-task-done-before-its-retry-is-written",
+        "a row is marked as done when its delivery fails, and not when its retry is written",
+        (Patch(Partition, "ended", _done_at_once),),
     ),
     Mutation(
-        "stop-writes-done-bits-before-retries",
-        "the last tick of a stop does not look for deliveries that failed while it committed others",
-        (Patch(Dispatcher, "flush", with_text("if partition.pending_writes.must_commit:", "if False:")),),
+        "commit-marks-what-it-leaves",
+        "a commit that takes some of the failed deliveries writes the done bits of all",
+        (Patch(Partition, "commit", _failed_are_done),),
     ),
     Mutation(
         "failed-commit-at-a-stop-swallowed",

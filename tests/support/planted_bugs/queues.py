@@ -2,10 +2,12 @@
 
 from typing import Any, Final
 
+from mainspring.engine import hand_off
 from mainspring.engine.hand_off import HandOffs
 from mainspring.engine.partition import HandingOff, Partition
 
-from .kinds import Mutation, Patch, Rewrite, with_text
+from .engine import mark_failed_as_done
+from .kinds import Mutation, Patch, Rewrite
 
 
 def _at_once(settle: Any) -> Any:
@@ -16,6 +18,14 @@ def _at_once(settle: Any) -> Any:
                 self.run_ends.ended(partition, flight.address, b"d")
 
     return settle_all
+
+
+def _with_failed(handing_off: Any) -> Any:
+    def hand_off_all(partition: Partition, *args: Any) -> Any:
+        mark_failed_as_done(partition.pending_writes)
+        return handing_off(partition, *args)
+
+    return hand_off_all
 
 
 QUEUES: Final = (
@@ -52,7 +62,7 @@ QUEUES: Final = (
     Mutation(
         "hand-off-before-retries",
         "a hand-off takes along the done bits of its slice although retries of others there are not written",
-        (Patch(HandOffs, "flush", with_text(" and not partition.pending_writes.must_commit:", ":")),),
+        (Patch(hand_off, "_handing_off", _with_failed),),
     ),
     Mutation(
         "queued-id-forgotten",

@@ -5,6 +5,7 @@ import time
 from typing import Final
 
 from mainspring.engine.dispatcher import COMMIT_WAIT_S, OUTCOMES_S
+from mainspring.engine.partition import MOST_OUTCOMES
 from mainspring.model.delivery import Dead, Retry
 from mainspring.testing.faults import bad_road, calls
 
@@ -95,6 +96,26 @@ async def failure_while_commits_run_out_of_time(world: World) -> None:
 
     with on_the_way(first.store, calls("commit"), after=second_fails):
         await first.fire()
+    await first.crash()
+    world.failed("a node died", node="a")
+    await world.settle(await world.node("b"))
+
+
+async def more_failures_than_a_commit_takes(world: World) -> None:
+    """A node dies after the first of several commits that a burst of failures needs."""
+    first, caller = await world.node("a"), world.caller
+    await asyncio.gather(*(caller.put(world.at(1_000)) for _ in range(MOST_OUTCOMES + 1)))
+    first.answers(*[Retry("busy")] * (MOST_OUTCOMES + 1))
+    await first.read()
+    world.go_to(1_000)
+    await first.fire()
+    with bad_road(first.store) as road:
+
+        async def cut() -> None:
+            road.next("never sent", only=calls("commit"))
+
+        with on_the_way(first.store, calls("commit"), after=cut):
+            await first.commit()
     await first.crash()
     world.failed("a node died", node="a")
     await world.settle(await world.node("b"))
@@ -197,6 +218,7 @@ FAILURES: Final = (
     reply_to_a_commit_is_lost,
     commit_never_sent,
     failure_while_commits_run_out_of_time,
+    more_failures_than_a_commit_takes,
     commit_fails_at_a_stop,
     late_copy_of_a_tick,
     failover_loses_a_commit,
