@@ -18,10 +18,10 @@ from ..model.lane import CATCH_UP, LANE, PARKED, RETRY, HoldRecord
 from ..store.codec import INDEXED, SCHEDULED, entry
 from ..store.codec import LANE as IN_LANE
 from ..store.keys import HOLD_MS, Address, Slice, r_of
-from ..store.owner.fire import Moves
+from ..store.owner.fire import MOST_BYTES, Moves
 from ..store.owner.holds import Inherited
 from .flight import Flight
-from .slice import INDEX_MASK, LiveSlice
+from .slice import LiveSlice
 
 if TYPE_CHECKING:
     from .lanes import Lanes
@@ -159,8 +159,7 @@ class Holds:
         """Holds that have ended and whose slices are not in memory."""
         self.ended: dict[str, int] = {}
         """Names of slices that are gone, and since when: their records are kept as long as the ids of their tasks."""
-        self._moves: list[tuple[LiveSlice, Hold, int, bytes, bytes]] = []
-        """Slice it leaves, hold, index there, mark that stays there, entry for the hold slice."""
+        self._moves: list[tuple[Flight, Hold]] = []
         self._latest_ms = 0
         self.records: dict[str, bytes] = {}
         """Records that are still to be written, by slice name."""
@@ -231,9 +230,8 @@ class Holds:
 
     def move(self, flight: Flight, hold: Hold) -> None:
         """Move a task into the slice of the hold with the next commit. The row must not have been begun."""
-        live, index = flight.live, flight.key & INDEX_MASK
-        live.held.add(index)  # another pass over its list must not take it again
-        self._moves.append((live, hold, index, flight.mark, row_in(hold.place, hold.from_ms, flight)))
+        flight.live.held.add(flight.index)  # another pass over its list must not take it again
+        self._moves.append((flight, hold))
         hold.pending += 1
 
     def known(self, place: Slice) -> None:
@@ -245,15 +243,22 @@ class Holds:
 
         With them go the records of the hold slices named in `needed`: tasks come there too.
         """
-        some, self._moves = self._moves[:most], self._moves[most:]
+        some: list[tuple[Flight, Hold]] = []
+        size = 0
+        for flight, hold in self._moves[:most]:
+            if size >= MOST_BYTES:
+                break
+            some.append((flight, hold))
+            size += len(flight.row)
+        del self._moves[: len(some)]
         groups: dict[tuple[LiveSlice, Hold], tuple[list[int], list[bytes | int]]] = {}
-        for live, hold, index, mark, row in some:
-            if live.forgotten:
+        for flight, hold in some:
+            if flight.live.forgotten:
                 hold.pending -= 1
                 continue
-            indexes, rows = groups.setdefault((live, hold), ([], []))
-            indexes.append(index)
-            rows += (index, mark, row)
+            indexes, rows = groups.setdefault((flight.live, hold), ([], []))
+            indexes.append(flight.index)
+            rows += (flight.index, flight.mark, row_in(hold.place, hold.from_ms, flight))
         moves = []
         for (live, hold), (indexes, rows) in groups.items():
             head = Address(live.partition, live.slice, r_of(live.g), 0).pack()[:-4]
@@ -350,6 +355,9 @@ class SpillQueue:
 
 FEW_BEHIND: Final = 32
 """Tasks behind a failed head that may wait in memory; more are moved into a hold slice."""
+
+FEW_BYTES: Final = 64 * 1024
+"""Bytes of a lane that may wait in memory when lanes fill it, however few tasks these are."""
 
 MOST_UNDER_WAY: Final = 2_000
 """Pending moves into hold slices at which no further ones are started."""
@@ -516,7 +524,8 @@ class HoldPolicy:
             hold = None  # all that was in its slice is done
         behind = self.lanes.number_behind(lane, None if hold is None else hold.live)
         if not self.lanes.is_closed(lane):
-            if behind > FEW_BEHIND and (hold is not None or self.lanes.is_full):
+            large = self.lanes.is_full and self.lanes.bytes_behind(lane) > FEW_BYTES
+            if large or (behind > FEW_BEHIND and (hold is not None or self.lanes.is_full)):
                 # They come faster than those before them leave. There they keep their order.
                 self._move_behind(lane, hold or self._open_hold(lane, now_ms))
             return

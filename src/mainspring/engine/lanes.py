@@ -232,6 +232,10 @@ class Lanes:
         """Count the tasks that wait in memory, except those of the hold slice of the lane."""
         return sum(1 for item in self._behind.get(lane, ()) if item[3].live is not own and not item[3].live.forgotten)
 
+    def bytes_behind(self, lane: str) -> int:
+        """Return the bytes of the rows that wait in memory."""
+        return sum(len(item[3].row) for item in self._behind.get(lane, ()))
+
     def fill(self, *, full: bool) -> None:
         """A worker may run a head for hours, and slices in which something waits cannot be dropped."""
         if full and not self.is_full:

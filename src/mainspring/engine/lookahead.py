@@ -38,6 +38,16 @@ LEAST: Final = 16
 """Tasks that may be in memory however large they are: with none, nothing could be delivered."""
 
 
+ROW_BYTES: Final = 112
+"""Memory of a row that waits in its slice, besides its own bytes: the object, its place in the list, its key."""
+
+FLIGHT_BYTES: Final = 800
+"""Memory of a row that was decoded and waits in its lane, besides its own bytes, which the payload takes once more."""
+
+SLOT_BYTES: Final = 8
+"""Memory of a row that has left its slice, or was let go."""
+
+
 class Room:
     """How many tasks of all partitions may be in memory and in flight: the configured number, or fewer if large."""
 
@@ -45,25 +55,35 @@ class Room:
         self._reach = reach
         self._owned = owned
         self.tasks = reach.tasks
-        """Tasks that may be held in memory, by the size of those held now."""
+        """Tasks that may be held in memory besides those in lanes, by the size of those held now."""
         self.flights: int | None = None
         """Tasks that may be in flight, by the size of those in flight now; None while there are none."""
 
     def measure(self) -> None:
-        held = out = 0
-        held_bytes = out_bytes = 0.0
+        rows = out = decoded = slots = 0
+        rows_bytes = decoded_bytes = out_bytes = 0.0
         for partition in self._owned.values():
             for live in partition.slices.values():
-                rows = live.waiting + len(live.held)  # some of those in lanes have left: it is their size that counts
-                held += rows
-                held_bytes += rows * live.row_bytes
+                slots += len(live.queue.rows)
+                as_flight = 2 * live.row_bytes + FLIGHT_BYTES
+                # A task of a lane is decoded when it is due, and may wait in its lane for long.
+                as_row = as_flight if live.has_lanes else live.row_bytes + ROW_BYTES
+                held = len(live.held)  # some of these have left: it is their size that counts
+                rows += live.waiting + held
+                rows_bytes += (live.waiting + held) * as_row
+                decoded += held
+                decoded_bytes += held * as_flight
                 out += live.out
-                out_bytes += live.out * live.row_bytes
-        self.tasks = min(self._reach.tasks, self._most(held, held_bytes) or self._reach.tasks)
-        self.flights = self._most(out, out_bytes)
-
-    def _most(self, rows: int, size: float) -> int | None:
-        return max(LEAST, int(self._reach.bytes / size * rows)) if size else None
+                out_bytes += live.out * as_flight
+        self.tasks = self._reach.tasks
+        if rows:
+            lanes = sum(partition.lanes.behind for partition in self._owned.values())
+            moving = sum(partition.hold_policy.standing for partition in self._owned.values())
+            a_row, a_flight = rows_bytes / rows, decoded_bytes / decoded if decoded else 0.0
+            # Those that are moved into hold slices count among the tasks already, but as rows.
+            taken = slots * SLOT_BYTES + lanes * a_flight + moving * max(0.0, a_flight - a_row)
+            self.tasks = min(self._reach.tasks, max(LEAST, int((self._reach.bytes - taken) / a_row)))
+        self.flights = max(LEAST, int(self._reach.bytes / out_bytes * out)) if out else None
 
 
 def _places(partition: Partition, live: LiveSlice) -> list[int]:
@@ -108,7 +128,7 @@ CHUNKS_AT_ONCE: Final = (32, 512)
 """Slices read at once: few where they are full, many where they hold little."""
 
 LANE_WINDOW: Final = 64
-"""Held tasks of a lane that are at least in memory when the lane continues."""
+"""Held tasks of a lane that are at least in memory when the lane continues; fewer if they are large."""
 
 
 class SliceReader:
@@ -122,6 +142,8 @@ class SliceReader:
         self._time_slice = TimeSlice(TIME_SLICE_S)
         self.at_once = CHUNKS_AT_ONCE[0]
         """Slices read together, adjusted by how many rows the last round brought."""
+        self._row_bytes = 0.0
+        """Bytes of the rows read lately, the largest slice's mean: rows of an unknown slice may be as large."""
 
     def rows_of(self, live: LiveSlice, slices: int) -> int:
         """Return how many rows to read from a slice when `slices` slices are read."""
@@ -129,7 +151,12 @@ class SliceReader:
         # Few slices may be long ones: only where there are many does each get less.
         together = max(few, min(self.at_once, slices))
         most, least = FIRST_ROWS
-        known = CHUNK_BYTES // int(live.row_bytes) if live.read_rows else max(least, most * few // together)
+        if live.read_rows:
+            known = CHUNK_BYTES // max(1, int(live.row_bytes))
+        elif self._row_bytes:
+            known = min(max(least, most * few // together), CHUNK_BYTES // int(self._row_bytes))
+        else:
+            known = least
         return max(1, min(CHUNK_ROWS * few // together, known))
 
     async def fetch(self, chunks: list[tuple[LiveSlice, read.Chunk]], until_ms: int, *, full: bool) -> None:
@@ -194,6 +221,7 @@ class SliceReader:
             return
         live.open_window(until_ms)
         live.absorb(answer.rows)
+        self._row_bytes = max(live.row_bytes, 0.9 * self._row_bytes)
         # Half of the room is the most that one slice may take; past that only its earliest rows are held. A slice
         # that is read although there is no room keeps what the next tick can use.
         most = max(self._room.tasks // 2, 1)
@@ -202,7 +230,8 @@ class SliceReader:
         partition = self._owned.get(live.partition)
         if live.slice.is_hold and live.has_lanes and partition is not None:
             # Tasks of a lane leave one at a time, and many lanes may be about to continue.
-            trim(partition, live, max(self._room.tasks // 64, LANE_WINDOW))
+            window = min(LANE_WINDOW, CHUNK_BYTES // max(1, int(live.row_bytes)))
+            trim(partition, live, max(self._room.tasks // 64, window, 1))
         elif live.waiting > most:
             live.trim(most // 2 + 1)
         if partition is not None:
