@@ -123,6 +123,10 @@ def _runs(group: list[Flight]) -> Iterator[tuple[LiveSlice, list[Flight]]]:
         start = end
 
 
+def _nobody_holds() -> None:
+    """Deliveries without an engine: such tasks are tried again."""
+
+
 class Deliveries:
     """Hands flights to the sinks and settles them in their partitions."""
 
@@ -153,6 +157,8 @@ class Deliveries:
         self.meters.expect(sinks)
         self.hand_off: Callable[[list[Flight]], None] = self._nobody_hands_off
         """Callback that hands tasks off to workers; set by the engine."""
+        self.unknown_scheme: Callable[[], None] = _nobody_holds
+        """Called when no sink serves a task: later ones are held; the engine sets it."""
         self.pauses: PauseWatch | None = None
         """Knows which tasks are not to be delivered at all, and hears of targets that want none; the engine sets it."""
 
@@ -181,7 +187,9 @@ class Deliveries:
                 self.hand_off(group)
                 continue
             if sink is None:
-                self._settle(group, [Retry(f"no sink for {kind}: on this node")] * len(group), began_ms)
+                self.unknown_scheme()
+                reason = f"no sink for {kind}: on this node"
+                self._settle(group, [Retry(reason, untried=True)] * len(group), began_ms)
                 continue
             for batch in self._batches(sink, target, group):
                 self._hand_over(sink, batch, began_ms, in_runs=alike is not None)

@@ -19,7 +19,7 @@ from ..store.store import Store
 from ..store.tasks.dead_letters import DeadLetterLimits
 from .deliveries import Answers, Deliveries
 from .dispatcher import Dispatcher
-from .flow import FlowControl, FlowOptions, PauseWatch, Permits
+from .flow import FlowControl, FlowOptions, MissingSinks, PauseWatch, Permits
 from .hand_off import HandOffs
 from .holds import Holders
 from .keeper import Keeper
@@ -89,7 +89,8 @@ class Engine:
             self._something_is_disabled,
             options.audit_entries,
         )
-        self.holders.all.append(self.pauses)
+        missing_sinks = MissingSinks(sinks)
+        self.holders.all += [self.pauses, missing_sinks]
         self.keeper = Keeper(
             store,
             self.owned,
@@ -129,6 +130,7 @@ class Engine:
         )
         self.deliveries.hand_off = self.hand_offs.add
         self.deliveries.pauses = self.pauses
+        self.deliveries.unknown_scheme = missing_sinks.unknown_scheme
         self.dispatcher = Dispatcher(
             store,
             self.owned,

@@ -13,10 +13,11 @@ from ..model.delivery import DROPPED
 from ..model.errors import OutOfMemory
 from ..model.explain import moment, span
 from ..model.flow import Breaker, BreakerPolicy, Limit, Rate
-from ..model.lane import BREAKER, CATCH_UP, HoldRecord, Pause, Pauses, Scope
+from ..model.lane import BREAKER, CATCH_UP, NO_SINK, HoldRecord, Pause, Pauses, Scope
 from ..model.limits import MAX_ERROR_CHARS
 from ..model.targets.named import SCHEME
 from ..model.targets.names import receiver_of
+from ..sinks.base import Sink, missing
 from ..store import access, limits
 from ..store.lanes import clear_away, read_pauses, write_if_none
 from ..store.limits import Granted
@@ -499,6 +500,57 @@ class Permits:
             elif flow_limit.refused or flow_limit.slow_since_ms:
                 waits.append(SOON_S)
         return max(SOON_S / 4, min(waits))
+
+
+_SINK: Final = "sink:"
+
+
+class MissingSinks:
+    """Holds tasks that this node cannot deliver, because a package is missing, until a node can.
+
+    Each target has a hold of its own: a node that can deliver to it knows its key only by the target.
+    """
+
+    def __init__(self, sinks: Mapping[str, Sink]) -> None:
+        self._sinks = sinks
+        self._said: set[str] = set()
+        self.closed = any(missing(sinks, f"{scheme}:") is not None for scheme in sinks)
+
+    def unknown_scheme(self) -> None:
+        """A task came due whose scheme no sink here serves: tasks have to ask from now on."""
+        self.closed = True
+
+    def governs(self, target: str) -> bool:
+        return self._missing(target) is not None
+
+    def hold_for(self, target: str, lane: str | None, due_ms: float) -> str | None:
+        del lane, due_ms
+        reason = self._missing(target)
+        if reason is None:
+            return None
+        if reason not in self._said:
+            self._said.add(reason)
+            log.error("%s. Its tasks are held until their partition has a node with it", reason)
+        return _SINK + target
+
+    def is_closed(self, key: str) -> bool:
+        return key.startswith(_SINK) and self._missing(key.removeprefix(_SINK)) is not None
+
+    def room(self, key: str) -> int | None:
+        del key
+        return None
+
+    def may_open(self, key: str) -> bool:
+        return not self.is_closed(key)
+
+    def inherited(self, record: HoldRecord) -> None:
+        """Do nothing: what another node lacks, this one may have."""
+
+    def why(self, key: str) -> Why:
+        return Why(self._missing(key.removeprefix(_SINK)) or "", code=NO_SINK)
+
+    def _missing(self, target: str) -> str | None:
+        return missing(self._sinks, target)
 
 
 POLL_S: Final = 2.0

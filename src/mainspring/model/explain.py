@@ -18,6 +18,7 @@ ReasonCode = Literal[
     "rate-limited",
     "catch-up",
     "slow",
+    "no-sink",
     "due",
     "owner-behind",
     "run-before",

@@ -128,6 +128,9 @@ LANE: Final = "lane:"
 CATCH_UP: Final = "catch-up"
 """The key of the hold of what is overdue and has to wait for its turn."""
 
+NO_SINK: Final = "no-sink"
+"""The code of a hold whose target no sink of the node can deliver to."""
+
 BREAKER: Final = "breaker"
 """The code of a hold whose receiver fails, or failed until a moment ago."""
 

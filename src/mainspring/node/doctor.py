@@ -7,6 +7,7 @@ import resource
 import statistics
 import time
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 from ..cluster import report
@@ -63,7 +64,7 @@ async def checkup(config: Config, url: str, *, here: str = "this machine") -> li
         found.append(DoctorFinding(safe_url(url), Check("reach", "error", f"{error}. {advice}")))
     if config.kafka_url is not None:
         found.append(DoctorFinding(safe_kafka(config.kafka_url), await asyncio.to_thread(_kafka, config)))
-    return [*found, DoctorFinding(here, _files(config))]
+    return [*found, *(DoctorFinding(here, one) for one in (_files(config), _packages()))]
 
 
 # -- servers -------------------------------------------------------------------------------------------------
@@ -217,6 +218,21 @@ def _kafka(config: Config) -> Check:
     if config.tick_target.startswith("kafka:") and topic not in metadata.topics and not config.kafka_create_topics:
         return Check("kafka", "warning", f"the topic {topic} does not exist; create it, or set kafka_create_topics")
     return Check("kafka", "ok", f"{len(metadata.brokers)} brokers, {len(metadata.topics)} topics")
+
+
+def _packages() -> Check:
+    """Nodes hold tasks for targets whose package they lack."""
+    lacking = {"aiohttp": "webhooks", "confluent_kafka": "Kafka"}
+    for package in [package for package in lacking if find_spec(package) is not None]:
+        del lacking[package]
+    if not lacking:
+        return Check("packages", "ok", "webhooks and Kafka can be delivered to")
+    extras = {"webhooks": "http", "Kafka": "kafka"}
+    some = " and ".join(f"{kind} (pip install 'mainspring[{extras[kind]}]')" for kind in lacking.values())
+    message = (
+        f"the package is missing for {some}: a node here holds such tasks until another node takes their partition"
+    )
+    return Check("packages", "warning", message)
 
 
 def _files(config: Config) -> Check:

@@ -16,7 +16,7 @@ import msgspec
 from ..model.delivery import Delivery, DeliveryBatch, Outcome, Retry
 from ..model.errors import ConfigError
 from ..model.targets.named import Plain, Targets, TargetSpec
-from ..model.targets.names import SCHEMES, SINK_GROUP, is_scheme, sink_entry_points
+from ..model.targets.names import HANDED_OFF, SCHEMES, SINK_GROUP, is_scheme, sink_entry_points
 
 log = logging.getLogger("mainspring.targets")
 
@@ -29,7 +29,8 @@ class Sink(Protocol):
     schedules come to it alone: others wait for their ends. One with `keeps_answers` has the answers kept with the runs:
     those of its `Done(response, keep_ms)`. One that takes its time to connect has `prepare()`: a node that starts calls
     it in its event loop and goes on at once, so that the first task does not wait. One in which deliveries wait asks
-    `batch.unwanted(index)` before each send: the task may have expired meanwhile, or belong to another node.
+    `batch.unwanted(index)` before each send: the task may have expired meanwhile, or belong to another node. One that
+    needs a package has `missing(target)`, which says so while it is not there: tasks are held meanwhile.
     """
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
@@ -51,6 +52,20 @@ def most_in_batch(sink: Sink, target: str) -> int | None:
     by_target = getattr(sink, "batch_tasks_of", None)
     most: int | None = getattr(sink, "batch_tasks", None) if by_target is None else by_target(target)
     return most
+
+
+def missing(sinks: Mapping[str, Sink], target: str) -> str | None:
+    """Say what this node lacks to deliver to a target; None if it can.
+
+    A sink that cannot work here has a method `missing(target)` that names the package it needs.
+    """
+    scheme = target.partition(":")[0]
+    sink = sinks.get(scheme)
+    if sink is None:
+        return None if scheme in HANDED_OFF else f"no sink for {scheme}: on this node; install the package that has it"
+    lacks = getattr(sink, "missing", None)
+    reason: str | None = None if lacks is None else lacks(target)
+    return reason
 
 
 _MOST_MISSED: Final = 1000
@@ -98,6 +113,12 @@ class NamedSink:
         spec = self._targets.get(target.partition(":")[2])
         sink = None if spec is None else self._sinks.get(spec.address.partition(":")[0])
         return None if spec is None or sink is None else most_in_batch(sink, spec.address)
+
+    def missing(self, target: str) -> str | None:
+        """Return what the sink behind the name lacks; without a name, of any of them."""
+        name = target.partition(":")[2]
+        specs = [spec for spec in (self._targets.get(name),) if spec is not None] if name else self._targets.values()
+        return next((reason for spec in specs if (reason := missing(self._sinks, spec.address)) is not None), None)
 
     async def aclose(self) -> None:
         """The sinks are closed by who made them."""

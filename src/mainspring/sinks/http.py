@@ -5,6 +5,7 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from ..model.delivery import DROPPED, Dead, Delivery, Outcome, Retry
@@ -101,6 +102,13 @@ class HttpSink:
         self._callers: OrderedDict[Webhook, WebhookCaller] = OrderedDict()
         self._gone = Gone()
         self._said_missing = False
+        # Looked up, not imported: that takes a while, and a node may never send a webhook.
+        self._has_package = find_spec("aiohttp") is not None
+
+    def missing(self, target: str) -> str | None:
+        """Return what this node lacks for webhooks."""
+        del target
+        return None if self._has_package else NEEDS
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
         try:

@@ -3,6 +3,7 @@
 import logging
 from binascii import hexlify
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from ..model.delivery import DONE, Dead, Delivery, DeliveryColumns, Outcome, Retry
@@ -74,15 +75,25 @@ AWAY_MS: Final = 2_000
 
 
 def kafka_sink(options: KafkaOptions | None) -> Sink:
-    """The sink for these options; without any, one that says what is missing."""
+    """The sink for these options; without any, or without the library, one that says what is missing."""
+    if options is not None and find_spec("confluent_kafka") is None:
+        log.error("%s; tasks for Kafka wait until a node has it", NEEDS)
+        return UnknownKafka(NEEDS)
     return UnknownKafka() if options is None else KafkaSink(options)
 
 
 class UnknownKafka:
-    """Stands in where no broker is configured."""
+    """Stands in where no broker is configured, or the library is missing: then its tasks are held."""
+
+    def __init__(self, needs: str | None = None) -> None:
+        self._needs = needs
+
+    def missing(self, target: str) -> str | None:
+        del target
+        return self._needs
 
     async def deliver(self, batch: Sequence[Delivery]) -> Sequence[Outcome]:
-        return [Retry(NOT_CONFIGURED)] * len(batch)
+        return [Retry(self._needs or NOT_CONFIGURED)] * len(batch)
 
     async def aclose(self) -> None:
         """Nothing is held open."""

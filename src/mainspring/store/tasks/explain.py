@@ -9,7 +9,7 @@ from ...model.dead_letter import DeadLetter
 from ...model.delivery import DROPPED, EXPIRED, EXPIRED_RUNNING, Body
 from ...model.explain import UNKNOWN, Explanation, ReasonCode, moment, span
 from ...model.ids import schedule_of
-from ...model.lane import PARKED, HoldRecord, Pause, Pauses
+from ...model.lane import NO_SINK, PARKED, HoldRecord, Pause, Pauses
 from ...model.targets.names import HANDED_OFF
 from ...model.task import State, pattern_fits
 from ...model.workers import nobody_runs
@@ -339,6 +339,7 @@ _HELD: Final[dict[str, ReasonCode]] = {
     "rate-limited": "rate-limited",
     "catch-up": "catch-up",
     "slow": "slow",
+    NO_SINK: "no-sink",
 }
 
 
