@@ -739,18 +739,19 @@ def test_declarations_that_cannot_work_are_refused_where_they_are_made() -> None
     @scheduler.handler(queue="mail")
     async def send(to: str) -> None: ...
 
+    wrong: Any = scheduler  # type checkers find these mistakes as well
     for attempt, said in (
-        (lambda: scheduler.cron("0 9 * *", send, kwargs={"to": "a"}), "cron"),
-        (lambda: scheduler.cron("0 9 * * *", send), "missing a required argument: 'to'"),
-        (lambda: scheduler.cron("0 9 * * *", send, kwargs={"to": 5}), "Expected `str`, got `int`"),
-        (lambda: scheduler.cron("0 9 * * *", send, payload={"to": "a"}), "gets args and kwargs, not a payload"),
-        (lambda: scheduler.cron("0 9 * * *", send, args=("a",), timezone="Mars/Olympus"), "Mars/Olympus"),
+        (lambda: wrong.cron("0 9 * *", send, kwargs={"to": "a"}), "cron"),
+        (lambda: wrong.cron("0 9 * * *", send), "missing a required argument: 'to'"),
+        (lambda: wrong.cron("0 9 * * *", send, kwargs={"to": 5}), "Expected `str`, got `int`"),
+        (lambda: wrong.cron("0 9 * * *", send, payload={"to": "a"}), "gets args and kwargs, not a payload"),
+        (lambda: wrong.cron("0 9 * * *", send, args=("a",), timezone="Mars/Olympus"), "Mars/Olympus"),
         (lambda: scheduler.register(None, "log:", cron="0 9 * * *"), "needs a name"),
-        (lambda: scheduler.cron("0 9 * * *", "nowhere", name="n"), "no known scheme"),
-        (lambda: scheduler.cron("0 9 * * *", send, args=("a",), jiter="1s"), "did you mean jitter"),
+        (lambda: wrong.cron("0 9 * * *", "nowhere", name="n"), "no known scheme"),
+        (lambda: wrong.cron("0 9 * * *", send, args=("a",), jiter="1s"), "did you mean jitter"),
         (lambda: scheduler.every("soon", send, args=("a",)), "soon"),
         (lambda: scheduler.every("1s", send, args=("a",), retry="9 base=2m"), "one run may take"),
-        (lambda: scheduler.cron("0 0 31 2 *", send, args=("a",)), "0 0 31 2"),
+        (lambda: wrong.cron("0 0 31 2 *", send, args=("a",)), "0 0 31 2"),
     ):
         with pytest.raises(InvalidInput, match=said):
             attempt()

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mainspring import Config, Context, Scheduler
-from mainspring.model.errors import InvalidInput, TaskFailed
+from mainspring import Config, Context, Handle, InvalidInput, MainspringError, Scheduler, Task, TaskFailed
 from mainspring.testing.servers import Server, standalone
 from tests.support.workers import Place, open_place
 
@@ -65,7 +64,7 @@ async def test_an_order_may_have_retries_and_a_timeout_of_its_own(place: Place, 
 
 async def test_programs_without_an_event_loop_put_and_wait_too(place: Place, scheduler: Scheduler) -> None:
     @scheduler.handler(queue="math", result_ttl="1m")
-    def double(n: int, ctx: Context) -> int:
+    def double(ctx: Context, n: int) -> int:
         assert ctx.attempt == 1
         return n * 2
 
@@ -93,11 +92,11 @@ async def test_a_wrong_call_is_refused_where_it_is_made(scheduler: Scheduler) ->
     async def send(to: str) -> None: ...
 
     with pytest.raises(InvalidInput, match="missing a required argument: 'to'"):
-        await send.now().aput()
+        await send.now().aput()  # type: ignore[call-overload]
     with pytest.raises(InvalidInput, match="argument to of handler 'mail/send': Expected `str`, got `int`"):
-        await send.now().aput(to=5)
+        await send.now().aput(to=5)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="unexpected keyword argument 'idd'"):
-        send.now(idd="typo")
+        send.now(idd="typo")  # type: ignore[call-arg]
 
 
 def test_declarations_that_cannot_work_are_refused() -> None:
@@ -147,3 +146,77 @@ def test_a_time_in_seconds_is_refused_where_it_is_declared() -> None:
         scheduler.once(1_893_488_400, "log:", name="new-year")
     with pytest.raises(InvalidInput, match="start is 1893488400, which looks like seconds"):
         scheduler.every("1d", "log:", name="daily", start=1_893_488_400)
+
+
+async def test_a_handler_may_be_declared_without_parentheses(place: Place, scheduler: Scheduler) -> None:
+    @scheduler.handler
+    async def double(n: int) -> int:
+        return n * 2
+
+    assert double.handler.target == "queue:default/double"
+    assert await double(4) == 8
+    with pytest.raises(InvalidInput, match=r"settings go by name, such as handler\(queue='mail'\)"):
+        scheduler.handler("mail")  # type: ignore[call-overload]
+
+
+async def test_retries_count_alike_wherever_they_are_given(place: Place, scheduler: Scheduler) -> None:
+    """`retries=2` is two further attempts of a handler, an order, a task and a schedule, beside `retry` too."""
+
+    @scheduler.handler(queue="mail", retries=2)
+    async def send(to: str) -> None: ...
+
+    assert send.handler.retry is not None
+    assert send.handler.retry.max_attempts == 3
+    by_order = await send.after("1h", retries=2).aput(to="a")
+    by_put = await place.client.put("log:", after="1h", retries=2, retry="9 base=2s")
+    [by_task] = (await place.client.put_many([Task("log:", after="1h", retries=2)], handles=True)).handles or []
+    assert (await place.client.get(by_order.id)).retry == "3"
+    assert (await place.client.get(by_put.id)).retry == "3 base=2s"
+    assert (await place.client.get(by_task.id)).retry == "3"
+    declared = scheduler.register("daily", send, cron="@daily", args=["a"], retries=2)
+    added = await place.client.schedules.add("daily", cron="@daily", target="log:", retries=2, retry="9 base=2s")
+    edited = await place.client.schedules.edit("daily", retries=0)
+    assert (declared.retry, added.definition.retry, edited.definition.retry) == ("3", "3 base=2s", "1 base=2s")
+    with pytest.raises(InvalidInput, match="retries is -1; give 0 or a larger whole number"):
+        await place.client.put("log:", retries=-1)
+
+
+async def test_a_handle_knows_the_key_that_its_attempts_carry(place: Place, scheduler: Scheduler) -> None:
+    keys: list[str] = []
+
+    @scheduler.handler(queue="mail", result_ttl="1m")
+    async def send(ctx: Context) -> None:
+        keys.append(ctx.idempotency_key)
+        if ctx.attempt == 1:
+            raise RuntimeError
+
+    await place.worker(*scheduler.registry)
+    handles = [
+        await send.now(id="order 42", retry="2 base=1ms").aput(),
+        await send.now(id="order 42", lane="a/b", retry="2 base=1ms").aput(),
+        await send.now(retry="2 base=1ms").aput(),
+    ]
+    for handle in handles:
+        await handle.result(timeout=60)
+    assert sorted(keys) == sorted([handle.idempotency_key for handle in handles] * 2)
+    first = await send.after("1h", id="kept").aput()
+    kept = await send.after("2h", id="kept").aput()
+    assert (kept.outcome, kept.idempotency_key) == ("kept", first.idempotency_key)
+    with pytest.raises(MainspringError, match="belongs to no client"):
+        _ = Handle("a", 1).idempotency_key
+
+
+async def test_get_shows_the_last_error_while_a_task_waits_for_its_retry(place: Place, scheduler: Scheduler) -> None:
+    @scheduler.handler(queue="mail")
+    async def send() -> None:
+        raise RuntimeError("the mail server is away")
+
+    await place.worker(*scheduler.registry)
+    handle = await send.now(id="order-42", retry="3 base=4m").aput()
+    found = await place.client.get(handle.id)
+    async with asyncio.timeout(60):
+        while found.attempt == 1:
+            found = await place.client.get(handle.id)
+    assert (found.state, found.attempt) == ("pending", 2)
+    assert found.last_error is not None
+    assert "RuntimeError: the mail server is away" in found.last_error

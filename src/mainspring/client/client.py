@@ -786,9 +786,27 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         timeout: Delay | None = None,  # noqa: ASYNC109  # of the attempts, not of this call
         on_conflict: OnConflict = "keep",
         durability: str = "server",
-    ) -> Handle:
-        """Schedule one task. With an `id` a repeated call is one task; `on_conflict` says which one wins."""
-        task = Task(target, payload, at, after, id, lane, expires, retry, timeout)
+        retries: int | None = None,
+    ) -> Handle[Coroutine[Any, Any, Any]]:
+        """Schedule one task. With an `id` a repeated call is one task.
+
+        - `target`: where the task goes, such as "queue:mail/send", "https://…", "target:orders" or "command:backup".
+        - `payload`: any JSON value, or bytes, which are delivered as they are.
+        - `at`: an aware datetime, ISO 8601 text with an offset, or epoch milliseconds. `after`: a timedelta or a text
+          such as "30m" or "1h30m". Without either the task is due now.
+        - `id`: a name of your own by which to find the task again. `on_conflict` says what happens if it is taken:
+          "keep" the present task, "replace" it, keep the "earliest" of both, or "reject" with Conflict.
+        - `lane`: tasks of one lane are delivered one after the other, in due order.
+        - `expires`: a time, or a span counted from the due time, after which the task is not delivered any more.
+        - `retries`: further attempts after a failed first one. `retry`: a whole policy, such as "5 base=1s cap=1m"
+          (5 attempts in all). Both together: the policy with that number of retries.
+        - `timeout`: how long one attempt may take.
+        - `durability`: "server", "disk" or "replicas=n": where the task must be stored before the call returns.
+
+        Returns a handle with the id, the due time and the outcome; `await handle.result()` waits for the end.
+        Raises InvalidInput, PayloadTooLarge, Conflict, NotConfirmed, Unavailable, OutOfMemory.
+        """
+        task = Task(target, payload, at, after, id, lane, expires, retry, timeout, retries)
         try:
             summary = await self.put_many([task], on_conflict=on_conflict, durability=durability, handles=True)
         except NotConfirmed as error:
@@ -796,7 +814,8 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
             raise
         assert summary.handles is not None
         [handle] = summary.handles
-        return handle.bound(lambda timeout: self.result(handle.id, lane=lane, timeout=timeout))
+        ask = partial(self.result, handle.id, lane=lane)
+        return handle.bound(lambda timeout: ask(timeout=timeout), self.store.keys.namespace, lane)
 
     # -- one task ------------------------------------------------------------------------------------------
 

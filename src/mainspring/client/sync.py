@@ -97,7 +97,8 @@ def _answering(
         handle = put(self, *args, **kwargs)
         lane = kwargs.get("lane")
         lane_name = lane if isinstance(lane, str) else None
-        return handle.bound(lambda timeout: self.result(handle.id, lane=lane_name, timeout=timeout))
+        ask = functools.partial(self.result, handle.id, lane=lane_name)
+        return handle.bound(lambda timeout: ask(timeout=timeout), self._client.store.keys.namespace, lane_name)
 
     return call
 

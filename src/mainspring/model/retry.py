@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, Final, NamedTuple, cast
@@ -296,6 +296,17 @@ def retry_line(retry: RetryPolicy | str) -> str:
     if not isinstance(retry, RetryPolicy):
         raise InvalidInput(f"retry is a {type(retry).__name__}; give a RetryPolicy or a line such as '5 base=200ms'")
     return policy_text(retry)
+
+
+def policy_of(retries: int | None, retry: RetryPolicy | str | None) -> RetryPolicy | None:
+    """Return the policy of both. `retries` alone means the usual waits, and so many further attempts."""
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        retry = RetryPolicy.parse(retry_line(retry))
+    if retries is None:
+        return retry
+    if type(retries) is not int or retries < 0:
+        raise InvalidInput(f"retries is {retries!r}; give 0 or a larger whole number")
+    return replace(retry or RetryPolicy(), max_attempts=retries + 1)
 
 
 def policy_text(policy: RetryPolicy) -> str:

@@ -2,14 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, cast
 
 import msgspec
 
 from .errors import InvalidInput, MainspringError, PayloadTooLarge
+from .ids import GENERATED, idempotency_key
 from .limits import MAX_PAYLOAD_BYTES
 from .retry import RetryPolicy
 from .times import Delay, When
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # type checkers know it without its being installed
+
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
 
 NULL: Final = b"null"
 """The encoder writes this for numbers that JSON cannot express. A payload without it contains none."""
@@ -73,10 +84,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=False):
     """Its own policy, or the line that says it; None leaves it to the target and the node."""
     timeout: Delay | None = None
     """How long one attempt may take; None leaves it to the handler, the command or the target."""
+    retries: int | None = None
+    """Further attempts after a failed first one: with `retry` instead of its number, else with the usual waits."""
 
 
-class Handle(msgspec.Struct, frozen=True, dict=True):
-    """What a put returns. `id` finds the task again, also one that was put without an id."""
+class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
+    """What a put returns. `id` finds the task again, also one that was put without an id.
+
+    `Handle[int]`: `result()` returns an int. Of an awaited put it is `Handle[Coroutine[Any, Any, int]]`: the result is
+    awaited too.
+    """
 
     id: str
     due_ms: int
@@ -85,12 +102,17 @@ class Handle(msgspec.Struct, frozen=True, dict=True):
     """The due time had already passed: the task fires at once."""
     durability: str = "server"
 
-    def bound(self, ask: Callable[[float | Delay | None], Any]) -> "Handle":
-        """Tie the handle to whom its result is asked of."""
-        self.__dict__["ask"] = ask
+    def bound(self, ask: Callable[[float | Delay | None], R], namespace: str, lane: str | None) -> "Handle[R]":
+        """Tie the handle to the client that it asks for its result, and to the place of its task."""
+        self.__dict__.update(ask=ask, namespace=namespace, lane=lane)
+        return cast("Handle[R]", self)
+
+    def first_due(self, original_due_ms: int | None) -> Self:
+        """Remember when the first attempt at a kept task was due; None if that is not stored any more."""
+        self.__dict__["original_due_ms"] = original_due_ms
         return self
 
-    def instead_of(self, replaced: "TaskInfo") -> "Handle":
+    def instead_of(self, replaced: "TaskInfo") -> Self:
         """Remember what it took the place of, for the audit trail."""
         self.__dict__["replaced"] = replaced
         return self
@@ -100,15 +122,34 @@ class Handle(msgspec.Struct, frozen=True, dict=True):
         """The task as it was before, without its payload, where this put replaced one."""
         return self.__dict__.get("replaced")
 
-    def result(self, timeout: float | Delay | None = None) -> Any:
-        """What the handler returned, when it is done: to be awaited with `Client`, at once with `SyncClient`.
+    @property
+    def idempotency_key(self) -> str:
+        """The key that every attempt at this task carries, as its handler, command or receiver sees it.
 
-        TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time.
+        Raises MainspringError for a handle of a bulk put, which belongs to no client, and for a kept task that is
+        over and of which too little is stored.
+        """
+        namespace = self.__dict__.get("namespace")
+        original_due_ms = self.__dict__.get("original_due_ms", self.due_ms)
+        if namespace is None:
+            raise MainspringError(f"this handle of {self.id!r} belongs to no client; put the task alone, with put()")
+        if original_due_ms is None:
+            raise MainspringError(f"task {self.id!r} is over; its idempotency key is not known any more")
+        generated = GENERATED.fullmatch(self.id)
+        return idempotency_key(
+            namespace, generated[1] if generated else self.id, original_due_ms, self.__dict__["lane"]
+        )
+
+    def result(self, timeout: float | Delay | None = None) -> T_co:
+        """Wait until the task is done and return what its handler returned; `await` it if the put was awaited.
+
+        `timeout` is a number of seconds or a text such as "30s"; None waits without an end. Raises TaskFailed if the
+        task died or was cancelled, TimeoutError if it is not over in time.
         """
         ask = self.__dict__.get("ask")
         if ask is None:
             raise MainspringError(f"this handle belongs to no client; ask client.result({self.id!r})")
-        return ask(timeout)
+        return cast("T_co", ask(timeout))
 
 
 class PutSummary(msgspec.Struct, frozen=True):
@@ -142,6 +183,11 @@ class TaskInfo(msgspec.Struct, frozen=True):
     """In which queue it is, who runs it, and since when it is there or runs."""
     worker: str | None = None
     since_ms: int | None = None
+
+    @property
+    def last_error(self) -> str | None:
+        """Why the latest attempt failed, also while the task waits for its retry; None if none has failed."""
+        return self.errors[-1] if self.errors else None
 
 
 class Count(msgspec.Struct, frozen=True):

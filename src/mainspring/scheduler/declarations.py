@@ -7,9 +7,20 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import msgspec
 
@@ -17,7 +28,7 @@ from ..config.config import Config
 from ..model.errors import InvalidInput
 from ..model.retry import RetryPolicy, check_against
 from ..model.schedule.definition import Definition, check_definition, shortest_interval_ms
-from ..model.schedule.input import SOURCE, Timetable, define
+from ..model.schedule.input import SOURCE, ScheduleOptions, TimedOptions, Timetable, define
 from ..model.shared_settings import DEDUPE_WINDOW
 from ..model.targets.command import Command, read_command
 from ..model.targets.names import shown_target
@@ -25,6 +36,7 @@ from ..model.task import Handle, OnConflict
 from ..model.times import Delay, When, instant_ms
 from ..node.schedule_lint import Performer, Terms, terms_of
 from ..worker.command import CommandWork
+from ..worker.context import Context
 from ..worker.handler import Codec, Handler, Registry
 
 if TYPE_CHECKING:
@@ -148,8 +160,13 @@ def _renew_locks_in_a_forked_child() -> None:
 os.register_at_fork(after_in_child=_renew_locks_in_a_forked_child)
 
 
+C = ParamSpec("C")
+"""Arguments of a direct call, with the Context."""
 P = ParamSpec("P")
+"""Arguments of a task: a Context that comes first is left out."""
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
 
 class Clients(Protocol):
@@ -160,69 +177,119 @@ class Clients(Protocol):
     async def client(self) -> "Client": ...
 
 
+class TaskOptions(TypedDict, total=False):
+    """What `now`, `after` and `at` take beside the time. `Client.put` explains each."""
+
+    id: str | None
+    lane: str | None
+    expires: When | Delay | None
+    retry: RetryPolicy | str | None
+    retries: int | None
+    timeout: Delay | None
+    on_conflict: OnConflict
+    durability: str
+
+
 @dataclass(frozen=True, slots=True)
-class Order:
+class Order(Generic[P, R_co]):
     """When and how a task is put; `put` and `aput` take the handler's arguments."""
 
     handler: Handler
     clients: Clients
-    at: When | None
-    after: Delay | None
-    id: str | None = None
-    lane: str | None = None
-    expires: When | Delay | None = None
-    retry: RetryPolicy | str | None = None
-    timeout: Delay | None = None
-    on_conflict: OnConflict = "keep"
-    durability: str = "server"
+    options: Mapping[str, Any]
 
-    def put(self, *args: Any, **kwargs: Any) -> Handle:
-        """Check the arguments, put the task, return its handle. For programs without an event loop."""
-        return self.clients.sync_client().put(self.handler.target, self._payload(args, kwargs), **self._rest())
+    @overload
+    def put(self: "Order[P, Coroutine[Any, Any, T]]", *args: P.args, **kwargs: P.kwargs) -> Handle[T]: ...
 
-    async def aput(self, *args: Any, **kwargs: Any) -> Handle:
-        """The same within an event loop; the result of its handle is awaited."""
+    @overload
+    def put(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]: ...
+
+    def put(self, *args: P.args, **kwargs: P.kwargs) -> Handle[Any]:
+        """Put the task with these arguments of the handler; for programs without an event loop.
+
+        Returns a handle: its `id`, its due time, and `result()`, which waits for what the handler returns.
+        Raises InvalidInput for arguments that the handler does not take, and everything that `Client.put` raises.
+        """
+        return self.clients.sync_client().put(self.handler.target, self._payload(args, kwargs), **self.options)
+
+    @overload
+    async def aput(
+        self: "Order[P, Coroutine[Any, Any, T]]", *args: P.args, **kwargs: P.kwargs
+    ) -> Handle[Coroutine[Any, Any, T]]: ...
+
+    @overload
+    async def aput(self, *args: P.args, **kwargs: P.kwargs) -> Handle[Coroutine[Any, Any, R_co]]: ...
+
+    async def aput(self, *args: P.args, **kwargs: P.kwargs) -> Handle[Coroutine[Any, Any, Any]]:
+        """Put the task within an event loop: as `put`, and `result()` of the handle is awaited."""
         payload = self._payload(args, kwargs)
         client = await self.clients.client()
-        return await client.put(self.handler.target, payload, **self._rest())
+        return await client.put(self.handler.target, payload, **self.options)
 
     def _payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.handler.arguments.write(args, kwargs, self.handler.codec)
 
-    def _rest(self) -> dict[str, Any]:
-        names = ("at", "after", "id", "lane", "expires", "retry", "timeout", "on_conflict", "durability")
-        return {name: getattr(self, name) for name in names}
 
+class Function(Generic[C, P, R]):
+    """A handler. Called, it is the function itself. `now`, `after` and `at` put a task that runs it on a worker."""
 
-class Function(Generic[P, R]):
-    """Called, it is the function itself. `now`, `after` and `at` put a task that runs it on a worker."""
-
-    def __init__(self, function: Callable[P, R], handler: Handler, clients: Clients) -> None:
+    def __init__(self, function: Callable[C, R], handler: Handler, clients: Clients) -> None:
         self.handler = handler
         self._function = function
         self._clients = clients
         functools.update_wrapper(self, function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: C.args, **kwargs: C.kwargs) -> R:
         return self._function(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<handler {self.handler.target}>"
 
-    def now(self, **how: Any) -> Order:
-        """As soon as a worker is free."""
-        return Order(self.handler, self._clients, None, None, **how)
+    def now(self, **options: Unpack[TaskOptions]) -> Order[P, R]:
+        """Run it as soon as a worker is free: `send.now().put(order_id=42)`."""
+        return self._order({}, options)
 
-    def after(self, delay: Delay, **how: Any) -> Order:
-        """So long from now: `after("30m", id="order-42").put(order_id=42)`."""
-        return Order(self.handler, self._clients, None, delay, **how)
+    def after(self, delay: Delay, **options: Unpack[TaskOptions]) -> Order[P, R]:
+        """Run it after a delay, a text or a timedelta: `send.after("30m", id="order-42").put(order_id=42)`.
 
-    def at(self, when: When, **how: Any) -> Order:
-        """At a time: an aware datetime, ISO 8601 text, or epoch milliseconds."""
-        return Order(self.handler, self._clients, when, None, **how)
+        The options are those of `Client.put`: id, lane, expires, retries, retry, timeout, on_conflict, durability.
+        """
+        return self._order({"after": delay}, options)
+
+    def at(self, when: When, **options: Unpack[TaskOptions]) -> Order[P, R]:
+        """Run it at a time: an aware datetime, ISO 8601 text with an offset, or epoch milliseconds."""
+        return self._order({"at": when}, options)
+
+    def _order(self, when: dict[str, Any], options: TaskOptions) -> Order[P, R]:
+        for name in options:
+            if name not in TaskOptions.__annotations__:
+                known = ", ".join(TaskOptions.__annotations__)
+                raise TypeError(f"handler {self.handler.name}: unexpected keyword argument {name!r}; give {known}")
+        return Order(self.handler, self._clients, {**options, **when})
 
 
-ScheduledTarget = Function[..., Any] | Callable[..., Any] | str
+class Decorator(Protocol):
+    """Makes a function a handler."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], R], /
+    ) -> Function[Concatenate[Context, P], P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Function[P, P, R]: ...
+
+
+class HandlerScheduleOptions(ScheduleOptions, total=False):
+    """What `cron`, `every` and `once` take beside their times."""
+
+    args: Sequence[Any]
+    """Arguments of the handler, by position."""
+    kwargs: Mapping[str, Any] | None
+    """Arguments of the handler, by name."""
+
+
+ScheduledTarget = Callable[..., Any] | str
 """A handler, a function that becomes one, or a target such as `https://…`."""
 
 
@@ -256,6 +323,13 @@ class Declarations(Connections):
 
     # -- handlers and commands ---------------------------------------------------------------------------
 
+    @overload
+    def handler(self, function: Callable[Concatenate[Context, P], R], /) -> Function[Concatenate[Context, P], P, R]: ...
+
+    @overload
+    def handler(self, function: Callable[P, R], /) -> Function[P, P, R]: ...
+
+    @overload
     def handler(
         self,
         *,
@@ -266,10 +340,35 @@ class Declarations(Connections):
         timeout: Delay | None = None,
         result_ttl: Delay = "0s",
         codec: Codec = "json",
-    ) -> Callable[[Callable[P, R]], Function[P, R]]:
-        """Make a function a handler: `@scheduler.handler(queue="mail", retries=5, timeout="30s")`."""
+    ) -> Decorator: ...
 
-        def declare(function: Callable[P, R]) -> Function[P, R]:
+    def handler(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        queue: str = "default",
+        name: str | None = None,
+        retries: int | None = None,
+        retry: RetryPolicy | str | None = None,
+        timeout: Delay | None = None,
+        result_ttl: Delay = "0s",
+        codec: Codec = "json",
+    ) -> Any:
+        """Make a function a handler: `@scheduler.handler`, or `@scheduler.handler(queue="mail", retries=5)`.
+
+        - `queue`: the queue whose workers run it; `name`: what tasks call it, else the function's name.
+        - `retries`: further attempts after a failed first one; `retry`: a whole policy, such as "5 base=1s cap=1m".
+        - `timeout`: how long one attempt may take, such as "30s".
+        - `result_ttl`: how long what it returns is kept for `handle.result()`; "0s" keeps nothing.
+        - `codec`: how arguments travel, "json" or "msgpack".
+
+        A parameter annotated `Context` is given by the worker; all others are arguments of the task.
+        Raises InvalidInput for wrong settings, and SchedulerRunning while the scheduler runs.
+        """
+        if function is not None and not callable(function):
+            raise InvalidInput(f"handler({function!r}): settings go by name, such as handler(queue={function!r})")
+
+        def declare(function: Callable[..., Any]) -> Function[..., ..., Any]:
             handler = Handler(
                 function,
                 queue=queue,
@@ -285,7 +384,7 @@ class Declarations(Connections):
                 self.registry.add(handler)
             return Function(function, handler, self)
 
-        return declare
+        return declare if function is None else declare(function)
 
     def command(self, name: str, argv: Sequence[str], **settings: Any) -> Command:
         """Name a program that workers may start, with the settings of a `[commands.<name>]` table."""
@@ -309,11 +408,13 @@ class Declarations(Connections):
         *,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        **fields: Any,
+        **fields: Unpack[TimedOptions],
     ) -> Definition:
         """Declare a schedule with the fields of `client.schedules.add`: cron, every, timezone, overlap, misfire, …
 
-        A handler is called with `args` and `kwargs`, other targets get the `payload`.
+        `target` is a handler, a function, which becomes one, or a target such as "https://…". A handler is called with
+        `args` and `kwargs`, other targets get the `payload`. Without a `name` the schedule has the handler's.
+        Raises InvalidInput for a wrong field and a name that is taken, SchedulerRunning while the scheduler runs.
         """
         with self._lock:
             self._check_stopped()
@@ -403,55 +504,132 @@ class Declarations(Connections):
 
     @overload
     def cron(
-        self, spec: str | Sequence[str], target: Callable[P, R], *, name: str | None = None, **rest: Any
-    ) -> Function[P, R]: ...
-
-    @overload
-    def cron(self, spec: str | Sequence[str], target: str, *, name: str, **rest: Any) -> str: ...
+        self,
+        spec: str | Sequence[str],
+        target: Callable[Concatenate[Context, P], R],
+        *,
+        name: str | None = None,
+        **options: Unpack[HandlerScheduleOptions],
+    ) -> Function[Concatenate[Context, P], P, R]: ...
 
     @overload
     def cron(
-        self, spec: str | Sequence[str], *, name: str | None = None, **rest: Any
-    ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+        self,
+        spec: str | Sequence[str],
+        target: Callable[P, R],
+        *,
+        name: str | None = None,
+        **options: Unpack[HandlerScheduleOptions],
+    ) -> Function[P, P, R]: ...
+
+    @overload
+    def cron(
+        self,
+        spec: str | Sequence[str],
+        target: str,
+        *,
+        name: str,
+        payload: Any = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> str: ...
+
+    @overload
+    def cron(
+        self, spec: str | Sequence[str], *, name: str | None = None, **options: Unpack[HandlerScheduleOptions]
+    ) -> Decorator: ...
 
     def cron(
-        self, spec: str | Sequence[str], target: ScheduledTarget | None = None, *, name: str | None = None, **rest: Any
+        self,
+        spec: str | Sequence[str],
+        target: ScheduledTarget | None = None,
+        *,
+        name: str | None = None,
+        **options: Any,
     ) -> Any:
         """Run at the times of a cron line: `cron("0 9 * * MON-FRI", expire_order, name="morning")`, or as a decorator.
 
-        Without a name it has the handler's. `rest` is what `register` takes: kwargs, timezone, overlap, misfire, …
+        `spec` is a line of five or six fields, an alias such as "@daily", or several of them. `target` is a handler, a
+        function, which becomes one, or a target such as "https://…", which needs a `name`. Without a name the schedule
+        has the handler's. Options are the fields of a schedule (timezone, overlap, misfire, retries, jitter, …) and
+        `args` and `kwargs` for the handler. Returns the handler. Raises InvalidInput and SchedulerRunning.
         """
-        return self._timed(target, name, {**rest, "cron": spec})
-
-    @overload
-    def every(self, span: Delay, target: Callable[P, R], *, name: str | None = None, **rest: Any) -> Function[P, R]: ...
-
-    @overload
-    def every(self, span: Delay, target: str, *, name: str, **rest: Any) -> str: ...
+        return self._timed(target, name, {**options, "cron": spec})
 
     @overload
     def every(
-        self, span: Delay, *, name: str | None = None, **rest: Any
-    ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
-
-    def every(self, span: Delay, target: ScheduledTarget | None = None, *, name: str | None = None, **rest: Any) -> Any:
-        """Run at a fixed rate: `every("30s", poll)`, or as a decorator. `start` says what it counts from."""
-        return self._timed(target, name, {**rest, "every": span})
-
-    @overload
-    def once(self, at: When, target: Callable[P, R], *, name: str | None = None, **rest: Any) -> Function[P, R]: ...
+        self,
+        span: Delay,
+        target: Callable[Concatenate[Context, P], R],
+        *,
+        name: str | None = None,
+        **options: Unpack[HandlerScheduleOptions],
+    ) -> Function[Concatenate[Context, P], P, R]: ...
 
     @overload
-    def once(self, at: When, target: str, *, name: str, **rest: Any) -> str: ...
+    def every(
+        self,
+        span: Delay,
+        target: Callable[P, R],
+        *,
+        name: str | None = None,
+        **options: Unpack[HandlerScheduleOptions],
+    ) -> Function[P, P, R]: ...
 
     @overload
-    def once(self, at: When, *, name: str | None = None, **rest: Any) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+    def every(
+        self, span: Delay, target: str, *, name: str, payload: Any = None, **options: Unpack[ScheduleOptions]
+    ) -> str: ...
 
-    def once(self, at: When, target: ScheduledTarget | None = None, *, name: str | None = None, **rest: Any) -> Any:
-        """Run at one time and never again, however many programs declare it and however often they start."""
+    @overload
+    def every(
+        self, span: Delay, *, name: str | None = None, **options: Unpack[HandlerScheduleOptions]
+    ) -> Decorator: ...
+
+    def every(
+        self, span: Delay, target: ScheduledTarget | None = None, *, name: str | None = None, **options: Any
+    ) -> Any:
+        """Run at a fixed rate: `every("30s", poll)`, or as a decorator.
+
+        `span` is a text such as "30s" or a timedelta; `start` says what it counts from. All else is as for `cron`.
+        """
+        return self._timed(target, name, {**options, "every": span})
+
+    @overload
+    def once(
+        self,
+        at: When,
+        target: Callable[Concatenate[Context, P], R],
+        *,
+        name: str | None = None,
+        **options: Unpack[HandlerScheduleOptions],
+    ) -> Function[Concatenate[Context, P], P, R]: ...
+
+    @overload
+    def once(
+        self,
+        at: When,
+        target: Callable[P, R],
+        *,
+        name: str | None = None,
+        **options: Unpack[HandlerScheduleOptions],
+    ) -> Function[P, P, R]: ...
+
+    @overload
+    def once(
+        self, at: When, target: str, *, name: str, payload: Any = None, **options: Unpack[ScheduleOptions]
+    ) -> str: ...
+
+    @overload
+    def once(self, at: When, *, name: str | None = None, **options: Unpack[HandlerScheduleOptions]) -> Decorator: ...
+
+    def once(self, at: When, target: ScheduledTarget | None = None, *, name: str | None = None, **options: Any) -> Any:
+        """Run at one time and never again, however many programs declare it and however often they start.
+
+        `at` is an aware datetime, ISO 8601 text with an offset, or epoch milliseconds. All else is as for `cron`.
+        """
         instant_ms(at, field="at")  # a wrong one is reported here, not as a start
         # No max_runs: the count outlives a new declaration, and one for another time would never run.
-        return self._timed(target, name, {**rest, "every": "1d", "start": at, "end": at})
+        return self._timed(target, name, {**options, "every": "1d", "start": at, "end": at})
 
     def _timed(self, target: ScheduledTarget | None, name: str | None, details: dict[str, Any]) -> Any:
         def declare(function: ScheduledTarget) -> Any:

@@ -3,7 +3,6 @@
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final, Literal, get_type_hints
 
@@ -11,7 +10,7 @@ import msgspec
 
 from ..model.errors import InvalidInput, NotFound
 from ..model.job import Output
-from ..model.retry import RetryPolicy, retry_line
+from ..model.retry import RetryPolicy, policy_of
 from ..model.targets.names import check_queue
 from ..model.times import Delay, delay_ms, timeout_ms
 from .context import Context
@@ -206,17 +205,6 @@ class Handler(Work):
         if self.arguments.context_name is not None:
             found[self.arguments.context_name] = context
         return found
-
-
-def policy_of(retries: int | None, retry: RetryPolicy | str | None) -> RetryPolicy | None:
-    """Return a handler's policy. `retries` alone means the usual waits, and so many further attempts."""
-    if retry is not None and not isinstance(retry, RetryPolicy):
-        retry = RetryPolicy.parse(retry_line(retry))
-    if retries is None:
-        return retry
-    if type(retries) is not int or retries < 0:
-        raise InvalidInput(f"retries is {retries!r}; give 0 or a larger whole number")
-    return replace(retry or RetryPolicy(), max_attempts=retries + 1)
 
 
 class Registry:

@@ -3,14 +3,14 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
-from typing import Any, Final, TypedDict, get_type_hints
+from typing import Any, Final, TypedDict, cast, get_type_hints
 
 import msgspec
 
 from ..errors import InvalidInput, NotFound
 from ..ids import check_schedule_name
 from ..limits import LAST_START_MS
-from ..retry import RetryPolicy, retry_line
+from ..retry import RetryPolicy, policy_of, policy_text, retry_line
 from ..task import encode_payload
 from ..text import did_you_mean, plain
 from ..times import Delay, When, delay_ms, instant_ms, read_iso
@@ -19,14 +19,9 @@ from .recurrence import AFTER_END, EVERY, read_spec
 from .zone import zone
 
 
-class ScheduleFields(TypedDict, total=False):
-    """What can be said of a schedule. `cron`, `every` and `after_end` add up: it runs when any of them says so."""
+class ScheduleOptions(TypedDict, total=False):
+    """What can be said of a schedule beside its times and what it runs. docs/schedules.md explains each."""
 
-    cron: str | Sequence[str] | None
-    every: Delay | Sequence[Delay] | None
-    after_end: Delay | None
-    target: str
-    payload: Any
     timezone: str
     exclude: str | Sequence[str]
     start: When | None
@@ -36,6 +31,7 @@ class ScheduleFields(TypedDict, total=False):
     dst_overlap: str
     lane: str | None
     retry: RetryPolicy | str | Mapping[str, Any] | None
+    retries: int | None
     timeout: Delay | None
     misfire: str
     grace: Delay
@@ -47,6 +43,21 @@ class ScheduleFields(TypedDict, total=False):
     source: str
 
 
+class TimedOptions(ScheduleOptions, total=False):
+    """With its times. `cron`, `every` and `after_end` add up: a schedule runs when any of them says so."""
+
+    cron: str | Sequence[str] | None
+    every: Delay | Sequence[Delay] | None
+    after_end: Delay | None
+    payload: Any
+
+
+class ScheduleFields(TimedOptions, total=False):
+    """All fields of a schedule."""
+
+    target: str
+
+
 FIELDS: Final = frozenset(get_type_hints(ScheduleFields))
 _TIMES: Final = ("cron", "every", "after_end")
 
@@ -56,7 +67,8 @@ def edited_by(current: Definition, fields: Mapping[str, Any]) -> Definition:
 
     Specs of a kind that is not given stay: a new interval leaves the cron lines alone.
     """
-    found = read_fields(current.name, {"timezone": current.zone, **fields})
+    waits = {"retry": current.retry} if "retries" in fields else {}
+    found = read_fields(current.name, {"timezone": current.zone, **waits, **fields})
     if "specs" in found:
         given = {field for field in _TIMES if field in fields} | set(map(_kind, found["specs"]))
         kept = (text for text in current.specs if _kind(text) not in given)
@@ -82,6 +94,9 @@ def read_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         elif field in _READERS:
             ours, read = _READERS[field]
             found[ours] = read(name, field, value)
+    if fields.get("retries") is not None:
+        policy = policy_of(cast("int", fields["retries"]), found.get("retry"))
+        found["retry"] = None if policy is None else policy_text(policy)
     if any(field in fields for field in _TIMES):
         found["specs"] = _specs(name, fields)
     if "payload" in fields:

@@ -319,7 +319,7 @@ class NamedPuts:
             [entry] = await self._look([(at, item.row.idh)], window)
         if window.unsure and _is_same(item, at, entry):
             return Handle(item.id, item.row.due_ms, "created", item.past, level.text)
-        return Handle(item.id, _due_ms(at, entry), "kept", False, level.text)
+        return _kept_handle(item.id, at, entry, level)
 
     async def _try_known(
         self,
@@ -390,7 +390,7 @@ class NamedPuts:
             on_conflict == "earliest" and entry.state == "pending" and item.row.due_ms < due_ms
         ):
             return None
-        return Handle(item.id, due_ms, "kept", False, level.text)
+        return _kept_handle(item.id, at, entry, level)
 
 
 def _check_lane(item: Named, entry: Found) -> None:
@@ -418,6 +418,13 @@ def _is_same(item: Named, at: Address, entry: Found) -> bool:
 
 def _due_ms(at: Address, entry: Found) -> int:
     return entry.due_ms if entry.due_ms is not None else at.slice.since_ms
+
+
+def _kept_handle(task_id: str, at: Address, entry: Found, level: Durability) -> Handle:
+    due_ms, body = _due_ms(at, entry), entry.body
+    first_ms = None if body is None else due_ms if body.original_due_ms is None else body.original_due_ms
+    handle = Handle(task_id, due_ms, "kept", False, level.text)
+    return handle if first_ms == due_ms else handle.first_due(first_ms)
 
 
 def _former(task_id: str, at: Address, entry: Found) -> TaskInfo:
