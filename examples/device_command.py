@@ -7,10 +7,8 @@ again, the ones behind it wait, and other devices go on. Run as a program, an ho
 import asyncio
 import logging
 
-from mainspring import DONE, Client, Retry
-from mainspring.model.delivery import Delivery, Outcome
-from mainspring.testing import Ticker
-from mainspring.testing.servers import standalone
+from mainspring import DONE, Client, Delivery, Outcome, Retry
+from mainspring.testing import Ticker, servers
 
 log = logging.getLogger("devices")
 
@@ -53,5 +51,5 @@ async def main(url: str) -> list[str]:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("mainspring").setLevel(logging.ERROR)  # it would tell of every failed attempt as well
-    with standalone() as server:
+    with servers.standalone() as server:
         asyncio.run(main(server.url))

@@ -7,7 +7,7 @@ import asyncio
 import logging
 
 from mainspring import Config, Scheduler
-from mainspring.testing.servers import standalone
+from mainspring.testing import servers
 
 log = logging.getLogger("shop")
 scheduler = Scheduler(Config(namespace="shop"))
@@ -57,5 +57,5 @@ async def main(url: str) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("mainspring").setLevel(logging.WARNING)
-    with standalone(aof=True) as server:
+    with servers.standalone(aof=True) as server:
         asyncio.run(main(server.url))

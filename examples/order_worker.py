@@ -7,10 +7,8 @@ order_worker:scheduler` another.
 import asyncio
 import logging
 
-from mainspring import Config, Context, Retry, Scheduler, TaskFailed, idempotent
-from mainspring.node import Node
-from mainspring.scheduler.worker_process import Workplace
-from mainspring.testing.servers import standalone
+from mainspring import Config, Context, Node, Retry, Scheduler, TaskFailed, Workplace, idempotent
+from mainspring.testing import servers
 
 log = logging.getLogger("shop")
 
@@ -24,7 +22,7 @@ async def expire_order(order_id: int) -> str:
 
 @scheduler.handler(queue="payments", retries=5, result_ttl="1h")
 @idempotent()
-async def charge(order_id: int, cents: int, ctx: Context) -> str:
+async def charge(ctx: Context, order_id: int, cents: int) -> str:
     if ctx.attempt == 1:
         raise Retry("the bank is busy", after="100ms")
     return f"order {order_id} charged {cents} cents in attempt {ctx.attempt}"
@@ -52,5 +50,5 @@ async def main(url: str) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("mainspring").setLevel(logging.CRITICAL)
-    with standalone(aof=True) as server:
+    with servers.standalone(aof=True) as server:
         asyncio.run(main(server.url))

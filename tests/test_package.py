@@ -27,6 +27,14 @@ def test_every_name_that_is_offered_can_be_had() -> None:
         _ = mainspring.nothing
 
 
+def test_documented_programs_import_from_the_package_alone() -> None:
+    deeper = re.compile(r"^\s*(?:from|import) mainspring\.(?!testing import).*", re.MULTILINE)
+    pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    pages.remove(ROOT / "examples" / "quickstart.py")  # the README has it word for word
+    found = {str(page): deeper.findall(page.read_text(encoding="utf-8")) for page in pages}
+    assert {page: lines for page, lines in found.items() if lines} == {}
+
+
 def test_the_package_itself_loads_nothing_of_ours() -> None:
     modules = loaded_after("import mainspring")
     assert {name for name in modules if name.startswith("mainspring")} == {"mainspring"}
@@ -73,7 +81,8 @@ def test_what_ships_for_tests_is_documented_or_used_by_what_ships() -> None:
         used = re.compile(rf"(?:\btesting\.|from \.|import ){module.stem}\b")
         by_others = any(used.search(text) for file, text in shipped.items() if file != module)
         if module.stem not in ("__init__", "plugin"):  # the package itself, and an entry point
-            assert by_others or f"mainspring.testing.{module.stem}" in docs, module.stem
+            documented = re.search(rf"mainspring\.testing(?:\.| import ){module.stem}\b", docs)
+            assert by_others or documented, module.stem
 
 
 @pytest.mark.slow

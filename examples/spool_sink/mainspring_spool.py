@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from mainspring import Config
-from mainspring.model.delivery import DONE, Dead, Delivery, Outcome, Retry
-from mainspring.model.errors import ConfigError
+from mainspring import DONE, Config, ConfigError, Dead, Delivery, Outcome, Retry
 
 
 def make(config: Config) -> "SpoolSink":

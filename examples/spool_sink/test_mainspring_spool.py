@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mainspring_spool import SpoolSink
 
-from mainspring.testing.sink_contract import Arrived, Receiver, SinkContract
+from mainspring.testing import Arrived, Receiver, SinkContract
 
 
 class Folder(Receiver):

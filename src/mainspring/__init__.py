@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .client.client import Client
-    from .client.sync import SyncClient
+    from .client.schedules import Schedules
+    from .client.sync import SyncClient, SyncSchedules
     from .config.config import Config
     from .model.clock import ManualClock
     from .model.dead_letter import DeadLetter, DeadPage, Replayed, ReplaySummary
-    from .model.delivery import DONE, Dead, Done, Failure, Retry
+    from .model.delivery import DONE, Dead, Delivery, DeliveryBatch, Done, Failure, Outcome, Retry
     from .model.errors import (
         Ambiguous,
         ConfigError,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         InvalidInput,
         MainspringError,
         NotConfirmed,
+        NotFound,
         OutOfMemory,
         PayloadTooLarge,
         Refused,
@@ -30,14 +32,27 @@ if TYPE_CHECKING:
     )
     from .model.explain import Explanation
     from .model.job import Output, Result
-    from .model.retry import RetryPolicy
+    from .model.lane import LaneInfo, LanePolicy, Pause, Scope
+    from .model.retry import RetryPolicy, WorstCase, worst_case
+    from .model.schedule.definition import Definition, SchedulePause
+    from .model.schedule.recurrence import Recurrence
+    from .model.schedule.view import Backfilled, SchedulePage, ScheduleView
     from .model.task import Count, Handle, Page, PutSummary, Task, TaskInfo
-    from .scheduler.scheduler import Entry, Scheduler
+    from .node.node import Node
+    from .scheduler.declarations import Function, Order
+    from .scheduler.scheduler import Entry, EntryRun, Scheduler
+    from .scheduler.worker_process import Workplace
+    from .sinks.base import Sink
+    from .sinks.http_request import Signer
+    from .store import embedded
+    from .store.embedded import EmbeddedServer
+    from .store.redis.servers import LinkOptions
     from .worker.context import Context, current, idempotent
 
 __all__ = [
     "DONE",
     "Ambiguous",
+    "Backfilled",
     "Client",
     "Config",
     "ConfigError",
@@ -47,55 +62,148 @@ __all__ = [
     "Dead",
     "DeadLetter",
     "DeadPage",
+    "Definition",
+    "Delivery",
+    "DeliveryBatch",
     "Done",
     "EmbeddedError",
+    "EmbeddedServer",
     "Entry",
+    "EntryRun",
     "Explanation",
     "Failure",
+    "Function",
     "Handle",
     "InvalidCron",
     "InvalidInput",
+    "LaneInfo",
+    "LanePolicy",
+    "LinkOptions",
     "MainspringError",
     "ManualClock",
+    "Node",
     "NotConfirmed",
+    "NotFound",
+    "Order",
     "OutOfMemory",
+    "Outcome",
     "Output",
     "Page",
+    "Pause",
     "PayloadTooLarge",
     "PutSummary",
+    "Recurrence",
     "Refused",
     "ReplaySummary",
     "Replayed",
     "Result",
     "Retry",
     "RetryPolicy",
+    "SchedulePage",
+    "SchedulePause",
+    "ScheduleView",
     "Scheduler",
     "SchedulerRunning",
+    "Schedules",
+    "Scope",
+    "Signer",
+    "Sink",
     "StoreError",
     "SyncClient",
+    "SyncSchedules",
     "Task",
     "TaskFailed",
     "TaskInfo",
     "Unavailable",
+    "Workplace",
+    "WorstCase",
     "WrongFormat",
     "current",
+    "embedded",
     "idempotent",
+    "worst_case",
 ]
 __version__ = "0.1.0"
 
 _MODULES: Final = {
     "client.client": ("Client",),
-    "client.sync": ("SyncClient",),
+    "client.schedules": ("Schedules",),
+    "client.sync": (
+        "SyncClient",
+        "SyncSchedules",
+    ),
     "config.config": ("Config",),
     "model.clock": ("ManualClock",),
-    "model.dead_letter": ("DeadLetter", "DeadPage", "ReplaySummary", "Replayed"),
-    "model.delivery": ("DONE", "Dead", "Done", "Failure", "Retry"),
+    "model.dead_letter": (
+        "DeadLetter",
+        "DeadPage",
+        "ReplaySummary",
+        "Replayed",
+    ),
+    "model.delivery": (
+        "DONE",
+        "Dead",
+        "Delivery",
+        "DeliveryBatch",
+        "Done",
+        "Failure",
+        "Outcome",
+        "Retry",
+    ),
     "model.explain": ("Explanation",),
-    "model.job": ("Output", "Result"),
-    "model.retry": ("RetryPolicy",),
-    "model.task": ("Count", "Handle", "Page", "PutSummary", "Task", "TaskInfo"),
-    "scheduler.scheduler": ("Entry", "Scheduler"),
-    "worker.context": ("Context", "current", "idempotent"),
+    "model.job": (
+        "Output",
+        "Result",
+    ),
+    "model.lane": (
+        "LaneInfo",
+        "LanePolicy",
+        "Pause",
+        "Scope",
+    ),
+    "model.retry": (
+        "RetryPolicy",
+        "WorstCase",
+        "worst_case",
+    ),
+    "model.schedule.definition": (
+        "Definition",
+        "SchedulePause",
+    ),
+    "model.schedule.recurrence": ("Recurrence",),
+    "model.schedule.view": (
+        "Backfilled",
+        "SchedulePage",
+        "ScheduleView",
+    ),
+    "model.task": (
+        "Count",
+        "Handle",
+        "Page",
+        "PutSummary",
+        "Task",
+        "TaskInfo",
+    ),
+    "node.node": ("Node",),
+    "scheduler.declarations": (
+        "Function",
+        "Order",
+    ),
+    "scheduler.scheduler": (
+        "Entry",
+        "EntryRun",
+        "Scheduler",
+    ),
+    "scheduler.worker_process": ("Workplace",),
+    "sinks.base": ("Sink",),
+    "sinks.http_request": ("Signer",),
+    "store.embedded": ("EmbeddedServer",),
+    "store.redis.servers": ("LinkOptions",),
+    "worker.context": (
+        "Context",
+        "current",
+        "idempotent",
+    ),
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -104,4 +212,6 @@ def __getattr__(name: str) -> Any:
     # On first use: a command that prints its help, or a test run that uses none of this, should not wait for it.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "embedded":
+        return import_module(".store.embedded", __name__)
     return getattr(import_module(f".{_MODULE_OF.get(name, 'model.errors')}", __name__), name)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from mainspring import Config, Entry, Scheduler, SchedulerRunning, current
+from mainspring import Config, Entry, Scheduler, SchedulerRunning, __version__, current
 from mainspring.client.client import Client
 from mainspring.client.sync import SyncClient
 from mainspring.model.errors import InvalidInput, MainspringError, NotFound, Unavailable
@@ -932,6 +933,47 @@ print("stopped", scheduler.state, flush=True)
     assert said[0] == "starting\n"
     assert said[-1] == "stopped stopped\n"
     assert moment == "starting" or "tick\n" in said
+
+
+ANNOUNCED = """
+import logging, os, signal, sys
+from mainspring import Config, Scheduler
+
+scheduler = Scheduler(Config.load({}, os.environ))
+if "log" in sys.argv:
+    logging.basicConfig(level="INFO", format="%(message)s")
+
+@scheduler.cron("0 3 1 1 *", timezone="Europe/Paris")
+@scheduler.handler(queue="reports")
+def yearly(): ...
+
+@scheduler.every("100ms", retries=0)
+def tick():
+    os.kill(os.getpid(), signal.SIGINT)
+
+scheduler.run(quiet="quiet" in sys.argv)
+"""
+
+
+@pytest.mark.parametrize("how", ["print", "log", "quiet"])
+def test_run_says_what_runs_and_how_to_stop_it(config: Config, tmp_path: Path, how: str) -> None:
+    environ = ENVIRON | config.to_environ()
+    command = [sys.executable, "-c", ANNOUNCED, how]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    if how == "quiet":
+        assert "namespace" not in done.stderr
+    elif how == "log":
+        assert f"running on {config.redis_url}, namespace {config.namespace}\n" in done.stderr
+        assert "Ctrl-C" not in done.stderr
+    else:
+        said = done.stderr[done.stderr.index("mainspring 0") :]  # below what the server's persistence is warned of
+        first, *schedules, by_default, reports, last = said.splitlines()
+        assert first == f"mainspring {__version__} on {config.redis_url}, namespace {config.namespace}"
+        tick, yearly = schedules
+        assert re.fullmatch(r"  schedule tick    next \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  \(@every 100ms\)", tick)
+        assert re.fullmatch(r"  schedule yearly  next \d{4}-01-01 03:00:00 CET  \(0 3 1 1 \*\)", yearly)
+        assert (by_default, reports, last) == ("  queue default", "  queue reports", "Ctrl-C stops it.")
 
 
 FORKED = """

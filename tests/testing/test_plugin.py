@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import mainspring.testing
 from mainspring.model.delivery import Retry
 from mainspring.testing import ManualClock, Ticker
@@ -42,5 +44,9 @@ def test_the_plugin_costs_nothing_when_unused() -> None:
     assert shown.stdout.strip() == "[]"
 
 
-def test_what_is_exported() -> None:
-    assert sorted(mainspring.testing.__all__) == ["ManualClock", "Ticker", "servers"]
+def test_what_is_exported_can_be_had() -> None:
+    assert {"ManualClock", "SinkContract", "Ticker", "servers"} <= set(mainspring.testing.__all__)
+    for name in mainspring.testing.__all__:
+        assert getattr(mainspring.testing, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = mainspring.testing.nothing

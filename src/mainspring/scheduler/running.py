@@ -50,6 +50,11 @@ class Running:
         self.failure: BaseException | None = None
 
     @property
+    def where(self) -> str:
+        """The place of the data, in words and without secrets."""
+        return "" if self._node is None else self._node.where
+
+    @property
     def healthy(self) -> bool:
         node, workplace = self._node, self._workplace
         node_healthy = self.failure is None and node is not None and node.healthy

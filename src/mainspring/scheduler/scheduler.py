@@ -3,15 +3,18 @@
 import asyncio
 import logging
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
+from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
+from .. import __version__
 from ..config.config import Config
 from ..model.errors import MainspringError, NotFound, SchedulerRunning
 from ..model.retry import RetryPolicy
@@ -19,6 +22,7 @@ from ..model.schedule.chain import PastRun
 from ..model.schedule.definition import Definition, is_over
 from ..model.schedule.view import ScheduleView
 from ..model.schedule.zone import Zone, zone
+from ..model.text import clean
 from ..node.process import Background
 from ..worker.command import CommandWork
 from .declarations import Declarations
@@ -113,6 +117,29 @@ def _times(home: Zone, instants: "tuple[int, ...] | list[int]") -> tuple[datetim
 def _run(home: Zone, run: PastRun) -> EntryRun:
     span = None if run.ended_ms is None else timedelta(milliseconds=run.ended_ms - run.began_ms)
     return EntryRun(home.datetime(run.planned_ms), home.datetime(run.began_ms), span, run.outcome)
+
+
+_SHOWN: Final = 20
+
+
+def overview(where: str, namespace: str, entries: Sequence[Entry], queues: Sequence[str]) -> str:
+    """What a scheduler runs, in lines for people."""
+    lines = [f"mainspring {__version__} on {where}, namespace {namespace}"]
+    shown = sorted(entries, key=lambda one: (one.paused, [run.timestamp() for run in one.next_runs[:1]] or [inf]))
+    width = max((len(one.name) for one in shown[:_SHOWN]), default=0)
+    lines += [f"  schedule {one.name:{width}}  {_next(one)}  ({one.spec})" for one in shown[:_SHOWN]]
+    if len(shown) > _SHOWN:
+        lines.append(f"  and {len(shown) - _SHOWN:,} more schedules")
+    lines += [f"  queue {name}" for name in queues]
+    return "\n".join([*lines, "Ctrl-C stops it.", ""])
+
+
+def _next(entry: Entry) -> str:
+    if entry.paused:
+        return "paused"
+    if not entry.next_runs:
+        return "is over"
+    return f"next {entry.next_runs[0]:%Y-%m-%d %H:%M:%S %Z}"
 
 
 SchedulerState = Literal["stopped", "starting", "running", "stopping"]
@@ -293,13 +320,37 @@ class Scheduler(Declarations):
         finally:
             self._is("stopped")
 
-    def run(self) -> None:
-        """Start, and block until SIGTERM, SIGINT or SIGHUP, or until another thread stops it; then stop."""
+    def run(self, *, quiet: bool = False) -> None:
+        """Start, and block until SIGTERM, SIGINT or SIGHUP, or until another thread stops it; then stop.
+
+        Prints to standard error what runs, unless `quiet`. A program that has set up logging gets one log line instead.
+        Raises what `start` raises, and MainspringError if a part of the scheduler breaks down.
+        """
         from ..node.process import run_until_asked
 
-        run_until_asked(self.start, self._over, self.stop, self.config.shutdown_timeout_s)
+        def begin() -> None:
+            self.start()
+            if not quiet:
+                self._announce()
+
+        run_until_asked(begin, self._over, self.stop, self.config.shutdown_timeout_s)
         if self._failure is not None:
             raise MainspringError(f"a part of the scheduler broke down: {self._failure!r}") from self._failure
+
+    def _announce(self) -> None:
+        running = self._running
+        if running is None:
+            return  # another thread has stopped it already
+        where, namespace = running.where, self.config.namespace
+        if log.hasHandlers():
+            log.info("running on %s, namespace %s", where, namespace)
+            return
+        try:
+            entries = self.entries()
+        except MainspringError:  # the server is away right now; what follows says so, not this
+            entries = []
+        sys.stderr.write(clean(overview(where, namespace, entries, self.registry.queues)))
+        sys.stderr.flush()
 
     def _over(self) -> bool:
         return self.state == "stopped" or self._failure is not None
