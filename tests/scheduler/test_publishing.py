@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from mainspring import Config, Scheduler
+from mainspring import Config, InvalidInput, Scheduler
 from mainspring.client.client import Client
 from mainspring.model.clock import ManualClock
 from mainspring.model.schedule.input import define
@@ -19,21 +19,76 @@ def clock() -> ManualClock:
     return ManualClock(START_MS)
 
 
-async def test_what_people_edited_stays_however_often_it_was_paused_since(client: Client) -> None:
-    declared = define("nightly", cron="0 2 * * *", target="log:")
-    await publish(client.schedules, [declared], START_MS)
+NIGHTLY = define("nightly", cron="0 2 * * *", target="log:")
+LATER = define("nightly", cron="0 5 * * *", target="log:")
+
+
+async def specs_of(client: Client, name: str) -> tuple[str, ...]:
+    view = await client.schedules.get(name)
+    assert view is not None
+    return view.definition.specs
+
+
+async def test_a_program_that_declares_a_former_schedule_again_gets_it(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for declared in (NIGHTLY, LATER, NIGHTLY):
+        with caplog.at_level(logging.INFO, logger="mainspring.scheduler"):
+            await publish(client.schedules, [declared], START_MS)
+        assert await specs_of(client, "nightly") == declared.specs
+    assert "'mainspring schedule rollback nightly' brings the former one back" in caplog.text
+    await client.schedules.rollback("nightly")
+    assert await specs_of(client, "nightly") == LATER.specs
+
+
+async def test_an_edit_by_hand_is_replaced_by_the_code_with_a_warning_that_says_the_way_back(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    await publish(client.schedules, [NIGHTLY], START_MS)
     await client.schedules.edit("nightly", cron="0 4 * * *", by="ann")
+    await client.schedules.pause("nightly", by="bob")
+    with caplog.at_level(logging.WARNING, logger="mainspring.scheduler"):
+        await publish(client.schedules, [NIGHTLY], START_MS)
+    assert await specs_of(client, "nightly") == NIGHTLY.specs
+    assert "schedule 'nightly' is now as this program declares it (before: generation 3, by bob)" in caplog.text
+    assert "'mainspring schedule edit nightly --pin' keeps it" in caplog.text
+    view = await client.schedules.get("nightly")
+    assert view is not None
+    assert view.state == "paused"
+
+
+async def test_an_edit_that_is_pinned_stays_until_it_is_unpinned(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    await publish(client.schedules, [NIGHTLY], START_MS)
+    await client.schedules.edit("nightly", cron="0 4 * * *", pinned=True)
     for _ in range(12):
         await client.schedules.pause("nightly")
         await client.schedules.resume("nightly")
-    await publish(client.schedules, [declared], START_MS)
+    with caplog.at_level(logging.WARNING, logger="mainspring.scheduler"):
+        await publish(client.schedules, [LATER], START_MS)
+    assert await specs_of(client, "nightly") == ("0 4 * * *",)
+    assert "'mainspring schedule edit nightly --no-pin' lets this program change it" in caplog.text
+    await client.schedules.add("nightly", cron="0 6 * * *", target="log:", on_conflict="replace")
+    await publish(client.schedules, [LATER], START_MS)
+    assert await specs_of(client, "nightly") == ("0 6 * * *",), "a replacement by hand leaves the pin"
+    await client.schedules.rollback("nightly")
+    await client.schedules.edit("nightly", pinned=False)
+    await publish(client.schedules, [LATER], START_MS)
+    assert await specs_of(client, "nightly") == LATER.specs
+
+
+async def test_copies_of_a_program_write_a_declaration_once(client: Client) -> None:
+    for _ in range(3):
+        await publish(client.schedules, [NIGHTLY], START_MS)
     view = await client.schedules.get("nightly")
     assert view is not None
-    assert view.definition.specs == ("0 4 * * *",)
-    await publish(client.schedules, [define("nightly", cron="0 5 * * *", target="log:")], START_MS)
-    view = await client.schedules.get("nightly")
-    assert view is not None
-    assert view.definition.specs == ("0 5 * * *",)
+    assert view.generation == 1
+
+
+def test_a_program_cannot_pin_what_it_declares() -> None:
+    with pytest.raises(InvalidInput, match="schedule 'nightly': pinned is for edits in the store"):
+        Scheduler(Config()).register("nightly", "log:", cron="@daily", pinned=True)  # type: ignore[call-arg]
 
 
 async def test_a_declaration_whose_time_is_over_stops_nobody(

@@ -68,6 +68,7 @@ class Fields(Times, forbid_unknown_fields=True, kw_only=True):
     overlap: str | UnsetType = UNSET
     jitter: str | UnsetType | None = UNSET
     spread: str | UnsetType | None = UNSET
+    pinned: bool | UnsetType = UNSET
     note: str | UnsetType = UNSET
     source: str | UnsetType = UNSET
 

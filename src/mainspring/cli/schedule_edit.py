@@ -62,6 +62,9 @@ OPTIONS: Final[dict[str, Any]] = {
     "spread": Annotated[
         str | None, typer.Option(help="Start all runs later by a fixed part of this, chosen by the name.")
     ],
+    "pinned": Annotated[
+        bool | None, typer.Option("--pin/--no-pin", help="Keep it as it is when a program declares it otherwise.")
+    ],
     "note": Annotated[str | None, typer.Option(help="Reason; kept with the revision.")],
     "by": Annotated[
         str | None, typer.Option(help="Author; kept with the revision; default is the user of this machine.")

@@ -14,6 +14,7 @@ from ..model.ids import check_schedule_name, instant_text, occurrence_id
 from ..model.limits import HORIZON_MS
 from ..model.schedule.chain import first_of, link_to
 from ..model.schedule.definition import (
+    PEOPLES,
     Definition,
     PauseMode,
     SchedulePause,
@@ -346,6 +347,7 @@ class Schedules(RunsBeside):
                 raise Conflict(f"a schedule {definition.name!r} exists (generation {seen.generation}); edit it instead")
             if definition.paused is None:  # a pause is people's business: resume ends it
                 definition = msgspec.structs.replace(definition, paused=seen.definition.paused)
+            definition = msgspec.structs.replace(definition, pinned=definition.pinned or seen.definition.pinned)
             same = same_schedule(seen.definition, definition) and seen.definition.source == definition.source
             if on_conflict == "keep" or same:
                 outcomes[definition.name] = "kept"
@@ -421,14 +423,14 @@ class Schedules(RunsBeside):
     async def rollback(self, name: str, generation: int | None = None, *, by: str = "") -> ScheduleView:
         """Make a former revision the present one again: the last that was another, or the one with this generation.
 
-        A pause is not touched, neither made nor ended. A removed schedule comes back as it was.
+        A pause and a pin stay as they are. A removed schedule comes back as it was.
         """
         chosen = await self.former(name, generation)
         note = f"back to generation {chosen.generation}"
 
         def make(seen: Seen, now_ms: int) -> Definition:
-            paused = chosen.paused if seen.definition is None else seen.definition.paused
-            revived = msgspec.structs.replace(chosen, by=by, note=note, paused=paused)
+            present = seen.definition or chosen
+            revived = msgspec.structs.replace(chosen, by=by, note=note, paused=present.paused, pinned=present.pinned)
             return _checked(revived, seen, now_ms)
 
         return (await self._writer.write({name: make}))[name]
@@ -459,7 +461,7 @@ class Schedules(RunsBeside):
         """What `rollback` would bring back."""
         present, former = await self._revisions(name)
         if generation is None:
-            chosen = next((one for one in former if present is None or not _same_but_paused(one, present)), None)
+            chosen = next((one for one in former if present is None or not _says_the_same(one, present)), None)
         else:
             chosen = next((one for one in former if one.generation == generation), None)
         if chosen is None:
@@ -547,5 +549,5 @@ def _read_cursor(cursor: str | None, partitions: int) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _same_but_paused(one: Definition, other: Definition) -> bool:
-    return changes(one, other).keys() <= {"paused"}
+def _says_the_same(one: Definition, other: Definition) -> bool:
+    return changes(one, other).keys() <= PEOPLES

@@ -119,8 +119,9 @@ async def plan(schedules: "Schedules", wanted: Iterable[Definition], source: str
         if there is None:
             steps.append(Step(definition.name, "over" if over else "create", {}, definition))
             continue
-        # Somebody may have paused it by hand: that is not the file's business.
-        kept = msgspec.structs.replace(definition, paused=there.definition.paused)
+        # Somebody may have paused or pinned it by hand: that is not the file's business.
+        pinned = definition.pinned or there.definition.pinned
+        kept = msgspec.structs.replace(definition, paused=there.definition.paused, pinned=pinned)
         if kept.specs == there.definition.specs:
             kept = msgspec.structs.replace(kept, anchor_ms=there.definition.anchor_ms)
         different = describe_changes(there.definition, kept)

@@ -462,6 +462,10 @@ class Declarations(Connections):
         return {"timezone": self.config.timezone, **fields}
 
     def _declare(self, definition: Definition) -> Definition:
+        if definition.pinned:
+            raise InvalidInput(
+                f"schedule {definition.name!r}: pinned is for edits in the store, which programs then leave"
+            )
         definition = msgspec.structs.replace(definition, source=definition.source or SOURCE)
         now_ms = time.time_ns() // 1_000_000
         # Report a mistake here, not at the start. An ended schedule is no mistake: a program may outlive its schedules.

@@ -1,8 +1,8 @@
 """How many copies of a program agree on the schedules that it declares.
 
-A declaration is written when it is new: when neither the schedule in the store nor a former revision of it says the
-same. So copies of one program write it once. While an old and a new version run side by side the new one wins, once,
-and an old one that is started again leaves it alone. What people edited stays until the code says something new.
+The code wins: a program that starts writes each declaration that differs from the schedule in the store, once, and logs
+how to undo it. Copies of one program therefore write it once. What people set stays if they pin it
+(`mainspring schedule edit NAME --pin`); pauses and pins are never touched.
 """
 
 import logging
@@ -49,8 +49,9 @@ async def _add(schedules: Schedules, missing: Sequence[Definition], now_ms: int)
 
 async def _replaced(schedules: Schedules, declared: Definition, view: ScheduleView, now_ms: int) -> bool:
     """True when nothing is left to do; False when somebody came between."""
-    wanted = msgspec.structs.replace(declared, paused=view.definition.paused)  # a pause is people's business
-    if same_schedule(view.definition, wanted):
+    present = view.definition
+    wanted = msgspec.structs.replace(declared, paused=present.paused, pinned=present.pinned)
+    if same_schedule(present, wanted):
         return True
     if is_over(declared, now_ms):
         log.warning("schedule %r stays as it is in the store: the time of what is declared is over", declared.name)
@@ -61,35 +62,27 @@ async def _replaced(schedules: Schedules, declared: Definition, view: ScheduleVi
             declared.name, view.runs, declared.max_runs,
         )  # fmt: skip
         return True
-    if view.definition.declared == digest_of(declared):
-        _say_edited(view.definition)
+    if present.pinned:
+        log.warning(
+            "schedule %r is pinned at generation %d and stays; 'mainspring schedule edit %s --no-pin' lets this program"
+            " change it at its next start", present.name, present.generation, present.name,
+        )  # fmt: skip
         return True
     try:
-        present, *former = await schedules.history(declared.name)
-        if any(_same(one, declared) for one in former):
-            _say_edited(present)
-            return True
-        if present.generation != view.generation:
-            return False
         await schedules.rewrite(_signed(wanted), generation=present.generation)
     except (Conflict, NotFound):
         return False
-    log.info("schedule %r: the declaration is new and replaces generation %d", declared.name, view.generation)
+    by_hand = present.declared != digest_of(present)
+    log.log(
+        logging.WARNING if by_hand else logging.INFO,
+        "schedule %r is now as this program declares it (before: generation %d, %s); 'mainspring schedule rollback %s'"
+        " brings the former one back, 'mainspring schedule edit %s --pin' keeps it",
+        present.name, present.generation, f"by {present.by}" if present.by else "declared by a program",
+        present.name, present.name,
+    )  # fmt: skip
     return True
 
 
 def _signed(declared: Definition) -> Definition:
     """Remembers what the code said: revisions are kept for a while only."""
     return msgspec.structs.replace(declared, declared=digest_of(declared))
-
-
-def _say_edited(present: Definition) -> None:
-    log.warning(
-        "schedule %r in the store was changed since this program declared it, and stays (generation %d);"
-        " 'mainspring schedule history %s' shows by whom",
-        present.name, present.generation, present.name,
-    )  # fmt: skip
-
-
-def _same(former: Definition, declared: Definition) -> bool:
-    return same_schedule(msgspec.structs.replace(former, paused=None), declared)

@@ -120,6 +120,8 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     """Who looks after it: a file that is applied again and again may remove only what is its own."""
     declared: str = ""
     """Stands for what a program said of it when it wrote it; edits leave it alone."""
+    pinned: bool = False
+    """Programs that declare the schedule leave it as it is."""
     generation: int = 1
     by: str = ""
     at_ms: int = 0
@@ -252,6 +254,10 @@ BOOKKEEPING: Final = frozenset({"generation", "by", "at_ms", "tz_version", "note
 """What changes without the schedule being another one."""
 
 
+PEOPLES: Final = frozenset({"paused", "pinned"})
+"""What people set on a schedule in the store, beside what it says: a new definition leaves it alone."""
+
+
 def same_schedule(one: Definition, other: Definition) -> bool:
     """Whether two definitions run the same at the same times."""
     return not changes(one, other)
@@ -267,12 +273,12 @@ def changes(old: Definition, new: Definition) -> dict[str, tuple[Any, Any]]:
 
 
 def digest_of(definition: Definition) -> str:
-    """The same for definitions that run the same at the same times; a pause is not looked at."""
+    """The same for definitions that run the same at the same times, paused, pinned or not."""
     values = [getattr(definition, field) for field in _MEANT]
     return blake2b(_encode(values), digest_size=8).hexdigest()
 
 
-_MEANT: Final = tuple(sorted(set(Definition.__struct_fields__) - BOOKKEEPING - {"paused"}))
+_MEANT: Final = tuple(sorted(set(Definition.__struct_fields__) - BOOKKEEPING - PEOPLES))
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Definition).decode
 

@@ -56,6 +56,7 @@ class ScheduleFields(TimedOptions, total=False):
     """All fields of a schedule."""
 
     target: str
+    pinned: bool
 
 
 FIELDS: Final = frozenset(get_type_hints(ScheduleFields))
@@ -111,6 +112,12 @@ def _plain(name: str, field: str, value: Any) -> Any:
         return plain(value)
     wanted = "a whole number" if kind is int else "a text"
     raise InvalidInput(f"schedule {name!r}: {field} is a {type(value).__name__}; give {wanted}")
+
+
+def _flag(name: str, field: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"schedule {name!r}: {field} is a {type(value).__name__}; give true or false")
+    return value
 
 
 def _timezone(name: str, field: str, value: Any) -> str:
@@ -217,6 +224,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[str, str, Any], Any]]]] = {
     **{field: (field, _plain) for field in ("target", "max_runs", "dst_overlap", "lane", "misfire", "overlap")},
     **{field: (field, _plain) for field in ("note", "by", "source")},
     "timezone": ("zone", _timezone),
+    "pinned": ("pinned", _flag),
     "dst_gap": ("gap", _plain),
     "timeout": ("timeout_ms", _span_ms),
     "grace": ("grace_ms", _span_or_zero),

@@ -280,6 +280,7 @@ def _in_words(definition: Definition, zone_name: str) -> dict[str, Any]:
         "retry": definition.retry,
         "misfire": definition.misfire,
         "overlap": definition.overlap,
+        "pinned": definition.pinned,
         "source": definition.source,
     }
 
