@@ -1,9 +1,12 @@
 """What `mainspring` offers, and that importing it is cheap."""
 
+import ast
+import inspect
 import re
 import subprocess
 import sys
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -33,6 +36,42 @@ def test_documented_programs_import_from_the_package_alone() -> None:
     pages.remove(ROOT / "examples" / "quickstart.py")  # the README has it word for word
     found = {str(page): deeper.findall(page.read_text(encoding="utf-8")) for page in pages}
     assert {page: lines for page, lines in found.items() if lines} == {}
+
+
+def undocumented(name: str) -> list[str]:
+    """What an editor cannot explain of a public name: the thing itself, its public methods and properties."""
+    one = getattr(mainspring, name)
+    found = [] if (one.__doc__ or "").strip() else [name]
+    for attribute, value in inspect.getmembers_static(one) if inspect.isclass(one) else ():
+        bare = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", value)
+        ours = inspect.isfunction(bare) and bare.__module__.startswith("mainspring")
+        if ours and not attribute.startswith("_") and not (bare.__doc__ or "").strip():
+            found.append(f"{name}.{attribute}")
+    return found
+
+
+def test_every_public_call_has_a_docstring() -> None:
+    assert [missing for name in mainspring.__all__ for missing in undocumented(name)] == []
+
+
+def test_every_setting_is_explained_where_an_editor_looks() -> None:
+    [config] = [
+        node
+        for node in ast.parse(inspect.getsource(sys.modules[mainspring.Config.__module__])).body
+        if isinstance(node, ast.ClassDef) and node.name == "Config"
+    ]
+    fields = [
+        (one.target.id, following)
+        for one, following in pairwise(config.body)
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    ]
+    assert len(fields) > 60
+    bare = [name for name, following in fields if not (isinstance(following, ast.Expr) and _is_text(following.value))]
+    assert bare == []
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def test_the_package_itself_loads_nothing_of_ours() -> None:

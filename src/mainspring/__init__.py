@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from .model.schedule.definition import Definition, SchedulePause
     from .model.schedule.recurrence import Recurrence
     from .model.schedule.view import Backfilled, SchedulePage, ScheduleView
+    from .model.targets.webhook import Signer
     from .model.task import Count, Handle, Page, PutSummary, Task, TaskInfo
     from .node.node import Node
     from .scheduler.declarations import Function, Order
     from .scheduler.scheduler import Entry, EntryRun, Scheduler
     from .scheduler.worker_process import Workplace
     from .sinks.base import Sink
-    from .sinks.http_request import Signer
     from .store import embedded
     from .store.embedded import EmbeddedServer
     from .store.redis.servers import LinkOptions
@@ -196,7 +196,7 @@ _MODULES: Final = {
     ),
     "scheduler.worker_process": ("Workplace",),
     "sinks.base": ("Sink",),
-    "sinks.http_request": ("Signer",),
+    "model.targets.webhook": ("Signer",),
     "store.embedded": ("EmbeddedServer",),
     "store.redis.servers": ("LinkOptions",),
     "worker.context": (

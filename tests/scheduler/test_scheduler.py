@@ -1,8 +1,11 @@
 """`Scheduler`: handlers declared in a module, their tasks put from programs with and without an event loop."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +182,24 @@ async def test_retries_count_alike_wherever_they_are_given(place: Place, schedul
     assert (declared.retry, added.definition.retry, edited.definition.retry) == ("3", "3 base=2s", "1 base=2s")
     with pytest.raises(InvalidInput, match="retries is -1; give 0 or a larger whole number"):
         await place.client.put("log:", retries=-1)
+
+
+def test_a_schedule_that_calls_a_webhook_says_at_once_what_has_to_be_installed(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.modules["aiohttp"] = None  # as if it were not installed
+from mainspring import Config, Scheduler
+scheduler = Scheduler(Config(targets={"hook": {"address": "https://example.com"}}))
+scheduler.every("1h", "https://example.com/poll", name="poll")
+scheduler.every("1h", "target:hook", name="named")
+scheduler.every("1h", "log:", name="other")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    needs = "webhooks need the package aiohttp on this node: pip install 'mainspring[http]'"
+    assert done.stderr.splitlines() == [
+        f"schedule 'poll' of https://example.com/poll: {needs}",
+        f"schedule 'named' of target:hook: {needs}",
+    ]
 
 
 async def test_a_handle_knows_the_key_that_its_attempts_carry(place: Place, scheduler: Scheduler) -> None:

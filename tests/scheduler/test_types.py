@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.missing_parts import gap
+
 GOOD = """\
 from typing import Any, assert_type
 
@@ -110,7 +112,7 @@ def wrong_lines(checker: str, program: str, folder: Path) -> list[int]:
         command = ["-m", "mypy", "--strict", "--python-version", "3.11", "--cache-dir", cache, "program.py"]
     else:
         if shutil.which("node") is None:
-            pytest.skip("pyright needs node")
+            gap("pyright needs node")
         (folder / "pyrightconfig.json").write_text(PYRIGHT)
         command = ["-m", "pyright", "--pythonpath", sys.executable, "program.py"]
     found = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False)

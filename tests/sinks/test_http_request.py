@@ -9,8 +9,9 @@ import pytest
 from standardwebhooks import Webhook as Verifier
 from standardwebhooks import WebhookVerificationError
 
+from mainspring import Signer
 from mainspring.model.delivery import DONE, Dead, Response, Retry
-from mainspring.sinks.http_request import LONGEST_WAIT_MS, MAX_HEADERS, Signer, kept_headers, outcome_of, retry_after_ms
+from mainspring.sinks.http_request import LONGEST_WAIT_MS, MAX_HEADERS, kept_headers, outcome_of, retry_after_ms
 
 NOW_S = 1_800_000_000.25
 

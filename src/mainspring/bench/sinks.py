@@ -11,8 +11,8 @@ import msgspec
 
 from ..client.client import Client
 from ..model.errors import InvalidInput, MainspringError
+from ..model.targets.webhook import NEEDS as HTTP_NEEDS
 from ..model.task import Task
-from ..sinks.http import NEEDS as HTTP_NEEDS
 from ..sinks.http import HttpOptions, HttpSink
 from ..sinks.kafka import NEEDS as KAFKA_NEEDS
 from ..sinks.kafka import KafkaSink

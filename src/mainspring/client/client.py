@@ -220,10 +220,15 @@ class PutOperations:
         progress: PutProgress | None = None,
         handles: bool = False,
     ) -> PutSummary:
-        """Schedule any number of tasks in bulk. A wrong task stops the call; batches before it are stored.
+        """Put any number of tasks in bulk, from an iterable or an asynchronous one.
 
-        An error says how many are `stored` all the same, and has their handles: where `handles` are asked for those of
-        all, else those of the last batch (at most 16,384 tasks), which is the only one that can be stored in part.
+        - `on_conflict` and `durability` are those of `put`, for all tasks.
+        - `progress` is called with the number of tasks stored so far, after each batch (16,384 tasks at most).
+        - `handles=True` keeps a handle for each task in the summary, in order.
+
+        Returns how many were accepted, created, kept and replaced. Raises what `put` raises. A wrong task stops the
+        call; batches before it are stored. An error says how many are `stored` all the same, and has their handles: of
+        all tasks with `handles=True`, else of the last batch, which is the only one that can be stored in part.
         """
         if on_conflict not in _CONFLICTS:
             raise InvalidInput(f"on_conflict {on_conflict!r}: use one of {', '.join(_CONFLICTS)}")
@@ -345,12 +350,17 @@ class ListOperations:
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page:
-        """Tasks in due order, `limit` at a time; pass `page.next` as cursor for the next page.
+        """Return a page of tasks in due order; pass `page.next` as `cursor` for the next page, None is the end.
 
-        `target` and each of `allowed` (of which one must fit) is a whole target, or its beginning and `*`. With these a
-        page looks through 20,000 tasks or a little more: it may be short, and still name a next one. Tasks that are
-        held come before all others, as they were held. Tasks that are queued or running are in no order, and a page of
-        them may hold some more.
+        - `after`, `before`: the range of due times, the first included; datetimes, ISO 8601 text or epoch milliseconds.
+        - `state`: "pending", "fired", "queued" or "running". Queued and running tasks are in no order, and a page of
+          them may hold some more.
+        - `target`, and each of `allowed`, of which one must fit: a whole target, or its beginning and `*`. `lane`: its
+          name.
+        - `limit`: 1 to 1000.
+
+        With filters a page looks through about 20,000 tasks: it may be short, and still name a next one. Tasks that are
+        held come before all others. Raises InvalidInput for a wrong argument.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidInput(f"limit is {limit!r}; it must lie between 1 and 1000")
@@ -376,7 +386,10 @@ class ListOperations:
         return await query.page(self.store, from_ms=from_ms, to_ms=to_ms, after=place, limit=limit, where=chosen)
 
     async def count(self, *, after: When | None = None, before: When | None = None) -> Count:
-        """How many tasks are pending, in all or due in a range (there the edges may be estimates)."""
+        """Count pending tasks, all or those due in a range (the first time included).
+
+        Returns a `Count`; `exact` is False where the edges of the range are estimates. Raises InvalidInput.
+        """
         if after is None and before is None:
             return await query.count_all(self.store)
         chosen = _range(after, before)
@@ -429,11 +442,12 @@ class ResultOperations:
         lane: str | None = None,
         timeout: float | Delay | None = None,  # noqa: ASYNC109  # as everybody expects of a result
     ) -> Any:
-        """What the handler returned, the command printed or the webhook was answered, when it is done.
+        """Wait until a task is done; return its handler's result, its command's output or its webhook's answer.
 
-        Waits for it, seconds as a number or a text such as "30s".
-        TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time. A server that is away is
-        waited for until then; without a timeout as long as a put would wait for it.
+        `timeout` is a number of seconds or a text such as "30s". A server that is away is waited for until then;
+        without a timeout as long as a put would wait for it. Name the `lane` of the task if you know it. Raises
+        TaskFailed if the task died or was cancelled, TimeoutError if it is not over in time, NotFound if nothing is
+        kept of its end.
         """
         result = await self.run_result(id, lane=lane, timeout=timeout)
         if result.ending != "done":
@@ -449,9 +463,9 @@ class ResultOperations:
         lane: str | None = None,
         timeout: float | Delay | None = None,  # noqa: ASYNC109
     ) -> Result:
-        """How the task ended: its value, log lines, a command's output, a webhook's answer.
+        """Wait until a task is over, well or not; return all that is kept: its value, log lines, output, answer.
 
-        Waits like `result`; any ending will do. NotFound where nothing is kept of it.
+        `timeout` and `lane` are those of `result`. Raises TimeoutError, and NotFound if nothing is kept of its end.
         """
         most_s = _seconds(timeout)
         outage = _Outage(self.store, self._wait_s if most_s is None else math.inf)
@@ -462,7 +476,7 @@ class ResultOperations:
             raise TimeoutError(f"task {id!r} is not over after {timeout}{outage.description}") from None
 
     async def find_result(self, id: str, *, lane: str | None = None) -> Result | None:
-        """What `run_result` would give, without waiting: None while the task is not over."""
+        """Return what `run_result` would, at once: None while the task is not over. Raises NotFound as it does."""
         return await self._over(id, lane, await resolve(self.store, id, lane))
 
     async def _wait(self, id: str, lane: str | None, outage: "_Outage") -> Result:
@@ -583,11 +597,14 @@ class PauseOperations:
         until: When | None = None,
         for_: Delay | None = None,
     ) -> Pause:
-        """Let nothing go out, until `resume`, `until` a time or `for_` so long.
+        """Pause everything, or a target, a queue, a lane: until `resume`, `until` a time, or `for_` a delay.
 
-        With mode "hold" tasks wait and go out afterwards, in order; with "drop" those that come due meanwhile become
-        dead letters. A task that was on its way to its target when a node heard of the pause is not called back. Paused
-        again, the new pause stands for the old.
+        - `mode`: with "hold" tasks wait and go out afterwards, in order; with "drop" those that come due meanwhile
+          become dead letters.
+        - `reason`, `who`: texts that are shown with the pause.
+
+        A delivery that has begun when a node hears of the pause is not called back. A new pause of the same replaces
+        the old. Returns the pause. Raises InvalidInput.
         """
         if until is not None and for_ is not None:
             raise InvalidInput("give either until or for_")
@@ -602,7 +619,7 @@ class PauseOperations:
         return pause
 
     async def resume(self, *, target: str | None = None, queue: str | None = None, lane: str | None = None) -> bool:
-        """End a pause; False when there was none of exactly this."""
+        """End the pause of everything, a target, a queue or a lane; return False if there is none of exactly this."""
         return await lanes.remove_pause(self.store, Scope.of(target, queue, lane))
 
     async def pauses(self) -> list[Pause]:
@@ -616,12 +633,14 @@ class PauseOperations:
         return await lanes.read_lanes(self.store)
 
     async def lane(self, lane: str) -> LaneInfo:
-        """How a lane stands: behind which head, since when, how many wait."""
+        """Return how a lane stands: its failed head, since when it waits, and how many tasks wait in it."""
         return await lanes.read_lane(self.store, check_name(lane, "lane"))
 
     async def lane_retry_head(self, lane: str) -> LaneAnswer:
-        """Try the failed head now. If it goes through, its lane goes on; a parked one too. So it does if the head has
-        expired, which is recorded then."""
+        """Try the failed head of a lane now, also of a parked lane; a head that has expired is recorded as such.
+
+        Returns "ok", "no head" if none has failed, or "too late" if it is on its way.
+        """
         failed = await lanes.failed_head(self.store, check_name(lane, "lane"))
         if failed is None or failed.address is None or failed.found is None:
             return "no head"
@@ -637,12 +656,15 @@ class PauseOperations:
         return "ok"
 
     async def lane_skip_head(self, lane: str, *, reason: str = "skipped by hand") -> LaneAnswer:
-        """Give up the failed head: it becomes a dead letter, and its lane continues."""
+        """Give up the failed head of a lane: it becomes a dead letter with this `reason`, and its lane continues.
+
+        Returns "ok", "no head", "too late" or "gone".
+        """
         failed, reason = await lanes.failed_head(self.store, check_name(lane, "lane")), check_text(reason, "reason")
         return "no head" if failed is None else await lanes.skip_head(self.store, failed, reason)
 
     async def lane_resume(self, lane: str) -> LaneAnswer:
-        """Resume a parked lane with its head, and end a pause of this lane."""
+        """Resume a parked lane with its head, and end a pause of this lane; answers as `lane_retry_head`."""
         resumed = await self.resume(lane=check_name(lane, "lane"))
         if (await self.lane(lane)).state != "parked":
             return "ok" if resumed else "no head"
@@ -685,9 +707,16 @@ class QueueOperations:
 class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperations, PauseOperations, QueueOperations):
     """An asynchronous client: `async with Client(url) as client: await client.put(…)`.
 
-    `wait_s` is how long puts, and results without a timeout, wait for a server that is away; 0 means that they fail at
-    once, as other calls do.
-    `timezone` is that of schedules that name none.
+    - `url`: redis://, rediss:// (TLS), unix://, redis+cluster://, redis+sentinel://.
+    - `namespace`: its tasks and schedules are apart from those of others. `partitions`: for a new one, 32 by default.
+    - `wait_s`: seconds that puts, and results without a timeout, wait for a server that is away; 0 fails at once, as
+      other calls do.
+    - `dedupe_window`: how long a finished id is known, `max_payload_bytes`: the largest payload; the namespace keeps
+      both.
+    - `clock`: a ManualClock in tests. `options`: LinkOptions, such as timeouts, files for TLS and credentials.
+    - `timezone`: the time zone of schedules that name none.
+
+    Raises InvalidInput for wrong arguments; opening raises Unavailable, Refused and WrongFormat.
     """
 
     def __init__(
@@ -741,6 +770,7 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         return client
 
     async def open(self) -> None:
+        """Connect by hand, as `async with` does; close it with `aclose()`. May be repeated."""
         async with self._opening:
             if self._parts is None:
                 self._use(await self._open_store())
@@ -751,6 +781,7 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         self._parts = (store, intake, named, Finder(store))
 
     async def aclose(self) -> None:
+        """Close the connections. May be repeated."""
         if self._parts is not None and self._owns_store:
             await self._parts[0].aclose()
         self._parts = None
@@ -766,6 +797,7 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
 
     @property
     def store(self) -> Store:
+        """The open connection to the namespace, for tools. Raises MainspringError while the client is not open."""
         if self._parts is None:
             raise MainspringError("the client is not open; use 'async with Client(…)' or await client.open()")
         return self._parts[0]
@@ -820,19 +852,21 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
     # -- one task ------------------------------------------------------------------------------------------
 
     async def get(self, id: str, *, lane: str | None = None) -> TaskInfo:
-        """Return what is known about a task; `state` is "unknown" if the id was never used.
+        """Return what is known about a task: its state, due time, target, payload, attempt, errors, and more.
 
-        Like all calls that take an id: `lane=""` is the task without a lane, and without `lane` an id that tasks of
-        several lanes have is Ambiguous.
+        `id` is that of its handle, or yours. Name the `lane` of an id of your own if you know it: without it other
+        partitions are searched too, and the id is Ambiguous if tasks of several lanes have it; `lane=""` is the task
+        without a lane. The state is "unknown" if there is no such task (any more).
         """
         _, _, _, finder = self._ready()
         reference = await resolve(self.store, id, lane)
         return await dead_letters.info_of(self.store, id, reference, await finder.find(reference))
 
     async def explain(self, id: str, *, lane: str | None = None, allowed: Sequence[str] | None = None) -> Explanation:
-        """Why a task has not run (yet): one sentence for people, a code and its facts for programs.
+        """Say why a task has not run (yet): `text` is for people, `code` and the other fields are for programs.
 
-        `allowed` are whole targets, or their beginnings and `*`: queues and handlers beyond them are not named.
+        `id` and `lane` are those of `get`. `allowed` are whole targets, or their beginnings and `*`: queues and
+        handlers beyond them are not named.
         """
         from ..store.tasks.explain import explain  # it knows schedules too: much to load for who never asks
 
@@ -840,9 +874,11 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         return await explain(self.store, finder, id, await resolve(self.store, id, lane), allowed)
 
     async def cancel(self, id: str, *, lane: str | None = None) -> CancelOutcome:
-        """Cancel before it fires. After "cancelled" it never fires; "too late" means it has begun.
+        """Cancel a task before it fires; `id` and `lane` are those of `get`.
 
-        Ambiguous, and nothing is cancelled, if tasks of several lanes have the id and no lane is named.
+        Returns "cancelled": it never fires. "cancelling": a worker is running it and has been asked to stop. "too late":
+        it has begun. "unknown": there is no such task. Raises Ambiguous, and cancels nothing, if tasks of several lanes
+        have the id and no lane is named.
         """
         while True:
             [outcome] = await self.cancel_many([id], lane=lane)
@@ -851,7 +887,7 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
             await self.get(id, lane=lane)  # raises Ambiguous, with the lanes, unless all but one are gone by now
 
     async def cancel_many(self, ids: Iterable[str], *, lane: str | None = None) -> list[BulkCancelOutcome]:
-        """Cancel in bulk; one answer per id, in order."""
+        """Cancel any number of tasks; return one answer of `cancel` for each id, in order."""
         _, _, _, finder = self._ready()
         if isinstance(ids, str):
             raise InvalidInput("cancel_many takes many ids; this is a single one: use cancel, or [id]")
@@ -876,7 +912,10 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
     async def reschedule(
         self, id: str, *, at: When | None = None, after: Delay | None = None, lane: str | None = None
     ) -> Handle:
-        """Move a pending task to another time, in one step. Raises if it is not pending any more."""
+        """Move a pending task to another time, in one step: `at` an instant or `after` a delay from now, as for `put`.
+
+        Returns a new handle; old handles still find the task. Raises Conflict if it is not pending any more.
+        """
         store, intake, _, finder = self._ready()
         if (at is None) == (after is None):
             raise InvalidInput("give either at or after")

@@ -200,12 +200,15 @@ class RunsBeside:
         return self._open_store()
 
     async def trigger(self, name: str, *, after: Delay | None = None) -> Handle:
-        """Run it now, whatever its times say and also while it is paused. Its planned runs stay as they are."""
+        """Run a schedule now, or `after` a delay, whatever its times say and also while it is paused.
+
+        Its planned runs stay as they are. Returns a handle. Raises NotFound.
+        """
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         definition = self._current(name, seen)
         now_ms = await self._store.fresh_ms()
         due_ms = now_ms + (0 if after is None else delay_ms(after))
-        task_id = f"{name}@{instant_text(due_ms)}!{secrets.token_hex(3)}"
+        task_id = f"{name}@{instant_text(due_ms)}.{secrets.token_hex(3)}"
         await self._put_apart(seen.partition, definition, [(task_id, due_ms, due_ms)], now_ms)
         return Handle(task_id, due_ms)
 
@@ -221,8 +224,9 @@ class RunsBeside:
     ) -> Backfilled:
         """Run what was planned in [start, end) and has passed, as if it had run then, at most `rate` a second.
 
-        The runs have the ids of those planned times: a second call finds them and puts nothing. `progress` gets how
-        many are done, and of how many, after each thousand.
+        The runs have the ids of those planned times: a second call finds them and puts nothing. Times without an offset
+        are of the schedule's zone. `dry_run` only counts. `progress` gets how many are done, and of how many, after
+        each thousand. Returns how many were planned, put and known. Raises NotFound and InvalidInput.
         """
         if rate is not None and not rate > 0:
             raise InvalidInput(f"rate is {rate}; give more than 0 runs a second")
@@ -302,9 +306,16 @@ class Schedules(RunsBeside):
     async def add(
         self, name: str, *, on_conflict: OnExisting = "reject", **fields: Unpack[ScheduleFields]
     ) -> ScheduleView:
-        """Add a schedule. If the name is taken, `reject` raises Conflict, `keep` changes nothing, `replace` edits.
+        """Add a schedule: `add("nightly", cron="0 2 * * *", target="command:backup", timezone="Europe/Paris")`.
 
-        A pause that somebody has set outlives a replacement.
+        - `cron` (a line or several), `every` and `after_end` (texts such as "30s", or timedeltas) add up; `target` is
+          needed.
+        - Further fields: payload, timezone, exclude, start, end, max_runs, overlap, misfire, grace, jitter, spread,
+          lane, retry, retries, timeout, dst_gap, dst_overlap, pinned, note, by. docs/schedules.md explains each.
+        - `on_conflict`: if the name is taken, "reject" raises Conflict, "keep" changes nothing, "replace" edits. A
+          pause and a pin outlive a replacement.
+
+        Returns the schedule as stored. Raises InvalidInput for a wrong field, or if it would never run.
         """
         [(view, _)] = await self.add_many([self.define(name, **fields)], on_conflict=on_conflict)
         return view
@@ -359,10 +370,13 @@ class Schedules(RunsBeside):
         return [(views[definition.name], outcomes[definition.name]) for definition in definitions]
 
     async def edit(self, name: str, *, generation: int | None = None, **fields: Unpack[ScheduleFields]) -> ScheduleView:
-        """Change some fields, at once: the planned run of the old generation is cancelled in the same step.
+        """Change some fields of a schedule, at once: the planned run of the old generation is cancelled in the same
+        step.
 
-        What is not given stays, each of `cron`, `every` and `after_end` for itself; None takes one away.
-        With `generation` it is an error if somebody else has edited the schedule since that one.
+        Takes the fields of `add`. What is not given stays, each of `cron`, `every` and `after_end` for itself; None
+        takes one away. With `generation` it is a Conflict if somebody else has edited the schedule since that one.
+        `pinned=True` keeps programs that declare the schedule from changing it. Returns the schedule as stored. Raises
+        NotFound, Conflict and InvalidInput.
         """
 
         def make(seen: Seen, now_ms: int) -> Definition:
@@ -386,7 +400,11 @@ class Schedules(RunsBeside):
     async def pause(
         self, name: str, *, reason: str = "", by: str = "", until: When | Delay | None = None, mode: PauseMode = "drop"
     ) -> ScheduleView:
-        """Let it rest. What falls into the pause is left out (`drop`), or follows the misfire rule then (`hold`)."""
+        """Pause a schedule until `resume`, or `until` an instant or the end of a delay.
+
+        `mode` says what becomes of runs that fall into the pause: "drop" leaves them out, "hold" applies the misfire
+        rule at its end. Returns the schedule as stored. Raises NotFound and InvalidInput.
+        """
         if mode not in ("drop", "hold"):
             raise InvalidInput(f"mode {mode!r}: use drop or hold")
 
@@ -405,7 +423,7 @@ class Schedules(RunsBeside):
         return (await self._writer.write({name: make}))[name]
 
     async def resume(self, name: str, *, by: str = "") -> ScheduleView:
-        """Go on after a pause."""
+        """End a pause; return the schedule as stored. Raises NotFound."""
 
         def make(seen: Seen, now_ms: int) -> Definition:
             current = self._current(name, seen)
@@ -416,14 +434,15 @@ class Schedules(RunsBeside):
         return (await self._writer.write({name: make}))[name]
 
     async def remove(self, name: str) -> bool:
-        """Remove it and cancel its planned run. False when there is none of that name."""
+        """Remove a schedule and cancel its planned run. Returns False if there is none of that name."""
         check_schedule_name(name)
         return name in await self._writer.write({name: nothing}, missing_ok=True)
 
     async def rollback(self, name: str, generation: int | None = None, *, by: str = "") -> ScheduleView:
         """Make a former revision the present one again: the last that was another, or the one with this generation.
 
-        A pause and a pin stay as they are. A removed schedule comes back as it was.
+        A pause and a pin stay as they are. A removed schedule comes back as it was. Returns the schedule as stored.
+        Raises NotFound if there is no such revision.
         """
         chosen = await self.former(name, generation)
         note = f"back to generation {chosen.generation}"
@@ -442,7 +461,7 @@ class Schedules(RunsBeside):
         return (await self.get_many([name])).get(name)
 
     async def get_many(self, names: Sequence[str]) -> dict[str, ScheduleView]:
-        """Those of these schedules that exist."""
+        """Return those of these schedules that exist, by name."""
         found: dict[str, ScheduleView] = {}
         for first in range(0, len(names), AT_ONCE):
             some = names[first : first + AT_ONCE]
@@ -453,12 +472,14 @@ class Schedules(RunsBeside):
         return found
 
     async def history(self, name: str) -> list[Definition]:
-        """Revisions, the newest (present) first; of a removed schedule the last ones it had."""
+        """Return the revisions of a schedule, the present one first; of a removed one the last that it had. Raises
+        NotFound.
+        """
         present, former = await self._revisions(name)
         return former if present is None else [present, *former]
 
     async def former(self, name: str, generation: int | None = None) -> Definition:
-        """What `rollback` would bring back."""
+        """Return what `rollback` would bring back. Raises NotFound."""
         present, former = await self._revisions(name)
         if generation is None:
             chosen = next((one for one in former if present is None or not _says_the_same(one, present)), None)
@@ -480,7 +501,7 @@ class Schedules(RunsBeside):
         return seen.definition, former
 
     async def diff(self, name: str, **fields: Unpack[ScheduleFields]) -> dict[str, tuple[Any, Any]]:
-        """What an edit would change: field -> (before, after). Nothing is written."""
+        """Return what an `edit` with these fields would change: field -> (before, after). Nothing is written."""
         [seen] = await kept.see(self._store, [check_schedule_name(name)])
         current = self._current(name, seen)
         edited = check_runs_left(edited_by(current, fields), _runs(seen))

@@ -38,6 +38,7 @@ def _waiting_for_schedules(
 
 
 async def _all(schedules: Schedules) -> list[ScheduleView]:
+    """Return every schedule, in no order."""
     return [view async for view in schedules.all()]
 
 

@@ -47,7 +47,7 @@ class Config:
     """How one node runs. Every value is checked here, wherever it came from."""
 
     redis_url: str | None = field(default=None, repr=False)
-    """None means the embedded server."""
+    """The server: redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://. None: embedded."""
     api_url: str | None = None
     """A node's HTTP API: commands then call it instead of the server. Nodes do not look at it."""
     api_token: str | None = field(default=None, repr=False)
@@ -57,6 +57,7 @@ class Config:
     credentials: CredentialProvider | str | None = field(default=None, repr=False)
     """Asked for (user, password) at every connect; `module:function` names one. For tokens of managed servers."""
     namespace: str = "main"
+    """Tasks and schedules of other namespaces are apart. 1 to 64 of A-Z a-z 0-9 _ -."""
     partitions: int | None = None
     """None takes the count the namespace has, or 32 when it is new."""
     node_id: str | None = None
@@ -68,6 +69,7 @@ class Config:
     concurrency: int = 100_000
     """Tasks in flight at most; a node's weight among the others."""
     lease_s: float = 5.0
+    """Seconds after which others take over the work of a node or worker that has died."""
     look_ahead: int = 200_000
     """Tasks held in memory at most."""
     look_ahead_bytes: int = 256 * 1024 * 1024
@@ -75,6 +77,7 @@ class Config:
     horizon_s: float = 5.0
     """How long before its due time a task is read."""
     shutdown_timeout_s: float = 25.0
+    """Seconds that a stop waits for what runs; the rest is cancelled, and runs again elsewhere."""
     data_dir: Path | None = None
     """Folder of the embedded server; None is the user's state folder."""
     embedded_memory_bytes: int | None = None
@@ -84,7 +87,9 @@ class Config:
     schedules: Path | None = None
     """A file of schedules that the node applies: at its start, and whenever the file changes."""
     host: str = "127.0.0.1"
+    """Address on which the API listens."""
     port: int = 8000
+    """Port of the API; 0 takes any that is free."""
     tick_target: str = ""
     """Where ticks go; empty is topic `ticks` where there is a Kafka, else the log."""
     access: Access = "auto"
@@ -92,17 +97,23 @@ class Config:
     api_key_file: Path | None = None
     """A file with API keys, one a line; each is an administrator's."""
     api_tls_cert: Path | None = None
+    """PEM file with the certificate of the API; with `api_tls_key`. None: no TLS."""
     api_tls_key: Path | None = None
+    """PEM file with its key."""
     api_body_bytes: int = 128 * 1024
+    """Largest body of a request, batches apart."""
     api_json_depth: int = 64
+    """How deeply the JSON of a request may be nested."""
     api_batch_lines: int = 100_000
     """Tasks of one request to /v1/tasks:batch."""
     api_batch_bytes: int = 64 * 1024 * 1024
+    """Largest body of such a request."""
     api_batch_errors: int = 1_000
     """Wrong lines of a batch after which the rest is not looked at."""
     api_rate: float = 0.0
     """Requests a second of one client to this node, all its processes together; 0 is no limit."""
     api_connections: int = 4_096
+    """Connections that the API keeps open at one time."""
     api_timeout_s: float = 20.0
     """For a request to arrive, and for its answer to be taken: slower clients are cut."""
     api_hosts: tuple[str, ...] = ()
@@ -124,6 +135,7 @@ class Config:
     http_allow: tuple[str, ...] = ()
     """Networks, addresses and names that webhooks may reach although they are not public."""
     http_timeout_s: float = TIMEOUT_S
+    """Seconds one webhook may take, where neither its task nor its target says."""
     max_timeout_s: float = MAX_TIMEOUT_S
     """The longest timeout of a webhook, whoever asks for it: so long a request may hold a connection, or a stop."""
     http_concurrency: int = 64
@@ -137,9 +149,11 @@ class Config:
     kafka: Properties = field(default_factory=Properties)
     """Further settings of the Kafka library, by its own names: SASL, TLS and the like."""
     kafka_create_topics: bool = False
+    """Whether topics that are missing are created."""
     kafka_topic_partitions: int | None = None
     """Partitions of topics that are created; None takes the broker's default."""
     kafka_topic_replication: int | None = None
+    """Replicas of topics that are created; None takes the broker's default."""
     targets: Targets = field(default_factory=Targets)
     """The named targets, used as `target:<name>`."""
     commands: Commands = field(default_factory=Commands)
@@ -161,12 +175,15 @@ class Config:
     catch_up_after_s: float = 10.0
     """Seconds after its due time from which a task counts as overdue."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """How failed attempts are repeated where nothing nearer says: a RetryPolicy, or a line such as "5 base=1s"."""
     lane_policy: LanePolicy = field(default_factory=LanePolicy)
     """What becomes of a lane whose head fails, where neither its target nor its queue says anything."""
     error_handler: ErrorHandler | None = field(default=None, repr=False, compare=False)
     """Gets every failed delivery; None writes them to the log. Only in code: no flag, variable or file sets it."""
     log_format: LogFormat = "auto"
+    """`human`, `json`, or `auto`: human on a terminal, else JSON. Only for the command line."""
     log_level: str = "info"
+    """`debug`, `info`, `warning` or `error`. Only for the command line."""
     log_redact: bool = False
     """Whether failures are logged without what receivers, handlers and commands wrote."""
 

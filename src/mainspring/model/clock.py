@@ -71,6 +71,7 @@ class ManualClock:
         self._now_ms = start_ms
 
     def now_ms(self) -> int:
+        """Epoch milliseconds by this clock."""
         return self._now_ms
 
     def advance(self, *, ms: int = 0, seconds: float = 0) -> int:
@@ -79,6 +80,7 @@ class ManualClock:
         return self._now_ms
 
     def set(self, now_ms: int) -> None:
+        """Set the clock to a time in epoch milliseconds."""
         self._now_ms = now_ms
 
     def sample(self, server_us: int) -> None:

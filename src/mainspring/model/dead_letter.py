@@ -79,9 +79,11 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def answered(self, response: Response | None) -> "DeadLetter":
+        """Return the letter with the receiver's response."""
         return self if response is None else msgspec.structs.replace(self, response=response)
 
     def encode(self) -> bytes:
+        """The bytes to store."""
         return _encode(self)
 
     @property
@@ -199,9 +201,11 @@ class ReplaySummary(msgspec.Struct):
 
     @property
     def seen(self) -> int:
+        """How many letters were looked at."""
         return self.replayed + self.conflict + self.damaged + self.gone
 
     def add(self, one: Replayed) -> None:
+        """Count one more answer."""
         match one.outcome:
             case "replayed":
                 self.replayed += 1

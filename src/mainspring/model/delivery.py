@@ -68,6 +68,7 @@ class Delivery(msgspec.Struct, gc=False):
 
     @property
     def namespace(self) -> str:
+        """The namespace of the task."""
         raise NotImplementedError
 
     @property
@@ -77,14 +78,17 @@ class Delivery(msgspec.Struct, gc=False):
 
     @property
     def due_ms(self) -> int:
+        """When this attempt was due, in epoch milliseconds."""
         raise NotImplementedError
 
     @property
     def id(self) -> str:
+        """The task's id: the caller's, or 32 hex digits."""
         return self.body.id or self.idh.hex()
 
     @property
     def target(self) -> str:
+        """Where it goes, such as `https://…`."""
         return self.body.target
 
     @property
@@ -94,18 +98,22 @@ class Delivery(msgspec.Struct, gc=False):
 
     @property
     def attempt(self) -> int:
+        """1 for the first."""
         return self.body.attempt
 
     @property
     def lane(self) -> str | None:
+        """The task's lane, or None."""
         return self.body.lane
 
     @property
     def original_due_ms(self) -> int:
+        """When the first attempt was due, in epoch milliseconds."""
         return self.body.original_due_ms if self.body.original_due_ms is not None else self.due_ms
 
     @property
     def idempotency_key(self) -> str:
+        """The same for every attempt at this task, and for no other task."""
         return idempotency_key(self.namespace, self.id, self.original_due_ms, self.body.key_lane)
 
     @classmethod

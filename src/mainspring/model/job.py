@@ -79,6 +79,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> "Output":
+        """Read the output of a command as the HTTP API sends it."""
         out, err = bytes_from_fields("stdout", told), bytes_from_fields("stderr", told)
         return cls(told["exit_code"], out, err, told["stdout_bytes"], told["stderr_bytes"])
 
@@ -128,6 +129,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> "Result":
+        """Read a result as the HTTP API sends it."""
         output, response = told["output"], told["response"]
         return cls(
             **told

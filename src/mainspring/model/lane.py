@@ -205,6 +205,7 @@ class Scope(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "Scope":
+        """Read the text of a scope again."""
         kind, _, name = text.partition(" ")
         if kind not in KINDS or (kind == "all") == bool(name):
             raise InvalidInput(f"{text[:80]!r} says nothing that can be paused; use all, target …, queue … or lane …")
@@ -216,6 +217,7 @@ class Scope(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
+        """The scope as one text, its key on the server."""
         return f"{self.kind} {self.name}" if self.name else self.kind
 
 
@@ -231,6 +233,7 @@ class Pause(msgspec.Struct, frozen=True):
     """When it ends by itself; None when somebody has to end it."""
 
     def check(self) -> "Pause":
+        """Return the pause, or raise InvalidInput for a wrong mode or time."""
         if self.mode not in ("hold", "drop"):
             raise InvalidInput(f"mode is {self.mode!r}; use 'hold' or 'drop'")
         if self.scope.kind == "queue":
@@ -243,6 +246,7 @@ class Pause(msgspec.Struct, frozen=True):
         return self
 
     def lasts(self, now_ms: int) -> bool:
+        """Whether it is still in force at this time."""
         return self.until_ms is None or self.until_ms > now_ms
 
 

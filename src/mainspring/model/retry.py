@@ -391,6 +391,8 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str, object], Any]]]] = {
 
 
 class WorstCase(NamedTuple):
+    """How long one task may take at most, as a sum in words and in milliseconds."""
+
     ms: int
     text: str
     """The sum, written out."""

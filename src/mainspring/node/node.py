@@ -308,6 +308,7 @@ class Node:
     # -- start and stop ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        """Connect, register the node, and start to fire what comes due. Raises ConfigError and StoreError."""
         try:
             await self._start()
         except BaseException:

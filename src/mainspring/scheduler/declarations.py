@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -32,6 +33,7 @@ from ..model.schedule.input import SOURCE, ScheduleOptions, TimedOptions, Timeta
 from ..model.shared_settings import DEDUPE_WINDOW
 from ..model.targets.command import Command, read_command
 from ..model.targets.names import shown_target
+from ..model.targets.webhook import NEEDS, is_web
 from ..model.task import Handle, OnConflict
 from ..model.times import Delay, When, instant_ms
 from ..node.schedule_lint import Performer, Terms, terms_of
@@ -387,7 +389,12 @@ class Declarations(Connections):
         return declare if function is None else declare(function)
 
     def command(self, name: str, argv: Sequence[str], **settings: Any) -> Command:
-        """Name a program that workers may start, with the settings of a `[commands.<name>]` table."""
+        """Name a program that workers may start, with the settings of a `[commands.<name>]` table: queue, timeout, env,
+        …
+
+        `argv` is the program and its arguments, no shell. Tasks run it by the target `command:<name>`. Raises
+        InvalidInput.
+        """
         command = read_command({"argv": argv if isinstance(argv, str) else list(argv), **settings})
         with self._lock:
             self._check_stopped()
@@ -396,6 +403,7 @@ class Declarations(Connections):
 
     @property
     def commands(self) -> Mapping[str, Command]:
+        """The commands that were declared, by name."""
         with self._lock:
             return {work.name: work.command for work in self.registry if isinstance(work, CommandWork)}
 
@@ -472,9 +480,17 @@ class Declarations(Connections):
         if definition.end_ms is None or definition.end_ms > now_ms:
             check_definition(definition, now_ms)
         self.timetable.add(definition)
+        self._warn_of_missing_parts(definition)
         if definition.overlap == "skip":
             _warn_of_long_runs(definition, self._terms_of(definition), now_ms)
         return definition
+
+    def _warn_of_missing_parts(self, definition: Definition) -> None:
+        """No error: the nodes that fire it may run elsewhere, with more installed."""
+        scheme, _, name = definition.target.partition(":")
+        spec = self.config.targets.get(name) if scheme == "target" else None
+        if is_web(definition.target if spec is None else spec.address) and find_spec("aiohttp") is None:
+            log.warning("schedule %r of %s: %s", definition.name, shown_target(definition.target), NEEDS)
 
     def policy_of(self, definition: Definition) -> RetryPolicy:
         """By which its runs are retried: its own policy, else that of its handler, queue, target, the settings."""

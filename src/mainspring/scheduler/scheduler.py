@@ -162,6 +162,7 @@ class Scheduler(Declarations):
         self._failure: BaseException | None = None
 
     def renew_locks(self) -> None:
+        """Make the locks anew in the child of a fork."""
         super().renew_locks()
         self._changed = threading.Condition(self._lock)
 
@@ -181,6 +182,7 @@ class Scheduler(Declarations):
 
     @property
     def state(self) -> SchedulerState:
+        """`stopped`, `starting`, `running` or `stopping`."""
         with self._lock:
             if self._pid != os.getpid():
                 return "stopped"  # a child of a fork has none of its parent's threads
@@ -198,6 +200,7 @@ class Scheduler(Declarations):
         return self._running is not None and self._home is None
 
     def declared(self) -> list[Definition]:
+        """Return the definitions of the declared schedules."""
         with self._lock:
             return list(self.timetable)
 
@@ -220,7 +223,7 @@ class Scheduler(Declarations):
         return self._entries(definitions, views)
 
     def entry(self, name: str) -> Entry:
-        """One of them; NotFound when there is none of that name."""
+        """Return one declared schedule. Raises NotFound if there is none of that name."""
         found = next((one for one in self.entries() if one.name == name), None)
         if found is None:
             raise NotFound(f"there is no schedule {name!r} declared here")
@@ -255,7 +258,11 @@ class Scheduler(Declarations):
     # -- start and stop --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start everything in background threads; returns when it runs, or raises why it cannot."""
+        """Start everything in background threads; return when it runs.
+
+        Raises SchedulerRunning if it runs already, and what keeps it from running: ConfigError, Unavailable, Refused,
+        WrongFormat, InvalidInput. Nothing is left behind then.
+        """
         self._stop_abandoned()
         running = self._begin()
         home = Background("mainspring-handlers")
@@ -430,6 +437,7 @@ class Scheduler(Declarations):
         return embedded
 
     def broke_down(self, error: BaseException) -> None:
+        """Record the failure of a part, which ends `run()`."""
         with self._changed:
             self._failure = error
             self._changed.notify_all()

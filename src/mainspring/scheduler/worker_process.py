@@ -189,6 +189,7 @@ class Workplace:
         return None if self._port is None else self._port.port
 
     async def start(self) -> None:
+        """Connect, publish what is declared, and start to take jobs."""
         config = self.config
         url = config.redis_url if self.embedding is None else await self.embedding.start()
         assert url is not None

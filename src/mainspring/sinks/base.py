@@ -37,7 +37,9 @@ class Sink(Protocol):
         """One outcome per delivery, in order, after the target has it. All of a batch go to one target."""
         ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Close what `deliver` needs; called once, when no delivery is under way."""
+        ...
 
 
 def prepare(sink: Sink) -> None:

@@ -12,7 +12,7 @@ from ..model.delivery import DROPPED, Dead, Delivery, Outcome, Retry
 from ..model.errors import InvalidInput
 from ..model.flow import Rate
 from ..model.targets.url import AllowList
-from ..model.targets.webhook import MAX_TIMEOUT_S, TIMEOUT_S, Webhook
+from ..model.targets.webhook import MAX_TIMEOUT_S, NEEDS, TIMEOUT_S, Webhook
 from .http_limits import Hosts, Limits
 from .http_network import AddressGuard, Lookup, SystemLookup
 
@@ -63,7 +63,6 @@ class Gone:
 
 
 _CALLERS: Final = 1024
-NEEDS: Final = "webhooks need the package aiohttp on this node: pip install 'mainspring[http]'"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,11 @@
 """One webhook request: its headers and signature, sending it, and what its answer means."""
 
-import base64
-import hashlib
-import hmac
 import json
 import logging
 import random
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -19,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from ..model.delivery import Dead, Delivery, Done, Outcome, Response, Retry
-from ..model.targets.webhook import BODILESS, Basic, Bearer, Webhook, secret_key
+from ..model.targets.webhook import BODILESS, Basic, Bearer, Signer, Webhook
 from ..model.text import clean
 from .http_network import ForbiddenAddress
 from .http_session import Sessions, failure_brief, failure_text, first_bytes, tls_context, url_for
@@ -162,31 +159,6 @@ def _forms(value: str) -> Iterator[str]:
     quoted = json.dumps(value)[1:-1]
     yield quoted
     yield quoted.replace("/", "\\/")
-
-
-class Signer:
-    """Signs with every secret it has, so that receivers can change from one to the next."""
-
-    def __init__(self, secrets: Sequence[str]) -> None:
-        # Keyed once: a copy of a keyed hash costs a fraction of keying it.
-        self._keyed = [hmac.new(secret_key(secret), digestmod=hashlib.sha256) for secret in secrets]
-
-    def headers(self, key: str, timestamp_s: int, payload: bytes) -> dict[str, str]:
-        """The three headers. The id is the idempotency key, the same for every attempt."""
-        # A full stop separates what is signed: within the id it could be shifted from one part to the next.
-        id = key.replace(".", "%2E")
-        signed = f"{id}.{timestamp_s}.".encode() + payload
-        return {
-            "webhook-id": id,
-            "webhook-timestamp": str(timestamp_s),
-            "webhook-signature": " ".join(self._sign(keyed, signed) for keyed in self._keyed),
-        }
-
-    @staticmethod
-    def _sign(keyed: "hmac.HMAC", signed: bytes) -> str:
-        one = keyed.copy()
-        one.update(signed)
-        return "v1," + base64.b64encode(one.digest()).decode()
 
 
 USER_AGENT: Final = "Mainspring"

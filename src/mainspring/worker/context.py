@@ -103,14 +103,17 @@ class Context:
 
     @property
     def job(self) -> Job:
+        """The task as the worker holds it, for tools."""
         return self._job
 
     @property
     def namespace(self) -> str:
+        """The namespace of the task."""
         return self._namespace
 
     @property
     def id(self) -> str:
+        """The task's id: the caller's, or 32 hex digits."""
         return self._job.id
 
     @property
@@ -125,18 +128,22 @@ class Context:
 
     @property
     def target(self) -> str:
+        """The task's target, such as `queue:mail/send`."""
         return self._job.body.target
 
     @property
     def queue(self) -> str:
+        """The queue it came from."""
         return self._job.queue
 
     @property
     def lane(self) -> str | None:
+        """The task's lane, or None."""
         return self._job.body.lane
 
     @property
     def due(self) -> datetime:
+        """When this attempt was due, in UTC."""
         return _EPOCH + timedelta(milliseconds=self._job.due_ms)
 
     @property
@@ -151,6 +158,7 @@ class Context:
 
     @property
     def lines(self) -> tuple[str, ...]:
+        """What `log` has kept so far."""
         return tuple(self._lines or ())
 
     def log(self, message: str, *args: Any) -> None:

@@ -137,17 +137,21 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
 
     @property
     def overlap_rule(self) -> CountedRule:
+        """The overlap rule, read."""
         return read_rule(self.overlap, "overlap", get_args(OverlapRule), "buffer_all")
 
     @property
     def misfire_rule(self) -> CountedRule:
+        """The misfire rule, read."""
         return read_rule(self.misfire, "misfire", get_args(MisfireRule), "all")
 
     @property
     def slots(self) -> PlannedTimes:
+        """Its planned times."""
         return slots_of(self)
 
     def paused_at(self, now_ms: int) -> bool:
+        """Whether a pause is in force at this time."""
         pause = self.paused
         return pause is not None and (pause.until_ms is None or now_ms < pause.until_ms)
 

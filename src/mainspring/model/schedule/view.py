@@ -177,6 +177,7 @@ class ScheduleView(msgspec.Struct, frozen=True):
 
     @property
     def payload(self) -> Any:
+        """The payload as JSON values, or the bytes if it was given as bytes."""
         definition = self.definition
         return definition.payload if definition.raw else msgspec.json.decode(definition.payload)
 
@@ -334,6 +335,8 @@ class Backfilled(msgspec.Struct, frozen=True):
 
 
 class SchedulePage(msgspec.Struct, frozen=True):
+    """Some schedules, and the cursor of the next page (None at the end)."""
+
     schedules: list[ScheduleView]
     next: str | None
     """Where to go on; None at the end."""

@@ -330,6 +330,8 @@ def redirect_of(error: hiredis.ReplyError) -> Redirect | None:
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
+    """How connections to the server are made: timeouts in seconds, PEM files for TLS, credentials."""
+
     connect_timeout_s: float = 3.0
     timeout_s: float = 10.0
     tls_ca: str | None = None
