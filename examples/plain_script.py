@@ -1,10 +1,12 @@
 """Schedules in a plain script: declared with decorators, run in the background while the script does its own work."""
 
+import os
 import threading
 
-from mainspring import Scheduler
+from mainspring import Config, Scheduler
 
-scheduler = Scheduler()  # settings from MAINSPRING_* and mainspring.toml; without any, an embedded server
+# Settings from MAINSPRING_* and mainspring.toml; without any, an embedded server. The namespace is the example's own.
+scheduler = Scheduler(Config.load({"namespace": "plain-script"}, os.environ))
 three_ticks = threading.Semaphore(0)
 
 
@@ -24,6 +26,8 @@ def main() -> None:
     scheduler.start()
     for _ in range(3):
         three_ticks.acquire()
+    for entry in scheduler.entries():  # an example leaves nothing behind; a program of yours keeps its schedules
+        scheduler.sync_client().schedules.remove(entry.name)
     scheduler.stop()
     for entry in scheduler.entries():
         print(f"{entry.name}: {entry.spec} in {entry.zone}, {entry.target}")

@@ -1,11 +1,12 @@
 """One scheduler shared by many threads: each puts work and looks at the schedules while handlers run beside them."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from mainspring import Scheduler
+from mainspring import Config, Scheduler
 
-scheduler = Scheduler()
+scheduler = Scheduler(Config.load({"namespace": "threads"}, os.environ))  # a namespace of the example's own
 lock = threading.Lock()
 counted: set[int] = set()
 all_counted = threading.Event()
@@ -34,6 +35,7 @@ def main() -> None:
         all_counted.wait(60)
         print(f"{len(counted)} numbers counted")
         print(f"hourly is {' '.join(specs)}")
+        scheduler.sync_client().schedules.remove("hourly")  # an example leaves nothing behind
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
@@ -12,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from mainspring import Scheduler
+from mainspring import Config, Scheduler
 
-scheduler = Scheduler()
+scheduler = Scheduler(Config.load({"namespace": "web-app"}, os.environ))  # a namespace of the example's own
 sent: list[str] = []
 mailed = asyncio.Event()
 
@@ -67,6 +68,8 @@ async def main() -> None:
         print((await web.get("/mails")).json())
         [nightly] = (await web.get("/schedules")).json()
         print(nightly["name"], len(nightly["next"]))
+        client = await scheduler.client()
+        await client.schedules.remove("nightly")  # an example leaves nothing behind
 
 
 if __name__ == "__main__":

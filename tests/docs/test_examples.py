@@ -1,5 +1,6 @@
 """The examples run as they are, and do what their first lines say."""
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -11,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from mainspring import Config, RetryPolicy, Scheduler
+from mainspring import Config, RetryPolicy, Scheduler, SyncClient, embedded
 from mainspring.testing import Ticker
 from mainspring.testing.servers import wait_until
 from tests.support.pages import blocks
@@ -114,6 +115,32 @@ def test_the_program_of_the_readme_prints_what_the_readme_says(tmp_path: Path) -
     finally:
         program.terminate()
         assert program.wait(60) == 0
+
+
+@pytest.mark.parametrize("name", ["plain_script", "threads", "web_app"])
+def test_an_example_beside_a_running_node_keeps_to_a_namespace_of_its_own_and_leaves_no_schedules(
+    name: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    with serving(tmp_path) as start, contextlib.ExitStack() as opened:
+        node = start()
+        ended = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / f"{name}.py")],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env={**os.environ, "MAINSPRING_DATA_DIR": str(data)},
+        )
+        assert (ended.returncode, sorted(ended.stdout.splitlines())) == (0, sorted(SAID[name])), ended.stderr
+        namespace = load(name).scheduler.config.namespace
+        assert namespace != "main"
+        url = opened.enter_context(embedded.guest(data)).url
+        for one in ("main", namespace):
+            client = opened.enter_context(SyncClient(url, namespace=one))
+            assert client.schedules.all() == []
+        opened.close()
+        assert node.end() == 0
 
 
 async def test_an_unpaid_order_expires_after_thirty_minutes_and_a_paid_one_never(mainspring_ticker: Ticker) -> None:
