@@ -847,7 +847,7 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
         assert summary.handles is not None
         [handle] = summary.handles
         ask = partial(self.result, handle.id, lane=lane)
-        return handle.bound(lambda timeout: ask(timeout=timeout), self.store.keys.namespace, lane)
+        return handle._bound(lambda timeout: ask(timeout=timeout), self.store.keys.namespace, lane)
 
     # -- one task ------------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ def _answering(
         lane = kwargs.get("lane")
         lane_name = lane if isinstance(lane, str) else None
         ask = functools.partial(self.result, handle.id, lane=lane_name)
-        return handle.bound(lambda timeout: ask(timeout=timeout), self._client.store.keys.namespace, lane_name)
+        return handle._bound(lambda timeout: ask(timeout=timeout), self._client.store.keys.namespace, lane_name)
 
     return call
 

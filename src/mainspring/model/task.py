@@ -102,17 +102,17 @@ class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
     """The due time had already passed: the task fires at once."""
     durability: str = "server"
 
-    def bound(self, ask: Callable[[float | Delay | None], R], namespace: str, lane: str | None) -> "Handle[R]":
+    def _bound(self, ask: Callable[[float | Delay | None], R], namespace: str, lane: str | None) -> "Handle[R]":
         """Tie the handle to the client that it asks for its result, and to the place of its task."""
         self.__dict__.update(ask=ask, namespace=namespace, lane=lane)
         return cast("Handle[R]", self)
 
-    def first_due(self, original_due_ms: int | None) -> Self:
+    def _first_due(self, original_due_ms: int | None) -> Self:
         """Remember when the first attempt at a kept task was due; None if that is not stored any more."""
         self.__dict__["original_due_ms"] = original_due_ms
         return self
 
-    def instead_of(self, replaced: "TaskInfo") -> Self:
+    def _instead_of(self, replaced: "TaskInfo") -> Self:
         """Remember what it took the place of, for the audit trail."""
         self.__dict__["replaced"] = replaced
         return self

@@ -87,7 +87,7 @@ class Connections:
         self._embedded: EmbeddedServer | None = None
         self._url_of_node: str | None = None
 
-    def renew_locks(self) -> None:
+    def _renew_locks(self) -> None:
         """In the child of a fork: a thread of the parent that held one is not there to give it back."""
         self._opening = threading.Lock()
 
@@ -115,7 +115,7 @@ class Connections:
         await known.open()
         return known
 
-    def lend(self, client: "Client") -> None:
+    def _lend(self, client: "Client") -> None:
         """Use this client in the running event loop; whoever lends it closes it."""
         with self._opening:
             self._async[asyncio.get_running_loop()] = client
@@ -156,7 +156,7 @@ class Connections:
 
 def _renew_locks_in_a_forked_child() -> None:
     for one in list(_ALL):
-        one.renew_locks()
+        one._renew_locks()
 
 
 os.register_at_fork(after_in_child=_renew_locks_in_a_forked_child)
@@ -315,8 +315,8 @@ class Declarations(Connections):
         self.registry = Registry(CommandWork(name, one) for name, one in config.commands.items())
         self.timetable = Timetable()
 
-    def renew_locks(self) -> None:
-        super().renew_locks()
+    def _renew_locks(self) -> None:
+        super()._renew_locks()
         self._lock = threading.RLock()
 
     def _check_stopped(self) -> None:

@@ -103,7 +103,7 @@ class Running:
         self._thread = thread = Background("mainspring-node")
         url = await thread.do(self._start_node())
         # Started for a put before the scheduler was: from here on it ends with the node, which needs it.
-        self._server = self._scheduler.node_started(url)
+        self._server = self._scheduler._node_started(url)
         if len(self._scheduler.registry):
             credentials = self._config.credentials if self._config.redis_url is not None else None
             config = replace(self._config, redis_url=url, credentials=credentials)
@@ -190,10 +190,10 @@ class Running:
                 self.failure = next((one.failure for one in parts if one is not None and one.failure is not None), None)
         except asyncio.CancelledError:
             # Not by `stop`: all that runs in the caller's event loop is cancelled, as at the end of asyncio.run.
-            if self._watcher is not None and self._scheduler.is_guest:
+            if self._watcher is not None and self._scheduler._is_guest:
                 self._watcher = None
                 log.warning("the event loop ends, and nobody has awaited astop(): the scheduler is stopped now")
                 await self._scheduler.astop()
             raise
         log.error("a part of the scheduler broke down, which is a bug: %r", self.failure, exc_info=self.failure)
-        self._scheduler.broke_down(self.failure)
+        self._scheduler._broke_down(self.failure)

@@ -161,9 +161,9 @@ class Scheduler(Declarations):
         self._home: Background | None = None
         self._failure: BaseException | None = None
 
-    def renew_locks(self) -> None:
+    def _renew_locks(self) -> None:
         """Make the locks anew in the child of a fork."""
-        super().renew_locks()
+        super()._renew_locks()
         self._changed = threading.Condition(self._lock)
 
     def configure(self, settings: Config) -> None:
@@ -195,7 +195,7 @@ class Scheduler(Declarations):
         return self.state == "running" and running is not None and running.healthy
 
     @property
-    def is_guest(self) -> bool:
+    def _is_guest(self) -> bool:
         """It runs in an event loop of the caller's."""
         return self._running is not None and self._home is None
 
@@ -429,14 +429,14 @@ class Scheduler(Declarations):
                 self._url_of_node = None
             self._changed.notify_all()
 
-    def node_started(self, url: str) -> "EmbeddedServer | None":
+    def _node_started(self, url: str) -> "EmbeddedServer | None":
         """From here on tasks are put where the node is; hands over the server that was started for a put before."""
         with self._opening:
             self._url_of_node = url
             embedded, self._embedded = self._embedded, None
         return embedded
 
-    def broke_down(self, error: BaseException) -> None:
+    def _broke_down(self, error: BaseException) -> None:
         """Record the failure of a part, which ends `run()`."""
         with self._changed:
             self._failure = error

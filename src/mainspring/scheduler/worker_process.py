@@ -201,7 +201,7 @@ class Workplace:
             shared=SharedSettings(config.shared, fills=config.shared),
         )
         client = Client.over(store, timezone=config.timezone)
-        self.scheduler.lend(client)
+        self.scheduler._lend(client)
         await publish(client.schedules, self.scheduler.declared(), store.clock.now_ms())
         self.worker = Worker(store, self.scheduler.registry, self._options(store))
         if config.worker_listen is not None:

@@ -94,7 +94,7 @@ class Ticker:
     async def _serve(self, scheduler: "Scheduler") -> None:
         from .manual_worker import ManualWorker  # here: most tests need no worker
 
-        scheduler.lend(self.client)
+        scheduler._lend(self.client)
         await publish(self.client.schedules, scheduler.declared(), self.clock.now_ms())
         if len(scheduler.registry):
             self._worker = ManualWorker(self.store, scheduler)

@@ -353,7 +353,7 @@ class NamedPuts:
             return result
         outcome: PutOutcome = "created" if old is None else "replaced"
         handle = Handle(item.id, item.row.due_ms, outcome, item.past, window.level(level).text)
-        return handle if former is None or old is None else handle.instead_of(_former(item.id, old, former))
+        return handle if former is None or old is None else handle._instead_of(_former(item.id, old, former))
 
     async def _unless_queued(self, item: Named, current: Address, entry: Found) -> Found:
         """What was handed off to workers is done for its slice, and over only when it has ended."""
@@ -424,7 +424,7 @@ def _kept_handle(task_id: str, at: Address, entry: Found, level: Durability) -> 
     due_ms, body = _due_ms(at, entry), entry.body
     first_ms = None if body is None else due_ms if body.original_due_ms is None else body.original_due_ms
     handle = Handle(task_id, due_ms, "kept", False, level.text)
-    return handle if first_ms == due_ms else handle.first_due(first_ms)
+    return handle if first_ms == due_ms else handle._first_due(first_ms)
 
 
 def _former(task_id: str, at: Address, entry: Found) -> TaskInfo:
