@@ -4,9 +4,7 @@ import asyncio
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mainspring import Client, Config
-from mainspring.node import Node
-from mainspring.store import embedded
+from mainspring import Client, Config, Node, embedded
 
 
 async def main(url: str) -> None:

@@ -876,9 +876,9 @@ class Client(PutOperations, ListOperations, DeadLetterOperations, ResultOperatio
     async def cancel(self, id: str, *, lane: str | None = None) -> CancelOutcome:
         """Cancel a task before it fires; `id` and `lane` are those of `get`.
 
-        Returns "cancelled": it never fires. "cancelling": a worker is running it and has been asked to stop. "too late":
-        it has begun. "unknown": there is no such task. Raises Ambiguous, and cancels nothing, if tasks of several lanes
-        have the id and no lane is named.
+        Returns "cancelled": it never fires. "cancelling": a worker is running it and has been asked to stop.
+        "too late": it has begun. "unknown": there is no such task. Raises Ambiguous, and cancels nothing, if tasks of
+        several lanes have the id and no lane is named.
         """
         while True:
             [outcome] = await self.cancel_many([id], lane=lane)
