@@ -14,6 +14,8 @@ import pytest
 
 from mainspring.cli.output import relative
 from mainspring.client.client import Client
+from mainspring.model.workers import WorkerInfo
+from mainspring.store.members import worker_beat
 from mainspring.testing.servers import Server
 from tests.support.serving import ENVIRON, MAIN
 
@@ -181,3 +183,39 @@ def test_version_names_the_parts() -> None:
     shown = in_pipe("version").stdout
     assert shown.startswith("mainspring ")
     assert f"Python {sys.version.split()[0]}" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "completions"),
+    [
+        ("schedule show ni", ["nightly"]),
+        ("schedule edit ", ["hourly", "nightly"]),
+        ("task list --state ", ["pending", "fired", "queued", "running"]),
+        ("task put --target lo", ["log:"]),
+        ("pause --queue ", ["mail"]),
+    ],
+)
+async def test_names_and_choices_are_completed(
+    server: Server, client: Client, line: str, completions: list[str]
+) -> None:
+    for name in ("nightly", "hourly"):
+        await client.schedules.add(name, cron="0 2 * * *", target="log:")
+    await worker_beat(client.store, "w1/a", WorkerInfo(id="w1", queues={"mail": 1}, lease_ms=600_000))
+    words = f"mainspring {line}".split(" ")
+    asked = {
+        "_MAINSPRING_COMPLETE": "complete_bash", "COMP_WORDS": "mainspring " + line, "COMP_CWORD": str(len(words) - 1),
+        "MAINSPRING_REDIS_URL": server.url,
+    }  # fmt: skip
+    found = await asyncio.to_thread(
+        subprocess.run, MAIN, capture_output=True, text=True, timeout=60, env=ENVIRON | asked, check=False
+    )
+    assert found.stdout.split() == completions, found.stderr
+
+
+def test_without_a_server_nothing_is_completed_and_nothing_is_said() -> None:
+    asked = {
+        "_MAINSPRING_COMPLETE": "complete_bash", "COMP_WORDS": "mainspring schedule show n", "COMP_CWORD": "3",
+        "MAINSPRING_REDIS_URL": "redis://127.0.0.1:1",
+    }  # fmt: skip
+    found = subprocess.run(MAIN, capture_output=True, text=True, timeout=60, env=ENVIRON | asked, check=False)
+    assert (found.stdout.strip(), found.stderr) == ("", "")

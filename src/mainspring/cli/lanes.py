@@ -6,7 +6,7 @@ import typer
 
 from mainspring.cli.audited_client import user
 from mainspring.cli.listing import Instant, Listing, StateCell, listing
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, completing, load
 from mainspring.cli.output import printable
 from mainspring.cli.task import print_json, when_of, with_client
 from mainspring.model.errors import InvalidInput
@@ -21,7 +21,7 @@ lane_app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
 )
 
-LaneArgument = Annotated[str, typer.Argument(help="The lane.")]
+LaneArgument = Annotated[str, typer.Argument(help="The lane.", autocompletion=completing("lanes"))]
 
 _ANSWERS: Final[dict[LaneAnswer, str]] = {
     "ok": "done",
@@ -172,9 +172,12 @@ def _served(one: QueueInfo) -> str:
 pause_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 TargetOption = Annotated[
-    str | None, typer.Option(help="This target; with a * at its end, all that begin so: 'kafka:*'.")
+    str | None,
+    typer.Option(
+        help="This target; with a * at its end, all that begin so: 'kafka:*'.", autocompletion=completing("targets")
+    ),
 ]
-QueueOption = Annotated[str | None, typer.Option(help="This queue.")]
+QueueOption = Annotated[str | None, typer.Option(help="This queue.", autocompletion=completing("queues"))]
 LaneOption = Annotated[str | None, typer.Option(help="This lane.")]
 Everything = Annotated[bool, typer.Option("--all", help="Everything.")]
 

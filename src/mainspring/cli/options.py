@@ -4,17 +4,18 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 import typer
 
-from mainspring.model.errors import ConfigError, InvalidInput
+from mainspring.model.errors import ConfigError, InvalidInput, MainspringError
 
 if TYPE_CHECKING:
+    from mainspring.client.client import Client
     from mainspring.client.http import Api
     from mainspring.config.config import Config
     from mainspring.store.store import Store
@@ -116,6 +117,40 @@ async def opened_store(config: "Config", *, makes: bool = False) -> "AsyncIterat
     ):
         yield store
 
+
+def completing(kind: Literal["schedules", "lanes", "queues", "targets"]) -> Callable[[typer.Context, str], list[str]]:
+    """Return a completion of names that the server knows; without a server that answers soon there are none."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[str]:
+        from mainspring.cli.task import with_client
+
+        given = context.params
+        try:
+            config = load(given.get("redis_url"), given.get("data_dir"), given.get("namespace"), given.get("config"))
+            names = with_client(config, lambda client: _names(config, client, kind))
+        except (MainspringError, OSError, TimeoutError):
+            return []
+        return sorted(name for name in names if name.startswith(incomplete))
+
+    return complete
+
+
+async def _names(config: "Config", client: "Client", kind: str) -> list[str]:
+    async with asyncio.timeout(COMPLETION_S):
+        match kind:
+            case "schedules":
+                return [view.name async for view in client.schedules.all()]
+            case "lanes":
+                return [one.lane for one in await client.lanes()]
+            case "queues":
+                return [one.name for one in await client.queues()]
+            case _:
+                queued = {target for one in await client.workers() for target in one.targets}
+                return [*queued, *(f"target:{name}" for name in config.targets), "log:", "kafka:", "https://"]
+
+
+COMPLETION_S: Final = 2.0
+ScheduleName = Annotated[str, typer.Argument(help="The schedule.", autocompletion=completing("schedules"))]
 
 STANDARD_INPUT: Final = "-"
 

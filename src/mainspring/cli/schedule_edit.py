@@ -11,7 +11,7 @@ import typer
 
 from mainspring.cli import schedule_view as shown
 from mainspring.cli.audited_client import user
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, json_of, load
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, json_of, load
 from mainspring.cli.output import ProgressBar
 from mainspring.cli.task import print_json, when_of, with_client
 from mainspring.config.config import Config
@@ -149,7 +149,7 @@ def _author(by: str | None) -> str:
 @app.command()
 @takes_fields
 def add(
-    name: str, fields: dict[str, Any],
+    name: Annotated[str, typer.Argument(help="A name for it.")], fields: dict[str, Any],
     replace: Annotated[bool, typer.Option("--replace", help="Edit the one of this name, if there is one.")] = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
@@ -167,7 +167,7 @@ def add(
 @app.command(epilog=_EMPTY)
 @takes_fields
 def edit(
-    name: str, fields: dict[str, Any],
+    name: ScheduleName, fields: dict[str, Any],
     generation: Annotated[int | None, typer.Option(help="Fail if it has another generation by now.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
@@ -187,7 +187,7 @@ def edit(
 @app.command(epilog=_EMPTY)
 @takes_fields
 def diff(
-    name: str, fields: dict[str, Any],
+    name: ScheduleName, fields: dict[str, Any],
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -208,7 +208,7 @@ def _show_diff(loaded: Config, name: str, fields: dict[str, Any], json: bool) ->
 
 @app.command()
 def pause(
-    name: str,
+    name: ScheduleName,
     reason: Annotated[str, typer.Option(help="Why.")] = "",
     by: ChangedBy = None,
     until: Annotated[str | None, typer.Option(help="Resume by itself: at a time, or after a delay such as 2h.")] = None,
@@ -227,7 +227,7 @@ def pause(
 
 @app.command()
 def resume(
-    name: str, by: ChangedBy = None,
+    name: ScheduleName, by: ChangedBy = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -238,7 +238,7 @@ def resume(
 
 @app.command()
 def remove(
-    name: str,
+    name: ScheduleName,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -253,7 +253,7 @@ def remove(
 
 @app.command()
 def rollback(
-    name: str,
+    name: ScheduleName,
     generation: Annotated[int | None, typer.Argument(help="Which; default the one before this.")] = None,
     by: ChangedBy = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
@@ -267,7 +267,7 @@ def rollback(
 
 @app.command()
 def trigger(
-    name: str,
+    name: ScheduleName,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -282,7 +282,7 @@ def trigger(
 
 @app.command()
 def backfill(
-    name: str,
+    name: ScheduleName,
     start: Annotated[str, typer.Option("--from", help="The first time, included.")],
     end: Annotated[str, typer.Option("--to", help="The last time, not included.")],
     rate: Annotated[float | None, typer.Option(help="At most this many runs a second.")] = None,

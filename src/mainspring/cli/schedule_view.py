@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from mainspring.cli.listing import Cell, Instant, Listing, StateCell, listing
-from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, Settings, load
+from mainspring.cli.options import DataDir, Json, Namespace, RedisUrl, ScheduleName, Settings, load
 from mainspring.cli.output import printable
 from mainspring.cli.task import print_json, with_client
 from mainspring.model.errors import NotFound
@@ -148,7 +148,7 @@ def list_(config: "Config", limit: Annotated[int, typer.Option(help="At most thi
 
 @app.command()
 def show(
-    name: str,
+    name: ScheduleName,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -167,7 +167,7 @@ def show(
 
 @app.command()
 def history(
-    name: str,
+    name: ScheduleName,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip

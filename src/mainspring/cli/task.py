@@ -18,6 +18,7 @@ from mainspring.cli.options import (
     Namespace,
     RedisUrl,
     Settings,
+    completing,
     json_of,
     load,
     opened_store,
@@ -48,7 +49,9 @@ ShownState = Literal["pending", "fired", "queued", "running"]
 @app.command()
 def put(
     payload: Annotated[str, typer.Argument(help="JSON; - reads it from standard input.")] = "null",
-    target: Annotated[str, typer.Option(help="Where it goes, e.g. log: or https://…")] = "log:",
+    target: Annotated[
+        str, typer.Option(help="Where it goes, e.g. log: or https://…", autocompletion=completing("targets"))
+    ] = "log:",
     at: At = None,
     after: In = None,
     id: Annotated[str | None, typer.Option(help="With it, a repeated put is one task.")] = None,
