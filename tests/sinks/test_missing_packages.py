@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 from mainspring.model.targets.named import Targets
+from mainspring.model.targets.webhook import NEEDS
 from mainspring.sinks.base import NamedSink, Sink
-from mainspring.sinks.http import NEEDS, HttpSink
+from mainspring.sinks.http import HttpSink
 from mainspring.sinks.kafka import NEEDS as KAFKA_NEEDS
 from mainspring.sinks.kafka import KafkaSink, kafka_sink
 from mainspring.sinks.kafka_options import KafkaOptions
