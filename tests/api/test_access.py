@@ -640,6 +640,33 @@ async def test_a_key_that_may_only_submit_changes_nothing_that_is_there(api: Api
     assert await changes(api) == []
 
 
+async def test_a_key_that_may_only_submit_replaces_what_it_put_itself_and_nothing_else(api: Api) -> None:
+    first, second = await api.key("submit-only"), await api.key("submit-only")
+    api.token = first
+    task = {"target": "log:", "id": "a", "at": LATER, "payload": 1}
+    for wanted, outcome in (({"on_conflict": "replace"}, "created"), ({"on_conflict": "replace"}, "replaced")):
+        assert (await api.post("/v1/tasks", task | wanted)).json["outcome"] == outcome
+    later = await api.post("/v1/tasks", task | {"at": LATER + 5, "on_conflict": "earliest"})
+    assert (later.status, later.json["outcome"]) == (200, "kept"), "its own, which is due earlier"
+    moved = await api.post("/v1/tasks", task | {"at": LATER - 5, "on_conflict": "earliest"})
+    assert moved.json["outcome"] == "replaced"
+    told = await api.batch([task | {"payload": 2}], "?on_conflict=replace&answers=errors")
+    assert told.lines[-1]["summary"]["replaced"] == 1
+    ticks = [await api.post("/ticks?replace=true", {"item": "user1", "at": at}) for at in (LATER, LATER + 5)]
+    assert [tick.json["outcome"] for tick in ticks] == ["created", "replaced"]
+    assert len(await changes(api)) == 4
+    api.token = second
+    assert (await api.post("/v1/tasks", task | {"on_conflict": "replace"})).problem == "forbidden"
+    assert (await api.post("/ticks?replace=true", {"item": "user1", "at": LATER})).problem == "forbidden"
+    told = await api.batch([task], "?on_conflict=replace")
+    assert told.lines[0]["error"]["status"] == 403
+    api.token = await api.key("operator")
+    assert (await api.post("/v1/tasks", task | {"on_conflict": "replace"})).json["outcome"] == "replaced"
+    api.token = first
+    assert (await api.post("/v1/tasks", task | {"on_conflict": "replace"})).problem == "forbidden", "the operator's now"
+    assert (await api.post("/v1/tasks", task | {"by": "k1"})).problem == "invalid"
+
+
 async def test_a_tick_that_is_moved_is_written_down_and_those_of_a_batch_together(api: Api) -> None:
     api.token = await api.key("operator")
     for at in (LATER, LATER + 5):

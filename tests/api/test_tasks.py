@@ -52,6 +52,20 @@ async def test_a_new_task_is_201_with_its_place_and_can_be_looked_at_there(api: 
     assert (found.json["retry"], found.json["timeout_ms"]) == ("3", 5_000)
 
 
+@pytest.mark.parametrize(
+    ("fields", "retry"), [({"retries": 2}, "3"), ({"retries": 0, "retry": "9 base=2s"}, "1 base=2s")]
+)
+async def test_retries_count_alike_in_a_single_put_and_in_a_batch(api: Api, fields: dict[str, Any], retry: str) -> None:
+    task = {"target": "null:", "at": LATER, "id": "a" * 40} | fields  # an id that the fast path of a batch passes on
+    assert (await put(api, id="one", **fields)).status == 201
+    assert (await api.batch([task, task | {"id": "b"}])).lines[-1]["summary"]["created"] == 2
+    for name in ("one", "a" * 40, "b"):
+        assert (await api.get(f"/v1/tasks/{name}")).json["retry"] == retry
+    wrong = await put(api, retries=-1)
+    assert (wrong.status, wrong.problem) == (400, "invalid")
+    assert "retries is -1" in wrong.json["detail"]
+
+
 async def test_a_task_without_a_time_is_due_now_and_one_with_a_delay_later(api: Api) -> None:
     now_ms = api.client.store.clock.now_ms()
     now = await api.post("/v1/tasks", {"target": "null:"})

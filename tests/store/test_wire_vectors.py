@@ -129,7 +129,7 @@ def test_an_entry_can_be_read_with_nothing_but_a_table_of_msgpack(row: dict[str,
     assert rest == b""
     names = (
         "target", "payload", "id", "lane", "due_ms", "original_due_ms", "attempt", "expires_ms", "raw", "errors",
-        "retry", "occurrence", "timeout_ms", "lane_in_key",
+        "retry", "occurrence", "timeout_ms", "lane_in_key", "by",
     )  # fmt: skip
     said = dict(zip(names, fields, strict=False))
     meant = {**row["body"], "payload": bytes.fromhex(row["body"]["payload"])}

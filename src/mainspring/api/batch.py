@@ -164,6 +164,7 @@ class Lines:
                 and new.lane is None
                 and new.expires is None
                 and new.retry is None
+                and new.retries is None
                 and new.timeout is None
                 and (len(payload) < shallow or _is_small(bytes(payload), depth))
                 and (new.id is None or 0 < len(new.id) < _SHORT)
@@ -453,8 +454,9 @@ class _Batch:
         self._looked_at = 0
         self._wrong_left = call.node.config.api_batch_errors
         rejects = self._query.on_conflict == "reject"
-        self._rule = call.rule_of("keep" if rejects else self._query.on_conflict)
-        may_be_refused = rejects or self._rule != self._query.on_conflict
+        self._rule: OnConflict = "keep" if rejects else self._query.on_conflict
+        self._signs = not call.key.may("operate")
+        may_be_refused = rejects or self._signs
         self._counts = self._query.answers == "errors" and not may_be_refused and call.may_reach_all
         """Nobody asks for ids: what was stored is only counted, which is cheaper."""
 
@@ -543,7 +545,7 @@ class _Batch:
     # -- writing -----------------------------------------------------------------------------------------------
 
     async def _write(self, portion: Portion) -> None:
-        handles = await self._put(portion.tasks)
+        handles = await self._put([self._call.signed(task) for task in portion.tasks] if self._signs else portion.tasks)
         if not self._call.may_reach_all:
             handles = [await self._own(task, one) for task, one in zip(portion.tasks, handles, strict=True)]
         await self._mark(portion, handles)
@@ -659,7 +661,7 @@ class _Batch:
         if self._query.on_conflict == "reject":
             return Problem("conflict", f"a task with id {handle.id!r} exists, due {handle.due_ms} ms")
         try:
-            self._call.check_changeable(self._query.on_conflict, handle)
+            self._call.check_changeable(handle)
         except Problem as problem:
             return problem
         return None

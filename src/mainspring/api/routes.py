@@ -12,7 +12,7 @@ from ..client.client import Client
 from ..model.access import ApiKey, Right
 from ..model.audit import Change
 from ..model.errors import Ambiguous, Conflict, OutOfMemory
-from ..model.task import Handle, OnConflict
+from ..model.task import Handle, SubmittedTask, Task
 from ..node.node import Node
 from ..sinks.http_network import check_literal_target
 from ..store import access
@@ -179,18 +179,19 @@ class Call(msgspec.Struct):
         check_target(self.key, target)
         check_literal_target(target, self.app.reach)
 
-    def rule_of(self, asked: OnConflict) -> OnConflict:
-        """The conflict rule to write with. A key without the right to operate changes nothing that is there: its put
-        keeps a known id, in one step of the server, and is refused then (`check_changeable`)."""
-        return asked if asked in ("keep", "reject") or self.key.may("operate") else "keep"
+    def signed(self, task: Task) -> Task:
+        """Name the caller in a task with an id if its key may not operate: it can replace only what it put itself."""
+        if task.id is None or self.key.may("operate"):
+            return task
+        return SubmittedTask(**{name: getattr(task, name) for name in Task.__struct_fields__}, by=self.key.id)
 
-    def check_changeable(self, asked: OnConflict, handle: Handle) -> None:
-        """Refuse a put that kept a known id although its caller asked to change it."""
-        if handle.outcome == "kept" and self.rule_of(asked) != asked:
+    def check_changeable(self, handle: Handle) -> None:
+        """Refuse a put that was to replace the task of another caller, and has kept it."""
+        if handle.of_another:
             raise Problem(
                 "forbidden",
-                f"the id {handle.id[:300]!r} is taken, and the key's role is {self.key.role}, which does not have the"
-                " right 'operate' to change what is there",
+                f"another caller put the task {handle.id[:300]!r}; a key with the role {self.key.role} replaces only"
+                " its own tasks, the right 'operate' is needed for others",
             )
 
     def check_seen(self, target: str | None, what: str, name: str) -> None:

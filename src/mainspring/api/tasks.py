@@ -15,7 +15,7 @@ from ..model.explain import Explanation
 from ..model.ids import check_id, check_name
 from ..model.job import Ending
 from ..model.limits import MAX_PAYLOAD_BYTES
-from ..model.retry import retry_line
+from ..model.retry import policy_line
 from ..model.targets.names import check_target
 from ..model.task import Count, Handle, ListedState, OnConflict, PutOutcome, QueueState, Task, TaskInfo
 from ..model.times import check_horizon, delay_ms, expiry_ms, instant_ms, timeout_ms
@@ -89,7 +89,7 @@ def task_of(new: NewTask, now_ms: int, *, task_id: str | None = None) -> Task:
         expires_ms = None if new.expires is None else expiry_ms(new.expires, due_ms)
     except OverflowError:
         raise InvalidInput("a time lies outside of the calendar") from None
-    retry = None if new.retry is None else retry_line(new.retry)
+    retry = policy_line(new.retries, new.retry)
     if new.timeout is not None:
         timeout_ms(new.timeout)
     return Task(new.target, msgspec.Raw(payload), due_ms, None, task_id, new.lane, expires_ms, retry, new.timeout)
@@ -313,9 +313,8 @@ async def put_task(call: Call) -> Answer:
             call.node.config.check_timeout(task.target, timeout_ms(posted.timeout))
         # A rule is for the caller's own ids: one that we made is known already only if this is the same request.
         on_conflict = "keep" if posted.id is None else posted.on_conflict
-        handle = await _put(call, task, call.rule_of(on_conflict), posted.durability)
-        if not repeated:  # else it may be our own put, whose answer was lost
-            call.check_changeable(on_conflict, handle)
+        handle = await _put(call, call.signed(task), on_conflict, posted.durability)
+        call.check_changeable(handle)
         # Our own put, whose response was lost: report it as the first time.
         created = handle.outcome == "created" or (repeated and posted.id is None)
         body = Put.of(handle)

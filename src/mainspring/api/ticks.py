@@ -81,10 +81,11 @@ async def post_tick(call: Call) -> Answer:
     if replace and task.id is not None:
         await call.check_not_others(task.id)
     asked: OnConflict = "replace" if replace else "keep"
-    handle = await audited(call, task, space.collector(call.rule_of(asked)).put(task))
+    signed = call.signed(task) if replace else task
+    handle = await audited(call, task, space.collector(asked).put(signed))
     if handle.outcome == "kept":
         await call.check_not_others(handle.id)  # do not report a task that the key may not see
-        call.check_changeable(asked, handle)
+        call.check_changeable(handle)
     return accepted(handle)
 
 

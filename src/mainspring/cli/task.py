@@ -58,6 +58,7 @@ def put(
     lane: Annotated[str | None, typer.Option(help="Tasks of one lane are delivered one at a time.")] = None,
     expires: Annotated[str | None, typer.Option(help="Not delivered after this time or delay.")] = None,
     retry: Annotated[str | None, typer.Option(help="Its own retry policy, e.g. '5 base=200ms 4xx=dead'.")] = None,
+    retries: Annotated[int | None, typer.Option(help="Further attempts after a failed first one.")] = None,
     timeout: Annotated[str | None, typer.Option(help="How long one attempt may take, e.g. 30s.")] = None,
     on_conflict: Annotated[OnConflict, typer.Option(help="What to do if a task has this id already.")] = "keep",
     durability: Annotated[str, typer.Option(help="server, disk or replicas=n.")] = "server",
@@ -71,7 +72,7 @@ def put(
             load(redis_url, data_dir, namespace, config),
             lambda client: client.put(
                 target, value, at=when_of(at), after=after, id=id, lane=lane, expires=expires,
-                retry=retry, timeout=timeout, on_conflict=on_conflict, durability=durability,
+                retry=retry, retries=retries, timeout=timeout, on_conflict=on_conflict, durability=durability,
             ),
             makes=True,
         )  # fmt: skip

@@ -587,14 +587,15 @@ class RemoteClient(RemoteLetters):
         lane: str | None = None,
         expires: When | Delay | None = None,
         retry: RetryPolicy | str | None = None,
+        retries: int | None = None,
         timeout: Delay | None = None,  # noqa: ASYNC109  # of the attempts, not of this call
         on_conflict: OnConflict = "keep",
         durability: str = "server",
     ) -> Handle:
         answer = self.api.post(
             _TASKS, target=target, payload=payload, at=moment_of(at), after=after, id=id, lane=lane, expires=expires,
-            retry=None if retry is None else retry_line(retry), timeout=timeout, on_conflict=on_conflict,
-            durability=durability,
+            retry=None if retry is None else retry_line(retry), retries=retries, timeout=timeout,
+            on_conflict=on_conflict, durability=durability,
         )  # fmt: skip
         return msgspec.convert(answer, Handle)
 

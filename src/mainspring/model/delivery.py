@@ -41,6 +41,8 @@ class Body(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """How long one attempt may take; None leaves it to the target and the node."""
     lane_in_key: bool = False
     """The lane is part of the idempotency key. False in entries of versions that left it out: they keep their keys."""
+    by: str | None = None
+    """The API key that put the task, if it may change nothing but its own tasks."""
 
     @property
     def key_lane(self) -> str | None:

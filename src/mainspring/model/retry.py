@@ -309,6 +309,14 @@ def policy_of(retries: int | None, retry: RetryPolicy | str | None) -> RetryPoli
     return replace(retry or RetryPolicy(), max_attempts=retries + 1)
 
 
+def policy_line(retries: int | None, retry: RetryPolicy | str | None) -> str | None:
+    """Return the policy of both as the line that an entry keeps, or None if neither is given."""
+    if retries is None:
+        return None if retry is None else retry_line(retry)
+    policy = policy_of(retries, retry)
+    return None if policy is None else policy_text(policy)
+
+
 def policy_text(policy: RetryPolicy) -> str:
     """The shortest line that says this policy."""
     parts = [str(policy.max_attempts)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Self, cast
 
 import msgspec
 
@@ -86,6 +86,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=False):
     """How long one attempt may take; None leaves it to the handler, the command or the target."""
     retries: int | None = None
     """Further attempts after a failed first one: with `retry` instead of its number, else with the usual waits."""
+    by: ClassVar[str | None] = None
+
+
+class SubmittedTask(Task, frozen=True):
+    """A task from a caller of the API that may replace nothing but its own tasks."""
+
+    by: str | None = None  # type: ignore[misc]  # a field here, so that no other task can carry it
+    """The caller's API key."""
 
 
 class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
@@ -116,6 +124,16 @@ class Handle(msgspec.Struct, Generic[T_co], frozen=True, dict=True):
         """Remember what it took the place of, for the audit trail."""
         self.__dict__["replaced"] = replaced
         return self
+
+    def _of_another(self) -> Self:
+        """Remember that the task was kept because another caller put it."""
+        self.__dict__["of_another"] = True
+        return self
+
+    @property
+    def of_another(self) -> bool:
+        """True if the task was to be replaced, and was kept because another caller put it."""
+        return bool(self.__dict__.get("of_another", False))
 
     @property
     def replaced(self) -> "TaskInfo | None":

@@ -54,14 +54,16 @@ def entry(offset_ms: int, flags: int, idh: bytes, body: Body) -> bytes:
 def _fields(body: Body) -> Body | tuple[Any, ...]:
     """The body without the defaults at its end: of most tasks two, three or four fields are left."""
     ordinary = body.due_ms is None and body.original_due_ms is None and body.expires_ms is None
-    if body.lane_in_key:
+    if body.by is not None:
         return body
-    if body.timeout_ms is not None:
+    if body.lane_in_key:
         return msgspec.structs.astuple(body)[:-1]
+    if body.timeout_ms is not None:
+        return msgspec.structs.astuple(body)[:-2]
     if body.occurrence is not None or body.retry is not None:
-        return msgspec.structs.astuple(body)[: -2 if body.occurrence is not None else -3]
+        return msgspec.structs.astuple(body)[: -3 if body.occurrence is not None else -4]
     if not ordinary or body.attempt != 1 or body.raw or body.errors:
-        return msgspec.structs.astuple(body)[:-4]
+        return msgspec.structs.astuple(body)[:-5]
     if body.lane is not None:
         return (body.target, body.payload, body.id, body.lane)
     return (body.target, body.payload) if body.id is None else (body.target, body.payload, body.id)

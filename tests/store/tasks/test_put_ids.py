@@ -143,6 +143,8 @@ async def test_two_tasks_with_one_id_in_one_call_come_one_after_the_other(ticker
 async def test_very_many_tasks_with_one_id_that_is_kept_take_one_trip(client: Client, store: Store) -> None:
     tasks = [Task("log:", number, after=f"{number + 1}h", id="a") for number in range(500)]
     tasks.insert(250, Task("log:", "other", after="1s", id="b"))
+    warm = [Task("log:", after="1h", id=f"warm {number}") for number in range(4 * len(store.keys))]
+    await client.put_many(warm)  # a server that does not know the script yet takes one trip more
     with bad_road(store) as road:
         summary = await client.put_many(tasks, handles=True)
         assert len(road.trips) <= 2, "on a cluster one for each server"
@@ -150,7 +152,7 @@ async def test_very_many_tasks_with_one_id_that_is_kept_take_one_trip(client: Cl
     assert [one.outcome for one in summary.handles] == ["created", *["kept"] * 249, "created", *["kept"] * 250]
     assert {one.due_ms for one in summary.handles if one.id == "a"} == {summary.handles[0].due_ms}
     assert (await client.get("a")).payload == 0
-    assert (await balance(store)).accepted == 2
+    assert (await balance(store)).accepted == 2 + len(warm)
     again = await client.put_many(tasks, handles=True)
     assert again.handles is not None
     assert {one.outcome for one in again.handles} == {"kept"}

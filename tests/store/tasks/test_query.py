@@ -125,6 +125,7 @@ async def test_a_page_of_fifty_takes_two_round_trips(client: Client, store: Stor
     count = 2_000
     await client.put_many(Task("log:", n, at=now_ms + n * spread_s * 1000 // count) for n in range(count))
     cursor = None
+    await client.list(limit=50)  # a server that does not know a script yet takes one trip more
     for first in range(0, 300, 50):
         with bad_road(store) as road:
             page = await client.list(limit=50, cursor=cursor)

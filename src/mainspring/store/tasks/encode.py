@@ -18,7 +18,7 @@ from ...model.delivery import Body
 from ...model.errors import InvalidInput
 from ...model.ids import IDH_BYTES, check_id, check_name, idh_of
 from ...model.limits import HORIZON_MS
-from ...model.retry import policy_of, policy_text, retry_line
+from ...model.retry import policy_line
 from ...model.shared_settings import SharedSettings
 from ...model.targets.names import check_target
 from ...model.task import NULL, Task, encode_payload, to_json
@@ -254,20 +254,13 @@ def _are_usual(tasks: Sequence[Task], bounds: Bounds) -> bool:
         and [task.retry for task in tasks].count(None) == count
         and [task.retries for task in tasks].count(None) == count
         and [task.timeout for task in tasks].count(None) == count
+        and [task.by for task in tasks].count(None) == count
         and set(map(type, times)) == {int}
         and bounds.first_ms <= min(cast("list[int]", times))
         and max(cast("list[int]", times)) <= bounds.last_ms
         and set(map(type, targets)) == {str}
         and bounds.heads.keys() >= set(targets)
     )
-
-
-def _policy_line(task: Task) -> str | None:
-    """What an entry keeps of a task's own policy."""
-    if task.retries is None:
-        return None if task.retry is None else retry_line(task.retry)
-    policy = policy_of(task.retries, task.retry)
-    return None if policy is None else policy_text(policy)
 
 
 def _is_short(id: object) -> bool:
@@ -510,9 +503,10 @@ class Intake:
             1,
             None if task.expires is None else expiry_ms(task.expires, due_ms),
             raw,
-            retry=_policy_line(task),
+            retry=policy_line(task.retries, task.retry),
             timeout_ms=None if task.timeout is None else timeout_ms(task.timeout),
             lane_in_key=task.lane is not None,
+            by=task.by,
         )
         return self.encode(body, idh, partition, due_ms, now_ms)
 

@@ -386,11 +386,14 @@ class NamedPuts:
         due_ms = _due_ms(at, entry)
         if on_conflict == "reject":
             raise Conflict(f"a task with id {item.id!r} exists ({entry.state}, due {due_ms} ms)")
-        if on_conflict == "replace" or (
-            on_conflict == "earliest" and entry.state == "pending" and item.row.due_ms < due_ms
-        ):
-            return None
-        return _kept_handle(item.id, at, entry, level)
+        handle = _kept_handle(item.id, at, entry, level)
+        if on_conflict == "keep":
+            return handle
+        by = decode(item.row.row).by
+        if by is not None and (entry.body is None or entry.body.by != by):
+            return handle._of_another()
+        sooner = entry.state == "pending" and item.row.due_ms < due_ms
+        return None if on_conflict == "replace" or sooner else handle
 
 
 def _check_lane(item: Named, entry: Found) -> None:
