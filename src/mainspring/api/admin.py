@@ -98,6 +98,11 @@ def _check_grant(call: Call, made: ApiKey) -> None:
     limit, asked = (call.node.config.api_rate if one.rate is None else one.rate for one in (giver, made))
     if limit and not 0 < asked <= limit:
         raise _more(f"may come more often than {limit:g} times a second, as this one may; give it `rate`")
+    quota, wanted = (call.app.quotas.of(one) for one in (giver, made))
+    if wanted.tasks > quota.tasks:
+        raise _more(f"may have more than {quota.tasks:,} tasks pending, as this one may; give it `max_pending`")
+    if wanted.payload_bytes > quota.payload_bytes:
+        raise _more(f"may have more than {quota.payload_bytes:,} bytes pending, as this one may; give it `max_bytes`")
 
 
 def _more(what: str) -> Problem:

@@ -24,7 +24,7 @@ from .asgi import (
     read_json,
     read_query,
 )
-from .auth import OPEN, Authenticator, check_right
+from .auth import OPEN, Authenticator, Quotas, check_right
 from .batch import Batches
 from .routes import NO_PARAMETERS, Call, Route, Router
 from .spaces import Space, Spaces, no_such_namespace
@@ -63,6 +63,7 @@ class App:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.authenticator = Authenticator(node.config)
+        self.quotas = Quotas(node.config)
         self.spaces = Spaces(node)
         self.takes_requests = "api" in node.config.roles
         self.router = Router(ROUTES if self.takes_requests else WATCHED)

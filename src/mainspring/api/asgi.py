@@ -40,6 +40,7 @@ PROBLEMS: Final = {
     "content-type": (415, "the body is of another type than the route takes, or compressed"),
     "idempotency": (422, "the Idempotency-Key was used before with another request"),
     "rate": (429, "too many requests; Retry-After says when to come again"),
+    "quota": (429, "the key has as many tasks or bytes pending as it may; it can put more as they become due"),
     "headers": (431, "the headers are larger than the limit"),
     "bug": (500, "an error in Mainspring itself"),
     "unavailable": (503, "the server does not answer, or the node is starting or stopping; come again"),

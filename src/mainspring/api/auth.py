@@ -1,21 +1,27 @@
-"""Authentication and authorization: API keys, rate limits, and the check before every route."""
+"""Authentication and authorization: API keys, rate limits, quotas, and the check before every route."""
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from ipaddress import ip_address
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..config.config import Config, is_loopback
 from ..model.access import ApiKey, Right, hash_of, is_token
 from ..model.clock import Clock
-from ..model.errors import ConfigError
+from ..model.errors import ConfigError, StoreError
+from ..model.limits import MAX_PAYLOAD_BYTES
 from ..store.access import list_keys
+from ..store.limits import count_pending, counts_until_ms
 from ..store.store import Store
 from .asgi import Headers, Problem
+
+log = logging.getLogger("mainspring.api")
 
 FRESH_S: Final = 1.0
 """How long a revoked key may still open on a node that has just looked."""
@@ -141,6 +147,186 @@ OPEN: Final = ApiKey("open", "anybody", "admin", "", 0, None, ("*",))
 def client_of(key: ApiKey, address: str) -> str:
     """Whose requests are counted together: those of a key, or without one those of an address."""
     return f"at {address}" if key is OPEN else f"key {key.id}"
+
+
+COUNT_S: Final = 1.0
+"""How long a process keeps what it has to add to the counts of quotas."""
+_STOP_S: Final = 1.0
+"""How long a stop waits for that."""
+_WARN_S: Final = 60.0
+
+
+class Quota(NamedTuple):
+    """What a key may have pending in one namespace."""
+
+    tasks: float
+    payload_bytes: float
+
+    @property
+    def is_none(self) -> bool:
+        return self.tasks == self.payload_bytes == inf
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """What one key has pending in one namespace, as this process knows it."""
+
+    key_id: str
+    store: Store
+    tasks: int = 0
+    payload_bytes: int = 0
+    added: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Tasks and bytes that the server does not know yet, by when they stop counting. They are in the sums."""
+    until_ms: float = inf
+    """When the sums are no longer right, because something is due."""
+    seen_s: float = -inf
+    """When the server was asked last."""
+    warned_s: float = -inf
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    timer: asyncio.TimerHandle | None = None
+
+
+class Quotas:
+    """Counts what the keys have pending.
+
+    All processes add to the same counts, each once a second, and go by what they know in between. So together they may
+    exceed a quota by what they accept within a second or two.
+    """
+
+    def __init__(self, config: Config, now: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._now = now
+        self._pending: dict[tuple[str, str], _Pending] = {}
+        """By namespace and key: as many as there are keys."""
+        self._counting: set[asyncio.Task[None]] = set()
+
+    def of(self, key: ApiKey) -> Quota:
+        """Callers without a key have none: where no key is needed, whoever comes is trusted."""
+        if key is OPEN:
+            return Quota(inf, inf)
+        tasks = self._config.api_pending_tasks if key.max_pending is None else key.max_pending
+        payload_bytes = self._config.api_pending_bytes if key.max_bytes is None else key.max_bytes
+        return Quota(tasks or inf, payload_bytes or inf)
+
+    def has_room(self, key: ApiKey, store: Store) -> bool:
+        """Whether one more tick of this key is within its quota, by what is known without asking."""
+        quota, known = self.of(key), self._pending.get((store.keys.namespace, key.id))
+        if known is None or known.seen_s == -inf:
+            return quota.is_none or not key.may("submit")  # which is refused for that
+        return known.tasks < quota.tasks and known.payload_bytes + MAX_PAYLOAD_BYTES <= quota.payload_bytes
+
+    async def check(self, key: ApiKey, store: Store, payload_bytes: int) -> None:
+        """Refuse a task beyond the key's quota."""
+        for problem in (await self.refusals(key, store, [payload_bytes])).values():
+            raise problem
+
+    async def refusals(self, key: ApiKey, store: Store, sizes: Sequence[int]) -> dict[int, Problem]:
+        """Return which of some tasks, given by the bytes of their payloads, are beyond the key's quota."""
+        quota = self.of(key)
+        if quota.is_none:
+            return {}
+        known = self._of(key, store)
+        if known.seen_s == -inf:
+            await self._count(known)
+        refused = _beyond(known, quota, sizes)
+        if refused and (self._now() - known.seen_s >= COUNT_S or store.clock.now_ms() >= known.until_ms):
+            await self._count(known)
+            refused = _beyond(known, quota, sizes)
+        if not refused:
+            return {}
+        problem = _over_quota(key, known, quota)
+        if self._now() - known.warned_s >= _WARN_S:
+            known.warned_s = self._now()
+            log.warning("key %s (%s), namespace %s: %s", key.id, key.name, store.keys.namespace, problem)
+        return dict.fromkeys(refused, problem)
+
+    def add(self, key: ApiKey, store: Store, stored: Iterable[tuple[int, int]]) -> None:
+        """Count tasks that are stored, by their due times and the bytes of their payloads. What is due already is not
+        pending."""
+        if self.of(key).is_none:
+            return
+        known, now_ms = self._of(key, store), store.clock.now_ms()
+        for due_ms, size in stored:
+            if due_ms > now_ms:
+                until_ms = counts_until_ms(due_ms, now_ms)
+                count, payload_bytes = known.added.get(until_ms, (0, 0))
+                known.added[until_ms] = count + 1, payload_bytes + size
+                known.tasks += 1
+                known.payload_bytes += size
+        if known.added and known.timer is None:
+            known.timer = asyncio.get_running_loop().call_later(COUNT_S, self._begin_count, known)
+
+    async def flush(self) -> None:
+        """Write what this process has added, if the server answers soon."""
+        unwritten = [known for known in self._pending.values() if known.added]
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await asyncio.gather(*map(self._count_later, unwritten))
+        except TimeoutError:
+            log.warning("the server does not answer: what keys put within the last second is missing from their quotas")
+
+    def _of(self, key: ApiKey, store: Store) -> _Pending:
+        name = store.keys.namespace, key.id
+        known = self._pending.get(name)
+        if known is None:
+            known = self._pending[name] = _Pending(key.id, store)
+        known.store = store  # of the client that the node has now
+        return known
+
+    def _begin_count(self, known: _Pending) -> None:
+        counting = asyncio.create_task(self._count_later(known), name="mainspring-quota")
+        self._counting.add(counting)
+        counting.add_done_callback(self._counting.discard)
+
+    async def _count_later(self, known: _Pending) -> None:
+        try:
+            await self._count(known)
+        except StoreError as error:
+            log.warning("key %s: what it put within the last second is missing from its quota: %s", known.key_id, error)
+
+    async def _count(self, known: _Pending) -> None:
+        asked_s = self._now()
+        async with known.lock:
+            if known.seen_s > asked_s and not known.added:
+                return  # a caller that was before this one has just asked
+            if known.timer is not None:
+                known.timer.cancel()
+                known.timer = None
+            added, known.added = known.added, {}
+            found = await count_pending(known.store, known.key_id, added, known.store.clock.now_ms())
+            known.seen_s = self._now()
+            known.until_ms = found.until_ms or inf
+            known.tasks = found.tasks + sum(tasks for tasks, _ in known.added.values())
+            known.payload_bytes = found.payload_bytes + sum(size for _, size in known.added.values())
+
+
+def _beyond(known: _Pending, quota: Quota, sizes: Sequence[int]) -> list[int]:
+    """Which of some tasks have no room any more."""
+    tasks, payload_bytes = known.tasks, known.payload_bytes
+    if tasks + len(sizes) <= quota.tasks and payload_bytes + sum(sizes) <= quota.payload_bytes:
+        return []
+    refused = []
+    for index, size in enumerate(sizes):
+        if tasks < quota.tasks and payload_bytes + size <= quota.payload_bytes:
+            tasks, payload_bytes = tasks + 1, payload_bytes + size
+        else:
+            refused.append(index)
+    return refused
+
+
+def _over_quota(key: ApiKey, known: _Pending, quota: Quota) -> Problem:
+    limits = []
+    if quota.tasks < inf:
+        source = "api_pending_tasks" if key.max_pending is None else "the key's max_pending"
+        limits.append(f"{known.tasks:,} tasks pending of {quota.tasks:,} ({source})")
+    if quota.payload_bytes < inf:
+        source = "api_pending_bytes" if key.max_bytes is None else "the key's max_bytes"
+        limits.append(f"{known.payload_bytes:,} bytes of {quota.payload_bytes:,} ({source})")
+    return Problem(
+        "quota",
+        f"beyond what this key may have pending: it has {', and '.join(limits)}. Put more when some of them are due, or"
+        " have the limit raised",
+    )
 
 
 _HOSTS_KEPT: Final = 100

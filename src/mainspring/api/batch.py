@@ -33,7 +33,7 @@ from .asgi import (
 )
 from .auth import check_lane, client_of
 from .routes import Call, Route
-from .tasks import NO_PAYLOAD, NewTask, checked_key, is_simple, taken, task_of
+from .tasks import NO_PAYLOAD, NewTask, checked_key, is_simple, taken, task_of, weight_of
 
 _decoder: Final = msgspec.json.Decoder(NewTask)
 _NAMES: Final = field_names(NewTask)
@@ -459,6 +459,7 @@ class _Batch:
         may_be_refused = rejects or self._signs
         self._counts = self._query.answers == "errors" and not may_be_refused and call.may_reach_all
         """Nobody asks for ids: what was stored is only counted, which is cheaper."""
+        self._has_quota = not call.app.quotas.of(call.key).is_none
 
     async def read(self) -> None:
         """Write the tasks of all lines, or of as many as the limits allow; what comes behind them is only counted."""
@@ -545,7 +546,12 @@ class _Batch:
     # -- writing -----------------------------------------------------------------------------------------------
 
     async def _write(self, portion: Portion) -> None:
+        kept_before = self._summary.kept
+        if self._has_quota:
+            await self._keep_to_quota(portion)
         handles = await self._put([self._call.signed(task) for task in portion.tasks] if self._signs else portion.tasks)
+        if self._has_quota:
+            self._add_to_quota(portion.tasks, handles, self._summary.kept - kept_before)
         if not self._call.may_reach_all:
             handles = [await self._own(task, one) for task, one in zip(portion.tasks, handles, strict=True)]
         await self._mark(portion, handles)
@@ -553,6 +559,31 @@ class _Batch:
         self._summary.lines += portion.size
         if self._failure is not None:
             self._stop(problem_of(self._failure).kind, str(self._failure), portion.first)
+
+    async def _keep_to_quota(self, portion: Portion) -> None:
+        """Refuse lines beyond the key's quota; a later one may be small enough, so the batch goes on."""
+        call, tasks = self._call, portion.tasks
+        sizes = [len(task.payload) for task in tasks]
+        try:
+            refused = await call.app.quotas.refusals(call.key, call.client.store, sizes)
+        except StoreError as error:
+            self._failure = self._failure or error
+            return
+        if refused:
+            portion.wrong |= {portion.numbers[index]: problem for index, problem in refused.items()}
+            portion.numbers = [number for index, number in enumerate(portion.numbers) if index not in refused]
+            portion.tasks = [task for index, task in enumerate(tasks) if index not in refused]
+
+    def _add_to_quota(self, tasks: list[Task], handles: Sequence[LineOutcome], kept: int) -> None:
+        """Count what was stored. Of lines that are only counted it is not known which were known before, only how many:
+        the first of them are taken for those."""
+        stored: list[tuple[int, int]] = []
+        for task, found in zip(tasks, handles, strict=True):
+            if found is None and kept:
+                kept -= 1
+            elif found is None or (isinstance(found, Handle) and found.outcome != "kept"):
+                stored.append(weight_of(task))
+        self._call.app.quotas.add(self._call.key, self._call.client.store, stored)
 
     async def _mark(self, portion: Portion, handles: Sequence[LineOutcome]) -> None:
         """Note which lines are stored as safely as was asked for, so that they count once if they are sent again."""
@@ -712,7 +743,7 @@ ROUTE: Final = Route(
     query=BatchQuery,
     body=NewTask,
     answers={200: LineAnswer},
-    problems=("too-large", "content-type", "not-confirmed", "out-of-memory"),
+    problems=("too-large", "content-type", "quota", "not-confirmed", "out-of-memory"),
     streams=True,
     lines=True,
 )

@@ -24,7 +24,8 @@ from ..node.node import Node
 from ..store.redis.connection import no_passphrase
 from .app import App
 from .asgi import GUARDED, RETRY_AFTER_S, Headers, Problem, not_ready
-from .ticks import PATH, Posted, Shortcut
+from .auth import OPEN
+from .ticks import PATH, KeyedPost, Posted, Shortcut
 
 # Request heads that were accepted on a connection before: a client with a kept-alive connection repeats them.
 
@@ -272,11 +273,13 @@ class HttpConnection(HttpToolsProtocol):
         """A tick that goes the short way, unless its caller has to be looked up."""
         assert self.shortcut is not None
         key = self.shortcut.key_at_hand(headers)
-        return None if key is None else self._short(headers, key)
+        if key is None:
+            return None
+        return self._short(headers, key, Posted if key is OPEN else KeyedPost)
 
-    def _short(self, headers: Headers, key: ApiKey | None) -> Posted:
+    def _short(self, headers: Headers, key: ApiKey | None, kind: type[Posted] = Posted) -> Posted:
         assert self.shortcut is not None
-        self._running = posted = Posted(self, self.shortcut, key, headers)
+        self._running = posted = kind(self, self.shortcut, key, headers)
         self.cycle = posted  # type: ignore[assignment]  # what uvicorn asks of a cycle it has
         return posted
 
@@ -485,6 +488,7 @@ class ApiServer:
         if self._serving is not None:
             self._server.should_exit = True
             await asyncio.wait([self._serving])
+        await self.app.quotas.flush()
         for listener in getattr(self._server, "servers", ()):  # still open if it ended by itself
             listener.close()
         self._socket.close()

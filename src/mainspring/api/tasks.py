@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 from urllib.parse import quote
 
 import msgspec
@@ -169,15 +169,27 @@ class NotOver(msgspec.Struct):
     state: str
 
 
-async def audited(call: Call, task: Task, put: Awaitable[Handle]) -> Handle:
-    """What a put came to. Whatever it replaced is in the audit trail before it is answered, confirmed or not."""
+def weight_of(task: Task) -> tuple[int, int]:
+    """The due time and the bytes of the payload, as quotas count them; of a task that was checked."""
+    return cast("int", task.at), len(task.payload)
+
+
+async def put_counted(call: Call, task: Task, put: Callable[[], Awaitable[Handle]]) -> Handle:
+    """Put a task within the key's quota. Whatever it replaced is in the audit trail before it is answered, confirmed or
+    not."""
+    quotas, store = call.app.quotas, call.client.store
+    await quotas.check(call.key, store, len(task.payload))
     try:
-        handle = await put
+        handle = await put()
     except NotConfirmed as error:
+        if kept_in(error) is None:
+            quotas.add(call.key, store, [weight_of(task)])
         for stored in error.handles or ():
             if stored is not None and stored.id == task.id:  # not what others put in the same write
                 await _audit_replaced(call, task, stored)
         raise
+    if handle.outcome != "kept":
+        quotas.add(call.key, store, [weight_of(task)])
     await _audit_replaced(call, task, handle)
     return handle
 
@@ -326,13 +338,16 @@ async def put_task(call: Call) -> Answer:
 
 
 async def _put(call: Call, task: Task, on_conflict: OnConflict, durability: str) -> Handle:
+    def put() -> Awaitable[Handle]:
+        return call.put_into.put(task, on_conflict, durability)
+
     if call.may_reach_all or task.id is None:
-        return await audited(call, task, call.put_into.put(task, on_conflict, durability))
+        return await put_counted(call, task, put)
     # A key cannot replace, or learn about, a task that it may not see.
     if on_conflict != "keep":
         await call.check_not_others(task.id, task.lane)
     try:
-        handle = await audited(call, task, call.put_into.put(task, on_conflict, durability))
+        handle = await put_counted(call, task, put)
     except Conflict:
         raise taken(task) from None
     except NotConfirmed as error:
@@ -470,7 +485,7 @@ _ID: Final = "/v1/tasks/{id}"
 ROUTES: Final = (
     Route(
         "POST", "/v1/tasks", put_task, "submit", "Put one task.", body=PostedTask, answers={200: Put, 201: Put},
-        problems=("conflict", "idempotency", "too-large", "content-type", "not-confirmed", "out-of-memory"),
+        problems=("conflict", "idempotency", "too-large", "content-type", "quota", "not-confirmed", "out-of-memory"),
     ),
     Route("GET", "/v1/tasks", list_tasks, "read", "List tasks.", query=ListTasks, answers={200: TaskList}),
     Route(

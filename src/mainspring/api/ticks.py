@@ -29,9 +29,9 @@ from .asgi import (
     encode,
     read_body,
 )
-from .auth import check_right
+from .auth import OPEN, check_right
 from .routes import Call, Route
-from .tasks import audited
+from .tasks import put_counted
 
 if TYPE_CHECKING:
     from .app import App
@@ -82,7 +82,7 @@ async def post_tick(call: Call) -> Answer:
         await call.check_not_others(task.id)
     asked: OnConflict = "replace" if replace else "keep"
     signed = call.signed(task) if replace else task
-    handle = await audited(call, task, space.collector(asked).put(signed))
+    handle = await put_counted(call, task, lambda: space.collector(asked).put(signed))
     if handle.outcome == "kept":
         await call.check_not_others(handle.id)  # do not report a task that the key may not see
         call.check_changeable(handle)
@@ -165,7 +165,7 @@ TICK: Final = Route(
     query=TickQuery,
     body=Tick,
     answers={200: Accepted, 202: Accepted},
-    problems=("too-large", "content-type", "out-of-memory"),
+    problems=("too-large", "content-type", "quota", "out-of-memory"),
     streams=True,
 )
 
@@ -191,8 +191,10 @@ class Shortcut:
         """The caller's key, or None if it still has to be looked up."""
         client = self._app.node.client
         key = None if client is None else self._app.authenticator.key_at_hand(headers, client.store.clock)
+        if client is None or key is None or key is OPEN:
+            return key
         # A key limited to targets needs a lookup: the task of that id may have a target that the key may not see.
-        return key if key is None or key.targets is None else None
+        return key if key.targets is None and self._app.quotas.has_room(key, client.store) else None
 
     def admit(self, key: ApiKey, headers: Headers, address: str) -> None:
         """Judge all but the body."""
@@ -209,6 +211,10 @@ class Shortcut:
         home = self._app.spaces.home
         task = task_of(body, self._app.node.config.tick_target, home.client.store.clock.now_ms(), replace=False)
         home.collector("keep").add(task, waiter)
+
+    def count(self, key: ApiKey, body: bytes, handle: Handle) -> None:
+        """Count a tick to the quota of its key."""
+        self._app.quotas.add(key, self._app.spaces.home.client.store, [(handle.due_ms, len(body))])
 
     def text(self, answer: Answer, defaults: list[Header], *, closes: bool) -> bytes:
         """An answer as it is sent. Heads are alike for a second at a time."""
@@ -288,3 +294,21 @@ class Posted:
         if closes:
             transport.close()
         connection.on_response_complete()
+
+
+class KeyedPost(Posted):
+    """A tick of an API key, which counts to the key's quota."""
+
+    _owner: ApiKey | None = None
+
+    def start(self) -> None:
+        self._owner = self._key
+        super().start()
+
+    def done(self) -> bool:
+        return self.response_complete  # the tick of a caller that hung up counts, too
+
+    def set_result(self, handle: Handle) -> None:
+        if self._owner is not None and handle.outcome != "kept":
+            self._shortcut.count(self._owner, self.body, handle)
+        super().set_result(handle)

@@ -220,13 +220,15 @@ def add(
     targets: Annotated[list[str] | None, typer.Option("--target", help="Only this; a * at its end is any.")] = None,
     reaches: Annotated[list[str] | None, typer.Option("--also", help="Another namespace to reach; * is all.")] = None,
     rate: Annotated[float | None, typer.Option(help="At most this many requests a second.")] = None,
+    max_pending: Annotated[int | None, typer.Option(help="At most this many pending tasks; 0 is no limit.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="At most this many bytes of payloads of pending tasks.")] = None,
     redis_url: RedisUrl = None, data_dir: DataDir = None, namespace: Namespace = None,
     config: Settings = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Make a key and print its text, this one time."""
     loaded = load(redis_url, data_dir, namespace, config)
     bound = None if targets is None else tuple(targets)
-    order = KeyOrder(role, name, expires, tuple(reaches or ()), bound, rate)
+    order = KeyOrder(role, name, expires, tuple(reaches or ()), bound, rate, max_pending, max_bytes)
     token, made = asyncio.run(_add(loaded, order))
     if json:
         print(msgspec.json.encode({"key": token, **made.fields}).decode())
@@ -253,6 +255,8 @@ def _bounds(key: KeyShown) -> str:
     bounds = [f"targets {', '.join(key.targets)}"] if key.targets is not None else []
     bounds += [f"also {', '.join(key.also)}"] if key.also else []
     bounds += [f"{key.rate:g} a second"] if key.rate is not None else []
+    bounds += [f"{key.max_pending or 'any number of'} pending"] if key.max_pending is not None else []
+    bounds += [f"{key.max_bytes or 'any number of'} bytes pending"] if key.max_bytes is not None else []
     return "; ".join(bounds)
 
 

@@ -12,6 +12,7 @@ from ..model.delivery import ErrorHandler
 from ..model.errors import ConfigError, InvalidInput
 from ..model.flow import BreakerPolicy, Rate
 from ..model.lane import LanePolicy
+from ..model.limits import MAX_PENDING, MAX_PENDING_BYTES
 from ..model.queue_rules import QueueRules, parse_queues
 from ..model.retry import RetryPolicy
 from ..model.shared_settings import (
@@ -112,6 +113,10 @@ class Config:
     """Wrong lines of a batch after which the rest is not looked at."""
     api_rate: float = 0.0
     """Requests a second of one client to this node, all its processes together; 0 is no limit."""
+    api_pending_tasks: int = 10_000_000
+    """Tasks of one API key in one namespace that may be pending; 0 is no limit."""
+    api_pending_bytes: int = 4 * 1024 * 1024 * 1024
+    """Bytes of their payloads; 0 is no limit."""
     api_connections: int = 4_096
     """Connections that the API keeps open at one time."""
     api_timeout_s: float = 20.0
@@ -401,6 +406,8 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("api_batch_errors", 1, 10_000_000),
     ("api_batch_bytes", 1024, 16 * 1024 * 1024 * 1024),
     ("api_rate", 0, 10_000_000),
+    ("api_pending_tasks", 0, MAX_PENDING),
+    ("api_pending_bytes", 0, MAX_PENDING_BYTES),
     ("api_connections", 1, 1_000_000),
     ("api_timeout_s", 0.1, 3600),
     ("idempotency_window_s", 1, 366 * 86400),

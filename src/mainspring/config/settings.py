@@ -242,6 +242,8 @@ SETTINGS: Final = {
     "api_batch_bytes": Setting("api_batch_bytes", _whole),
     "api_batch_errors": Setting("api_batch_errors", _whole),
     "api_rate": Setting("api_rate", _number),
+    "api_pending_tasks": Setting("api_pending_tasks", _whole),
+    "api_pending_bytes": Setting("api_pending_bytes", _whole),
     "api_hosts": Setting("api_hosts", _list),
     "api_connections": Setting("api_connections", _whole),
     "api_timeout": Setting("api_timeout_s", _seconds),

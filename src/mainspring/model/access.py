@@ -10,6 +10,7 @@ import msgspec
 
 from .errors import InvalidInput
 from .ids import check_name
+from .limits import MAX_PENDING, MAX_PENDING_BYTES
 from .targets.names import known_scheme
 from .task import pattern_fits
 from .times import check_horizon, delay_ms, instant_ms
@@ -49,6 +50,10 @@ class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
     """Patterns; None is every target."""
     rate: float | None = None
     """Requests a second; None leaves it to the node's setting."""
+    max_pending: int | None = None
+    """Tasks that may be pending; None leaves it to the node's setting, 0 is no limit."""
+    max_bytes: int | None = None
+    """Bytes of their payloads."""
 
     def may(self, right: Right) -> bool:
         return right in RIGHTS[self.role]
@@ -130,7 +135,8 @@ MAX_RATE: Final = 1e6
 
 class KeyOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`expires` is a time (ISO 8601 or epoch milliseconds) or a delay such as `90d`; without it the key never ends.
-    `also` are other namespaces, `*` all; `targets` are patterns; `rate` is requests a second."""
+    `also` are other namespaces, `*` all; `targets` are patterns; `rate` is requests a second. `max_pending` tasks of
+    the key may be pending, with payloads of `max_bytes` in all; 0 is no limit."""
 
     role: Role
     name: str = ""
@@ -138,6 +144,8 @@ class KeyOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     also: tuple[str, ...] = ()
     targets: tuple[str, ...] | None = None
     rate: float | None = None
+    max_pending: int | None = None
+    max_bytes: int | None = None
 
 
 class KeyShown(msgspec.Struct, frozen=True):
@@ -151,10 +159,23 @@ class KeyShown(msgspec.Struct, frozen=True):
     also: tuple[str, ...]
     targets: tuple[str, ...] | None
     rate: float | None
+    max_pending: int | None = None
+    max_bytes: int | None = None
 
     @classmethod
     def of(cls, key: ApiKey) -> "KeyShown":
-        return cls(key.id, key.name, key.role, key.created_ms, key.expires_ms, key.namespaces, key.targets, key.rate)
+        return cls(
+            key.id,
+            key.name,
+            key.role,
+            key.created_ms,
+            key.expires_ms,
+            key.namespaces,
+            key.targets,
+            key.rate,
+            key.max_pending,
+            key.max_bytes,
+        )
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -173,6 +194,8 @@ def make_key(order: KeyOrder, *, key_id: str, token: str, now_ms: int) -> ApiKey
         check_namespaces(order.also),
         None if order.targets is None else check_patterns(order.targets),
         _checked_rate(order.rate),
+        _checked_quota("max_pending", order.max_pending, MAX_PENDING),
+        _checked_quota("max_bytes", order.max_bytes, MAX_PENDING_BYTES),
     )
 
 
@@ -196,3 +219,9 @@ def _checked_rate(rate: float | None) -> float | None:
     if rate is not None and not 0 < rate <= MAX_RATE:
         raise InvalidInput(f"rate is {rate:g}; give requests a second, up to 1,000,000")
     return rate
+
+
+def _checked_quota(field: str, limit: int | None, most: int) -> int | None:
+    if limit is not None and not 0 <= limit <= most:
+        raise InvalidInput(f"{field} is {limit}; give a whole number up to {most:,}, or 0 for no limit")
+    return limit

@@ -12,6 +12,10 @@ MAX_ITEM_BYTES: Final = MAX_NAME_BYTES - 16
 HORIZON_MS: Final = 10 * 366 * 24 * 3600 * 1000
 """How far ahead a task may be due: ten years."""
 
+MAX_PENDING: Final = 10**12
+MAX_PENDING_BYTES: Final = 2**50
+"""The largest quota of an API key."""
+
 MAX_ERRORS_KEPT: Final = 16
 """Errors that travel with a task through its retries; the oldest are forgotten first."""
 

@@ -268,6 +268,10 @@ class Keyspace:
         """Key of a rate or slot count that all nodes share; `name` is a target, a queue, or `catch-up`."""
         return f"{{{self.namespace}}}:limit:{name}"
 
+    def quota(self, key_id: str) -> str:
+        """What an API key has put that is not due yet."""
+        return f"{{{self.namespace}}}:quota:{key_id}"
+
     def __len__(self) -> int:
         return len(self.partitions)
 

@@ -1,11 +1,12 @@
-"""Limits that all nodes of a namespace share: permits of a rate, slots of what may run at one time."""
+"""Limits that all nodes of a namespace share: permits of a rate, slots of what may run at one time, quotas of keys."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..model.flow import Limit
-from .redis.connection import Arg
+from .keys import HOUR_MS
+from .redis.connection import Arg, RedisCommand
 from .store import Store
 
 _LEASE: Final = re.compile(rb"(\d+):\d+:(\d+)")
@@ -70,3 +71,59 @@ async def ask(store: Store, node: str, asks: Sequence[Ask], lease_ms: int) -> li
         calls.append(store.scripts.call("allow", [store.keys.limit(name)], args))
     replies = await store.run_one(store.keys.slot, calls)
     return [Granted(granted, slots, -(-wait_us // 1000)) for _, granted, slots, wait_us in replies]
+
+
+_MINUTE_MS: Final = 60_000
+_DAY_MS: Final = 24 * HOUR_MS
+_COUNTED: Final = re.compile(rb"(\d{1,15}):(tasks|bytes)")
+"""A field of a quota: until when it counts, and what."""
+
+
+class KeyPending(NamedTuple):
+    """What an API key has put that is not due yet."""
+
+    tasks: int = 0
+    payload_bytes: int = 0
+    until_ms: int = 0
+    """When some of it stops counting; 0 if there is nothing."""
+
+
+def counts_until_ms(due_ms: int, now_ms: int) -> int:
+    """Return when a task stops counting: at the end of its minute, hour or day, the finer the sooner it is due.
+
+    Minutes, so that a key that puts thousands a second for now is not charged for an hour of them; days, so that ten
+    years have a few thousand fields and not a hundred thousand.
+    """
+    ahead_ms = due_ms - now_ms
+    width_ms = _MINUTE_MS if ahead_ms < HOUR_MS else HOUR_MS if ahead_ms < 4 * _DAY_MS else _DAY_MS
+    return due_ms - due_ms % width_ms + width_ms
+
+
+async def count_pending(store: Store, key_id: str, added: Mapping[int, tuple[int, int]], now_ms: int) -> KeyPending:
+    """Add tasks and bytes, by when they stop counting, and return what the key has pending. What has passed is removed.
+
+    Not repeated if the reply is lost: the counts may then be low by what was added.
+    """
+    key, slot = store.keys.quota(key_id), store.keys.slot
+    commands: list[RedisCommand] = []
+    ahead = {until_ms: counts for until_ms, counts in added.items() if until_ms > now_ms}
+    for until_ms, (tasks, payload_bytes) in ahead.items():
+        commands.append(("HINCRBY", key, f"{until_ms}:tasks", tasks))
+        commands.append(("HINCRBY", key, f"{until_ms}:bytes", payload_bytes))
+    if ahead:
+        left_ms = max(ahead) - now_ms
+        # GT alone leaves a key without a time as it is, and NX one that has a time.
+        commands += [("PEXPIRE", key, left_ms, "NX"), ("PEXPIRE", key, left_ms, "GT")]
+    *_, flat = await store.run_one(slot, [*commands, ("HGETALL", key)])
+    counted = {b"tasks": 0, b"bytes": 0}
+    untils, passed = [], []
+    for name, value in zip(flat[::2], flat[1::2], strict=True):
+        field = _COUNTED.fullmatch(name)
+        if field is None or int(field[1]) <= now_ms:
+            passed.append(name)
+        else:
+            counted[field[2]] += int(value)
+            untils.append(int(field[1]))
+    if passed:
+        await store.run_one(slot, [("HDEL", key, *passed)])
+    return KeyPending(counted[b"tasks"], counted[b"bytes"], min(untils, default=0))

@@ -47,8 +47,10 @@ _NAMESPACE_TYPES: Final = {
     "workers": b"hash",
     "worker_times": b"zset",
 }
-_PASSING: Final = re.compile(rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*)", re.DOTALL)
-"""Strings that expire by themselves and that nothing else depends on."""
+_PASSING: Final = re.compile(
+    rb"\{[^}]*\}:(?:idem:[0-9a-f]+|r:[0-9a-f]{32}|once:[0-9a-f]{32}\.\d+|limit:.*|quota:.*)", re.DOTALL
+)
+"""Keys that expire by themselves and that nothing else depends on."""
 _SLICE_TYPES: Final = {b"s": b"list", b"f": b"string", b"d": b"string", b"x": b"string"}
 _NAMED: Final = (
     (re.compile(rb"\{([^}]*)\}:q:[A-Za-z0-9._-]{1,64}"), b"stream"),
