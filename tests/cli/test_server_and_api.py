@@ -553,17 +553,19 @@ async def test_a_command_that_needs_the_server_itself_says_so(api: Api) -> None:
 async def test_keys_are_made_listed_and_revoked(say: Say, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAINSPRING_API_TOKEN", await api.key("admin"))
     made = await told(
-        say, "key", "add", "shop", "--role", "reader", "--target", "log:*", "--expires", "1d", "--rate", "5"
-    )
+        say, "key", "add", "shop", "--role", "reader", "--target", "log:*", "--expires", "1d", "--rate", "5",
+        "--max-pending", "9", "--max-bytes", "1000",
+    )  # fmt: skip
     assert (await api.get("/v1/tasks", authorization=f"Bearer {made['key']}")).status == 200
     shown = {name: value for name, value in made.items() if name != "key"}
     assert shown | {"expires_ms": 0} == {
         "id": made["id"], "name": "shop", "role": "reader", "created_ms": made["created_ms"], "expires_ms": 0,
-        "also": [], "targets": ["log:*"], "rate": 5.0,
+        "also": [], "targets": ["log:*"], "rate": 5.0, "max_pending": 9, "max_bytes": 1000,
     }  # fmt: skip
     assert shown in await told(say, "key", "list")
     listed = (await say("key", "list")).stdout.splitlines()
     assert len({line.index(name) for line, name in zip(listed, ("NAME", "a test's", "shop"), strict=True)}) == 1, listed
+    assert "9 pending; 1000 bytes pending" in listed[-1] + listed[-2]
     assert "'king' is not one of reader" in (await say("key", "add", "--role", "king", code=2)).stderr
     both = await told(say, "key", "revoke", made["id"], "k0", code=1)
     assert both == [{"id": made["id"], "outcome": "revoked"}, {"id": "k0", "outcome": "unknown"}]

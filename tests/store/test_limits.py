@@ -1,11 +1,12 @@
-"""allow.lua: what all nodes together get of a rate and of slots, on every kind of server."""
+"""What all nodes together get of a rate, of slots and of a key's quota, on every kind of server."""
 
 import pytest
 
 from mainspring.model.clock import ManualClock
 from mainspring.model.flow import Limit, Rate
-from mainspring.store.limits import Ask, Granted, ask
+from mainspring.store.limits import Ask, Granted, KeyPending, ask, count_pending, counts_until_ms
 from mainspring.store.store import Store
+from tests.support.verifying import found
 
 LEASE_MS = 5_000
 
@@ -95,3 +96,37 @@ async def test_who_has_permits_in_hand_gets_slots_for_them_and_no_more_permits(s
     assert (await grant(store, limit, 2, node="b"))[:2] == (0, 0)
     assert (await grant(store, limit, 1, node="b", have=1))[:2] == (0, 1)
     assert (await grant(store, limit, 1, node="c", have=1))[:2] == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "end_ms"),
+    [
+        (1, 60_000),
+        (59_999, 60_000),
+        (60_000, 120_000),
+        (3_599_999, 3_600_000),
+        (3_600_000, 7_200_000),
+        (4 * 86_400_000 - 1, 4 * 86_400_000),
+        (4 * 86_400_000, 5 * 86_400_000),
+    ],
+)
+def test_a_task_counts_until_the_end_of_its_minute_hour_or_day(ahead_ms: int, end_ms: int) -> None:
+    midnight_ms = 86_400_000 * 20_000
+    assert counts_until_ms(midnight_ms + ahead_ms, midnight_ms) == midnight_ms + end_ms
+
+
+async def test_counts_of_nodes_add_up_and_what_has_passed_is_removed(store: Store, clock: ManualClock) -> None:
+    now_ms = clock.now_ms()
+    soon, late = now_ms + 60_000, now_ms + 86_400_000
+    assert await count_pending(store, "k1", {}, now_ms) == KeyPending()
+    assert await count_pending(store, "k1", {soon: (2, 50), late: (1, 7)}, now_ms) == KeyPending(3, 57, soon)
+    assert await count_pending(store, "k1", {soon: (1, 0)}, now_ms) == KeyPending(4, 57, soon)
+    assert await count_pending(store, "k2", {}, now_ms) == KeyPending(), "another key has counts of its own"
+    name = store.keys.quota("k1")
+    [left_ms] = await store.run_one(store.keys.slot, [("PTTL", name)])
+    assert 86_000_000 < left_ms <= 86_400_000, "an earlier time does not shorten its life"
+    assert await found(store) == {}, "verify knows the key"
+    assert await count_pending(store, "k1", {soon: (5, 5)}, soon) == KeyPending(1, 7, late), "added too late"
+    [fields] = await store.run_one(store.keys.slot, [("HKEYS", name)])
+    assert sorted(fields) == sorted([b"%d:tasks" % late, b"%d:bytes" % late])
+    assert await count_pending(store, "k1", {}, late) == KeyPending()

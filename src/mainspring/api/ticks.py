@@ -214,7 +214,9 @@ class Shortcut:
 
     def count(self, key: ApiKey, body: bytes, handle: Handle) -> None:
         """Count a tick to the quota of its key."""
-        self._app.quotas.add(key, self._app.spaces.home.client.store, [(handle.due_ms, len(body))])
+        client = self._app.node.client
+        if client is not None:  # else the node has stopped meanwhile
+            self._app.quotas.add(key, client.store, [(handle.due_ms, len(body))])
 
     def text(self, answer: Answer, defaults: list[Header], *, closes: bool) -> bytes:
         """An answer as it is sent. Heads are alike for a second at a time."""
