@@ -1,11 +1,12 @@
 # Mainspring. `make` alone lists what there is to do; every target does its own set-up.
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow test-cron-long chaos chaos-long check check-deploy screenshots bench bench-peers demo start-poc cleanup-poc fmt lock clean
+.PHONY: help install serve test test-slow test-cron-long chaos chaos-long check check-deploy docs screenshots bench bench-peers demo start-poc cleanup-poc fmt lock clean
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
 BIN    := .venv/bin
 STAMP  := .venv/.installed
+DOCS_STAMP := .venv/docs/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS   ?=
 # The tests start Python a thousand times: without its compiled modules each start takes twice as long.
@@ -84,6 +85,20 @@ cleanup-poc: ## remove the containers of start-poc, their data and their image
 check-deploy: install ## container, Kubernetes, systemd and Prometheus files against their schemas
 	@tools/check-deploy
 
+docs: install $(DOCS_STAMP) ## build the site of the docs, with a reference made from the code, into build/site
+	@rm -rf build/pages build/site
+	@$(BIN)/python tools/reference build/pages/reference
+	@$(BIN)/python tools/site build
+	@NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet --strict --config-file build/mkdocs.yml
+	@echo 'the site is in build/site; its search needs a web server: python3 -m http.server --bind 127.0.0.1 --directory build/site'
+
+# What builds the site is installed apart and on demand: nobody else needs it.
+$(DOCS_STAMP): requirements/docs.txt | install
+	@$(BIN)/python -m venv .venv/docs
+	@$(BIN)/uv pip install --quiet --python .venv/docs/bin/python --require-hashes -r requirements/docs.txt \
+	  || .venv/docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
+
 screenshots: install ## write the pictures of the docs again, from real commands
 	@$(BIN)/python tools/screenshots
 
@@ -94,5 +109,5 @@ fmt: install ## format and repair what can be repaired
 lock: ## pin anew after a change of pyproject.toml (ARGS=--upgrade for newer versions)
 	@tools/lock $(ARGS)
 
-clean: ## remove .venv and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## remove .venv, caches and the site
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
