@@ -67,11 +67,11 @@ def spoil(primary: Primary, dice: random.Random, met: Counter[str]) -> None:
         luck = dice.random()
         if luck < FAULTS / 2:
             met["never sent"] += 1
-            raise Unavailable("a test cut the road", sent=False)
+            raise Unavailable("a test broke the network path", sent=False)
         replies = await pipeline(commands, timeout_s=timeout_s)
         if luck < FAULTS:
             met["reply lost"] += 1
-            raise Unavailable("a test cut the road", sent=True)
+            raise Unavailable("a test broke the network path", sent=True)
         return replies
 
     vars(primary)["pipeline"] = send

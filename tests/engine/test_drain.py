@@ -150,7 +150,7 @@ async def test_a_drain_raises_what_it_could_not_write_and_the_next_one_writes_it
     await node.end(name, outcome)
     with bad_road(node.engine.store) as network:
         network.next(fault, only=calls(script))
-        with pytest.raises(Unavailable, match="a test cut the road"):
+        with pytest.raises(Unavailable, match="a test broke the network path"):
             await node.engine.dispatcher.drain()
     await node.engine.dispatcher.drain()
     books = await balance(store)
@@ -170,7 +170,7 @@ async def test_a_drain_raises_that_a_hand_off_failed_and_the_next_one_repeats_it
         network.next(fault, only=calls("hand_off"))
         with pytest.raises(Unavailable):
             await ticker.engine.dispatcher.step()
-        with pytest.raises(Unavailable, match="a test cut the road"):
+        with pytest.raises(Unavailable, match="a test broke the network path"):
             await ticker.engine.dispatcher.drain()
     await ticker.engine.dispatcher.drain()
     assert (await balance(store)).queued == 1

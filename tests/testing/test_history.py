@@ -557,7 +557,7 @@ def test_no_more_may_come_again_than_was_under_way(story: Story) -> None:
     story.begin("b", at=50, token="200.bb")
     [violation] = check(story)
     assert violation.rule == "excess"
-    assert "2 delivered again after 100.aa had at most 1 under way" in violation.message
+    assert "2 delivered again after 100.aa had at most 1 in flight" in violation.message
 
 
 def test_what_was_put_twice_may_be_delivered_twice(story: Story) -> None:

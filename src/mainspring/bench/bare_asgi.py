@@ -1,6 +1,6 @@
-"""What uvicorn can do with an application that does nothing: answers each request with its own body.
+"""An ASGI application that does nothing but echo each request body: the most that uvicorn can do.
 
-Run as a module it prints its port, and ends when its standard input does.
+Run as a module, it prints its port and exits when its standard input closes.
 """
 
 import asyncio

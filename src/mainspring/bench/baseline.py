@@ -1,8 +1,8 @@
-"""`bench baseline`: the same life through the hand-written sorted-set design.
+"""`bench baseline`: the same task lifecycle on a hand-written sorted-set design.
 
-It is meant to be as good as this design can be: our own wire client, variadic commands, EVALSHA, decoding
-in bulk, the acknowledgement of one claim in the same pipeline as the next claim, and 16 raw bytes as ids where
-the caller gives none.
+The baseline is meant to be as good as this design can be: our own wire client, variadic commands, EVALSHA, bulk
+decoding, the acknowledgement of one claim in the same pipeline as the next claim, and 16 raw bytes as ids where the
+caller gives none.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _ID_BYTES: Final = 16
 
 
 class BaselineEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What the hash keeps of a task: the same as an entry of ours says."""
+    """A task's entry in the hash: the same facts that Mainspring stores."""
 
     target: str
     payload: bytes
@@ -42,10 +42,10 @@ _decode_many: Final = msgspec.msgpack.Decoder(list[BaselineEntry]).decode
 
 
 class SortedSetQueue:
-    """ZADD + HSET; a Lua claim; ZREM + HDEL."""
+    """A queue that schedules with ZADD + HSET, claims with a Lua script, and finishes with ZREM + HDEL."""
 
     def __init__(self, servers: Servers, namespace: str) -> None:
-        # One tag: a script needs all of its keys in one slot.
+        # One hash tag: a script needs all of its keys in one slot.
         tag = f"{{{namespace}:base}}"
         self._due, self._leased, self._entries = f"{tag}:due", f"{tag}:leased", f"{tag}:entries"
         self._primary = servers.for_slot(slot_of(f"{namespace}:base"))
@@ -60,7 +60,7 @@ class SortedSetQueue:
         await self._run([("SCRIPT", "LOAD", self._script)])
 
     async def put(self, ids: Sequence[Arg], entries: Sequence[BaselineEntry]) -> None:
-        """At most a batch, all or nothing."""
+        """Store at most one batch, all or nothing."""
         due: list[Arg] = []
         rows: list[Arg] = []
         for id_, entry in zip(ids, entries, strict=True):
@@ -69,16 +69,16 @@ class SortedSetQueue:
         await self._run([("MULTI",), ("ZADD", self._due, *due), ("HSET", self._entries, *rows), ("EXEC",)])
 
     async def cancel(self, ids: Sequence[Arg]) -> int:
-        """At most a batch; how many were still waiting."""
+        """Cancel at most one batch; return how many tasks were still waiting."""
         replies = await self._run([("MULTI",), ("ZREM", self._due, *ids), ("HDEL", self._entries, *ids), ("EXEC",)])
         return int(replies[-1][0])
 
     async def claim(self, finished: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-        """Acknowledge the ids that are finished and take what is due; return ids and payloads."""
+        """Acknowledge finished ids and claim due tasks; return their ids and payloads."""
         [*_, (ids, rows)] = await self._run([*self._ack(finished), self._claim])
         if not ids:
             return [], []
-        # Joined, the rows are one msgpack array: decoded without a call each.
+        # Joined, the rows form one msgpack array, which is decoded in a single call.
         block = b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(rows)
         return ids, [entry.payload for entry in _decode_many(block)]
 
@@ -105,7 +105,7 @@ def random_ids(count: int) -> list[bytes]:
 
 
 class SortedSet:
-    """Puts, cancels and fires a load in batches of 1,000."""
+    """The sorted-set design: puts, cancels and fires a load in batches of 1,000."""
 
     grace_ms = 100
 
@@ -121,7 +121,7 @@ class SortedSet:
             ids, entries = _batch(load, first, last)
             if load.shape.cancel:
                 self._cancelled_ids += [id_ for n, id_ in enumerate(ids, first) if load.cancelled(n)]
-            # As in Client.put_many, the next batch is made ready while the server works on this one.
+            # As in Client.put_many, prepare the next batch while the server works on this one.
             if writing is not None:
                 await writing
             writing = asyncio.create_task(self._queue.put(ids, entries))
@@ -143,7 +143,7 @@ class SortedSet:
             tally.completed_at = time.perf_counter()
 
     async def _claim_all(self, tally: DeliveryTally) -> None:
-        """One claim after the other, as our own engine ticks; each carries the acks of the one before."""
+        """Claim batch after batch, as the engine ticks; each claim acknowledges the previous batch."""
         claimed: list[bytes] = []
         last_at = time.monotonic()
         while not tally.complete.is_set() and time.monotonic() - last_at < STALL_S:

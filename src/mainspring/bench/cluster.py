@@ -1,4 +1,4 @@
-"""`bench cluster`: how soon others take over, how much moves, and what several processes fire together."""
+"""`bench cluster`: how soon other nodes take over, how much moves, and what several processes fire together."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ from .lifecycle import TARGET, BenchProgress
 NODES: Final = 4
 STOPS: Final = 5
 HORIZON_S: Final = 0.1
-"""Nothing is read long before it is due: four processes must not have more of the work done in advance than one."""
+"""A short look-ahead: four processes must not have more of the work done in advance than one."""
 
 
 class ClusterFigures(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class ClusterFigures(msgspec.Struct, frozen=True):
     takeover_term_max_s: float
     moved_share_on_join: float
     imbalance: int
-    """Partitions that one of several equal nodes has more than another, at most."""
+    """Largest difference in partitions between two equal nodes."""
     fire_per_s_1: float
     fire_per_s_4: float
     kills: int
@@ -77,7 +77,7 @@ async def cluster(
 
 
 async def _moves(store: Store, place: BenchEnvironment, lease_s: float, kills: int, progress: BenchProgress) -> _Moves:
-    dice = random.Random(1)  # which node is killed; the leader is among them like any other
+    dice = random.Random(1)  # chooses the node to kill; the leader can be chosen like any other
     async with fleet(store, place.url, lease_s) as nodes:
         for _ in range(NODES):
             await nodes.add()
@@ -108,7 +108,7 @@ def _imbalance(owners: list[str]) -> int:
 
 
 async def _fired(where: ServerChoice, processes: int, tasks: int, progress: BenchProgress) -> tuple[float, int]:
-    """Tasks a second that so many processes fire when all come due at once; and how many of them are missing."""
+    """Return the tasks per second that this many processes fire when all come due at once, and how many are missing."""
     async with open_environment(where) as place:
         await place.time.stop()
         store = await Store.open(place.url, namespace=place.namespace)
@@ -118,7 +118,7 @@ async def _fired(where: ServerChoice, processes: int, tasks: int, progress: Benc
                     await nodes.add(horizon_s=HORIZON_S)
                 await nodes.settled()
                 due_ms = store.clock.now_ms() + 4_000 + tasks // 150
-                due_ms += -due_ms % 1_000  # the start of a slice: one that began earlier would be read earlier
+                due_ms += -due_ms % 1_000  # the start of a slice: an earlier slice would be read earlier
                 await Client.over(store).put_many(Task(TARGET, "x" * 46, due_ms) for _ in range(tasks))
                 if (late_ms := await store.sample_clock() - due_ms) > 0:
                     raise BenchFailed(f"putting {tasks} tasks took {late_ms} ms too long; take fewer with --tasks")

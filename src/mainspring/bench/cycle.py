@@ -1,4 +1,4 @@
-"""`bench cycle` and `bench compare`: N tasks through the client and the real engine, and beside the baseline."""
+"""`bench cycle` and `bench compare`: N tasks through the client and the real engine, compared with the baseline."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ _DROP_S: Final = 10.0
 
 
 class MainspringDesign:
-    """Mainspring itself."""
+    """The design under test: Mainspring itself."""
 
     grace_ms = 3_100
     """A slice may be dropped two seconds after its end, and it ends up to a second after its last task."""
@@ -62,7 +62,7 @@ class MainspringDesign:
             await engine.stop()
 
     async def _until_dropped(self) -> None:
-        """Dropping the slices is part of what a task costs."""
+        """Wait until the slices are dropped: dropping them is part of the cost of a task."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DROP_S):
                 while True:
@@ -93,7 +93,7 @@ async def cycle(where: ServerChoice, shape: Shape, progress: BenchProgress) -> F
 
 
 SPREAD_S: Final = 3.0
-"""Over so long the due times lie scattered."""
+"""Seconds over which due times are spread."""
 
 STALL_S: Final = 20.0
 _POLL_S: Final = 0.02
@@ -104,7 +104,7 @@ async def drain(
 ) -> tuple[float, int]:
     """Put tasks, wait until all are due, then start an engine on them.
 
-    Returns tasks a second until all are marked done, and how many were not in the end.
+    Return the tasks per second until all are marked done, and the number that never were.
     """
     async with open_environment(where) as place:
         store = await Store.open(place.url, namespace=place.namespace)
@@ -139,7 +139,7 @@ async def until_done(
 
 
 async def done_count(store: Store) -> int:
-    """Tasks that are marked done, over all partitions."""
+    """Return the number of tasks marked done over all partitions."""
     groups: list[Group] = [(one.slot, [("HGET", one.n, "done")]) for one in store.keys.partitions]
     total = 0
     for result in await store.run(groups):
@@ -150,7 +150,7 @@ async def done_count(store: Store) -> int:
 
 
 class DesignComparison(msgspec.Struct, frozen=True):
-    """Medians of all rounds; ratios are Mainspring by baseline. Faults are added up, not evened out."""
+    """Medians of all rounds; ratios are Mainspring / baseline. Faults are summed, so that no median hides one."""
 
     cycle: Figures
     baseline: Figures
@@ -162,7 +162,7 @@ class DesignComparison(msgspec.Struct, frozen=True):
 
     @property
     def warning(self) -> str | None:
-        return self.cycle.warning  # to the baseline it makes no difference
+        return self.cycle.warning  # overdue puts make no difference to the baseline
 
     @property
     def sound(self) -> bool:
@@ -195,6 +195,6 @@ _FAULTS = ("lost", "duplicated", "early", "fired_after_cancel", "misordered")
 
 
 def middle(rounds: list[Figures]) -> Figures:
-    """Field by field the median; of faults the sum."""
+    """Combine rounds: the median of each figure, the sum of each fault count."""
     rows = [msgspec.structs.asdict(one) for one in rounds]
     return Figures(**{name: (sum if name in _FAULTS else median)(row[name] for row in rows) for name in rows[0]})

@@ -1,13 +1,13 @@
-"""Where a bench runs: a private server or the user's, the server's clock, and helper processes.
+"""Where a benchmark runs: a private server or the user's, the server's clock, and helper processes.
 
-A delivery is early when its due time lies ahead of the server's clock at the moment the sink has it. What is
-known of that clock from here is an interval; judged by its upper end, nothing is called early that was not,
-and lateness is never flattered. What it may overlook is bounded by the interval's width, `doubt_us`:
+A delivery is early when its due time is later than the server's clock at the moment the sink receives it. From here
+that clock is known only as an interval. Judging by its upper end never reports a punctual delivery as early and
+never understates lateness. Early deliveries that this misses are bounded by the interval's width, `doubt_us`:
 
-- a private server runs on this machine and reads the same clock as we do: the interval is a point;
-- of any other server the interval follows from TIME: asked at a, answered at b (by our clock) with s, the
-  server's clock was ahead of ours by at least s - b and at most s - a. The tightest of many samples counts,
-  and every sample loses 200 ppm as it ages, because the two clocks drift.
+- a private server runs on this machine and reads the same clock as the bench: the interval is a point;
+- for any other server the interval follows from TIME: asked at a and answered at b (by our clock) with s, the
+  server's clock was ahead of ours by at least s - b and at most s - a. The tightest of many samples wins, and every
+  sample widens by 200 ppm as it ages, because the two clocks drift.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _FIRST_SAMPLES: Final = 50
 
 
 class ServerTime:
-    """`ask` returns the server's TIME in microseconds; None where the server shares this machine's clock."""
+    """The server's clock. `ask` returns its TIME in microseconds; it is None if the server has this machine's clock."""
 
     def __init__(self, ask: Callable[[], Awaitable[int]] | None = None) -> None:
         self._ask = ask
@@ -52,7 +52,7 @@ class ServerTime:
             await asyncio.wait([self._task])
 
     def latest_us(self) -> int:
-        """No server clock stands later than this, now."""
+        """Return the latest time that the server's clock can show now."""
         if self._ask is None:
             return time.time_ns() // 1000
         now_us = _local_us()
@@ -60,7 +60,7 @@ class ServerTime:
 
     @property
     def doubt_us(self) -> float:
-        """How much earlier it may stand."""
+        """Width of the interval: how much earlier than `latest_us` the server's clock can be."""
         if self._ask is None:
             return 0.0
         return self._high_us - self._low_us + 2 * (_local_us() - self._at_us) * DRIFT
@@ -69,7 +69,7 @@ class ServerTime:
         return self.latest_us() // 1000
 
     async def until(self, when_ms: int) -> None:
-        """Until that time has come whichever end of the interval is right."""
+        """Wait until that time has passed at both ends of the interval."""
         while True:
             left_ms = when_ms - (self.latest_us() - self.doubt_us) / 1000
             if left_ms <= 0:
@@ -89,7 +89,7 @@ class ServerTime:
         if self._at_us:
             aged = (answered_us - self._at_us) * DRIFT
             low, high = max(low, self._low_us - aged), min(high, self._high_us + aged)
-        if low > high:  # the server's clock was set: what was known before is worth nothing
+        if low > high:  # the server's clock was set: earlier samples are worthless
             low, high = server_us - answered_us, server_us - asked_us
         self._low_us, self._high_us, self._at_us = low, high, answered_us
 
@@ -100,25 +100,25 @@ def _local_us() -> float:
 
 @dataclass(frozen=True, slots=True)
 class ServerChoice:
-    """Which server: `url`, or a private one of this kind, without persistence, over loopback TCP."""
+    """The server to use: `url`, or a private one of this kind, without persistence, over loopback TCP."""
 
     url: str | None = None
     server: Kind = "valkey"
 
 
 _PLAIN: Final = {"latency-tracking": "no", "slowlog-log-slower-than": "-1"}
-"""A histogram of 30 KiB for every kind of command, and the log of slow calls, are not what a pending task costs."""
+"""Settings of a private server. Command histograms (30 KiB each) and the slow log would count as cost of tasks."""
 
 
 class Measurement(NamedTuple):
-    """Everything a stretch of work is measured by: read before and after, and subtract."""
+    """Readings for a stretch of work: read before and after, and subtract."""
 
     at_s: float
     client_us: float
     server_us: float
     """CPU seconds of the server's main thread (its bottleneck), if the server reports it."""
     server_all_us: float
-    """CPU seconds of all its threads, including those that free memory in the background."""
+    """CPU seconds of all the server's threads, including those that free memory in the background."""
     memory: int
     commands: int
 
@@ -127,19 +127,19 @@ class Measurement(NamedTuple):
 
 
 class BenchEnvironment:
-    """A server, a fresh namespace, and connections of the bench's own beside those it measures."""
+    """A server, a fresh namespace, and the bench's own connections, apart from those it measures."""
 
     def __init__(self, url: str, servers: Servers, *, private: bool, socket_url: str | None = None) -> None:
         self.url = url
         self.nearest_url = socket_url or url
-        """Of a private server its unix socket: the way on which `mainspring serve` reaches the server of its own."""
+        """The unix socket of a private server: the path on which `mainspring serve` reaches its embedded server."""
         self.namespace = f"bench-{secrets.token_hex(4)}"
         self.servers = servers
         self.private = private
         self.time = ServerTime(None if private else self._server_us)
 
     async def read(self) -> Measurement:
-        """Costs each server one INFO."""
+        """Read the counters now; this costs each server one INFO."""
         reports = [await _info(primary) for primary in self.servers.all()]
 
         def total(*names: str) -> float:
@@ -152,7 +152,7 @@ class BenchEnvironment:
             time.process_time() * 1e6,
             main_us or whole_us,
             whole_us,
-            # Buffers of connections come and go with the load; they are not what a pending task costs.
+            # Connection buffers grow and shrink with the load; they are not a cost of pending tasks.
             round(total("used_memory") - total("mem_clients_normal")),
             round(total("total_commands_processed")),
         )
@@ -174,7 +174,7 @@ async def clear_namespace(servers: Servers, namespace: str) -> None:
             [page] = await primary.pipeline([("SCAN", cursor, "MATCH", f"{{{namespace}*", "COUNT", 5000)])
             cursor, keys = _checked(page)
             if keys:
-                # One command a key: in a cluster they belong to many slots.
+                # One command per key: in a cluster the keys belong to many slots.
                 await primary.pipeline([("UNLINK", key) for key in keys])
             if cursor == b"0":
                 break
@@ -194,7 +194,7 @@ def _checked(reply: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def open_environment(where: ServerChoice) -> AsyncIterator[BenchEnvironment]:
-    """A place to measure on; nothing of it is left behind."""
+    """Open an environment to measure in; remove everything it created afterwards."""
     with contextlib.ExitStack() as stack:
         url, socket_url = where.url, None
         if url is None:
@@ -214,7 +214,7 @@ async def open_environment(where: ServerChoice) -> AsyncIterator[BenchEnvironmen
 
 @contextlib.asynccontextmanager
 async def counterpart(module: str) -> AsyncIterator[str]:
-    """Its address; the first line it prints is its port."""
+    """Run a module as a helper process and yield its address. The first line it prints is its port."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, stdin=pipe, stdout=pipe)
     assert process.stdin is not None
@@ -222,5 +222,5 @@ async def counterpart(module: str) -> AsyncIterator[str]:
     try:
         yield f"http://127.0.0.1:{int(await process.stdout.readline())}"
     finally:
-        process.stdin.close()  # its word to end
+        process.stdin.close()  # closing its standard input ends the process
         await process.wait()

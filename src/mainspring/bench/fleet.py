@@ -1,4 +1,4 @@
-"""Node processes for a bench: started, killed and stopped by it, gone with it. Run as a module, it is one of them."""
+"""Node processes that a benchmark starts, kills and stops. Run as a module, this file is one such node."""
 
 import asyncio
 import contextlib
@@ -26,11 +26,11 @@ _MODULE: Final = "mainspring.bench.fleet"
 
 
 class BenchFailed(MainspringError):
-    """What was to be measured did not happen."""
+    """The event to be measured did not happen."""
 
 
 class NodeOrder(msgspec.Struct, frozen=True):
-    """What a node process is told on its standard input."""
+    """The order that a node process reads from its standard input."""
 
     url: str
     namespace: str
@@ -47,14 +47,14 @@ class NodeProcess:
         self.process = process
 
     async def signal(self, number: signal.Signals) -> float:
-        """Send it; returns when, on the monotonic clock."""
+        """Send a signal; return the monotonic time at which it was sent."""
         at = time.monotonic()
         self.process.send_signal(number)
         return at
 
 
 class Fleet:
-    """The nodes of one namespace, and a look at who owns what."""
+    """The node processes of one namespace, and the owners of its partitions."""
 
     def __init__(self, store: Store, url: str, lease_s: float) -> None:
         self.store = store
@@ -75,11 +75,11 @@ class Fleet:
         order = NodeOrder(self._url, self.store.keys.namespace, id, self._lease_s, horizon_s)
         process.stdin.write(msgspec.json.encode(order) + b"\n")
         if await process.stdout.readline() != _READY:
-            raise BenchFailed("a node process did not start; see what it said above")
+            raise BenchFailed("a node process did not start; see its output above")
         return member
 
     async def remove(self, member: NodeProcess, number: signal.Signals) -> float:
-        """End a node; returns the seconds until others own all that it had."""
+        """End a node; return the seconds until other nodes own all of its partitions."""
         had = {p for p, owner in enumerate(await self.owners()) if owner == member.id}
         self.members.remove(member)
         at = await member.signal(number)
@@ -93,7 +93,7 @@ class Fleet:
         return [one.owner.rpartition("/")[0] for one in await members.holdings(self.store, now_ms)]
 
     async def settled(self) -> list[str]:
-        """Wait until every partition is where the plan wants it, and no node has two more than another."""
+        """Wait until every partition has an owner and no node has two more than another."""
         ids = {member.id for member in self.members}
 
         def even(owners: list[str]) -> bool:
@@ -107,7 +107,7 @@ class Fleet:
         deadline = time.monotonic() + GIVE_UP_S
         while not reached(await self.owners()):
             if time.monotonic() > deadline:
-                raise BenchFailed(f"{what} did not come about within {GIVE_UP_S:.0f} s")
+                raise BenchFailed(f"{what} did not happen within {GIVE_UP_S:.0f} s")
             await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:
@@ -145,7 +145,7 @@ async def _main() -> int:
     ended_with_parent = asyncio.create_task(asyncio.to_thread(sys.stdin.buffer.read))
     ended_with_parent.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGTERM))
     code = await Node(config, {"null": NullSink()}).run_until_signal(started=ready)
-    os._exit(code)  # the thread that waits for the parent would keep the process
+    os._exit(code)  # the thread that waits for the parent would keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The process that puts a steady load: apart from the engine, as applications are. Its order comes on stdin."""
+"""The process that puts a steady load, separate from the engine as applications are. Its order arrives on stdin."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ class LoadOrder(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """How it went. A smallest lead near zero means that the generator, not the engine, was late."""
+    """Result of the puts. A smallest lead near zero means that the generator, not the engine, was late."""
 
     min_lead_ms: int
 
@@ -52,7 +52,7 @@ async def generate(order: LoadOrder) -> LoadReport:
 
 
 async def _start_signal() -> int:
-    """Say that we are ready; the answer is the first due time."""
+    """Report that this process is ready; return the first due time, which comes as the answer."""
     sys.stdout.buffer.write(_READY)
     sys.stdout.buffer.flush()
     return int(await asyncio.to_thread(sys.stdin.readline))
@@ -99,13 +99,13 @@ async def _sorted_set(store: Store) -> PutRange:
 
 
 class Apart:
-    """The other process, seen from the one that measures."""
+    """The generator process, as the measuring process sees it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def ready(self) -> None:
-        """Until it has connected."""
+        """Wait until the generator has connected."""
         if await self._out.readline() != _READY:
             raise MainspringError(f"the generator did not start; exit code {await self._process.wait()}")
 
@@ -113,7 +113,7 @@ class Apart:
         self._in.write(b"%d\n" % first_due_ms)
 
     async def report(self) -> LoadReport:
-        """Until it has put everything."""
+        """Wait until the generator has put everything; return its report."""
         text = await self._out.read()
         if code := await self._process.wait():
             raise MainspringError(f"the generator ended with exit code {code}")
@@ -136,7 +136,7 @@ class Apart:
 
 @contextlib.asynccontextmanager
 async def apart(order: LoadOrder) -> AsyncIterator[Apart]:
-    """Start the process; it is gone afterwards."""
+    """Start the generator process; end it when the block ends."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", _MODULE, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""`bench http` and `bench e2e`: what the HTTP API takes, and batches over HTTP in, Kafka out.
+"""`bench http` and `bench e2e`: the throughput of the HTTP API, and of batches over HTTP in, Kafka out.
 
 One by one: `POST /ticks` on keep-alive connections, each answered once the tick is stored. In bulk: `/v1/tasks:batch`.
 This process is the client; nothing is due while it measures.
@@ -28,17 +28,17 @@ CONNECTIONS: Final = 64
 BATCH_CONNECTIONS: Final = 4
 BATCH: Final = 5_000
 BODIES: Final = 16
-"""Batches made beforehand and sent again and again: tasks without ids are new each time."""
+"""Number of batches made beforehand and sent repeatedly: tasks without ids are new each time."""
 
 SINGLES: Final = 256
-"""Single ticks are drawn by so many at a time: the client shares the machine with what it measures."""
+"""Ticks drawn at a time for single requests: the client shares the machine with the server it measures."""
 
 AHEAD_MS: Final = 600_000
-"""Due so long after the start, and spread over as long again."""
+"""Ticks are due this long after the start, spread over the same length of time."""
 
 
 class HttpFigures(msgspec.Struct, frozen=True):
-    """Medians over the rounds."""
+    """Throughput: medians over the rounds."""
 
     ticks_per_s: float
     bare_per_s: float
@@ -52,7 +52,7 @@ class HttpFigures(msgspec.Struct, frozen=True):
 
 
 class Timed:
-    """Requests for so many seconds."""
+    """A source of requests that ends after a number of seconds."""
 
     def __init__(self, seconds: float, make: Callable[[], Request], size: int) -> None:
         self._seconds = seconds
@@ -82,10 +82,10 @@ class Timed:
 
 
 async def http(where: ServerChoice, seconds: float, rounds: int, progress: BenchProgress) -> HttpFigures:
-    """Turn and turn about, so that what else the machine does falls on both. The first round only warms up.
+    """Measure in turns, so that other load on the machine affects all alike. The first round only warms up.
 
-    Batches come last: of the millions that they store the server writes its file anew for some seconds, on the same two
-    cores.
+    Batches come last: they store millions of tasks, and the server then rewrites its file for some seconds on the same
+    two cores.
     """
     if seconds <= 0:
         raise InvalidInput("--seconds must be more than 0")
@@ -122,7 +122,7 @@ def _single() -> Callable[[], Request]:
 
 
 def _later(ticks: Ticks, plan: DemoPlan, count: int) -> list[int]:
-    """The next ticks, but due after the measurement."""
+    """Take the next ticks, due after the measurement."""
     return [number + AHEAD_MS * plan.ids for number in ticks.take(count)]
 
 
@@ -150,7 +150,7 @@ WITHIN_MS = 2_000
 
 class E2eFigures(msgspec.Struct, frozen=True):
     tasks_per_s: float
-    """Consumed a second, while the load was steady."""
+    """Tasks consumed per second while the load was steady."""
     p50_ms: float | None
     p99_ms: float | None
     missing: int
@@ -158,7 +158,7 @@ class E2eFigures(msgspec.Struct, frozen=True):
     duplicated: int
     tasks: int
     rate: float
-    """What was asked for."""
+    """The rate that was requested."""
 
     @property
     def sound(self) -> bool:
@@ -170,7 +170,7 @@ async def e2e(
 ) -> E2eFigures:
     if rate <= 0 or seconds <= 0:
         raise InvalidInput("--rate and --seconds must be more than 0")
-    # What is posted in the first seconds comes due little by little: the load is steady from then on.
+    # Tasks posted in the first seconds come due gradually: the load is steady from then on.
     posted_s = seconds + WITHIN_MS / 1000
     plan = DemoPlan(
         within_ms=WITHIN_MS, rate=rate, seconds=posted_s, schedulers=schedulers, via="batch", named=False, lease_s=5.0
@@ -180,7 +180,7 @@ async def e2e(
     def report(second: Second) -> None:
         nonlocal count
         count += second.consumed
-        progress(f"e2e, {second.consumed:,} came in the last second", count, round(rate * posted_s))
+        progress(f"e2e, {second.consumed:,} arrived in the last second", count, round(rate * posted_s))
 
     progress("e2e, starting the parts", 0, 1)
     async with open_environment(where) as place:

@@ -1,7 +1,7 @@
-"""`bench idle`, `bench growth` and `bench sparse`: what an idle node and pending tasks cost.
+"""`bench idle`, `bench growth` and `bench sparse`: the cost of an idle node and of pending tasks.
 
-Each number of pending tasks has a private server of its own, and the servers take turns: whatever else the
-machine does meanwhile hits all numbers alike. A given server holds one number after the other.
+Each number of pending tasks has its own private server, and the servers take turns: other load on the machine affects
+all numbers alike. A server given by URL holds one number after the other.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ DAY_MS: Final = 24 * HOUR_MS
 YEAR_MS: Final = 365 * DAY_MS
 
 _STRIDE: Final = 2_654_435_761
-"""Odd and large: consecutive numbers fall all over the range."""
+"""Odd and large, so that consecutive numbers scatter over the whole range."""
 
 
 def over_a_year(now_ms: int, number: int) -> int:
@@ -39,7 +39,7 @@ _RANGES: Final = ((10 * MINUTE_MS, HOUR_MS), (HOUR_MS, DAY_MS), (DAY_MS, 30 * DA
 
 
 def mixed(now_ms: int, number: int) -> int:
-    """A quarter each within the hour, the day, the month and the year."""
+    """Return a due time: a quarter of the numbers each within the hour, the day, the month and the year."""
     low, high = _RANGES[number % 4]
     return now_ms + low + number * _STRIDE % (high - low)
 
@@ -63,7 +63,7 @@ async def add(
 
 
 SETTLE_S: Final = 2.0
-"""Taking over the partitions is work; idle begins after it."""
+"""Seconds to wait before measuring: taking over the partitions is work, and idle begins after it."""
 
 
 class Idle(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class Idle(msgspec.Struct, frozen=True):
 
 async def idle(where: ServerChoice, seconds: float, progress: BenchProgress) -> Idle:
     async with open_environment(where) as place:
-        await place.time.stop()  # its questions would be counted; nothing here needs the server's clock
+        await place.time.stop()  # its TIME calls would be counted, and nothing here needs the server's clock
         store = await Store.open(place.url, namespace=place.namespace)
         engine = Engine(store, {"null": NullSink()})
         try:
@@ -90,7 +90,7 @@ async def idle(where: ServerChoice, seconds: float, progress: BenchProgress) -> 
             before = await place.read()
             await asyncio.sleep(seconds)
             used = (await place.read()).since(before)
-            # The INFO that opens the stretch is counted by the one that ends it, on every server.
+            # The second reading counts the INFO of the first, on every server.
             commands = used.commands - len(place.servers.all())
             if engine.crashed is not None:
                 raise engine.crashed
@@ -113,7 +113,7 @@ STEPS: Final = (50_000, 500_000, 5_000_000)
 
 
 class GrowthRow(msgspec.Struct, frozen=True):
-    """Cost of putting and firing a task while so many others are pending in the same namespace."""
+    """Cost of putting and firing a task while `pending` others wait in the same namespace."""
 
     pending: int
     server_cpu_us_per_task: float
@@ -130,7 +130,7 @@ class GrowthRow(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Stand:
-    """One number of pending tasks, and what was measured there."""
+    """A number of pending tasks, and the measurements taken with it."""
 
     pending: int
     place: BenchEnvironment
@@ -193,7 +193,7 @@ class Sparse(msgspec.Struct, frozen=True):
     put_per_s: float
     put_server_us: float
     pending: int
-    """As the server counts them."""
+    """Pending tasks as the server counts them."""
 
     @property
     def sound(self) -> bool:

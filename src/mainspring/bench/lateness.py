@@ -1,4 +1,4 @@
-"""`bench lateness`: a steady load, put two seconds ahead by another process; how late does each task arrive?
+"""`bench lateness`: a steady load, put two seconds ahead by another process. How late does each task arrive?
 
 start       + lead                    + warm-up                       + seconds
 | puts ---------------------------------------------------------------|
@@ -26,11 +26,11 @@ LEAD_MS: Final = 2_000
 START_MS: Final = 100
 
 POLL_S: Final = 0.002
-"""How often the baseline looks for due tasks."""
+"""Interval at which the baseline looks for due tasks."""
 
 
 class Steady(msgspec.Struct, frozen=True):
-    """What a steady load is."""
+    """Parameters of a steady load."""
 
     rate: int
     seconds: float
@@ -65,7 +65,7 @@ class Lateness(msgspec.Struct, frozen=True):
             return None
         return (
             f"puts fell behind (only {self.put_lead_min_ms} ms ahead at worst, not {LEAD_MS}): this machine"
-            f" cannot put {self.rate:,} tasks a second beside the engine now, and lateness is not the engine's alone"
+            f" cannot put {self.rate:,} tasks a second beside the engine now, and not all lateness is the engine's"
         )
 
     @property
@@ -118,7 +118,7 @@ async def lateness(where: ServerChoice, steady: Steady, design: DesignName, prog
 async def _steady_stretch(
     place: BenchEnvironment, tally: DeliveryTally, steady: Steady, start_ms: int, design: str, progress: BenchProgress
 ) -> tuple[Measurement, int]:
-    """What was used, and how many tasks fired, between warm-up and the last put."""
+    """Measure between warm-up and the last put; return the resources used and the number of tasks fired."""
     from_ms = start_ms + round(steady.warmup_s * 1000)
     until_ms = from_ms + round(steady.seconds * 1000)
     progress(f"{design}: warming up", 0, 1)

@@ -1,4 +1,4 @@
-"""The whole life of N tasks, measured the same way for every design: what is put, and how deliveries are judged."""
+"""The whole lifecycle of N tasks, measured the same way for every design: the load, and the check of its deliveries."""
 
 import asyncio
 import time
@@ -17,17 +17,17 @@ from .environment import BenchEnvironment, Measurement, ServerTime
 TARGET: Final = "null:"
 DIGITS: Final = 10
 FROM: Final = 10 ** (DIGITS - 1)
-"""Numbers start here, so that all have the same length and payloads can be cut apart without parsing."""
+"""The first number: all numbers have the same length, so that payloads can be split without parsing."""
 
 SMALLEST_PAYLOAD: Final = DIGITS + 2
-"""The number and the quotes of a JSON string."""
+"""Bytes of the number and the quotes of a JSON string."""
 
 _STRIDE: Final = 7_919
 LANE_TASKS: Final = 10
 
 
 class Expected(Protocol):
-    """What a tally must know to judge deliveries."""
+    """The properties of a load that are needed to judge its deliveries."""
 
     @property
     def tasks(self) -> int: ...
@@ -45,7 +45,7 @@ class Expected(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the user asks for."""
+    """The load that the user asks for."""
 
     tasks: int
     payload_bytes: int = 48
@@ -58,21 +58,21 @@ class Shape:
         if not 0 < self.tasks < 9 * FROM:
             raise InvalidInput(f"--tasks is {self.tasks}; give at least 1")
         if self.payload_bytes < SMALLEST_PAYLOAD:
-            raise InvalidInput(f"--payload-bytes is {self.payload_bytes}; {SMALLEST_PAYLOAD} is the least")
+            raise InvalidInput(f"--payload-bytes is {self.payload_bytes}; give at least {SMALLEST_PAYLOAD}")
         if not 0 <= self.cancel < 1:
             raise InvalidInput(f"--cancel is {self.cancel}; give a share from 0 up to (not including) 1")
         if self.spread_s < 0.001:
             raise InvalidInput("--spread must be a millisecond or more")
 
     def starting(self, now_ms: int) -> "BenchLoad":
-        # The first due time lies behind the puts: overdue tasks are stored differently, and these are no such.
+        # The first due time is after all puts: overdue tasks are stored differently and would distort the figures.
         put_ms = self.tasks * (24 if self.ids else 6) // 1000
         return BenchLoad(self, now_ms + 500 + put_ms, max(1, round(self.spread_s * 1000)))
 
 
 @dataclass(frozen=True, slots=True)
 class BenchLoad:
-    """N tasks, due times scattered over the spread: neighbours in the put are not neighbours in time."""
+    """N tasks with due times scattered over the spread: neighbours in the put are not neighbours in time."""
 
     shape: Shape
     first_due_ms: int
@@ -96,7 +96,7 @@ class BenchLoad:
 
     @property
     def firing(self) -> int:
-        """Tasks that are left after the cancels."""
+        """Number of tasks left after the cancels."""
         return self.tasks - int(self.tasks * self.shape.cancel)
 
     def due_ms(self, number: int) -> int:
@@ -113,7 +113,7 @@ class BenchLoad:
         return payload_texts(first, last, self.payload_bytes)
 
     def stream(self) -> Iterator[Task]:
-        """The tasks, made one by one while they are put, as an application would."""
+        """Yield the tasks, made one by one during the put, as an application would."""
         first, spread = self.first_due_ms, self.spread_ms
         numbered = enumerate(self.texts(0, self.tasks))
         if not (self.shape.ids or self.shape.lanes):
@@ -148,12 +148,12 @@ class SteadyLoad:
         return False
 
     def due_before(self, until_ms: int) -> int:
-        """How many tasks are due before a time."""
+        """Return how many tasks are due before a time."""
         return min(self.tasks, max(0, -(-(until_ms - self.first_due_ms) * self.rate // 1000)))
 
 
 def payload_texts(first: int, last: int, payload_bytes: int) -> Iterator[str]:
-    """Payloads that carry their number; with the quotes of JSON they have the bytes asked for."""
+    """Return payloads that carry their number; with JSON's quotes each has `payload_bytes` bytes."""
     filler = "x" * (payload_bytes - SMALLEST_PAYLOAD)
     return (text + filler for text in map(str, range(FROM + first, FROM + last)))
 
@@ -166,7 +166,7 @@ _MOST: Final = 255
 
 
 class DeliveryTally:
-    """A sink. Payloads are kept as one block a batch, with the time they came: about 0.1 us a task."""
+    """A sink that keeps the payloads of each batch as one block with its arrival time: about 0.1 us per task."""
 
     def __init__(self, expected: int, clock: ServerTime) -> None:
         self.expected = expected
@@ -181,10 +181,10 @@ class DeliveryTally:
         return [DONE] * len(batch)
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held."""
 
     def take(self, payloads: list[bytes]) -> None:
-        # The clock first: a task counts as received when it is handed over, not when it is filed.
+        # Read the clock first: a task is received when it is handed over, not when it is recorded.
         self.batches.append((self._clock.latest_us(), b"".join(payloads)))
         self.count += len(payloads)
         if self.count >= self.expected and not self.complete.is_set():
@@ -192,7 +192,7 @@ class DeliveryTally:
             self.complete.set()
 
     async def wait(self) -> bool:
-        """Until everything came; False when nothing has come for a long time."""
+        """Wait until everything has arrived; return False when nothing has arrived for a long time."""
         seen, seen_at = -1, time.monotonic()
         while not self.complete.is_set():
             if self.count != seen:
@@ -210,19 +210,19 @@ class DeliveryTally:
 
 @dataclass(slots=True)
 class DeliveryVerdict:
-    """What the deliveries came to."""
+    """Result of judging the deliveries."""
 
     lost: int = 0
     duplicated: int = 0
     early: int = 0
     fired_after_cancel: int = 0
     misordered: int = 0
-    """Tasks of a lane that came after a later one of the same lane."""
+    """Tasks that arrived after a later task of the same lane."""
     lateness_ms: "array[float]" = field(default_factory=lambda: array("d"))
 
 
 def judge(load: Expected, batches: Sequence[tuple[int, bytes]], *, late_from_ms: int | None = None) -> DeliveryVerdict:
-    """Count every number; compare every due time. Lateness is kept of tasks due from `late_from_ms` on."""
+    """Check that each number arrived once and not early. Keep the lateness of tasks due from `late_from_ms` on."""
     verdict = DeliveryVerdict()
     counts = bytearray(load.tasks)
     lanes: dict[int, int] = {}
@@ -244,7 +244,7 @@ def judge(load: Expected, batches: Sequence[tuple[int, bytes]], *, late_from_ms:
 
 def _numbers(block: bytes, width: int) -> list[int]:
     if len(block) % width:
-        raise MainspringError("a payload came back with another length than it was put with")
+        raise MainspringError("a payload was delivered with a different length than it was put with")
     firsts = range(_AFTER_QUOTE, len(block), width)
     return [int(block[at : at + DIGITS]) - FROM for at in firsts]
 
@@ -262,28 +262,28 @@ def _count(load: Expected, counts: bytearray, verdict: DeliveryVerdict) -> None:
 
 
 BenchProgress = Callable[[str, int, int], None]
-"""Called with what is going on, how far it is and how far it goes."""
+"""Called with the current step, the amount done, and the total."""
 
 
 class Design(Protocol):
-    """One way to keep tasks on a server."""
+    """A way to keep tasks on a server."""
 
     grace_ms: int
-    """How long after the last due time firing starts, so that all of its cleaning up is part of the figures."""
+    """How long after the last due time firing starts, so that the cleaning up is part of the figures."""
 
     async def put(self, load: BenchLoad, progress: Callable[[int], None]) -> None: ...
 
     async def cancel(self) -> int:
-        """Cancel what the load put before says; return how many the server says were cancelled."""
+        """Cancel the tasks that the load marks as cancelled; return how many cancels the server confirmed."""
         ...
 
     async def fire(self, tally: DeliveryTally) -> None:
-        """Deliver all into the tally, finish and clear away; return when the server has nothing left to do."""
+        """Deliver everything into the tally, finish and clean up; return when the server has nothing left to do."""
         ...
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a life costs. Per task means per task put, also when most were cancelled."""
+    """Cost of a lifecycle. "Per task" means per task put, even if most were cancelled."""
 
     tasks: int
     put_per_s: float
@@ -303,7 +303,7 @@ class Figures(msgspec.Struct, frozen=True):
     server_all_threads_us_per_task: float
     clock_doubt_ms: float
     put_overran_ms: int
-    """How long after the first due time the last put ended; meant to be 0."""
+    """How long after the first due time the last put ended; 0 in a valid run."""
 
     @property
     def sound(self) -> bool:
@@ -346,7 +346,7 @@ async def _stages(
     progress("cancelling", 0, 1)
     cancelled = await design.cancel() if load.shape.cancel else 0
     stored = await environment.read()
-    progress("waiting until all are due", 0, 1)
+    progress("waiting until all tasks are due", 0, 1)
     await environment.time.until(load.last_due_ms + design.grace_ms)
     progress("firing", 0, 1)
     ready = await environment.read()

@@ -1,6 +1,6 @@
-"""A web server that answers 204 to everything, as fast as Python can. Run as a module it prints its port.
+"""A web server that answers 204 to everything, as fast as Python can. Run as a module, it prints its port.
 
-It ends when its standard input does: with the bench that started it, however that ends.
+It ends when its standard input closes, and so with the bench that started it, however that ends.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ _ANSWER: Final = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
 class ReceiverConnection(asyncio.Protocol):
-    """One connection."""
+    """A connection that answers each complete request."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by descent
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass of asyncio's
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)

@@ -1,4 +1,4 @@
-"""`bench schedules`: how fast schedules are added, how long a second takes in which all are due, what one costs."""
+"""`bench schedules`: the rate of adding schedules, the time to fire all in one second, and the cost of each."""
 
 import asyncio
 import random
@@ -30,18 +30,18 @@ WHOLE_HOURS: Final = ("UTC", "Europe/Paris", "America/New_York", "Asia/Tokyo")
 GIVE_UP_S: Final = 120.0
 IDLE_S: Final = 5.0
 SETTLE_S: Final = 2.0
-"""Taking over the partitions is work; idle begins after it."""
+"""Seconds to wait before measuring: taking over the partitions is work, and idle begins after it."""
 ADDS_A_SECOND: Final = 2_000
-"""What is allowed for when the moment is chosen at which all are due."""
+"""Assumed rate of adding schedules, to choose the moment at which all are due."""
 
 
 class ScheduleFigures(msgspec.Struct, frozen=True):
     schedules: int
     add_per_s: float
     burst_s: float
-    """From the second in which all are due until the last one is at its target."""
+    """From the second in which all are due until the last one reached its target."""
     burst_done_s: float
-    """Until all are marked as done, too, and the next run of each is planted."""
+    """Until all are also marked done, and the next run of each is scheduled."""
     next_us: float
     bytes_per_schedule: float
     idle_node_cpu_percent: float
@@ -49,7 +49,7 @@ class ScheduleFigures(msgspec.Struct, frozen=True):
     delivered: int
     doubled: int
     unplanted: int
-    """Schedules that are not planned for an hour later."""
+    """Schedules whose next occurrence, an hour later, is missing."""
 
     @property
     def sound(self) -> bool:
@@ -57,7 +57,7 @@ class ScheduleFigures(msgspec.Struct, frozen=True):
 
 
 class _Counter:
-    """A target that keeps count."""
+    """A target that counts the schedules it receives."""
 
     def __init__(self, expected: int) -> None:
         self._expected = expected
@@ -76,11 +76,11 @@ class _Counter:
         return [DONE] * len(batch)
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held."""
 
 
 def next_us(rounds: int = 60) -> float:
-    """The mean time to work out the next run, over many expressions, zones and instants."""
+    """Return the mean time to compute the next run, over many expressions, zones and instants."""
     recurrences = [Recurrence.parse(text, name="job", zone=zone) for text, zone in product(EXPRESSIONS, ZONES)]
     dice = random.Random(1)
     instants = [1_790_000_000_000 + dice.randrange(3 * 365 * 86_400_000) for _ in range(rounds)]
@@ -148,7 +148,7 @@ async def _measure(
         await counter.all_in.wait()
     delivered_s = counter.last_s
     while engine.deliveries.in_flight or any(one.pending_writes.dirty for one in engine.owned.values()):  # noqa: ASYNC110
-        await asyncio.sleep(0.01)  # the engine tells nobody
+        await asyncio.sleep(0.01)  # the engine has no event for this
     done_s = time.time()
     if engine.crashed is not None:
         raise engine.crashed

@@ -1,4 +1,4 @@
-"""Figures for people: tables on standard output, a progress bar on standard error."""
+"""Benchmark figures for people: tables on standard output, a progress bar on standard error."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ Cells = Mapping[str, Any]
 
 
 class MeasuringBar:
-    """Draws when it is told something, at most five times a second: a thread that redraws by itself would take
-    the interpreter from what is being measured."""
+    """A progress bar that draws only when it is called, at most five times a second: a thread that redraws by itself
+    would take the interpreter from the code being measured."""
 
     def __init__(self, *, shown: bool) -> None:
         self._progress = Progress(
@@ -50,7 +50,7 @@ class MeasuringBar:
 
 
 def side_by_side(title: str, columns: Mapping[str, Cells], more: Cells | None = None) -> Table:
-    """One row a figure, one column a design; `more` (ratios) below, in the last column."""
+    """Make a table with one row per figure and one column per design; `more` (ratios) below, in the last column."""
     table = Table(title=title, title_justify="left")
     table.add_column("figure")
     for name in columns:
@@ -76,13 +76,13 @@ def in_rows(title: str, rows: Sequence[Cells]) -> Table:
 
 
 def table_of(title: str, result: Any) -> Table:
-    """The table that suits a result: rows for a list, columns for a comparison, else one column."""
+    """Return the table that suits a result: rows for a list, columns for a comparison, otherwise one column."""
     if isinstance(result, list):
         return in_rows(title, [msgspec.structs.asdict(row) for row in result])
     cells = msgspec.structs.asdict(result)
     nested = {name: msgspec.structs.asdict(value) for name, value in cells.items() if isinstance(value, msgspec.Struct)}
     if nested:
-        # The baseline first: the ratios stand below Mainspring's own column.
+        # The baseline first: the ratios appear below Mainspring's own column.
         nested = dict(sorted(nested.items(), key=lambda item: item[0] != "baseline"))
         return side_by_side(title, nested, {name: cells[name] for name in cells if name not in nested})
     return side_by_side(title, {"value": cells})

@@ -1,4 +1,4 @@
-"""`bench sinks`: what reaches a real target through the engine, beside the same library in a plain loop."""
+"""`bench sinks`: the throughput of a real target through the engine, compared with the same library in a plain loop."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ _BODY: Final = b'{"order":42,"filler":"' + b"x" * 24 + b'"}'
 
 
 async def http(where: ServerChoice, tasks: int, rounds: int, progress: BenchProgress) -> SinkFigures:
-    """Turn and turn about, so that what else the machine does falls on both."""
+    """Measure in turns, so that other load on the machine affects both alike."""
     through: list[float] = []
     bare: list[float] = []
     lost = 0
@@ -105,7 +105,7 @@ async def _bare_requests(url: str, tasks: int) -> float:
 
 
 MORE: Final = 15
-"""So many times the tasks that other kinds are measured with: these would be over before anything is warm."""
+"""Multiple of `tasks` that Kafka gets: a smaller number would be done before anything is warm."""
 
 PARTITIONS: Final = 2
 TOPIC: Final = "bench"
@@ -114,7 +114,7 @@ _VALUE: Final = b'{"order":42,"filler":"' + b"x" * 24 + b'"}'
 
 
 async def kafka(where: ServerChoice, tasks: int, rounds: int, progress: BenchProgress) -> SinkFigures:
-    """Turn and turn about, so that what else the machine does falls on both. The first round only warms up."""
+    """Measure in turns, so that other load on the machine affects both alike. The first round only warms up."""
     tasks *= MORE
     through: list[float] = []
     bare: list[float] = []
@@ -143,11 +143,11 @@ async def _through_kafka(
 
 
 def _bare_produce(options: KafkaOptions, tasks: int) -> float:
-    """The library at its best: a queue that is never full, nothing asked of single messages, one flush at the end."""
+    """Produce with the library at its best: a queue that is never full, no callbacks, one flush at the end."""
     from confluent_kafka import Producer
 
     producer = Producer({**options.for_library(), "queue.buffering.max.messages": 2 * tasks, "log_level": 0})
-    producer.list_topics(TOPIC, timeout=30)  # connected, as the sink is when it is measured
+    producer.list_topics(TOPIC, timeout=30)  # connect first, as the sink is connected when it is measured
     began = time.perf_counter()
     _produce_all(producer, tasks)
     if producer.flush(120):
@@ -181,7 +181,7 @@ async def _broker() -> AsyncIterator[KafkaOptions]:
         raise MainspringError(KAFKA_NEEDS) from None
     if reason := missing_kafka():
         raise MainspringError(f"no Kafka broker can be started here: {reason}")
-    with broker() as made:  # with Java's quick compiler: the other one takes a core for as long as this lasts
+    with broker() as made:  # with Java's quick compiler: the other one occupies a core for the whole benchmark
         options = KafkaOptions(made.url)
         admin = AdminClient({**options.for_admin(), "log_level": 0})
         [created] = admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values()
@@ -194,25 +194,25 @@ async def _broker() -> AsyncIterator[KafkaOptions]:
 
 QUEUE: Final = "bench"
 PUT_US: Final = 30
-"""Time for the puts, a task: all are due at one moment, and none before the last is put."""
+"""Time allowed per put: all tasks are due at one moment, and no task may be due before the last is put."""
 
 STEADY_RATE: Final = 500
 WARM_UP_S: Final = 1.0
 STEADY_S: Final = 4.0
-"""Lateness is that of tasks due after the warm-up: the first of a new node and a new worker find nothing ready."""
+"""Only tasks due after the warm-up count: a new node and a new worker are slower with their first tasks."""
 JOB_PAYLOAD: Final = {"order": 42}
 
 
 class QueueFigures(msgspec.Struct, frozen=True):
-    """From due to acknowledged: all due at one moment; and how late handlers begin at a steady rate. Medians of the
-    rounds."""
+    """From due to acknowledged for tasks due at one moment, and how late handlers begin at a steady rate. Medians of
+    the rounds."""
 
     tasks: int
     tasks_per_s: float
     p50_ms: float
     p99_ms: float
     timer_p99_ms: float
-    """Of a bare timer in the same seconds: nothing can be less late on this machine."""
+    """Lateness of a bare timer in the same seconds: the least that is possible on this machine."""
     rate: int
     lost: int
 
@@ -296,7 +296,7 @@ async def _put(store: Store, handler: str, due_ms: list[int]) -> None:
 
 
 Part = Callable[[ServerChoice, int, int, BenchProgress], Awaitable[msgspec.Struct]]
-"""Where, how many tasks, how many rounds."""
+"""Takes the server, the number of tasks, the number of rounds, and the progress callback."""
 
 PARTS: Final[dict[str, Part]] = {"kafka": kafka, "http": http, "queue": queue}
 
@@ -306,5 +306,5 @@ async def sinks(
 ) -> dict[str, msgspec.Struct]:
     """Measure each kind, or only those named."""
     if unknown := set(only) - set(PARTS):
-        raise InvalidInput(f"--only {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+        raise InvalidInput(f"--only {', '.join(sorted(unknown))}: unknown; give {', '.join(PARTS)}")
     return {name: await part(where, tasks, rounds, progress) for name, part in PARTS.items() if name in (only or PARTS)}

@@ -1,6 +1,6 @@
-"""How late a bare timer is on this machine: the least lateness that anything can have that waits for its time.
+"""How late a bare timer is on this machine: the least lateness possible for any program that waits for a time.
 
-A process of its own does nothing but wait for one moment after the other, until its standard input ends.
+A separate process does nothing but wait for one moment after the other, until its standard input closes.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ _READY: Final = b"ready\n"
 
 
 class Late(msgspec.Struct):
-    """What came late, in milliseconds; filled in when the stretch is over."""
+    """Lateness of the timer in milliseconds; filled in when the block ends."""
 
     ms: list[float] = []
 
 
 @contextlib.asynccontextmanager
 async def bare_timer(rate: int) -> AsyncIterator[Late]:
-    """So many moments a second, while the block goes on."""
+    """Wait for `rate` moments per second in another process while the block runs."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", _MODULE, str(rate), stdin=pipe, stdout=pipe, limit=1 << 24
@@ -34,7 +34,7 @@ async def bare_timer(rate: int) -> AsyncIterator[Late]:
     assert process.stdout is not None
     late = Late()
     try:
-        await process.stdout.readline()  # it counts from here on
+        await process.stdout.readline()  # the process counts from here on
         yield late
     finally:
         process.stdin.close()
@@ -44,7 +44,7 @@ async def bare_timer(rate: int) -> AsyncIterator[Late]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Of values that are there, in any order."""
+    """Return a percentile of a non-empty list, in any order."""
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 

@@ -1,4 +1,4 @@
-"""The process that is notified: reads the topic from its present end on, and writes down what came and how late."""
+"""The notified process: reads the topic from its current end on and records which ticks arrived, and how late."""
 
 import gc
 import time
@@ -14,21 +14,21 @@ from .processes import Inside
 
 MOST: Final = 10_000
 FEW: Final = 100
-"""Where no more come at a time there is time to look at them."""
+"""Up to this many messages at a time there is time to parse them."""
 UNREAD: Final = 2_500_000
-"""Messages that may wait to be looked at (some 250 MB): the schedulers under load need the processor more."""
+"""Messages that may wait to be parsed (some 250 MB): the schedulers under load need the processor more."""
 WAIT_S: Final = 0.05
 GATHER_S: Final = 0.002
-"""After the first that comes: its neighbours are on their way, and to be woken for each costs more than it does."""
+"""Pause after the first message: others follow at once, and waking up for each would cost more than reading it."""
 FETCH_WAIT_MS: Final = 20
 ASK_S: Final = 30.0
 
 
 class Reader:
-    """Counts ticks and how late each came; `now_ms` by this machine's clock.
+    """Counts ticks and how late each arrived; `now_ms` by this machine's clock.
 
-    What comes is kept as it is, and looked at when little comes: on the machine that is measured this costs as
-    much as a scheduler's part of a tick.
+    Messages are kept as they are and parsed when few arrive: on the measured machine, parsing costs as much as a
+    scheduler's part of a tick.
     """
 
     def __init__(self, ids: int, came: Journal) -> None:
@@ -40,7 +40,7 @@ class Reader:
         self.foreign = 0
         self.late_ms = array("f")
         self._arrivals: list[tuple[float, int]] = []
-        """When some came together, and how many."""
+        """When messages arrived together, and how many."""
 
     @property
     def count(self) -> int:
@@ -53,7 +53,7 @@ class Reader:
             self.read_some()
 
     def read_some(self) -> bool:
-        """Look at the oldest of what has come; False when there is nothing left."""
+        """Parse the oldest unread messages; return False when none is left."""
         if not self._unread:
             return False
         now_ms, values = self._unread.popleft()
@@ -69,7 +69,7 @@ class Reader:
         return True
 
     def per_s(self, ramp_ms: float) -> float:
-        """Ticks a second, without the ramps at the start and the end; with them, where there is nothing in between."""
+        """Return ticks per second without the ramps at the start and end, or with them if nothing lies between."""
         if not self._arrivals:
             return 0.0
         first_ms, last_ms = self._arrivals[0][0], self._arrivals[-1][0]
@@ -84,14 +84,14 @@ class Reader:
 
 
 def assigned(order: ConsumerOrder) -> Consumer:
-    """Every partition from its present end on: what lies there already is not ours."""
+    """Return a consumer of every partition from its current end on: older messages do not belong to this demo."""
     consumer = Consumer(
         {
             **order.properties,
             "fetch.min.bytes": order.fetch_bytes,
             "group.id": "mainspring-demo",
             "enable.auto.commit": False,
-            "enable.auto.offset.store": False,  # nobody goes on where this one ended
+            "enable.auto.offset.store": False,  # no later consumer resumes from this one's offset
             "fetch.wait.max.ms": FETCH_WAIT_MS,
             "log_level": 0,
         }
@@ -107,16 +107,16 @@ def assigned(order: ConsumerOrder) -> Consumer:
 
 
 def arrived(consumer: Consumer) -> list[Message]:
-    """All that is there soon after something is; none after a while.
+    """Return the messages that arrive soon after the first; none after a while.
 
-    The library waits until it has as many as it is asked for, so it is asked for one, and then for the rest.
+    The library waits until it has as many as were asked for. So ask for one first, and then for the rest.
     """
     messages = consumer.consume(1, WAIT_S)
     return messages + consumer.consume(MOST, GATHER_S) if messages else messages
 
 
 def values_of(messages: list[Message]) -> list[bytes]:
-    """Without what the library tells of itself. Asked of all together: one by one it cost a fifth of a message."""
+    """Return the values without the library's own notices. Checked in bulk: one by one cost a fifth of a message."""
     values = list(map(Message.value, messages))
     if None not in values and not any(map(Message.error, messages)):
         return cast("list[bytes]", values)
@@ -134,7 +134,7 @@ def main() -> None:
         raise SystemExit(f"the topic {order.topic} cannot be read: {error}") from None
     inside.total = lambda: reader.count
     inside.ready()
-    gc.disable()  # nothing here forms circles, and every look for some passes by all that has come
+    gc.disable()  # no cycles form here, and every collection would walk over all messages kept so far
     while not inside.stopped:
         messages = arrived(consumer)
         if messages:

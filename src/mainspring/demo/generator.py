@@ -1,4 +1,4 @@
-"""The process that posts ticks: one by one or in batches over HTTP, or with the client straight to the server."""
+"""The process that posts ticks: one by one or in batches over HTTP, or with the client directly to the server."""
 
 import asyncio
 import time
@@ -32,18 +32,18 @@ _END: Final = b"\r\n\r\n"
 
 
 class NoSchedulerAnswers(MainspringError):
-    """No answer for a long time."""
+    """No scheduler has answered for a long time."""
 
 
 class Request(NamedTuple):
-    """Bytes as they go out, and what they are about."""
+    """A request as bytes, and the numbers of the ticks in it."""
 
     data: bytes
     about: tuple[int, ...]
 
 
 class RequestSource(Protocol):
-    """Where requests come from and where answers go."""
+    """Provides requests and receives the responses."""
 
     @property
     def over(self) -> bool:
@@ -51,7 +51,7 @@ class RequestSource(Protocol):
         ...
 
     def next(self) -> Request | None:
-        """The next request; None: none now."""
+        """Return the next request, or None if there is none now."""
         ...
 
     def answered(self, request: Request, status: int, body: bytes) -> None: ...
@@ -68,7 +68,7 @@ def _head(path: str, content_type: str, length: int) -> bytes:
 
 
 class ApiConnections:
-    """Some connections to some servers, dealt out in turn. A request whose answer is lost goes out again elsewhere."""
+    """Connections to several servers, assigned in turn. A request whose response is lost is sent again elsewhere."""
 
     def __init__(self, urls: Sequence[str], connections: int, source: RequestSource) -> None:
         self._places = [_place(url) for url in urls]
@@ -82,7 +82,7 @@ class ApiConnections:
         self._heard_at = 0.0
 
     async def run(self) -> None:
-        """Until the source is over and everything is answered."""
+        """Run until the source is over and everything is answered."""
         self._heard_at = time.monotonic()
         for _ in range(self._connections):
             self._connect()
@@ -149,7 +149,7 @@ class ApiConnections:
             try:
                 _, made = await loop.create_connection(lambda: _Connection(self), host, port)
             except OSError:
-                pause_s = PAUSE_S  # a scheduler that is gone: the next turn goes to another
+                pause_s = PAUSE_S  # the scheduler is gone: the next try goes to another
             else:
                 self._open.add(made)
                 self.feed(made)
@@ -157,7 +157,7 @@ class ApiConnections:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time."""
+    """A connection with at most one request in flight."""
 
     def __init__(self, api_connections: ApiConnections) -> None:
         self._api = api_connections
@@ -167,7 +167,7 @@ class _Connection(asyncio.Protocol):
         self.closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]  # uvloop's is none by descent
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transport is not a subclass of asyncio's
 
     def send(self, request: Request) -> None:
         assert self._transport is not None
@@ -211,7 +211,7 @@ def _place(url: str) -> tuple[str, int]:
 
 TAKEN: Final = (200, 202)
 BATCHES_AT_ONCE: Final = 4
-"""To one scheduler: enough to keep it busy."""
+"""Batches in flight per scheduler: enough to keep it busy."""
 
 _WHOLE: Final = (b'"failed":0', b'"complete":true')
 
@@ -222,11 +222,11 @@ class GeneratorOrder(msgspec.Struct, frozen=True):
     redis_url: str
     namespace: str
     sent: str
-    """The file for the numbers of ticks that were taken."""
+    """The file for the numbers of accepted ticks."""
 
 
 class TickLoad:
-    """Which ticks are to go out now: at the plan's pace, until its end."""
+    """The ticks to send now: at the plan's pace, until its end."""
 
     def __init__(self, plan: DemoPlan, inside: Inside) -> None:
         self._plan = plan
@@ -243,7 +243,7 @@ class TickLoad:
         return self._exhausted or enough or self._inside.stopped
 
     def take(self, most: int) -> list[int]:
-        """Up to so many; none when the pace does not allow it yet."""
+        """Return up to `most` ticks; none when the pace does not allow it yet."""
         if self.over or self._ahead:
             return []
         numbers = self._ticks.take(most)
@@ -257,7 +257,7 @@ class TickLoad:
 
 
 class Posts:
-    """The load as requests; what was taken is written down."""
+    """The load as requests; the journal records the accepted ticks."""
 
     def __init__(self, plan: DemoPlan, load: TickLoad, sent: Journal) -> None:
         self._plan = plan
@@ -269,7 +269,7 @@ class Posts:
 
     @property
     def over(self) -> bool:
-        return self._load.over or self.refused > 0  # what is refused once is so the next time
+        return self._load.over or self.refused > 0  # a refused request would be refused again
 
     def next(self) -> Request | None:
         numbers = self._load.take(self._size)
@@ -304,7 +304,7 @@ async def post(order: GeneratorOrder, inside: Inside, sent: Journal) -> dict[str
 
 
 async def put(order: GeneratorOrder, inside: Inside, sent: Journal) -> dict[str, Any]:
-    """Without the API: what an application does that has the client."""
+    """Put the ticks without the API, as an application with the client does."""
     plan = order.plan
     async with Client(order.redis_url, namespace=order.namespace) as client:
         load = TickLoad(plan, inside)

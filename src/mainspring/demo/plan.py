@@ -1,4 +1,4 @@
-"""What a demo is asked for, the ticks it sends, and the journals by which they are accounted for."""
+"""The options of a demo, the ticks it sends, and the journals that account for them."""
 
 import random
 import time
@@ -18,7 +18,7 @@ from ..model.errors import InvalidInput
 Via = Literal["http", "batch", "client"]
 
 MOST_IDS: Final = 4_000_000
-"""So that a tick's time and item fit together into 64 bits."""
+"""Limit, so that a tick's time and item fit into 64 bits."""
 
 TOPIC: Final = "ticks"
 
@@ -29,19 +29,19 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     ids: int = 1_000_000
     within_ms: int = 600_000
     rate: float | None = None
-    """Ticks a second; None is as fast as they are taken."""
+    """Ticks per second; None posts as fast as they are accepted."""
     seconds: float | None = None
-    """How long ticks are posted; None posts one for each item."""
+    """Seconds during which ticks are posted; None posts one for each item."""
     schedulers: int = 2
     via: Via = "http"
     replace: bool = False
-    """A tick of an item that has one already moves it, as `POST /ticks?replace=true` does."""
+    """A tick of an item that already has one moves it, as `POST /ticks?replace=true` does."""
     named: bool = True
-    """Ticks have ids, so that one whose answer was lost can be posted again. Only a batch can do without."""
+    """Ticks have ids, so that one whose response was lost can be posted again. Only batches work without ids."""
     connections: int = 64
-    """Of the generator, to all schedulers together."""
+    """Connections of the generator, over all schedulers."""
     batch: int = 2_000
-    """Ticks of one request, where they go in batches."""
+    """Ticks per request, if they are sent in batches."""
     lease_s: float = 2.0
 
     def __post_init__(self) -> None:
@@ -54,11 +54,11 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise InvalidInput(f"{name} is {value}; it must lie between {low} and {high}")
+                raise InvalidInput(f"{name} is {value}; give a value from {low} to {high}")
         if (self.rate is not None and self.rate <= 0) or (self.seconds is not None and self.seconds <= 0):
             raise InvalidInput("rate and seconds must be more than 0")
         if self.replace and (self.via != "http" or not self.named):
-            raise InvalidInput("replace goes with via http only")
+            raise InvalidInput("replace works only via http, with named ticks")
 
     @property
     def target(self) -> str:
@@ -67,20 +67,20 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class ConsumerOrder(msgspec.Struct, frozen=True):
     properties: dict[str, str]
-    """Of the Kafka library: how to reach the servers."""
+    """Settings of the Kafka library: how to reach the servers."""
     fetch_bytes: int
-    """Asked for at one time; fewer come after some milliseconds."""
+    """Bytes requested per fetch; smaller responses come after some milliseconds."""
     topic: str
     ids: int
     within_ms: int
-    """How far ahead of their posts ticks are due: for so long their rate rises at the start, and falls at the end."""
+    """Longest time from post to due time. The rate rises for this long at the start, and falls as long at the end."""
     came: str
-    """The file for the numbers of ticks that came."""
+    """The file for the numbers of ticks that arrived."""
 
 
 _PREFIX: Final = "user"
 _GOLDEN: Final = 0.618
-"""Of the items a stride: neighbours are then far apart in time."""
+"""Stride as a share of the items: neighbours are then far apart in time."""
 
 
 class DemoTick(msgspec.Struct, gc=False):
@@ -89,17 +89,17 @@ class DemoTick(msgspec.Struct, gc=False):
 
 
 class Ticks:
-    """What the plan asks for, one after the other, due at a random time from now on.
+    """The ticks that the plan asks for, one after the other, each due at a random time from now on.
 
-    Through all items in a mixed order: once, or again and again where time is the limit. Not any item at any time: two
-    ticks of one item in one millisecond are one tick, and the sums would not tell. Strides rather than a shuffled list:
-    the first tick must not wait for a million of them.
+    Items are visited in a mixed order: once, or repeatedly if the plan has a time limit. Items are not drawn at random,
+    because two ticks of one item in the same millisecond are one tick, which would spoil the sums. Strides make the
+    order, not a shuffled list: the first tick need not wait until a million are shuffled.
     """
 
     def __init__(self, plan: DemoPlan) -> None:
         self._random = random.Random()
         self._least_ms = min(1000, plan.within_ms // 2)
-        """Not sooner: a tick that is due while it is posted says nothing about lateness."""
+        """Least delay: a tick that is due while it is posted says nothing about lateness."""
         self._spread_ms = plan.within_ms - self._least_ms
         self._ids = ids = plan.ids
         self._stride = next(step for step in count(int(ids * _GOLDEN) or 1) if gcd(step, ids) == 1)
@@ -107,19 +107,19 @@ class Ticks:
         self._left = ids if plan.seconds is None else None
 
     def take(self, most: int) -> list[int]:
-        """The numbers of the next ticks; fewer after the last."""
+        """Return the numbers of the next ticks; fewer at the end."""
         if self._left is not None:
             most = min(most, self._left)
             self._left -= most
         end = self._at + most * self._stride
         walk, self._at = range(self._at, end, self._stride), end % self._ids
         first_ms, spread_ms, ids = time.time_ns() // 1_000_000 + self._least_ms, self._spread_ms, self._ids
-        draws = array("Q", self._random.randbytes(8 * most))  # a call for each costs more than the rest of a tick
+        draws = array("Q", self._random.randbytes(8 * most))  # a call for each would cost more than the rest
         return [(first_ms + draw % spread_ms) * ids + at % ids for draw, at in zip(draws, walk, strict=True)]
 
 
 def text_of(number: int, ids: int) -> bytes:
-    """As it is posted, and as it must reach the topic."""
+    """Return the tick as it is posted, and as it must reach the topic."""
     at_ms, item = divmod(number, ids)
     return b'{"item":"user%d","at":%d}' % (item, at_ms)
 
@@ -130,7 +130,7 @@ def id_of(number: int, ids: int) -> str:
 
 
 def lines_of(numbers: Sequence[int], ids: int, target: str, *, named: bool) -> bytes:
-    """The body of a batch. All lines are filled in at once, which costs three quarters of one after the other."""
+    """Return the body of a batch. One format call for all lines costs a quarter less than one per line."""
     times, items = [number // ids for number in numbers], [number % ids for number in numbers]
     head = target.replace("%", "%%").encode()
     line = b'{"target":"%b","at":%%d,"payload":{"item":"user%%d","at":%%d}' % head
@@ -146,7 +146,7 @@ _decode_one: Final = msgspec.json.Decoder(DemoTick).decode
 
 
 def numbers_of(values: list[bytes], ids: int) -> list[int | None]:
-    """Numbers of ticks as they came; None for what somebody else sent."""
+    """Return the numbers of received ticks; None for messages of other senders."""
     try:
         ticks: list[DemoTick | None] = list(_decode_all(b"[" + b",".join(values) + b"]"))
     except msgspec.DecodeError:
@@ -173,7 +173,7 @@ _WIDTH: Final = 8
 
 
 class Journal:
-    """Appends numbers to a file, many at one time."""
+    """A file of numbers, written many at a time."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab")
@@ -208,11 +208,11 @@ class JournalComparison:
     missing: int
     duplicated: int
     unexpected: int
-    """Came, and nobody here has sent them."""
+    """Ticks that arrived but were not sent by this demo."""
 
 
 def compare(sent: Path, came: Path, ids: int) -> JournalComparison:
-    """What was sent and did not come; what came more than once; what was never sent."""
+    """Compare the journals: ticks that did not arrive, arrived more than once, or were never sent."""
     wanted, found = _by_second(sent, ids), _by_second(came, ids)
     missing = duplicated = unexpected = 0
     for second in wanted.keys() | found.keys():

@@ -1,4 +1,4 @@
-"""One process of the demo, seen from both ends: an order goes in as a line, totals and a final report come out."""
+"""A process of the demo, seen from both ends: an order goes in as a line; totals and a final report come out."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ class Usage(msgspec.Struct, frozen=True):
     pid: int
     cpu_s: float
     memory_mb: float
-    """The most it had at one time."""
+    """Peak memory."""
 
 
 class Usages:
-    """Looks at processes from time to time, so that of one that has gone the last figures are known."""
+    """Samples processes from time to time, so that the last figures of an ended process are known."""
 
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
@@ -39,7 +39,7 @@ class Usages:
                 self._known[name] = usage
 
     def add_usage(self, name: str, usage: Usage | None) -> None:
-        """What a process has told of itself at its end."""
+        """Record the usage that a process reported when it ended."""
         if usage is not None:
             self._known[name] = Usage(name, usage.pid, usage.cpu_s, usage.memory_mb)
 
@@ -48,7 +48,7 @@ class Usages:
 
 
 def usage_of(name: str, pid: int) -> Usage | None:
-    """None for a process that is gone, and on systems without /proc."""
+    """Return the usage of a process, or None if it is gone or the system has no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -56,7 +56,7 @@ def usage_of(name: str, pid: int) -> Usage | None:
         return None
     peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
     if not peaks:
-        return None  # it has ended, and nobody has collected it yet
+        return None  # a zombie: it has ended, but its parent has not collected it yet
     ticks = int(fields[11]) + int(fields[12])  # utime and stime, counted from after the name
     return Usage(name, pid, round(ticks / os.sysconf("SC_CLK_TCK"), 2), round(peaks[0] / 1024, 1))
 
@@ -66,24 +66,24 @@ STOP: Final = b"stop\n"
 
 
 class SideFailed(MainspringError):
-    """A process of the demo ended before its time."""
+    """A process of the demo ended prematurely."""
 
 
 class ProcessMessage(msgspec.Struct, omit_defaults=True):
-    """One line from the process: it is ready; so many so far; its report."""
+    """One line from the process: it is ready, a running total, or its report."""
 
     ready: bool = False
     total: int = 0
     report: dict[str, Any] | None = None
     usage: Usage | None = None
-    """Sent with the report: a process that is gone cannot be inspected."""
+    """Sent with the report: an ended process cannot be inspected."""
 
 
 _decode: Final = msgspec.json.Decoder(ProcessMessage).decode
 
 
 class DemoProcess:
-    """The process, seen from the demo."""
+    """The process, as the demo sees it."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
@@ -101,7 +101,7 @@ class DemoProcess:
         self.check()
 
     def stop(self) -> None:
-        """Ask it to end; its report is there when `ended` is set."""
+        """Ask the process to end; its report is available when `ended` is set."""
         assert self.process.stdin is not None
         with contextlib.suppress(ConnectionError):
             self.process.stdin.write(STOP)
@@ -113,9 +113,9 @@ class DemoProcess:
         return self.report
 
     def check(self) -> None:
-        """Raise if it ended without a report."""
+        """Raise if the process ended without a report."""
         if self.ended.is_set() and self.report is None:
-            raise SideFailed(f"the {self.name} ended before its time: {last_words(self._log)}")
+            raise SideFailed(f"the {self.name} ended prematurely: {last_words(self._log)}")
 
     async def end(self) -> None:
         self._listening.cancel()
@@ -137,7 +137,7 @@ class DemoProcess:
 
 @contextlib.asynccontextmanager
 async def beside(name: str, module: str, order: msgspec.Struct, folder: Path) -> AsyncIterator[DemoProcess]:
-    """Start the process; it is gone afterwards."""
+    """Start the process; end it when the block ends."""
     log = folder / f"{name}.log"
     with log.open("wb") as said:
         process = await asyncio.create_subprocess_exec(
@@ -148,7 +148,7 @@ async def beside(name: str, module: str, order: msgspec.Struct, folder: Path) ->
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=said,
-            start_new_session=True,  # Ctrl-C is for the demo, which ends the others in order
+            start_new_session=True,  # Ctrl-C reaches only the demo, which ends the other processes in order
         )
     assert process.stdin is not None
     # On stdin and not in the arguments: URLs may hold a password.
@@ -162,14 +162,14 @@ async def beside(name: str, module: str, order: msgspec.Struct, folder: Path) ->
 
 def last_words(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return " / ".join(lines[-3:])[-600:] or "it said nothing"
+    return " / ".join(lines[-3:])[-600:] or "no output"
 
 
 # -- the child process -------------------------------------------------------------------------------------------
 
 
 class Inside:
-    """The demo, seen from the process. Ends the process when the demo is gone."""
+    """The demo, as the process sees it. Ends the process when the demo is gone."""
 
     def __init__(self) -> None:
         self.stopped = False

@@ -1,4 +1,4 @@
-"""The demo itself: starts servers and processes, reports rates every second, and adds everything up at the end."""
+"""The demo itself: starts servers and processes, reports rates every second, and reconciles the counts at the end."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ START_S: Final = 60.0
 
 
 class SchedulerProcess:
-    """One of them."""
+    """A scheduler of the demo, in its own process."""
 
     def __init__(self, name: str, url: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class SchedulerProcess:
         self.log = log
 
     async def ready(self, line: socket.socket) -> None:
-        """Until it says that it works."""
+        """Wait until the scheduler reports that it works."""
         try:
             async with asyncio.timeout(START_S):
                 word = await asyncio.get_running_loop().sock_recv(line, 1)
@@ -54,7 +54,7 @@ class SchedulerProcess:
             raise SideFailed(f"{self.name} did not start: {last_words(self.log)}")
 
     async def end(self) -> None:
-        """The clean way: what is in flight ends, partitions are handed back."""
+        """Stop the scheduler cleanly: deliveries in flight finish, and partitions are handed back."""
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
         await self.process.wait()
@@ -62,7 +62,7 @@ class SchedulerProcess:
 
 @contextlib.asynccontextmanager
 async def schedulers(count: int, config: Config, folder: Path) -> AsyncIterator[list[SchedulerProcess]]:
-    """So many, all of them ready."""
+    """Start `count` schedulers and wait until all are ready."""
     async with contextlib.AsyncExitStack() as stack:
         made = [await stack.enter_async_context(_scheduler(number, config, folder)) for number in range(1, count + 1)]
         for one, line in made:
@@ -78,7 +78,7 @@ async def _scheduler(
     log = folder / f"{name}.log"
     ours, theirs = tie()
     with ours:
-        # Both are the child's alone from then on: when it dies, connections to it are refused and not left waiting.
+        # From then on only the child has both sockets open: when it dies, connections are refused and do not hang.
         with theirs, socket.create_server(("127.0.0.1", 0), backlog=2048) as listener, log.open("wb") as output:
             port = listener.getsockname()[1]
             fds = (listener.fileno(), theirs.fileno())
@@ -99,16 +99,16 @@ async def _scheduler(
 
 
 def _environ(config: Config) -> dict[str, str]:
-    """Settings by environment, since the URL of the server may hold a password; nothing of the user's own mixes in."""
+    """Return settings as environment variables, because the URL may hold a password; leave out the user's settings."""
     rest = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name != "REDIS_URL"}
     return rest | config.to_environ()
 
 
 TOPIC_PARTITIONS: Final = 2
-"""Every one more cuts what a scheduler sends at a time into smaller requests; see docs/decisions/0022."""
+"""Few: each further partition splits what a scheduler sends into smaller requests; see docs/decisions/0022."""
 FULL_BATCHES: Final = Properties({"linger.ms": "20"})
-"""Some milliseconds for fewer and larger requests: the broker has to share two cores with everybody else, and a request
-costs it as much as a hundred messages."""
+"""Wait some milliseconds for fewer and larger requests: the broker shares two cores with all other processes, and a
+request costs it as much as a hundred messages."""
 FULL_FETCH_BYTES: Final = 262_144
 WARM_S: Final = 4.0
 WARM_TOPIC: Final = "warm-up"
@@ -117,30 +117,30 @@ ASK_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class DemoServers:
-    """None: an embedded one is started."""
+    """The servers to use; None starts an embedded one."""
 
     kafka_url: str | None = None
     redis_url: str | None = None
     in_bulk: bool = False
-    """Tens of thousands a second: larger requests, and messages pass through the broker beforehand, for a Java program
-    is slow in its first seconds."""
+    """For tens of thousands per second: larger requests, and a warm-up of the broker, because a Java program is slow in
+    its first seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoStage:
     kafka: KafkaOptions
     fetch_bytes: int
-    """The consumer waits for so many, or for some milliseconds."""
+    """Bytes for which the consumer's fetch waits, for some milliseconds at most."""
     redis_url: str
     namespace: str
     folder: Path
     pids: dict[str, int]
-    """Of what was started here."""
+    """Processes of the servers that were started here."""
 
 
 @contextlib.asynccontextmanager
 async def stage(where: DemoServers) -> AsyncIterator[DemoStage]:
-    """With a namespace of its own, so that tasks of others are safe on a server that is given."""
+    """Provide servers and a fresh namespace, so that existing tasks on a given server are safe."""
     if find_spec("confluent_kafka") is None:
         raise MainspringError(NEEDS)
     pids: dict[str, int] = {}
@@ -166,7 +166,7 @@ async def stage(where: DemoServers) -> AsyncIterator[DemoStage]:
 
 
 async def provision(options: KafkaOptions, topic: str) -> None:
-    """The topic is there before anything is posted; one that exists is taken as it is."""
+    """Create the topic before anything is posted; use an existing one as it is."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
@@ -182,7 +182,7 @@ async def provision(options: KafkaOptions, topic: str) -> None:
 
 
 def warm_up(options: KafkaOptions, seconds: float) -> None:
-    """Messages like those of tasks, written and read for a while on a topic of their own."""
+    """Write and read messages like those of tasks for a while, on a separate topic."""
     from confluent_kafka import Consumer, Producer, TopicPartition
 
     producer = Producer({**options.for_library(), "log_level": 0})
@@ -200,13 +200,13 @@ def warm_up(options: KafkaOptions, seconds: float) -> None:
 
 SECOND_S: Final = 1.0
 GIVE_UP_S: Final = 60.0
-"""Beyond the last due time, without anything going on: what has not come by then is missing."""
+"""Seconds after the last due time without progress after which ticks count as missing."""
 
 SETTLE_S: Final = 10.0
 
 
 class Second(msgspec.Struct, frozen=True):
-    """What happened in one second."""
+    """Counts of one second."""
 
     generated: int
     scheduled: int
@@ -226,12 +226,12 @@ class Reconciliation(msgspec.Struct, frozen=True):
     p50_ms: float | None
     p99_ms: float | None
     pending: int
-    """Not due yet: the demo was ended before."""
+    """Ticks that were not due yet when the demo ended."""
     refused: int
     seconds: float
-    """How long ticks were posted."""
+    """Seconds during which ticks were posted."""
     consumed_per_s: float
-    """While the rate was steady: ticks are due after they are posted, so it rises at first and falls in the end."""
+    """Ticks per second while the rate was steady. Ticks are due after their post: the rate ramps up and down."""
     processes: list[Usage]
 
     @property
@@ -240,7 +240,7 @@ class Reconciliation(msgspec.Struct, frozen=True):
 
 
 class Parts(msgspec.Struct):
-    """The running demo, for whoever watches it."""
+    """The running demo, for an observer."""
 
     schedulers: list[SchedulerProcess]
     generator: DemoProcess
@@ -261,7 +261,7 @@ class Demo:
         self._before = Second(0, 0, 0, 0)
 
     def stop(self) -> None:
-        """No more ticks, and no waiting for those that are not due yet."""
+        """Post no more ticks, and do not wait for those that are not due yet."""
         self._stopping.set()
         self._parts.generator.stop()
 
@@ -292,7 +292,7 @@ class Demo:
         return now.pending
 
     async def _wait(self) -> None:
-        """A second, which a stop cuts short; those after it are whole again."""
+        """Wait one second, or less if the demo is stopped; later waits are full seconds again."""
         ended, stopping = self._parts.generator.ended, self._stopping
         if ended.is_set() and stopping.is_set():
             await asyncio.sleep(SECOND_S)
@@ -309,8 +309,8 @@ class Demo:
                 return
 
     async def _until_consumed(self) -> dict[str, int]:
-        """What is marked done has reached the topic; the consumer may be a moment behind. Returns the books as they
-        stood before: after a stop more is fired all the time, and the consumer is not waited for again."""
+        """Wait until the consumer has read everything that is marked done; it may be a moment behind. Return the
+        counters as they were before the wait: after a stop ticks keep firing, and the consumer need not catch up."""
         counters = await self._read_counters()
         seen_at = time.monotonic()
         while self._parts.consumer.total < counters["done"] and time.monotonic() < seen_at + SETTLE_S:
@@ -321,7 +321,7 @@ class Demo:
         return counters
 
     async def _read_counters(self) -> dict[str, int]:
-        """The server's own counters, over all partitions."""
+        """Return the server's own counters, summed over all partitions."""
         names = ("accepted", "done", "cancelled", "replaced", "dead")
         groups: list[Group] = [(one.slot, [("HMGET", one.n, *names)]) for one in self._store.keys.partitions]
         total = dict.fromkeys(names, 0)
@@ -337,7 +337,7 @@ class Demo:
         found = compare(folder / "sent", folder / "came", self._plan.ids)
         missing = found.missing
         if self._plan.replace or pending:
-            # Which of several ticks of an item was the last, and which are not due yet, only the server knows.
+            # Only the server knows which tick of an item was the last, and which are not due yet.
             consumed = came["consumed"] - found.duplicated - found.unexpected
             missing = max(0, counters["accepted"] - counters["replaced"] - pending - consumed)
         return Reconciliation(
@@ -370,7 +370,7 @@ async def ticks(
     *,
     started: Callable[[Parts], None] | None = None,
 ) -> Reconciliation:
-    """Run the whole demo. `started` gets its parts once ticks are being posted."""
+    """Run the whole demo. `started` receives its parts once ticks are being posted."""
     async with stage(where) as place, _store(place) as store, _parts(plan, place) as parts:
         demo = Demo(plan, place, store, parts, report)
         _watch(demo.usages, place, parts)
@@ -386,7 +386,7 @@ async def _store(place: DemoStage) -> AsyncIterator[Store]:
     try:
         yield store
     finally:
-        if "server" not in place.pids:  # it is the user's, and not gone with the demo
+        if "server" not in place.pids:  # the user's server, which outlives the demo
             await clear_namespace(store.servers, place.namespace)
         await store.aclose()
 

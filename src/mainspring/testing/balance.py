@@ -1,7 +1,7 @@
-"""The books of a namespace: every accepted task is somewhere, and in one place only.
+"""The counters of a namespace: every accepted task is in exactly one place.
 
-Counted row by row, and apart from `store/verify/keys.py`, which counts by lengths and bitmaps: tests hold one against
-the other. This one reads everything at once and is meant for tests; on a large server use `mainspring verify`.
+Tasks are counted row by row, independently of `store/verify/keys.py`, which counts by lengths and bitmaps; tests
+compare the two. This module reads everything at once and is meant for tests; on a large server use `mainspring verify`.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ _COUNTERS = ("accepted", "queued", "done", "cancelled", "replaced", "dead", "ret
 
 
 class Balance(NamedTuple):
-    """accepted = pending + fired + queued + done + cancelled + replaced + dead, at every moment."""
+    """Counts with the invariant accepted = pending + fired + queued + done + cancelled + replaced + dead."""
 
     accepted: int = 0
     pending: int = 0
@@ -32,7 +32,7 @@ class Balance(NamedTuple):
     aside: int = 0
     """Tasks of lanes that are in queues; they count as fired."""
     places: int = 0
-    """Tasks in queues, as their places say; and as the streams hold them."""
+    """Tasks in queues, by their recorded places (`places`) and by the streams (`streamed`)."""
     streamed: int = 0
 
     @property
@@ -41,13 +41,13 @@ class Balance(NamedTuple):
 
     @property
     def missing(self) -> int:
-        """Accepted tasks that are nowhere; negative: tasks that nobody accepted."""
+        """Accepted tasks that are nowhere; negative if there are more tasks than were accepted."""
         settled = self.done + self.cancelled + self.replaced + self.dead
         return self.accepted - self.pending - self.fired - self.queued - settled
 
 
 async def balance(store: Store) -> Balance:
-    """The sum over all partitions; raises AssertionError when one of them does not add up."""
+    """Return the sum over all partitions; raise AssertionError if one of them does not add up."""
     total = Balance()
     for keys in store.keys.partitions:
         one = await partition_balance(store, keys)
@@ -57,10 +57,10 @@ async def balance(store: Store) -> Balance:
 
 
 def uneven(keys: PartitionKeys, one: Balance) -> str:
-    """What is wrong with the books of a partition, in words."""
+    """Describe what is wrong with the counters of a partition."""
     if one.missing:
         return f"partition {keys.number}: {one.missing} tasks are missing in {one}"
-    return f"partition {keys.number}: the queues do not hold what the counters say in {one}"
+    return f"partition {keys.number}: the queues do not match the counters in {one}"
 
 
 _READ = """#!lua flags=no-writes,allow-oom
@@ -79,7 +79,7 @@ return out
 
 
 async def partition_balance(store: Store, keys: PartitionKeys) -> Balance:
-    """One partition, at one moment."""
+    """Return the counts of one partition, read atomically."""
     prefix = keys.slices.removesuffix("slices")
     command: RedisCommand = ("EVAL", _READ, 4, keys.slices, keys.n, keys.queued, keys.queues, prefix, *_COUNTERS)
     [reply] = await store.run_one(keys.slot, [command])

@@ -1,4 +1,4 @@
-"""A bad road to the server: replies that get lost or come late, commands that arrive late."""
+"""A faulty network path to the server: replies that get lost or arrive late, commands that arrive late."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ Match = Callable[[Sequence[RedisCommand]], bool]
 
 
 class NetworkFaults:
-    """Everything that goes from a store to its servers, in order; and what shall go wrong next."""
+    """Every pipeline from a store to its servers, in order, and the faults that the next ones meet."""
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
@@ -26,26 +26,26 @@ class NetworkFaults:
         self._faults: list[tuple[Fault, Match]] = []
         self._held: list[tuple[Any, Sequence[RedisCommand]]] = []
         self.late = 0
-        """Replies that are on their way until `deliver_late`."""
+        """Replies that have not arrived yet; `deliver_late` delivers them."""
         self._arrive = asyncio.Event()
 
     def next(self, *faults: Fault, only: Match | None = None) -> None:
-        """What happens to the next pipelines (of those that match), one after the other."""
+        """Queue faults for the next pipelines (that match), one fault per pipeline."""
         self._faults += [(fault, only or _any) for fault in faults]
 
     async def deliver_held(self) -> None:
-        """What was held back arrives now."""
+        """Deliver the pipelines that were held back."""
         held, self._held = self._held, []
         for pipeline, commands in held:
             await pipeline(commands)
 
     def deliver_late(self) -> None:
-        """Replies that came late arrive now, and those to come at once."""
+        """Deliver the late replies now, and future ones at once."""
         self._arrive.set()
 
     @property
     def round_trips(self) -> int:
-        """The most pipelines that any one server got."""
+        """Largest number of pipelines that any one server received."""
         addresses = [address for address, _ in self.trips]
         return max((addresses.count(address) for address in set(addresses)), default=0)
 
@@ -57,7 +57,7 @@ class NetworkFaults:
         if at is None:
             return await pipeline(commands, timeout_s=timeout_s)
         fault, _ = self._faults.pop(at)
-        # A server that does not know a script refuses it, and it would be that answer which gets lost.
+        # A server that does not know a script refuses EVALSHA, and the refusal would be the reply that gets lost.
         commands = [self._scripts.in_full(one) if one[0] == "EVALSHA" else one for one in commands]
         if fault == "late reply":
             replies = await pipeline(commands, timeout_s=timeout_s)
@@ -68,7 +68,7 @@ class NetworkFaults:
             self._held.append((pipeline, commands))
         elif fault == "lose reply":
             await pipeline(commands, timeout_s=timeout_s)
-        raise Unavailable(f"a test cut the road ({fault})", sent=fault != "never sent")
+        raise Unavailable(f"a test broke the network path ({fault})", sent=fault != "never sent")
 
 
 def _any(_: Sequence[RedisCommand]) -> bool:
@@ -76,19 +76,19 @@ def _any(_: Sequence[RedisCommand]) -> bool:
 
 
 def uses(word: str) -> Match:
-    """Pipelines with this command."""
+    """Match pipelines with this command."""
     return lambda commands: any(command[0] == word for command in commands)
 
 
 def calls(script: str) -> Match:
-    """Pipelines with a call of this script."""
+    """Match pipelines with a call of this script."""
     names = {_sha(script, manual) for manual in (False, True)}
     return lambda commands: any(command[0] == "EVALSHA" and command[1] in names for command in commands)
 
 
 @contextmanager
 def bad_road(store: Store) -> Iterator[NetworkFaults]:
-    """Within the block every pipeline of the store goes over this road."""
+    """Send every pipeline of the store over a faulty network path within the block."""
     network = NetworkFaults(store.scripts)
     servers = store.servers.all()
     for primary in servers:

@@ -1,4 +1,4 @@
-"""Check the history of a run: prove that what happened was allowed to happen.
+"""Check the history of a run: prove that everything that happened was allowed.
 
     history = History("main")
     history.accepted("order-42", due_ms, at_us, lane="user-7")
@@ -7,9 +7,9 @@
     assert check(history) == []
 
 
-Times are the server's clock in microseconds: of a begin or a write the moment the server did it, of an answer to a
-caller the moment it was received. One acceptance of a task is named by its idempotency key; a reschedule or a replace
-is a new one.
+Times are the server's clock in microseconds. A begin or a write has the moment at which the server did it; an answer to
+a caller has the moment at which it was received. The idempotency key names one acceptance of a task; a reschedule or a
+replace is a new acceptance.
 """
 
 import heapq
@@ -25,7 +25,7 @@ from ..model.ids import idempotency_key
 
 FinishedAs = Literal["done", "retry", "dead"]
 UNSURE: Final = "unsure"
-"""Answer of a cancel or replace whose reply was lost: the task may have ended by it."""
+"""Answer of a cancel or replace whose reply was lost: it may have ended the task."""
 
 
 class AcceptedEvent(msgspec.Struct, frozen=True, gc=False, tag="accepted", tag_field="event", omit_defaults=True):
@@ -35,16 +35,16 @@ class AcceptedEvent(msgspec.Struct, frozen=True, gc=False, tag="accepted", tag_f
     due_ms: int
     lane: str | None = None
     sure: bool = True
-    """False: the put was never answered, so it may have happened."""
+    """False if the put was never answered, and so may or may not have happened."""
     instead: str | None = None
-    """Key of the acceptance whose place this one takes: a reschedule or a replace."""
+    """Key of the acceptance that this one replaces: a reschedule or a replace."""
     expires_ms: int | None = None
     twice: bool = False
-    """An old copy of its put may have reached the server long after the answer: no fault of an owner."""
+    """An old copy of its put may have reached the server long after the answer: not an owner's fault."""
     level: str = "server"
-    """The durability that was promised."""
+    """The promised durability."""
     asked_us: int = 0
-    """When it was asked for, if known: it took effect between then and the answer."""
+    """When the put was sent, if known: it took effect between then and the answer."""
 
 
 class BegunEvent(msgspec.Struct, frozen=True, gc=False, tag="begun", tag_field="event", omit_defaults=True):
@@ -56,13 +56,13 @@ class BegunEvent(msgspec.Struct, frozen=True, gc=False, tag="begun", tag_field="
     token: str
     node: str = ""
     sent_us: int = 0
-    """When it was handed to its target, by the node's reckoning of the server's clock; 0 where nobody looked."""
+    """When it was handed to its target, by the node's estimate of the server's clock; 0 if not recorded."""
     queued_us: int = 0
-    """Of a run of a worker: when it came into its queue. What was put later has its turn later."""
+    """For a worker's run: when the task entered its queue. Tasks that were put later have their turn later."""
 
 
 class FinishedEvent(msgspec.Struct, frozen=True, gc=False, tag="finished", tag_field="event"):
-    """With an empty token: the target has it, which says nothing of the server."""
+    """End of an attempt. An empty token: the target has the task, which says nothing about the server."""
 
     at_us: int
     task: str
@@ -82,44 +82,44 @@ class CancelledEvent(msgspec.Struct, frozen=True, gc=False, tag="cancelled", tag
 
 
 class WroteEvent(msgspec.Struct, frozen=True, gc=False, tag="wrote", tag_field="event", omit_defaults=True):
-    """A write of an owner that took effect on the server."""
+    """A write by an owner that took effect on the server."""
 
     at_us: int
     partition: int
     token: str
     what: str
     settled: int = 0
-    """Deliveries that are under way no more: finished, or waiting for their retry."""
+    """Deliveries that are no longer in flight: finished, or waiting for their retry."""
 
 
 class FaultEvent(msgspec.Struct, frozen=True, gc=False, tag="fault", tag_field="event", omit_defaults=True):
-    """Something failed from `at_us` to `until_us`: a lost reply, a killed node, a server that was away."""
+    """A failure from `at_us` to `until_us`: a lost reply, a killed node, an unavailable server."""
 
     at_us: int
     until_us: int
     what: str = ""
     node: str | None = None
-    """Whom it hit; None: everybody."""
+    """The affected node, or None for all."""
     loses: bool = False
-    """The servers forgot writes that they had answered in this time, except those confirmed by replicas."""
+    """The servers forgot writes that they had acknowledged in this time, except those confirmed by replicas."""
 
 
 class HealedEvent(msgspec.Struct, frozen=True, gc=False, tag="healed", tag_field="event"):
-    """From here on nothing is broken: whatever is due has to be delivered within this time."""
+    """From here on nothing is broken: everything due has to be delivered within this time."""
 
     at_us: int
     within_us: int
 
 
 class StallEvent(msgspec.Struct, frozen=True, gc=False, tag="stall", tag_field="event"):
-    """The recorder got no time in this span, as it measured itself: what was delivered could not be taken."""
+    """The recorder measured that it got no CPU time in this span, so it could not receive deliveries."""
 
     at_us: int
     until_us: int
 
 
 class LeftEvent(msgspec.Struct, frozen=True, gc=False, tag="left", tag_field="event"):
-    """How the store describes a task when all is over."""
+    """State of a task in the store at the end of the run."""
 
     at_us: int
     task: str
@@ -151,7 +151,7 @@ class History:
         self._lanes: dict[str, str | None] = {}
 
     def key(self, task: str, due_ms: int) -> str:
-        """The key of a task, with the lane it was accepted for."""
+        """Return the idempotency key of a task, in the lane it was accepted for."""
         return idempotency_key(self.namespace, task, due_ms, self._lanes.get(task))
 
     def accepted(self, task: str, due_ms: int, at_us: int, *, lane: str | None = None, sure: bool = True) -> None:
@@ -161,7 +161,7 @@ class History:
     def replaced(
         self, task: str, old_due_ms: int, due_ms: int, at_us: int, *, lane: str | None = None, sure: bool = True
     ) -> None:
-        """The task stands at another time, or another one has its id."""
+        """Record that the task moved to another time, or that another task took its id."""
         old, new = self.key(task, old_due_ms), self.key(task, due_ms)
         self.events.append(AcceptedEvent(at_us, task, new, due_ms, lane, sure, old))
 
@@ -195,7 +195,7 @@ class History:
         self.events.append(StallEvent(start_us, end_us))
 
     def left(self, task: str, state: str, at_us: int) -> None:
-        """The state at the end, as the store tells it."""
+        """Record the state of a task at the end, as the store reports it."""
         self.events.append(LeftEvent(at_us, task, state))
 
     # -- several processes ---------------------------------------------------------------------------------
@@ -219,11 +219,11 @@ class History:
 
 
 Clash = tuple[AcceptedEvent, str]
-"""An acceptance whose key another task has, and how to say so."""
+"""An acceptance whose key belongs to another task, and a description of the clash."""
 
 
 class Life:
-    """Everything that is known of one acceptance."""
+    """Everything known about one acceptance."""
 
     __slots__ = (
         "accepted", "again", "begins", "cancelled", "died", "done_us", "doubted", "failed_us", "retried", "superseded"
@@ -232,11 +232,11 @@ class Life:
     def __init__(self, accepted: AcceptedEvent) -> None:
         self.accepted = accepted
         self.again: list[int] = []
-        """When the same id was accepted for the same time once more, after it had ended."""
+        """When the same id was accepted again for the same time, after the task had ended."""
         self.begins: list[BegunEvent] = []
         self.retried: set[int] = set()
         self.failed_us = 0
-        """When its last attempt before it was done had failed."""
+        """When the last failed attempt before it was done failed."""
         self.done_us: int | None = None
         self.died = False
         self.cancelled: int | None = None
@@ -249,7 +249,7 @@ class Life:
 
     @property
     def ended(self) -> bool:
-        """By its delivery, by its caller, or nobody can say."""
+        """Whether the task ended by its delivery or by its caller, or may have ended."""
         return self.done_us is not None or self.doubted or self.cancelled is not None
 
 
@@ -257,7 +257,7 @@ Lives = dict[str, Life]
 
 
 def lives_of(events: list[Event]) -> tuple[Lives, list[Clash]]:
-    """By key, what became of each acceptance; and those whose key belongs to another task."""
+    """Return the life of each acceptance by key, and the acceptances whose key belongs to another task."""
     lives: Lives = {}
     found: list[Clash] = []
     for event in events:
@@ -299,7 +299,7 @@ def _add(life: Life, event: BegunEvent | FinishedEvent | CancelledEvent) -> None
 
 
 class Faults:
-    """Finds a fault in a span of time."""
+    """Finds faults in a span of time."""
 
     def __init__(self, events: list[Event]) -> None:
         self._spans: dict[str | None, list[tuple[int, int]]] = {}
@@ -311,20 +311,20 @@ class Faults:
                     _widen(self._lossy, event)
 
     def between(self, start_us: int, end_us: int, node: str = "") -> bool:
-        """Something failed for everybody, or for this node."""
+        """Return whether something failed for all nodes, or for this one."""
         return any(_overlaps(self._spans.get(whom, []), start_us, end_us) for whom in (None, node))
 
     def lossy(self, start_us: int, end_us: int) -> bool:
-        """Answers given in this time may have been forgotten."""
+        """Return whether answers given in this time may have been forgotten."""
         return _overlaps(self._lossy, start_us, end_us)
 
     def forgave(self, accepted: AcceptedEvent) -> bool:
-        """It was promised only what the server itself could give, and that was not enough."""
+        """Return whether the task was promised only the server's own durability while the server lost writes."""
         return accepted.level == "server" and self.lossy(accepted.at_us, accepted.at_us)
 
 
 class Stalls:
-    """How much of a span of time the machine gave to nobody."""
+    """The parts of a time span in which the machine gave the recorder no CPU time."""
 
     def __init__(self, stalls: Iterable[StallEvent]) -> None:
         self._spans: list[tuple[int, int]] = []
@@ -332,7 +332,7 @@ class Stalls:
             _widen(self._spans, stall)
 
     def between(self, start_us: int, end_us: int) -> int:
-        """Microseconds; what several measured at once counts once."""
+        """Return the stalled microseconds in a span; overlapping stalls count once."""
         return sum(max(0, min(end_us, last) - max(start_us, first)) for first, last in self._spans)
 
 
@@ -349,23 +349,23 @@ def _overlaps(spans: list[tuple[int, int]], start_us: int, end_us: int) -> bool:
 
 
 class _Lane:
-    """One lane as it was at a moment of the past."""
+    """A lane as it was at a moment of the past."""
 
     __slots__ = ("over", "started", "under_way", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[tuple[int, str, int]] = []
-        """Accepted and not finished, with the time of the answer: the first in turn on top."""
+        """Accepted and unfinished tasks, with the time of the answer; the next in turn on top."""
         self.over: set[str] = set()
         self.started: set[str] = set()
-        """Begun before: its next attempt, or its repeat after a fault, goes first whatever came meanwhile."""
+        """Begun before: the next attempt, or a repeat after a fault, goes first whatever was accepted since."""
         self.under_way: BegunEvent | None = None
 
     def accept(self, event: AcceptedEvent, *, first: bool, waited_for: bool) -> None:
         if event.instead is not None and event.instead != event.key:
-            self.over.add(event.instead)  # also when it is unsure: the former one may be gone
+            self.over.add(event.instead)  # also if unsure: the former task may be gone
         if not waited_for or (first and event.key in self.over):
-            return  # nobody can say that it is there; or the answer came after the end
+            return  # the lane need not wait: the put is uncertain, or its answer came after the task's end
         self.over.discard(event.key)
         # A put that is overdue when it reaches the server counts from then, which is before its answer.
         heapq.heappush(self.waiting, (max(event.due_ms, event.at_us // 1000), event.key, event.at_us))
@@ -381,7 +381,7 @@ class _Lane:
                 self.over.add(event.key)
 
     def earlier(self, due_ms: int, known_us: int) -> tuple[int, str] | None:
-        """The first of those that are due before this time and were known at that moment."""
+        """Return the first task that is due before this time and was known at that moment."""
         while self.waiting and self.waiting[0][1] in self.over:
             heapq.heappop(self.waiting)
         if not self.waiting or self.waiting[0][0] >= due_ms:
@@ -397,7 +397,7 @@ Broken = tuple[BegunEvent, str]
 def lanes_broken(
     events: Sequence[Event], first: Mapping[str, AcceptedEvent], excused: Callable[[AcceptedEvent], bool]
 ) -> Iterator[Broken]:
-    """Every begin out of turn. `first` has the first acceptance of each key; excused ones are waited for by nobody."""
+    """Yield every begin out of turn. `first` has the first acceptance of each key; excused ones hold up no lane."""
     lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
     leaving = _leaving(events)
     for event in events:
@@ -422,7 +422,7 @@ def lanes_broken(
 
 
 def _leaving(events: Sequence[Event]) -> list[tuple[int, str]]:
-    """From when on a task may be gone because its caller asked for it, the latest first."""
+    """Return from when a task may be gone because its caller asked for it, latest first."""
     asked = []
     for event in events:
         if isinstance(event, AcceptedEvent) and event.asked_us and event.instead not in (None, event.key):
@@ -438,10 +438,10 @@ def _begin(lane: _Lane, begun: BegunEvent, due_ms: int) -> Iterator[Broken]:
     lane.started.add(begun.key)
     elsewhere = other is not None and other.key != begun.key
     if again and not begun.token and (elsewhere or begun.key in lane.over):
-        # A worker that stood still goes on with what another one has ended long since, and may be broken off without a
-        # word: whether that may be is a question of repeats, and the lane is where it is.
+        # A worker that stalled may continue a task that another one ended long since, and may be interrupted without
+        # a report. Whether that is allowed is a question of repeats; it does not change the state of the lane.
         return
-    # What a former owner had under way when it went is not under way any more.
+    # Tasks that a former owner had in flight when it ended are not in flight any more.
     if other is not None and elsewhere and other.token == begun.token:
         yield begun, f"began while {other.task} of its lane was under way"
     lane.under_way = begun
@@ -458,11 +458,11 @@ class DeliveryWait(NamedTuple):
 
     accepted: AcceptedEvent
     since_us: int
-    """When it was due and known, all was healed, and neither it nor one before it in its lane had to try again."""
+    """When it was due and known, all was healed, and neither it nor a task before it in its lane had to retry."""
     spent_us: int | None
-    """Until its target had it; None: it never had."""
+    """Time until its target had the task; None if it never did."""
     stalled_us: int
-    """So much of that the machine gave to nobody, by measurement."""
+    """Part of that time in which the machine gave the recorder no CPU time, as measured."""
     within_us: int
 
     @property
@@ -475,7 +475,7 @@ class DeliveryWait(NamedTuple):
 
 
 def waits(events: list[Event], lives: Lives, faults: Faults) -> Iterator[DeliveryWait]:
-    """Of every task that had to be delivered, by the last `HealedEvent`; events in order of time."""
+    """Yield the wait of every task that had to be delivered by the last `HealedEvent`; events in order of time."""
     healed = next((event for event in reversed(events) if isinstance(event, HealedEvent)), None)
     if healed is None:
         return
@@ -493,7 +493,7 @@ def waits(events: list[Event], lives: Lives, faults: Faults) -> Iterator[Deliver
 
 
 def _failed_in_lanes(events: list[Event], lives: Lives) -> dict[str, list[int]]:
-    """By lane, when attempts failed: a failing head holds its lane until it is tried again."""
+    """Return, by lane, when attempts failed: a failing head holds its lane until it is retried."""
     failed: defaultdict[str, list[int]] = defaultdict(list)
     for event in events:
         if isinstance(event, FinishedEvent) and event.ending == "retry" and event.key in lives:
@@ -504,7 +504,7 @@ def _failed_in_lanes(events: list[Event], lives: Lives) -> dict[str, list[int]]:
 
 
 def _failed_us(life: Life, failed: dict[str, list[int]]) -> int:
-    """The last failure that it had to wait for: its own, or in its lane."""
+    """Return the last failure that the task had to wait for: its own, or one in its lane."""
     lane = life.accepted.lane
     if lane is None or life.done_us is None:
         return life.failed_us
@@ -518,7 +518,7 @@ def _awaited(life: Life) -> bool:
 
 
 def _wait(life: Life, since_us: int, within_us: int, stalls: Stalls) -> DeliveryWait:
-    """Only what stood still while it had to be delivered counts."""
+    """Return the wait; only stalls while the task had to be delivered count."""
     last_us = since_us + within_us if life.done_us is None else max(since_us, life.done_us)
     spent_us = None if life.done_us is None else last_us - since_us
     return DeliveryWait(life.accepted, since_us, spent_us, stalls.between(since_us, last_us), within_us)
@@ -539,7 +539,7 @@ class Violation(NamedTuple):
     message: str
 
 
-# At one instant: what ends comes before what begins, and what was accepted then need not be known to it.
+# At the same instant ends sort before begins, and a begin need not know of a task accepted then.
 _ORDER: Final[dict[type, int]] = {
     FinishedEvent: 0, CancelledEvent: 1, BegunEvent: 2, AcceptedEvent: 3, WroteEvent: 4,
     FaultEvent: 5, HealedEvent: 6, StallEvent: 7, LeftEvent: 8,
@@ -547,7 +547,7 @@ _ORDER: Final[dict[type, int]] = {
 
 
 def check(history: History) -> list[Violation]:
-    """Every way in which the history breaks an invariant of docs/internals/design.md; empty for a good one."""
+    """Return every violation of an invariant of the design; empty for a good history."""
     events = _in_order(history)
     lives, clashes = lives_of(events)
     found = [Violation("key", event.task, event.at_us, text) for event, text in clashes]
@@ -567,14 +567,14 @@ def check(history: History) -> list[Violation]:
 
 
 def unpromised(history: History) -> list[Violation]:
-    """Tasks that are gone, at a durability that does not protect from what happened. Reported, not hidden."""
+    """Return the tasks that are gone at a durability that does not protect from what happened: reported, not hidden."""
     events = _in_order(history)
     lives, _ = lives_of(events)
     return [lost for lost, promised in _lost(events, lives, Faults(events)) if not promised]
 
 
 def slowest(history: History) -> DeliveryWait | None:
-    """Of all that was due after healing, what took longest to be delivered; what never was comes first."""
+    """Return the slowest wait among the tasks due after healing; a task that was never delivered comes first."""
     events = _in_order(history)
     lives, _ = lives_of(events)
     return max(waits(events, lives, Faults(events)), key=lambda wait: wait.rank, default=None)
@@ -585,7 +585,7 @@ def _in_order(history: History) -> list[Event]:
 
 
 def _phantoms(events: list[Event], lives: Lives) -> Iterator[Violation]:
-    """Delivered, but nobody put it; or put by somebody, and delivered with a key of another."""
+    """Yield deliveries of tasks that were never accepted, or with the key of another task."""
     tasks = {life.accepted.task for life in lives.values()}
     for event in events:
         if not isinstance(event, BegunEvent):
@@ -609,7 +609,7 @@ def _out_of_time(life: Life) -> Iterator[Violation]:
 
 
 def _after_the_end(life: Life, faults: Faults) -> Iterator[Violation]:
-    """Begun although it was cancelled or replaced. Attempts that failed before that are in order."""
+    """Yield begins after a cancel or a replace. Attempts after earlier failures are allowed up to the answer."""
     superseded_us = life.superseded.at_us if life.superseded is not None else None
     ends: tuple[tuple[Rule, int | None], ...] = (("cancelled", life.cancelled), ("superseded", superseded_us))
     for rule, ended_us in ends:
@@ -622,12 +622,12 @@ def _after_the_end(life: Life, faults: Faults) -> Iterator[Violation]:
 
 
 def _repeats(key: str, life: Life, faults: Faults) -> Iterator[Violation]:
-    """The same attempt twice, or one after success: only where something failed in between for who had it first."""
+    """Yield an attempt made twice, or one after success, without a failure in between that affects its first holder."""
     for former, begun in zip(life.begins, life.begins[1:], strict=False):
         failed = begun.attempt > former.attempt and former.attempt in life.retried
         if failed or life.accepted.twice or life.anew_since(former.at_us):
             continue
-        # Of workers the late one may be the one that failed: it stood still before it began.
+        # Among workers the later one may have failed: it can have stalled before it began.
         failing = (former.node,) if begun.token else (former.node, begun.node)
         if not any(faults.between(former.at_us, begun.at_us, node) for node in failing):
             text = f"{key}: attempt {begun.attempt} after attempt {former.attempt} with no fault in between"
@@ -635,17 +635,17 @@ def _repeats(key: str, life: Life, faults: Faults) -> Iterator[Violation]:
 
 
 _Reign = tuple[int, str]
-"""Partition and token: one owner's time."""
+"""Partition and token: the tenure of one owner."""
 
 
 def _excess(events: list[Event], lives: Lives, faults: Faults) -> Iterator[Violation]:
-    """Of what an owner delivered, only what it had not settled on the server may be delivered again."""
+    """Yield owners of whose deliveries more were repeated than they had left unsettled on the server."""
     settled: Counter[_Reign] = Counter()
     for event in events:
         if isinstance(event, WroteEvent):
             settled[event.partition, event.token] += event.settled
     if not settled:
-        return  # nobody wrote down what the servers were told
+        return  # the writes of the servers were not recorded
     delivered: Counter[_Reign] = Counter()
     repeated: defaultdict[_Reign, list[BegunEvent]] = defaultdict(list)
     for life in lives.values():
@@ -662,7 +662,7 @@ def _excess(events: list[Event], lives: Lives, faults: Faults) -> Iterator[Viola
         in_flight = delivered[reign] - settled[reign]
         if len(again) > in_flight:
             text = (
-                f"partition {reign[0]}: {len(again)} delivered again after {reign[1]} had at most {in_flight} under way"
+                f"partition {reign[0]}: {len(again)} delivered again after {reign[1]} had at most {in_flight} in flight"
             )
             yield Violation("excess", again[-1].task, again[-1].at_us, text)
 
@@ -674,18 +674,18 @@ _SAID_DONE: Final = frozenset({"done", "finished"})
 
 
 def _lost(events: list[Event], lives: Lives, faults: Faults) -> Iterator[tuple[Violation, bool]]:
-    """What is gone, and whether it was promised not to be."""
+    """Yield the tasks that are gone, and whether their durability promised otherwise."""
     left = {event.task: event.state for event in events if isinstance(event, LeftEvent)}
-    # Where targets tell what they got, the store's word that a task is done is not enough.
+    # If targets record what they received, a task that the store calls done is not enough.
     answered = any(isinstance(event, FinishedEvent) and not event.token for event in events)
     alive = _ALIVE - _SAID_DONE if answered else _ALIVE
     lived = Counter(life.accepted.task for life in lives.values())
     for life in lives.values():
         accepted, state, next_ = life.accepted, left.get(life.accepted.task), life.superseded
-        # A move that the servers forgot leaves the task where it was.
+        # A replace that the servers forgot leaves the task where it was.
         replaced = next_ is not None and (lives[next_.key].ended or not faults.lossy(next_.at_us, next_.at_us))
         if accepted.sure and not life.ended and not replaced and state not in alive:
-            heard = "never heard of" if state not in _SAID_DONE else f"{state} for the store, but no target had it"
+            heard = "never heard of" if state not in _SAID_DONE else f"{state} in the store, but no target had it"
             text = f"due {accepted.due_ms} ms, level {accepted.level}, and {heard}"
             yield Violation("lost", accepted.task, accepted.at_us, text), not faults.forgave(accepted)
         elif life.died and state in _SAID_DONE and lived[accepted.task] == 1 and not life.again:
@@ -693,7 +693,7 @@ def _lost(events: list[Event], lives: Lives, faults: Faults) -> Iterator[tuple[V
 
 
 def _late(waited: Iterator[DeliveryWait]) -> Iterator[Violation]:
-    """Not delivered in good time although everything had been in order for long enough."""
+    """Yield tasks that were not delivered in time although everything had been working for long enough."""
     for wait in waited:
         if wait.spent_us is None or wait.spent_us > wait.allowed_us:
             how = "never" if wait.spent_us is None else f"{(wait.spent_us - wait.allowed_us) // 1000} ms too late"
@@ -702,7 +702,7 @@ def _late(waited: Iterator[DeliveryWait]) -> Iterator[Violation]:
 
 
 def _fenced(events: list[Event], faults: Faults) -> Iterator[Violation]:
-    """Epochs of the writes of a partition only grow, and one epoch is one owner."""
+    """Yield writes with an old epoch: the epochs of a partition only grow, and each epoch has one owner."""
     newest: dict[int, tuple[int, str, int]] = {}
     for event in events:
         if not isinstance(event, (BegunEvent, FinishedEvent, WroteEvent)) or not event.token:
@@ -712,13 +712,13 @@ def _fenced(events: list[Event], faults: Faults) -> Iterator[Violation]:
         if epoch > highest:
             newest[event.partition] = (epoch, event.token, event.at_us)
         elif event.token != token and event.at_us > since_us and not faults.lossy(since_us, event.at_us):
-            text = f"partition {event.partition}: a write of {event.token} while {token} has it"
+            text = f"partition {event.partition}: a write of {event.token} while {token} owns it"
             task = event.what if isinstance(event, WroteEvent) else event.task
             yield Violation("fenced", task, event.at_us, text)
 
 
 def _sent_too_late(events: list[Event]) -> Iterator[Violation]:
-    """Handed to a target by an owner after its successor had written: it did not look at its lease any more."""
+    """Yield deliveries sent by an owner after its successor had written: the owner did not check its lease."""
     since: dict[_Reign, int] = {}
     for event in events:
         if isinstance(event, (BegunEvent, WroteEvent)) and event.token:
@@ -728,7 +728,7 @@ def _sent_too_late(events: list[Event]) -> Iterator[Violation]:
             continue
         for (partition, token), since_us in since.items():
             if partition == event.partition and _epoch(token) > _epoch(event.token) and since_us < event.sent_us:
-                text = f"partition {partition}: sent under {event.token} at {event.sent_us} us, {token} had it by then"
+                text = f"partition {partition}: sent under {event.token} at {event.sent_us} us, but {token} owned it"
                 yield Violation("fenced", event.task, event.sent_us, text)
                 break
 
@@ -738,7 +738,7 @@ def _epoch(token: str) -> int:
 
 
 def _lanes(events: list[Event], lives: Lives, faults: Faults) -> Iterator[Violation]:
-    """A failing head is still the head; what the servers forgot holds up nobody."""
+    """Yield begins out of turn in a lane. A failing head is still the head; lanes need not wait for lost tasks."""
     first = {key: life.accepted for key, life in lives.items()}
     for begun, text in lanes_broken(events, first, faults.forgave):
         yield Violation("lane", begun.task, begun.at_us, text)

@@ -1,10 +1,10 @@
-"""Real Kafka brokers for tests: one or several (KRaft, no ZooKeeper), on free ports, gone after use.
+"""Real Kafka brokers for tests: one or several (KRaft, no ZooKeeper), on free ports, removed after use.
 
     with broker() as kafka:
         Config(kafka_url=kafka.url)
 
-They are started by tools/kafka/start of the source tree, which fetches them by Maven once; so they need Java and Maven.
-Every broker listens on loopback only and dies with the process that started it, even when that is killed.
+tools/kafka/start of the source tree starts the brokers and fetches them with Maven once, so they need Java and Maven.
+Every broker listens on loopback only and dies with the process that started it, even when that process is killed.
 """
 
 import base64
@@ -26,15 +26,15 @@ START: Final = Path(__file__).parents[3] / "tools" / "kafka" / "start"
 START_S: Final = 120.0
 FETCH_S: Final = 600.0
 QUICK: Final = "-XX:TieredStopAtLevel=1"
-"""For Java: up sooner, and less work in the first minute; slower in the long run."""
+"""Java option: starts sooner and works less in the first minute, but is slower in the long run."""
 
 _undertaker = Undertaker()
 
 
 def missing_kafka() -> str | None:
-    """Why no broker can be started here (a reason to skip), or None. Fetches the broker if need be."""
+    """Return why no broker can be started here (a reason to skip), or None. Fetches the broker if needed."""
     if not START.exists():
-        return "tools/kafka/start is not there: brokers are started from the source tree only"
+        return "tools/kafka/start is missing: brokers can be started from the source tree only"
     if shutil.which("java") is None:
         return "java is not on the PATH"
     prepared = subprocess.run([START, "--prepare"], capture_output=True, text=True, timeout=FETCH_S, check=False)
@@ -42,7 +42,7 @@ def missing_kafka() -> str | None:
 
 
 class Broker:
-    """One broker process, which is its cluster's controller as well."""
+    """One broker process, which is also its cluster's controller."""
 
     def __init__(self, folder: Path, port: int, jvm: str = QUICK) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class Broker:
 
     @property
     def servers(self) -> str:
-        """As other clients want it, kcat for one."""
+        """The address as other clients, such as kcat, expect it."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -66,7 +66,7 @@ class Broker:
         return self._process.pid
 
     def launch(self) -> None:
-        """Start the process; `wait_ready` tells when it answers."""
+        """Start the process without waiting; `wait_ready` waits until it answers."""
         with (self.folder / "log").open("ab") as log:
             environ = os.environ | {"KAFKA_JVM": self._jvm}
             command = [START, self.folder]
@@ -81,14 +81,14 @@ class Broker:
         self.wait_ready()
 
     def kill(self) -> None:
-        """SIGKILL: what a crash looks like."""
+        """Send SIGKILL: looks like a crash."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
+        """Send SIGSTOP: connections stay open and nothing answers."""
         os.killpg(self.pid, signal.SIGSTOP)
         wait_stopped(self.pid)
 
@@ -96,7 +96,7 @@ class Broker:
         os.killpg(self.pid, signal.SIGCONT)
 
     def wait_well(self) -> None:
-        """Until it makes topics: after a long pause its controller takes it for lost, and for a moment nobody leads."""
+        """Wait until topics can be created: after a long pause the broker may have no leader for a moment."""
         wait_until(self._makes_topics, "the Kafka broker makes topics", timeout_s=START_S)
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Broker:
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            # The group: at its start there are two, the script and what formats the folder.
+            # Kill the group: at startup it has two processes, the script and the tool that formats the folder.
             os.killpg(process.pid, number)
         try:
             process.wait(30)
@@ -122,7 +122,7 @@ class Broker:
         from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewTopic
 
-        # A new one each time: one that has heard of no controller waits long before it asks again.
+        # Use a new client each time: one that has found no controller waits long before it asks again.
         admin, name = AdminClient({"bootstrap.servers": self.servers, "log_level": 0}), f"probe-{uuid.uuid4().hex}"
         try:
             admin.create_topics([NewTopic(name, 1)], request_timeout=2)[name].result()
@@ -137,7 +137,7 @@ class Broker:
 
         if self._process is None or self._process.poll() is not None:
             log = (self.folder / "log").read_text(errors="replace")[-800:]
-            raise EmbeddedError(f"the Kafka broker ended at its start; its log ends:\n{log}")
+            raise EmbeddedError(f"the Kafka broker ended during startup; its log ends:\n{log}")
         try:
             known = AdminClient({"bootstrap.servers": self.servers, "log_level": 0}).list_topics(timeout=1)
         except KafkaException:
@@ -146,12 +146,12 @@ class Broker:
 
 
 class Brokers(Sequence[Broker]):
-    """A cluster; a list of its brokers."""
+    """A cluster, as a sequence of its brokers."""
 
     def __init__(self, members: Sequence[Broker]) -> None:
         self._members = members
 
-    def __getitem__(self, index: int) -> Broker:  # type: ignore[override]  # nobody slices a cluster
+    def __getitem__(self, index: int) -> Broker:  # type: ignore[override]  # a cluster is never sliced
         return self._members[index]
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ class Brokers(Sequence[Broker]):
 
 @contextlib.contextmanager
 def brokers(count: int, *, extra: Mapping[str, str] | None = None, jvm: str = QUICK) -> Iterator[Brokers]:
-    """A running cluster. With three, topics have three replicas of which two must be in sync."""
+    """Start a cluster. With three brokers, topics have three replicas of which two must be in sync."""
     if reason := missing_kafka():
         raise EmbeddedError(reason)
     ports = [(free_port(), free_port()) for _ in range(count)]
@@ -195,13 +195,13 @@ def brokers(count: int, *, extra: Mapping[str, str] | None = None, jvm: str = QU
 
 @contextlib.contextmanager
 def broker(*, extra: Mapping[str, str] | None = None, jvm: str = QUICK) -> Iterator[Broker]:
-    """One running broker."""
+    """Start one broker."""
     with brokers(1, extra=extra, jvm=jvm) as made:
         yield made[0]
 
 
 def _new_cluster_id() -> str:
-    """A UUID the way Kafka writes it, but never with a dash in front: its tool would take that for an option."""
+    """Return a UUID as Kafka writes it, but never with a leading dash, which Kafka's tool takes for an option."""
     return "k" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
 
 
@@ -219,15 +219,15 @@ def _settings(one: Broker, number: int, controller: int, count: int) -> dict[str
         "offsets.topic.replication.factor": str(replicas),
         "transaction.state.log.replication.factor": str(replicas),
         "transaction.state.log.min.isr": str(in_sync),
-        # A lost one of several is noticed within seconds, so that a test need not wait long for its leaders to move.
-        # One alone would only take itself for lost whenever the machine stalls.
+        # With several brokers a lost one is noticed within seconds, so that a test need not wait long for new leaders.
+        # A single broker would only take itself for lost whenever the machine stalls.
         "broker.session.timeout.ms": "3000" if count > 1 else "9000",
         "broker.heartbeat.interval.ms": "500",
         "replica.lag.time.max.ms": "6000",
         # One producer and one consumer keep few threads busy; more only wake each other.
         "num.network.threads": "1",
         "num.io.threads": "2",
-        # What an internal topic of fifty partitions costs at each start, nobody here needs.
+        # Internal topics of fifty partitions slow down each start, and no test needs them.
         "offsets.topic.num.partitions": "1",
         "transaction.state.log.num.partitions": "1",
     }

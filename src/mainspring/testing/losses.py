@@ -1,12 +1,12 @@
-"""What a failure has cost: every task that was accepted, against what was delivered and what is still there.
+"""The cost of a failure: every accepted task, compared with the deliveries and with what is still stored.
 
     handles = [await client.put("log:", n, after="1h", durability="replicas=1") for n in range(100)]
     …                                                    # a primary is lost, a replica is promoted
     print(report(await losses(client, handles)))         # lost at level replicas=1: 0 of 100
 
-A task without an id of the caller's whose slice is gone looks the same whether it was finished or forgotten. So who
-asks says which ones were delivered; of the others only what stands on the server, or ended there in another way, is
-there.
+A task without an id of the caller's whose slice is gone looks the same whether it was finished or forgotten. So the
+caller says which tasks were delivered. Any other task counts as present only if the server still has it, or it ended
+there in another way.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,7 +19,7 @@ _THERE: Final = frozenset({"pending", "fired", "cancelled", "replaced", "dead"})
 
 
 class Loss(NamedTuple):
-    """Of one level of durability: how many tasks were accepted, and which of them are gone."""
+    """Losses at one level of durability: how many tasks were accepted, and which of them are gone."""
 
     level: str
     accepted: int
@@ -30,14 +30,14 @@ class Loss(NamedTuple):
 
 
 async def losses(client: Client, accepted: Iterable[Handle], delivered: Collection[str] = ()) -> list[Loss]:
-    """By level, what became of the accepted tasks; `delivered` are the ids that reached their target."""
+    """Return the losses by level; `delivered` are the ids that reached their target."""
     by_level: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
     reached = set(delivered)
     for handle in accepted:
         lost = by_level.setdefault(handle.durability, [])
         counts[handle.durability] = counts.get(handle.durability, 0) + 1
-        # A generated id is followed by the address it was given at the put; deliveries carry it without.
+        # A generated id is followed by the address it got when it was put; deliveries carry the id without it.
         if handle.id not in reached and handle.id.partition("~")[0] not in reached:
             found = await client.get(handle.id)
             if found.state not in _THERE:
@@ -46,5 +46,5 @@ async def losses(client: Client, accepted: Iterable[Handle], delivered: Collecti
 
 
 def report(found: Iterable[Loss]) -> str:
-    """One line a level."""
+    """Return one line per level."""
     return "\n".join(map(str, found))

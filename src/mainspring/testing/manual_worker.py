@@ -1,4 +1,4 @@
-"""A worker that works when it is told to: it takes what is there, runs it to its end, and tells the server."""
+"""A worker driven by hand: it takes the waiting tasks, runs them to completion, and reports to the server."""
 
 import asyncio
 from typing import Final
@@ -28,7 +28,7 @@ class ManualWorker:
         self._worker = Worker(store, scheduler.registry, options)
 
     async def turn(self) -> bool:
-        """Run all that waits in the queues; True when there was something."""
+        """Run everything that waits in the queues; return whether there was anything."""
         worker, worked = self._worker, False
         while True:
             worker.taker.hints.add_all()
@@ -37,7 +37,7 @@ class ManualWorker:
                 return worked
             worked = True
             async with asyncio.timeout(GIVE_UP_S):
-                while worker.executor.runs:  # noqa: ASYNC110  # only the roles of the worker tell each other
+                while worker.executor.runs:  # noqa: ASYNC110  # the executor signals only the worker's own roles
                     await asyncio.sleep(0.001)
             await worker.finisher.step()
 

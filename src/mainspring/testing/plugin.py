@@ -1,11 +1,11 @@
-"""pytest fixtures: an isolated real server, a namespace of its own for every test, a scheduler to tick by hand.
+"""pytest fixtures: an isolated real server, a separate namespace for every test, a scheduler to tick by hand.
 
     async def test_an_unpaid_order_expires(mainspring_ticker):
         async with mainspring_ticker as ticker:
             await place_order(ticker.client)
             [delivery] = await ticker.advance(minutes=30)
 
-Nothing of Mainspring is imported before a test asks for one of these.
+No other module of Mainspring is imported before a test asks for one of these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def mainspring_server() -> Iterator[Server]:
-    """A server of this test run's own: on a free port, nothing kept on disk, gone at the end."""
+    """A server for this test run only: on a free port, nothing kept on disk, removed at the end."""
     from mainspring.testing.servers import standalone
 
     with standalone() as server:
@@ -39,7 +39,7 @@ def mainspring_url(mainspring_server: Server) -> str:
 
 @pytest.fixture
 def mainspring_namespace(mainspring_server: Server) -> Iterator[str]:
-    """A namespace nobody else uses; its keys are deleted after the test."""
+    """A namespace for this test only; its keys are deleted afterwards."""
     from mainspring.testing.servers import delete_namespace
 
     namespace = f"test-{uuid.uuid4().hex[:12]}"
@@ -49,7 +49,7 @@ def mainspring_namespace(mainspring_server: Server) -> Iterator[str]:
 
 @pytest.fixture
 def mainspring_clock() -> ManualClock:
-    """A clock that stands still until the test moves it."""
+    """A clock that is stopped until the test moves it."""
     from mainspring.model.clock import ManualClock
 
     return ManualClock()

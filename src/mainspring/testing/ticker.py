@@ -1,4 +1,4 @@
-"""A scheduler that is ticked by hand: time stands still until a test moves it, and nothing sleeps.
+"""A scheduler that is ticked by hand: time is stopped until a test moves it, and nothing sleeps.
 
 async with Ticker(url, namespace="test") as ticker:
     await ticker.client.put("log:", {"order": 42}, after="30m")
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from .manual_worker import ManualWorker
 
 TickedHandler = Callable[[Delivery], Outcome | Awaitable[Outcome | None] | None]
-"""Answers for one delivery; None means Done."""
+"""Returns the outcome of one delivery; None means Done."""
 
 
 class RecordingSink:
-    """Keeps every delivery in the order it came, and asks a handler how it went."""
+    """Keeps every delivery in the order of arrival, and asks a handler for its outcome."""
 
     def __init__(self) -> None:
         self.deliveries: list[Delivery] = []
@@ -47,11 +47,11 @@ class RecordingSink:
         return DONE if outcome is None else outcome
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held."""
 
 
 class Ticker:
-    """A client and an engine that share one clock. `advance` fires what comes due, at its millisecond."""
+    """A client and an engine that share one clock. `advance` fires tasks as they come due, each at its millisecond."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Ticker:
         self._options = options
         self._recorder = RecordingSink()
         self._recorder.handlers.update(handlers or {})
-        # With workers, tasks for them go to their queues, and a test takes them from there.
+        # With workers, their tasks go to the queues, and a test takes them from there.
         recorded = SCHEMES - HANDED_OFF if workers else SCHEMES
         self._sinks: dict[str, Sink] = {**dict.fromkeys(recorded, self._recorder), **(sinks or {})}
         self._open: tuple[Store, Client, Engine] | None = None
@@ -78,7 +78,7 @@ class Ticker:
         self._worker: ManualWorker | None = None
 
     def running(self, scheduler: "Scheduler") -> Self:
-        """Before it is opened: handlers and schedules of this scheduler run too, each at its time."""
+        """Run handlers and schedules of this scheduler too, each at its time. Call this before opening the ticker."""
         self._scheduler = scheduler
         for scheme in HANDED_OFF:
             self._sinks.pop(scheme, None)
@@ -131,11 +131,11 @@ class Ticker:
         return self._recorder.deliveries
 
     def answer(self, scheme: str, handler: TickedHandler) -> None:
-        """From now on this handler says how deliveries to a kind of target end."""
+        """Set the handler that decides how deliveries to a kind of target end from now on."""
         self._recorder.handlers[scheme] = handler
 
     async def turn(self) -> list[Delivery]:
-        """Fire what is due with the clock as it stands; return what was delivered."""
+        """Fire everything that is due by the stopped clock; return the deliveries."""
         before = len(self.deliveries)
         await self.engine.turn()
         while self._worker is not None and await self._worker.turn():
@@ -156,7 +156,7 @@ class Ticker:
         return self.deliveries[before:]
 
     async def _turn_until_quiet(self) -> None:
-        """What runs may put what is due at once."""
+        """Repeat turns until nothing is delivered: handlers may put tasks that are due at once."""
         came = len(self.deliveries)
         await self.turn()
         while len(self.deliveries) > came and (await self.client.list(before=self.clock.now_ms() + 1, limit=1)).tasks:
@@ -164,7 +164,7 @@ class Ticker:
             await self.turn()
 
     async def crash(self) -> None:
-        """End without a word to the server, as a killed process does; its leases run on."""
+        """End without telling the server, as a killed process does; its leases remain until they expire."""
         opened, self._open = self._open, None
         if opened is not None:
             opened[2].deliveries.cancel()

@@ -1,14 +1,14 @@
 """`bench peers`: the same load through Mainspring and through other Python task queues, one after the other.
 
-`bench` runs and measures each of them. `other_side` runs in the peers' processes and imports nothing of Mainspring,
+`bench` runs and measures each queue. `other_side` runs in the peers' processes and imports nothing of Mainspring,
 because their environment does not have it.
 
-A peer is a file with the name of its `DISTRIBUTION` and a class:
+A peer is a file that contains the name of its `DISTRIBUTION` and a class:
 
     class Peer:
         def __init__(self, url: str, note: Callable[[int], None]) -> None: ...
         def schedule(self, first: int, dues_ms: Sequence[int]) -> None:
-            "Tasks number `first` and up, the fastest way there is. Each calls `note` with its number when it runs."
+                "Schedule tasks number `first` and up the fastest way. Each calls `note` with its number when it runs."
         def consume(self) -> None:
-            "Run tasks, with the settings that suit this load best, until the process is ended."
+                "Run tasks, with the settings that suit this load best, until the process is ended."
 """

@@ -1,7 +1,7 @@
-"""arq: jobs in a sorted set by their time, coroutines on one loop.
+"""arq: jobs in a sorted set by their time, run as coroutines on one loop.
 
-Polls every 10 ms instead of 500, which is what its lateness hangs on; 100 jobs at one time, no results, no log lines.
-The producer has 50 requests under way, for a job takes it several round trips.
+Polls every 10 ms instead of every 500, because its lateness depends on that; 100 concurrent jobs, no results, no log
+lines. The producer has 50 requests in flight, because enqueueing a job takes several round trips.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """All peers in one run, one after the other; a peer that fails must not lose the rows of the others.
 
-producer  | warm-up | all, due at one moment |      | steady: so many a second, each 3 s ahead
+producer  | warm-up | all, due at one moment |      | steady: a fixed rate, each 3 s ahead
 server              ^ memory                 ^ memory
 due                                               |
 consumer                                          | starts; warm-up; all: drain | steady: lateness
@@ -31,8 +31,8 @@ from ..environment import BenchEnvironment, ServerChoice, open_environment
 from ..lifecycle import BenchProgress
 from .other_side import RUN
 
-# The Python that has the peers: this one if `mainspring[peers]` is installed, else one in the cache folder. The user's
-# own environment is never changed.
+# The Python that has the peers: this one if `mainspring[peers]` is installed, otherwise one in the cache folder. The
+# user's own environment is never changed.
 
 DISTRIBUTIONS: Final = ("arq", "celery", "dramatiq", "huey", "redis", "rq")
 PINS: Final = Path(__file__).parents[4] / "requirements" / "peers.txt"
@@ -42,11 +42,11 @@ _STAMP: Final = "complete"
 
 
 class PeersMissing(MainspringError):
-    """The peers are not installed, and could not or should not be."""
+    """The peers are not installed, and could not be, or were not allowed to be."""
 
 
 def python_at_hand() -> Path | None:
-    """The interpreter, if nothing has to be installed for it."""
+    """Return the interpreter that has the peers, or None if they have to be installed first."""
     if has_peers():
         return Path(sys.executable)
     if not PINS.exists():
@@ -56,14 +56,14 @@ def python_at_hand() -> Path | None:
 
 
 async def python_with_peers(*, install: bool) -> Path:
-    """The interpreter; makes the environment in the cache folder if need be and allowed."""
+    """Return the interpreter; make the environment in the cache folder if that is needed and allowed."""
     if (python := python_at_hand()) is not None:
         return python
     if not PINS.exists():
         raise PeersMissing(f"the peers are not installed here: {FROM_PYPI}, best in an environment of its own")
     folder = cache_folder()
     if not install:
-        raise PeersMissing(f"the peers are not installed here; this does it: {commands(folder)}")
+        raise PeersMissing(f"the peers are not installed here; this installs them: {commands(folder)}")
     with _alone(folder):
         if not (folder / _STAMP).exists():
             await _make(folder)
@@ -71,7 +71,7 @@ async def python_with_peers(*, install: bool) -> Path:
 
 
 def has_peers() -> bool:
-    """Here, in this environment."""
+    """Return whether the peers are installed in this environment."""
     for name in DISTRIBUTIONS:
         try:
             metadata.version(name)
@@ -81,20 +81,20 @@ def has_peers() -> bool:
 
 
 def cache_folder() -> Path:
-    """One for each set of pins and each Python: a change of either makes a new one."""
+    """Return the folder for this set of pins and this Python: a change of either makes a new one."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(PINS.read_bytes() + sys.version.encode()).hexdigest()
     return cache / "mainspring" / f"peers-{digest[:12]}"
 
 
 def commands(folder: Path) -> str:
-    """What `_make` does, for people."""
+    """Return the commands of `_make`, for people to run."""
     pip = f"{folder}/bin/python -m pip install --require-hashes -r {PINS}"
     return f"{sys.executable} -m venv {folder} && {pip} && touch {folder}/{_STAMP}"
 
 
 async def _make(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut short
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was cut short
     await _call(sys.executable, "-m", "venv", str(folder))
     pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     await _call(*pip, "--require-hashes", "-r", str(PINS))
@@ -113,7 +113,7 @@ async def _call(*command: str) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two benches at one moment make one environment, not half of two."""
+    """Lock the folder: two benches that start together must make one complete environment."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -121,13 +121,13 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 STALL_S: Final = 30.0
-"""So long without a run, and what is missing counts as lost. Some peers look for due tasks every few seconds only."""
+"""Seconds without a run after which missing tasks count as lost. Some peers look only every few seconds."""
 
 _POLL_S: Final = 0.25
 
 
 class RunFile:
-    """The file, seen from the bench. Its length is the counter."""
+    """The file in which the peer notes its runs, as the bench reads it. Its length is the counter."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -138,13 +138,13 @@ class RunFile:
         return self.path.stat().st_size // RUN.size
 
     async def wait(self, numbers: range, report: Callable[[int], None], *, stall_s: float = STALL_S) -> bool:
-        """Until each of these has run; False when there has been no run for a long time."""
+        """Wait until each of these numbers has run; return False when there has been no run for a long time."""
         seen, seen_at = -1, time.monotonic()
         while True:
             if (now := self.count) != seen:
                 seen, seen_at = now, time.monotonic()
                 report(now)
-                # Reading it all costs: only when so many ran as were scheduled up to the last of these.
+                # Reading the whole file is expensive: do it only when enough tasks ran to include all of these.
                 if now >= numbers.stop and self.times().keys() >= set(numbers):
                     return True
             elif time.monotonic() - seen_at > stall_s:
@@ -152,7 +152,7 @@ class RunFile:
             await asyncio.sleep(_POLL_S)
 
     def times(self) -> dict[int, list[int]]:
-        """For each number the nanoseconds at which it ran."""
+        """Return, for each number, the times in nanoseconds at which it ran."""
         found: dict[int, list[int]] = {}
         text = self.path.read_bytes()
         for number, at_ns in RUN.iter_unpack(text[: len(text) // RUN.size * RUN.size]):
@@ -162,30 +162,30 @@ class RunFile:
 
 @dataclass(frozen=True, slots=True)
 class PeerVerdict:
-    """What became of tasks whose due times are known. A task's first run counts; the others are duplicates."""
+    """Result for tasks with known due times. The first run of a task counts; further runs are duplicates."""
 
     lost: int
     duplicated: int
     early: int
     late_ms: list[float]
-    """Sorted; negative for what was early."""
+    """Sorted; negative for early runs."""
     first_ns: int
     last_ns: int
 
     @property
     def seconds(self) -> float:
-        """From the first run to the last."""
+        """Seconds from the first run to the last."""
         return (self.last_ns - self.first_ns) / 1e9
 
     def late_by(self, share: float) -> float | None:
-        """The lateness that this share of the tasks kept."""
+        """Return the lateness that this share of the tasks did not exceed."""
         if not self.late_ms:
             return None
         return round(self.late_ms[min(len(self.late_ms) - 1, int(len(self.late_ms) * share))], 2)
 
 
 def judge(times: Mapping[int, list[int]], dues_ms: Iterable[tuple[int, int]]) -> PeerVerdict:
-    """`dues_ms`: number and due time of every task that counts."""
+    """Judge the runs. `dues_ms` has the number and due time of every task that counts."""
     lost = duplicated = 0
     late_ms: list[float] = []
     began_ns: list[int] = []
@@ -209,17 +209,20 @@ LEAD_MS: Final = 3_000
 
 
 class PeerFailed(MainspringError):
-    """A peer did not do what was to be measured."""
+    """A peer did not do the work that was to be measured."""
 
 
 class Contender(msgspec.Struct, frozen=True):
-    """Who is measured: a file with a class `Peer`, the Python that runs it, and its processes."""
+    """A measured queue: a file with a class `Peer`, the Python that runs it, and its processes."""
 
     name: str
     file: Path
     python: Path
     roles: tuple[str, ...] = ("consume",)
     """Methods of the peer, each run in a process of its own beside the producer."""
+
+
+"""Methods of the peer, each run in its own process beside the producer."""
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -303,10 +306,10 @@ class PeerStage:
 
     async def _ran(self, numbers: range, what: str) -> None:
         if not await self._runs.wait(numbers, self._reporter(what)):
-            raise PeerFailed(f"only {self._runs.count} tasks ran of the first {len(numbers)}")
+            raise PeerFailed(f"only {self._runs.count} of the first {len(numbers)} tasks ran")
 
     async def _steady(self, first: int) -> list[tuple[int, int]]:
-        """Numbers and due times of the tasks that count: the load goes on until the last of them is due."""
+        """Return numbers and due times of the tasks that count. The load continues until the last of them is due."""
         rate, what = self._demand.rate, f"{self._demand.rate} a second"
         count, more = round(rate * self._demand.seconds), rate * LEAD_MS // 1000
         due_ms = _now_ms() + LEAD_MS + 100
@@ -322,7 +325,7 @@ class PeerStage:
 
 
 class PeerProcess:
-    """The other process: JSON lines there and back."""
+    """A process of the peer; orders and answers are JSON lines."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
@@ -330,7 +333,7 @@ class PeerProcess:
         self.version = ""
 
     async def start(self, url: str, runs: RunFile) -> None:
-        # Not in the arguments: the URL may hold a password.
+        # On stdin and not in the arguments: the URL may hold a password.
         self.version = (await self.ask(url=url, runs=str(runs.path)))["version"]
 
     async def ask(self, **order: Any) -> dict[str, Any]:
@@ -343,14 +346,14 @@ class PeerProcess:
         except TimeoutError:
             raise PeerFailed(f"no answer within {GIVE_UP_S:.0f} s") from None
         if not line:
-            output = self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-            raise PeerFailed(f"its process ended with {await self._process.wait()}: {output[-1][:300]}")
+            output = self._log.read_text(errors="replace").strip().splitlines() or ["no output"]
+            raise PeerFailed(f"its process ended with exit code {await self._process.wait()}: {output[-1][:300]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     async def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # the group: some start processes of their own
+            os.killpg(self._process.pid, signal.SIGKILL)  # the whole group: some peers start processes
         await self._process.wait()
 
 
@@ -386,11 +389,11 @@ OURSELVES: Final = "mainspring"
 
 _HERE: Final = Path(__file__).parent
 _SHARES: Final = {"rq": 0.25}
-"""Of the tasks, for those that would take very long with all of them."""
+"""Share of the tasks that slow peers get, because all of them would take very long."""
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`None` where nothing was measured; `error` says why."""
+    """One peer's figures: None where nothing was measured; `error` says why."""
 
     peer: str
     version: str | None = None
@@ -407,12 +410,12 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sound(self) -> bool:
-        """What others do to their tasks is theirs; ours must be right."""
+        """Whether Mainspring delivered correctly. Other queues are not judged."""
         return self.peer != OURSELVES or not (self.early or self.duplicated or self.lost or self.error)
 
 
 def server_of_choice() -> ServerChoice:
-    """Redis where it is installed, for that is what the peers are made for; else the embedded Valkey."""
+    """Return Redis where it is installed, because the peers are made for it; otherwise the embedded Valkey."""
     return ServerChoice(server="valkey" if missing("redis") else "redis")
 
 
@@ -420,11 +423,11 @@ async def peers(
     where: ServerChoice, demand: Demand, only: Sequence[str], progress: BenchProgress, *, install: bool = True
 ) -> list[PeerRow]:
     if unknown := set(only) - {OURSELVES, *PEERS}:
-        raise InvalidInput(f"--only {', '.join(sorted(unknown))}: there are {', '.join((OURSELVES, *PEERS))}")
+        raise InvalidInput(f"--only {', '.join(sorted(unknown))}: unknown; give {', '.join((OURSELVES, *PEERS))}")
     if demand.tasks < 1 or demand.rate < 1 or demand.seconds <= 0:
         raise InvalidInput("--tasks, --rate and --seconds must be more than 0")
     if where.url is not None:
-        raise InvalidInput("peers are measured on private servers only: their keys could be mixed up with others'")
+        raise InvalidInput("peers are measured on private servers only: their keys could collide with existing ones")
     return [
         await _row(name, where, demand, progress, install=install)
         for name in (OURSELVES, *PEERS)
@@ -445,7 +448,7 @@ async def _contender(name: str, progress: BenchProgress, *, install: bool) -> Co
     file = _HERE / f"{name}.py"
     if name == OURSELVES:
         return Contender(name, file, Path(sys.executable), ("node", "consume"))
-    progress(f"{name}: looking for its library, installing it if need be", 0, 1)
+    progress(f"{name}: looking for its library, installing it if needed", 0, 1)
     return Contender(name, file, await python_with_peers(install=install))
 
 

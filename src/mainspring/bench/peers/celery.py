@@ -1,11 +1,11 @@
 """Celery: tasks with an eta. Its worker fetches them at once and keeps them in memory until they are due.
 
-Threads rather than processes: for tasks that do next to nothing they are its fastest pool. No results, no gossip, no
-mingling, no heartbeats, no remote control; the producer keeps one connection. No limit of what is fetched ahead: with
-one, fetching delayed tasks crawls.
+The pool uses threads, not processes: for tasks that do next to nothing it is the fastest. No results, gossip, mingling,
+heartbeats or remote control; the producer keeps one connection. The prefetch is unlimited: with a limit, fetching
+delayed tasks is very slow.
 
-Its loop fires ten delayed tasks a turn, and turns once a second when nothing else happens: thousands that are due at
-one moment while no others come in take minutes. The bench shows it at its better: a worker that comes to a backlog, and
+Its loop fires ten delayed tasks per turn, and turns once a second when nothing else happens: thousands of tasks due at
+one moment take minutes if no others arrive. The bench shows its better cases: a worker that starts with a backlog, and
 a steady load.
 """
 

@@ -1,7 +1,7 @@
-"""Dramatiq: messages with a delay lie in a queue of their own; the worker holds some thousands of them in memory.
+"""Dramatiq: delayed messages are in a separate queue; the worker holds some thousands of them in memory.
 
-Eight threads, its default; they look again after 10 ms instead of 1,000 when the queue was empty, which is what its
-lateness hangs on.
+Eight threads, its default; they poll an empty queue every 10 ms instead of every 1,000, because its lateness depends on
+that.
 """
 
 import threading
@@ -24,7 +24,7 @@ class Peer:
 
     def schedule(self, first: int, dues_ms: Sequence[int]) -> None:
         for number, due_ms in enumerate(dues_ms, first):
-            # Rounded up: its delays are whole milliseconds, counted from now.
+            # Rounded up: Dramatiq's delays are whole milliseconds, counted from now.
             delay_ms = max(0, int(due_ms - time.time() * 1000) + 1)
             self._broker.enqueue(self._actor.message(number), delay=delay_ms)
 

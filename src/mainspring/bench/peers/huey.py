@@ -1,4 +1,4 @@
-"""Huey: tasks in a sorted set by their time; a scheduler thread moves what is due every second, its shortest interval.
+"""Huey: tasks in a sorted set by time; a scheduler thread moves due tasks every second, its shortest interval.
 
 Eight threads on a blocking pop, no results, no periodic tasks.
 """

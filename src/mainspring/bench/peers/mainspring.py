@@ -1,4 +1,4 @@
-"""Mainspring: a node process that hands over what is due, and a worker process that runs it."""
+"""Mainspring: a node process that hands over due tasks, and a worker process that runs them."""
 
 import asyncio
 from collections.abc import Callable, Sequence

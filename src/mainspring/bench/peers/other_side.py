@@ -1,10 +1,10 @@
-"""The other side of `bench peers`: one process that schedules with a peer's library, or one that runs its tasks.
+"""The other side of `bench peers`: a process that schedules with a peer's library, or runs its tasks.
 
     python -P other_side.py <file of the peer> <role>
 
-It imports nothing of Mainspring, and the folder of this file must not be on the import path (hence -P): there lie files
-with the names of the libraries. The first line on standard input is a JSON object with `url` and `runs`; the answers on
-standard output are JSON lines. When standard input ends, so does the process, with all that it started.
+This file imports nothing of Mainspring. Its folder must not be on the import path (hence -P), because files in it have
+the names of the libraries. The first line on standard input is a JSON object with `url` and `runs`; answers on standard
+output are JSON lines. When standard input closes, the process ends, with everything it started.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, Final
 
 RUN: Final = struct.Struct("<qq")
-"""What one run leaves behind: its number, and when it began (nanoseconds of the epoch)."""
+"""Record of one run: its number, and when it began (nanoseconds since the epoch)."""
 
 TICK_S: Final = 0.01
 
@@ -38,12 +38,12 @@ def main() -> None:
         produce(peer)
     else:
         threading.Thread(target=end_with_the_bench, daemon=True).start()
-        os.dup2(2, 1)  # nobody reads what libraries print from now on: a full pipe would hold them up
+        os.dup2(2, 1)  # discard the libraries' output: the bench reads none, and a full pipe would block them
         getattr(peer, role)()
 
 
 def load(path: Path) -> ModuleType:
-    """By its file, under a name that hides no library: some peers find functions again by the module's name."""
+    """Load a peer by its file, under a name that hides no library: some peers look up functions by module name."""
     name = f"peer_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -55,7 +55,7 @@ def load(path: Path) -> ModuleType:
 
 
 def noting(path: str) -> Note:
-    """One small write a run: whole also with several threads or processes, and nothing is lost when they are killed."""
+    """Return a function that notes a run in one small write, whole even with several processes or when killed."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def note(number: int) -> None:
@@ -78,7 +78,7 @@ def at_once(peer: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def steady(peer: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """So many a second, each scheduled `lead_ms` before it is due, or as soon as the library can."""
+    """Schedule at a fixed rate, each task `lead_ms` before it is due, or as soon as the library can."""
     due_ms, lead_ms, rate, tasks = order["due_ms"], order["lead_ms"], order["rate"], order["tasks"]
     done, least_ms = 0, lead_ms
     while done < tasks:
@@ -94,10 +94,10 @@ def steady(peer: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def end_with_the_bench() -> None:
-    # Not by sys.stdin: a forked child closes that, and would wait for ever for whoever reads from it.
+    # Read the descriptor, not sys.stdin: a forked child closes sys.stdin and would wait for its reader's lock for ever.
     while os.read(0, 1):
         pass
-    os.killpg(os.getpgrp(), 9)  # the bench gave this process a group of its own
+    os.killpg(os.getpgrp(), 9)  # the bench started this process as the leader of its own group
 
 
 def say(words: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""RQ: jobs in a registry by their time (whole seconds); a scheduler process moves what is due every second.
+"""RQ: jobs in a registry by time (whole seconds); a scheduler process moves due jobs every second.
 
-The worker runs jobs in its own process (a fork a job costs several times as much), keeps no results, and the producer
-sends them in pipelines.
+The worker runs jobs in its own process (a fork per job costs several times as much) and keeps no results. The producer
+sends jobs in pipelines.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _notes: list[Callable[[int], None]] = []
 
 
 def run(number: int) -> None:
-    """Found by its name: a job says which function it is in words."""
+    """Run a task. A module-level function, because a job names its function by import path."""
     _notes[-1](number)
 
 
